@@ -1,0 +1,30 @@
+# Everything a developer or CI runs. A fresh machine needs Python 3.11, make and a C compiler.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test lint protos bench
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/orca demo
+
+test: $(STAMP)
+	$(BIN)/pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+protos: $(STAMP)
+	$(BIN)/python protos/generate.py
+
+bench: $(STAMP)
+	$(BIN)/python -m orca_lab.control_plane

@@ -1,0 +1,244 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class HelloRequest(_message.Message):
+    __slots__ = ("protocol", "engine", "term")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    engine: str
+    term: int
+    def __init__(self, protocol: _Optional[int] = ..., engine: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
+
+class HelloResponse(_message.Message):
+    __slots__ = ("protocol", "incarnation", "host", "pid", "epoch", "iteration", "slots", "rows", "model_digest", "max_positions", "vocab_size")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MAX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    incarnation: str
+    host: str
+    pid: int
+    epoch: int
+    iteration: int
+    slots: int
+    rows: _containers.RepeatedCompositeFieldContainer[HeldRow]
+    model_digest: str
+    max_positions: int
+    vocab_size: int
+    def __init__(self, protocol: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., epoch: _Optional[int] = ..., iteration: _Optional[int] = ..., slots: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[HeldRow, _Mapping]]] = ..., model_digest: _Optional[str] = ..., max_positions: _Optional[int] = ..., vocab_size: _Optional[int] = ...) -> None: ...
+
+class HeldRow(_message.Message):
+    __slots__ = ("row", "claim", "length")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    claim: int
+    length: int
+    def __init__(self, row: _Optional[int] = ..., claim: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class FormRequest(_message.Message):
+    __slots__ = ("term", "epoch", "tensor_parallel", "pipeline_parallel", "stage", "tensor_rank", "block_size", "max_batch_size")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_RANK_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    epoch: int
+    tensor_parallel: int
+    pipeline_parallel: int
+    stage: int
+    tensor_rank: int
+    block_size: int
+    max_batch_size: int
+    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., block_size: _Optional[int] = ..., max_batch_size: _Optional[int] = ...) -> None: ...
+
+class FormResponse(_message.Message):
+    __slots__ = ("slots", "free_bytes", "slot_bytes")
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    slots: int
+    free_bytes: int
+    slot_bytes: int
+    def __init__(self, slots: _Optional[int] = ..., free_bytes: _Optional[int] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
+
+class AllocateRequest(_message.Message):
+    __slots__ = ("term", "epoch", "slots")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    epoch: int
+    slots: int
+    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., slots: _Optional[int] = ...) -> None: ...
+
+class AllocateResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ControlMessage(_message.Message):
+    __slots__ = ("iteration", "beat")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    iteration: Iteration
+    beat: Beat
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+
+class Iteration(_message.Message):
+    __slots__ = ("term", "epoch", "number", "free_rows", "initiations", "increment_rows", "increment_positions", "increment_tokens", "trace")
+    class TraceEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FREE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    INITIATIONS_FIELD_NUMBER: _ClassVar[int]
+    INCREMENT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    INCREMENT_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    INCREMENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    epoch: int
+    number: int
+    free_rows: _containers.RepeatedScalarFieldContainer[int]
+    initiations: _containers.RepeatedCompositeFieldContainer[Initiation]
+    increment_rows: _containers.RepeatedScalarFieldContainer[int]
+    increment_positions: _containers.RepeatedScalarFieldContainer[int]
+    increment_tokens: _containers.RepeatedScalarFieldContainer[int]
+    trace: _containers.ScalarMap[str, str]
+    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., free_rows: _Optional[_Iterable[int]] = ..., initiations: _Optional[_Iterable[_Union[Initiation, _Mapping]]] = ..., increment_rows: _Optional[_Iterable[int]] = ..., increment_positions: _Optional[_Iterable[int]] = ..., increment_tokens: _Optional[_Iterable[int]] = ..., trace: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Initiation(_message.Message):
+    __slots__ = ("row", "claim", "token_ids", "generated", "blocks", "temperature", "top_k", "top_p", "seed", "logprobs")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    claim: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    generated: int
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    logprobs: bool
+    def __init__(self, row: _Optional[int] = ..., claim: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., logprobs: _Optional[bool] = ...) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("iteration", "beat")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    iteration: IterationReport
+    beat: Beat
+    def __init__(self, iteration: _Optional[_Union[IterationReport, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+
+class IterationReport(_message.Message):
+    __slots__ = ("epoch", "number", "token_ids", "logprobs", "times", "error")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    number: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    times: StageTimes
+    error: str
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class StageTimes(_message.Message):
+    __slots__ = ("received", "started", "computed", "sent", "stage", "tensor_rank")
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_RANK_FIELD_NUMBER: _ClassVar[int]
+    received: int
+    started: int
+    computed: int
+    sent: int
+    stage: int
+    tensor_rank: int
+    def __init__(self, received: _Optional[int] = ..., started: _Optional[int] = ..., computed: _Optional[int] = ..., sent: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_rank: _Optional[int] = ...) -> None: ...
+
+class Beat(_message.Message):
+    __slots__ = ("number", "iteration")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    iteration: int
+    def __init__(self, number: _Optional[int] = ..., iteration: _Optional[int] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RankTable(_message.Message):
+    __slots__ = ("ranks",)
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedCompositeFieldContainer[RankEntry]
+    def __init__(self, ranks: _Optional[_Iterable[_Union[RankEntry, _Mapping]]] = ...) -> None: ...
+
+class RankEntry(_message.Message):
+    __slots__ = ("local_rank", "address", "pid", "restarts")
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    local_rank: int
+    address: str
+    pid: int
+    restarts: int
+    def __init__(self, local_rank: _Optional[int] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., restarts: _Optional[int] = ...) -> None: ...
+
+class CondemnRequest(_message.Message):
+    __slots__ = ("local_rank", "pid", "verdict")
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    local_rank: int
+    pid: int
+    verdict: str
+    def __init__(self, local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., verdict: _Optional[str] = ...) -> None: ...
+
+class CondemnResponse(_message.Message):
+    __slots__ = ("killed",)
+    KILLED_FIELD_NUMBER: _ClassVar[int]
+    killed: bool
+    def __init__(self, killed: _Optional[bool] = ...) -> None: ...

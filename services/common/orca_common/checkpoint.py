@@ -1,0 +1,91 @@
+"""What a service must know of a Hugging Face checkpoint folder, without torch."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import FailedPrecondition
+
+WEIGHT_NAMES = ("model.safetensors", "model.safetensors.index.json")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder with `config.json`, safetensors and, for prompts in text, `tokenizer.json`."""
+
+    folder: Path
+    name: str
+    config: dict[str, Any]
+    model_type: str
+    vocab_size: int
+    max_positions: int
+    eos_token_ids: tuple[int, ...]
+    digest: str  # of config.json and tokenizer.json: services of one release must agree on it
+
+    @property
+    def tokenizer_file(self) -> Path | None:
+        path = self.folder / "tokenizer.json"
+        return path if path.exists() else None
+
+
+def read_checkpoint(folder: str | Path) -> Checkpoint:
+    """Reads the configuration. Raises FailedPrecondition with a sentence when the folder is no checkpoint."""
+    folder = Path(folder)
+    path = folder / "config.json"
+    try:
+        raw = path.read_bytes()
+        config = json.loads(raw)
+        vocab_size, positions = (
+            int(config["vocab_size"]),
+            int(config.get("n_positions") or config["max_position_embeddings"]),
+        )
+        model_type = str(config["model_type"])
+    except FileNotFoundError:
+        raise FailedPrecondition(f"model: {folder} holds no config.json") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise FailedPrecondition(f"model: {path} lacks or garbles {error}") from None
+    digest = hashlib.sha256(raw)
+    tokenizer = folder / "tokenizer.json"
+    if tokenizer.exists():
+        digest.update(tokenizer.read_bytes())
+    generation = folder / "generation_config.json"
+    eos = json.loads(generation.read_bytes()).get("eos_token_id") if generation.exists() else None
+    eos = config.get("eos_token_id") if eos is None else eos
+    ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    return Checkpoint(
+        folder=folder,
+        name=folder.resolve().name,
+        config=config,
+        model_type=model_type,
+        vocab_size=vocab_size,
+        max_positions=positions,
+        eos_token_ids=tuple(int(i) for i in ids if 0 <= int(i) < vocab_size),
+        digest=digest.hexdigest()[:16],
+    )
+
+
+def resolve_model(model: str) -> Path:
+    """The folder of a model: itself when it is one, else a hub name, downloaded where there is a network.
+
+    Raises FailedPrecondition when it is neither.
+    """
+    if (Path(model) / "config.json").exists():
+        return Path(model)
+    if Path(model).exists() or model.startswith((".", "/")):
+        raise FailedPrecondition(f"model: {model} is not a checkpoint folder (it holds no config.json)")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "*.safetensors",
+        "*.safetensors.index.json",
+    ]
+    try:
+        return Path(snapshot_download(model, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise FailedPrecondition(f"model: {model} is neither a folder nor to be had from the hub ({error})") from None

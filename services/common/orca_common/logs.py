@@ -1,0 +1,38 @@
+"""Structured logs: one line of JSON an event, on standard error. Never a prompt's text."""
+
+import json
+import logging
+import sys
+import time
+
+PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """A record's `extra` fields (request, trace, engine, ..) become fields of the line."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self.service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z"
+        line = {
+            "time": moment,
+            "level": record.levelname,
+            "service": self.service,
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in PLAIN}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def configure(service: str, level: str) -> None:
+    """Sends all logging of this process to standard error, one line of JSON each."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(service))
+    logging.basicConfig(handlers=[handler], level=level, force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -1,0 +1,113 @@
+"""The life of a service: start, serve until SIGTERM or SIGINT, drain within a bound, end. And its status port."""
+
+import asyncio
+import json
+import logging
+import signal
+import threading
+from collections.abc import Awaitable, Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+log = logging.getLogger(__name__)
+
+
+class StatusPort:
+    """`/livez` and `/readyz` over plain HTTP, in a thread of its own, so that probes are answered under any load.
+
+    `ready` says why the service is not ready, or returns None when it is. `alive` is whether its loop still turns.
+    """
+
+    def __init__(self, host: str, port: int, ready: Callable[[], str | None], alive: Callable[[], bool]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 5  # seconds for a client to send its request
+
+            def do_GET(self) -> None:
+                reason = None if alive() else "the service's loop has not turned for 10 s"
+                if self.path == "/readyz":
+                    reason = reason or ready()
+                elif self.path != "/livez":
+                    self.send_error(404)
+                    return
+                body = json.dumps({"ok": reason is None, "reason": reason}).encode()
+                self.send_response(200 if reason is None else 503)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                log.debug(format, *args)
+
+        self._server = ThreadingHTTPServer((host, port), Handler)
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, name="status", daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class LoopPulse:
+    """Whether the event loop turns, and when it last did: judges of others must first know that they were on time."""
+
+    def __init__(self, interval: float = 0.25) -> None:
+        self._interval = interval
+        self._loop = asyncio.get_running_loop()
+        self.last = self._loop.time()
+        self.late_at = -1e9  # the loop's clock when it last came more than a moment late
+        self._handle = self._loop.call_later(interval, self._turn)
+
+    def _turn(self) -> None:
+        now = self._loop.time()
+        if now - self.last > self._interval + 0.5:
+            self.late_at = now
+        self.last = now
+        self._handle = self._loop.call_later(self._interval, self._turn)
+
+    def alive(self) -> bool:
+        """Callable from any thread."""
+        return self._loop.time() - self.last < 10
+
+    def on_time(self, window: float) -> bool:
+        """Whether the loop was on time during the last `window` seconds."""
+        now = self._loop.time()
+        return now - self.last < self._interval + 0.5 and now - self.late_at > window
+
+    def close(self) -> None:
+        self._handle.cancel()
+
+
+def stop_event() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def until(stop: asyncio.Event, *tasks: asyncio.Task[None]) -> None:
+    """Waits for the stop event. A task that ends before is a failure of the service, and its error is raised."""
+    waiter = asyncio.create_task(stop.wait())
+    done, _ = await asyncio.wait([waiter, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    waiter.cancel()
+    for task in done - {waiter}:
+        await task
+        raise RuntimeError(f"{task.get_name()} ended by itself")
+
+
+async def cancel(*tasks: asyncio.Task[None]) -> None:
+    """Ends tasks and waits for them."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    """Runs a service's main on uvloop."""
+    import uvloop
+
+    async def body() -> None:
+        await main()
+
+    uvloop.run(body())
