@@ -1,0 +1,132 @@
+"""`orca demo`: four requests share iterations before the reader's eyes (paper section 3.1, Figure 4)."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from orca_client import AsyncOrcaClient, Finished, Token
+
+COLOURS = ("cyan", "magenta", "yellow", "green")
+SHOWN = 40  # iterations of the table; the middle of a longer run is left out
+
+
+@dataclass
+class Actor:
+    """One of the demo's requests, and what has become of it."""
+
+    name: str
+    prompt: str
+    max_new_tokens: int
+    after: int  # it arrives when the first request has made so many tokens
+    text: str = ""
+    request_id: str = ""
+    tokens: int = 0
+    ended: str = "not sent yet"
+    iterations: list[int] = field(default_factory=list)
+
+
+CAST = (
+    Actor("x1", "def read(self, size=-1):\n", 28, 0),
+    Actor("x2", "import os\nimport sys\n", 12, 3),
+    Actor("x3", "class Queue:\n    def __init__(self, maxsize=0):\n", 16, 3),
+    Actor("x4", "for i in range(", 6, 14),
+)
+
+
+def panels(actors: tuple[Actor, ...]) -> Columns:
+    """The requests side by side: prompt dim, what was generated bright."""
+    shown = []
+    for actor, colour in zip(actors, COLOURS, strict=True):
+        body = Text(actor.prompt, style="dim") + Text(actor.text, style=colour)
+        title = f"[{colour}]{actor.name}[/] {actor.tokens}/{actor.max_new_tokens}"
+        shown.append(Panel(body, title=title, subtitle=actor.ended, width=44, height=14))
+    return Columns(shown)
+
+
+async def play(addresses: list[str], console: Console) -> tuple[Actor, ...]:
+    """Sends the requests, each at its moment, and streams them side by side."""
+    actors = tuple(Actor(a.name, a.prompt, a.max_new_tokens, a.after) for a in CAST)
+    reached = [asyncio.Event() for _ in actors]
+
+    async with AsyncOrcaClient(addresses) as client:
+        with Live(panels(actors), console=console, refresh_per_second=12) as live:
+
+            async def act(actor: Actor, cue: asyncio.Event) -> None:
+                await cue.wait()
+                actor.ended = "waiting"
+                stream = client.generate(actor.prompt, max_new_tokens=actor.max_new_tokens, ignore_eos=True)
+                actor.request_id = stream.request_id
+                async for event in stream:
+                    match event:
+                        case Token():
+                            actor.text += event.text
+                            actor.tokens += 1
+                            actor.iterations.append(event.iteration)
+                            actor.ended = f"iteration {event.iteration}"
+                            for other, due in zip(actors, reached, strict=True):
+                                if actor is actors[0] and actor.tokens >= other.after:
+                                    due.set()
+                        case Finished():
+                            actor.text += event.text
+                            actor.ended = f"FINISHED: {event.reason.lower()}"
+                        case _:
+                            pass
+                    live.update(panels(actors))
+
+            reached[0].set()
+            await asyncio.gather(*(act(actor, cue) for actor, cue in zip(actors, reached, strict=True)))
+    return actors
+
+
+def batches(run_dir: Path) -> list[dict[str, Any]]:
+    """The iterations in the journals of a run: number, members by request id and what each ran, slots reserved."""
+    found = []
+    for journal in sorted(run_dir.glob("journal-*.jsonl")):
+        names: dict[str, str] = {}
+        for line in journal.read_text().splitlines():
+            entry = json.loads(line)
+            names |= entry.get("note", {}).get("claims", {})
+            for action in entry.get("actions", ()):
+                if action[0] == "ScheduleBatch":
+                    _, iteration, members, _, reserved, stop = action
+                    ran = {names[str(m[0])]: (m[2], 1 if m[2] == "increment" else m[3]) for m in members}
+                    found.append({"iteration": iteration, "members": ran, "reserved": reserved, "stop": stop})
+    return found
+
+
+def iteration_table(actors: tuple[Actor, ...], iterations: list[dict[str, Any]]) -> Table:
+    """Which request ran in which phase in each iteration; rows of the flat batch and slots beside it."""
+    table = Table(title="iterations of engine-0: one line is one run of all layers over one batch")
+    table.add_column("iteration", justify="right")
+    for actor, colour in zip(actors, COLOURS, strict=True):
+        table.add_column(actor.name, style=colour, justify="center")
+    table.add_column("batch [ΣL, H]", justify="right")
+    table.add_column("slots reserved", justify="right")
+    edge = SHOWN // 2
+    for position, entry in enumerate(iterations):
+        if len(iterations) > SHOWN and position == edge:
+            table.add_row("…")
+        if len(iterations) > SHOWN and edge <= position < len(iterations) - edge:
+            continue
+        cells, rows = [], 0
+        for actor in actors:
+            phase, length = entry["members"].get(actor.request_id, ("", 0))
+            rows += length
+            cells.append({"initiation": f"INITIATION of {length}", "increment": "increment", "": "·"}[phase])
+        table.add_row(str(entry["iteration"]), *cells, f"[{rows}, H]", str(entry["reserved"]))
+    return table
+
+
+LEGEND = """\
+[bold]Iteration-level scheduling:[/] a request joins at the next iteration after it came, and leaves when it is done; nobody
+waits for the longest. [bold]Selective batching:[/] tokens of different requests, phases and positions run as one flat
+batch [ΣL, H] through every linear layer; attention alone is split by request."""

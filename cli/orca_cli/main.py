@@ -1,0 +1,180 @@
+"""The command `orca`."""
+
+import asyncio
+import contextlib
+import importlib
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from orca_cli import demo as demonstration
+from orca_cli.generate import generate
+from orca_cli.stack import Plan, Stack
+from orca_common.checkpoint import resolve_model
+from orca_common.errors import OrcaError
+from orca_common.settings import Settings
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app.command()(generate)
+console = Console(highlight=False)
+DEMO_MODEL = Path(__file__).parent / "demo_model"
+SERVICES = {
+    "endpoint": ("orca_endpoint.settings", "EndpointSettings", "orca_endpoint.__main__"),
+    "scheduler": ("orca_scheduler.settings", "SchedulerSettings", "orca_scheduler.__main__"),
+    "worker": ("orca_worker.settings", "WorkerSettings", "orca_worker.supervisor"),
+}
+
+
+@contextlib.asynccontextmanager
+async def running(plan: Plan, run_dir: Path | None) -> AsyncIterator[tuple[Stack, Path]]:
+    """A stack from ready to ended. Without a run folder it takes a temporary one and removes it."""
+    folder = run_dir or Path(tempfile.mkdtemp(prefix="orca-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    with console.status("starting") as status:
+
+        def say(step: str) -> None:
+            status.update(step)
+            console.print(f"[dim]{step}[/]")
+
+        stack = Stack(plan, folder, say)
+        try:
+            await stack.start()
+            status.stop()
+            yield stack, folder
+        finally:
+            status.start()
+            status.update("draining")
+            await stack.stop()
+            if run_dir is None:
+                shutil.rmtree(folder, ignore_errors=True)
+    console.print("[dim]ended, nothing is left running[/]")
+
+
+@app.command()
+def serve(
+    model: Annotated[str | None, typer.Option(help="Checkpoint folder or hub name; the demo model without it.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    engines: Annotated[int, typer.Option(min=1, help="Copies of the model.")] = 1,
+    schedulers: Annotated[int, typer.Option(min=1)] = 1,
+    endpoints: Annotated[int, typer.Option(min=1, help="The first has --port and --http-port, the others free ones.")] = 1,
+    max_batch_size: Annotated[int, typer.Option(min=1, help="max_bs of the paper's Algorithm 1.")] = 8,
+    slots: Annotated[int | None, typer.Option(min=1, help="Slots of an engine; without it, what memory holds.")] = None,
+    block_size: Annotated[int, typer.Option(min=1, help="Slots in a block.")] = 16,
+    redis_url: Annotated[str | None, typer.Option(help="A Redis of yours; an embedded server without it.")] = None,
+    host: Annotated[str, typer.Option()] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="gRPC; 0 takes a free one.")] = 50051,
+    http_port: Annotated[int, typer.Option(min=0, max=65535, help="OpenAI's API; 0 takes a free one.")] = 8000,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of logs, journals, processes.json and the pool.")] = None,
+) -> None:
+    """Starts everything on this machine, as the processes that a cluster runs, until Ctrl-C."""
+    settings = {
+        "ORCA_DTYPE": dtype,
+        "ORCA_DEVICE": device,
+        "ORCA_MAX_BATCH_SIZE": str(max_batch_size),
+        "ORCA_BLOCK_SIZE": str(block_size),
+    }
+    if slots is not None:
+        settings["ORCA_SLOTS"] = str(slots)
+
+    async def body() -> None:
+        plan = Plan(
+            model=resolve_model(model) if model else DEMO_MODEL,
+            engines=engines,
+            schedulers=schedulers,
+            endpoints=endpoints,
+            host=host,
+            port=port,
+            http_port=http_port,
+            redis_url=redis_url,
+            settings=settings,
+        )
+        async with running(plan, run_dir) as (stack, folder):
+            console.print(f"[bold green]Orca serves {plan.model.name}[/]")
+            for address, http in zip(stack.grpc_addresses, stack.http_addresses, strict=True):
+                console.print(f"  gRPC {address}   OpenAI API http://{http}/v1")
+            console.print(f"  run folder {folder}\n  try: orca generate 'def main(' --address {stack.grpc_addresses[0]}")
+            await asyncio.get_running_loop().create_future()
+
+    _run(body())
+
+
+@app.command()
+def demo() -> None:
+    """Starts the demo model, sends four requests at different moments, and shows how they share iterations."""
+
+    async def body() -> None:
+        settings = {"ORCA_DTYPE": "float32", "ORCA_DEVICE": "cpu", "ORCA_SLOTS": "1024"}
+        plan = Plan(model=DEMO_MODEL, port=0, http_port=0, settings=settings)
+        folder = Path(tempfile.mkdtemp(prefix="orca-demo-"))
+        try:
+            async with running(plan, folder) as (stack, _):
+                actors = await demonstration.play(stack.grpc_addresses, console)
+            console.print(demonstration.iteration_table(actors, demonstration.batches(folder)))
+            console.print(demonstration.LEGEND)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    _run(body())
+
+
+def _service(name: str) -> None:
+    """Adds a command that runs one service, with its settings as options."""
+    settings_module, class_name, main_module = SERVICES[name]
+
+    def command(context: typer.Context) -> None:
+        kind: type[Settings] = getattr(importlib.import_module(settings_module), class_name)
+        importlib.import_module(main_module).main(kind.load(**_options(kind, context.args)))
+
+    command.__doc__ = f"Runs one {name}. Options are its settings, as in ORCA_*: --name value."
+    extra = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(name, context_settings=extra)(command)
+
+
+def _options(kind: type[Settings], arguments: list[str]) -> dict[str, str]:
+    """`--name value` pairs as settings. Raises typer.BadParameter for a name that is none."""
+    options: dict[str, str] = {}
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, value = argument.removeprefix("--").partition("=")
+        field = name.replace("-", "_")
+        if not argument.startswith("--") or field not in kind.model_fields:
+            known = ", ".join("--" + known.replace("_", "-") for known in kind.model_fields)
+            raise typer.BadParameter(f"{argument} is no setting; there are {known}")
+        try:
+            options[field] = value if equals else next(rest)
+        except StopIteration:
+            raise typer.BadParameter(f"{argument} needs a value") from None
+    return options
+
+
+def _run(body: "asyncio.coroutines.Coroutine[None, None, None]") -> None:
+    """Runs a command until it ends, or SIGINT or SIGTERM ends it in order."""
+
+    async def guarded() -> None:
+        task = asyncio.ensure_future(body)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        await task
+
+    try:
+        asyncio.run(guarded())
+    except asyncio.CancelledError:
+        raise typer.Exit(0) from None
+    except OrcaError as error:
+        console.print(f"[red]{error}[/]")
+        raise typer.Exit(1) from None
+
+
+for _name in SERVICES:
+    _service(_name)
+
+
+def main() -> None:
+    app()

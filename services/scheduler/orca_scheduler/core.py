@@ -1,0 +1,297 @@
+"""The scheduler core: Algorithm 1 as a pure state machine, `step(event) -> actions` (DESIGN section 5).
+
+No clock, no I/O, no randomness: time and numbers come in with the events, so the same events give the same actions,
+whether they come from a live engine, a simulation or a journal.
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .request import Arrival, Phase, Reason, Request
+from .selection import Selection, Stop, select
+from .slots import Slots
+
+# -- events
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    """The engine's ranks are formed and empty. `iteration` is above every number it ever used."""
+
+    now: float
+    n_slots: int
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLost:
+    """The engine's ranks, and all they held, are gone."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Requests were claimed from the pool. One that is known already changes nothing."""
+
+    now: float
+    requests: tuple[Arrival, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """These claims ended elsewhere: cancelled, expired, stopped by an endpoint, or claimed by another engine."""
+
+    now: float
+    claims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReturned:
+    """The oldest batch in flight came back, with one token for each of its requests, in its order."""
+
+    now: float
+    iteration: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Schedule nothing more: the scheduler is leaving, or the engine is."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: deadlines."""
+
+    now: float
+
+
+Event = EngineReady | EngineLost | Arrived | Cancelled | BatchReturned | Drain | Tick
+
+# -- actions
+
+
+class Member(NamedTuple):
+    """One request's part in an iteration. `blocks` is given at the initiation alone, `token` at increments alone."""
+
+    claim: int
+    row: int
+    phase: Phase
+    length: int  # prompt and generated tokens so far; an increment's token stands at position length - 1
+    token: int | None
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleBatch:
+    """Run one iteration. `free_rows` ended since the last one."""
+
+    iteration: int
+    members: tuple[Member, ...]
+    free_rows: tuple[int, ...]
+    reserved: int  # slots, after this selection
+    stop: Stop
+
+
+class Outcome(NamedTuple):
+    """A new token of a request, or its end, or both."""
+
+    claim: int
+    base: int  # index of the token
+    token: int | None
+    finish: Reason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Tokens and ends for the pool. `iteration` made the tokens; None: only ends."""
+
+    iteration: int | None
+    outcomes: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """Requests to return to the pool: (claim, was it RUNNING when the engine was lost)."""
+
+    requests: tuple[tuple[int, bool], ...]
+
+
+Action = ScheduleBatch | Commit | GiveBack
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What may be claimed from the pool."""
+
+    requests: int
+    slots: int
+
+
+class Core:
+    """One engine's schedule: `max_bs` requests a batch, `n_workers` batches in flight."""
+
+    def __init__(
+        self,
+        max_bs: int,
+        n_workers: int,
+        block_size: int,
+        selection: Callable[[list[Request], int, Slots], Selection] = select,
+    ) -> None:
+        self.max_bs, self.n_workers, self.block_size = max_bs, n_workers, block_size
+        self.slots = Slots(0, block_size)
+        self.in_flight: deque[tuple[int, tuple[Request, ...]]] = deque()  # (iteration, batch), oldest first
+        self._select = selection
+        self._pool: list[Request] = []  # live requests, by arrival
+        self._claims: dict[int, Request] = {}
+        self._free_rows: list[int] = []  # ended since the last batch: the ranks do not know yet
+        self._iteration = 0
+        self._last_arrival = 0
+        self._formed = self._draining = False
+
+    @property
+    def n_scheduled(self) -> int:
+        return len(self.in_flight)
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """Live requests, in order of arrival, those included that ended while RUNNING."""
+        return tuple(self._pool)
+
+    def room(self) -> Room:
+        """Requests and slots that could start now, beside those already claimed."""
+        if not self._formed or self._draining:
+            return Room(0, 0)
+        waiting = sum(self.slots.size(r.arrived.max_tokens) for r in self._pool if r.row is None)
+        count = self.max_bs * self.n_workers - len(self._pool)
+        return Room(max(0, count), max(0, self.slots.free - waiting))
+
+    def step(self, event: Event) -> list[Action]:
+        """Applies one event and says what is to be done about it."""
+        actions: list[Action] = []
+        match event:
+            case EngineReady():
+                assert not self._pool, "an engine was formed before its loss was told"
+                self.slots = Slots(event.n_slots, self.block_size)
+                self._iteration, self._formed = event.iteration, True
+                self._free_rows.clear()
+            case EngineLost():
+                actions += self._lost()
+            case Arrived():
+                actions += self._arrived(event)
+            case Cancelled():
+                for claim in event.claims:
+                    if claim in self._claims:
+                        self._end(self._claims[claim])
+            case BatchReturned():
+                actions += self._returned(event)
+            case Drain():
+                self._draining = True
+            case Tick():
+                actions += self._expire(event.now)
+        while (batch := self._schedule()) is not None:
+            actions.append(batch)
+        return actions
+
+    def _schedule(self) -> ScheduleBatch | None:
+        """Algorithm 1, lines 3 to 7: one batch, if one may be in flight and there is work for it."""
+        if not self._formed or self._draining or self.n_scheduled >= self.n_workers:  # line 8
+            return None
+        selection = self._select(self._pool, self.max_bs, self.slots)  # line 4
+        if not selection.batch:
+            return None  # an empty batch is never run: the next arrival or return comes here again
+        members = tuple(self._member(request) for request in selection.batch)
+        for request in selection.batch:
+            request.running = True  # line 6
+            request.iterations += 1
+        self.in_flight.append((self._iteration, selection.batch))  # line 7: n_scheduled grows by one batch
+        action = ScheduleBatch(self._iteration, members, tuple(self._free_rows), self.slots.reserved, selection.stop)
+        self._free_rows.clear()
+        self._iteration += 1
+        return action
+
+    def _member(self, request: Request) -> Member:
+        """The request's part in the batch that is being made; a first iteration reserves its slots."""
+        if request.row is None:
+            request.row, request.blocks = self.slots.reserve(request.arrived.max_tokens)
+        first = request.phase is Phase.INITIATION
+        return Member(
+            claim=request.claim,
+            row=request.row,
+            phase=request.phase,
+            length=request.length,
+            token=None if first else request.last_token,
+            blocks=request.blocks if first else (),
+        )
+
+    def _arrived(self, event: Arrived) -> list[Action]:
+        refused = []
+        for arrival in event.requests:
+            if arrival.claim in self._claims:
+                continue
+            if arrival.max_tokens > self.slots.n_slots:
+                refused.append(Outcome(arrival.claim, arrival.generated, None, Reason.NEVER_FITS))
+                continue
+            request = Request(arrival, arrival.arrival > self._last_arrival, arrival.generated)
+            self._last_arrival = max(self._last_arrival, arrival.arrival)
+            insort(self._pool, request, key=lambda r: r.arrived.arrival)
+            self._claims[request.claim] = request
+        return [Commit(None, tuple(refused)), *self._expire(event.now)] if refused else self._expire(event.now)
+
+    def _returned(self, event: BatchReturned) -> list[Action]:
+        """Lines 9 to 14: the requests of a returned batch go on as INCREMENT, or end and release their slots."""
+        iteration, batch = self.in_flight.popleft()
+        assert event.iteration == iteration, f"iteration {event.iteration} returned before {iteration}"
+        assert len(event.token_ids) == len(batch), "a batch returned with another number of tokens"
+        outcomes = []
+        for request, token in zip(batch, event.token_ids, strict=True):
+            request.running = False
+            if request.ended:
+                self._remove(request)  # what it generated after its end is void
+            elif request.overdue(event.now):
+                outcomes.append(Outcome(request.claim, request.generated, None, Reason.DEADLINE))
+                self._end(request)
+            else:
+                index = request.generated
+                request.generated += 1
+                request.phase, request.last_token = Phase.INCREMENT, token
+                finish = request.end_by(token)
+                outcomes.append(Outcome(request.claim, index, token, finish))
+                if finish is not None:
+                    self._end(request)
+        return [Commit(iteration, tuple(outcomes))] if outcomes else []
+
+    def _expire(self, now: float) -> list[Action]:
+        """Ends what is past its deadline. A RUNNING one ends when its batch returns."""
+        late = [r for r in self._pool if not r.running and r.overdue(now)]
+        for request in late:
+            self._end(request)
+        outcomes = tuple(Outcome(r.claim, r.generated, None, Reason.DEADLINE) for r in late)
+        return [Commit(None, outcomes)] if outcomes else []
+
+    def _lost(self) -> list[Action]:
+        requests = tuple((r.claim, r.running) for r in self._pool if not r.ended)
+        self._pool.clear()
+        self._claims.clear()
+        self.in_flight.clear()
+        self.slots, self._formed = Slots(0, self.block_size), False
+        return [GiveBack(requests)] if requests else []
+
+    def _end(self, request: Request) -> None:
+        """Ends a request now, or, when it is RUNNING, as soon as its batch has returned."""
+        request.ended = True
+        if not request.running:
+            self._remove(request)
+
+    def _remove(self, request: Request) -> None:
+        self._pool.remove(request)
+        del self._claims[request.claim]
+        if request.row is not None:
+            self.slots.release(request.row)
+            self._free_rows.append(request.row)

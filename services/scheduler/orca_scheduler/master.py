@@ -1,0 +1,335 @@
+"""The engine master: drives one engine through one term of its lease (DESIGN sections 3, 5 and 6).
+
+One task at a time owns the core and applies events one after another; others talk to it through its inbox.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Iterable
+from pathlib import Path
+
+from orca.v1 import worker_pb2 as pb
+from orca_common.errors import FailedPrecondition, Unavailable
+from orca_common.service import LoopPulse, cancel
+from orca_common.telemetry import Telemetry
+from orca_pool.pool import Pool
+from orca_pool.records import Claimed, EngineInfo, Reason
+
+from .core import (
+    Action,
+    Arrived,
+    BatchReturned,
+    Cancelled,
+    Commit,
+    Core,
+    Drain,
+    EngineLost,
+    EngineReady,
+    Event,
+    GiveBack,
+    ScheduleBatch,
+    Tick,
+)
+from .discovery import Candidate
+from .invariants import violations
+from .journal import Journal
+from .ledger import Deposed, Ledger
+from .output import TOKEN
+from .ranks import RankLost, Ranks
+from .request import Arrival
+from .settings import SchedulerSettings
+from .tracing import Tracing
+
+log = logging.getLogger(__name__)
+REFORM_SECONDS = 0.2  # between attempts to form the engine
+TICK_SECONDS = 0.05  # resolution of deadlines
+
+
+class EngineMaster:
+    """Masters one engine until it is deposed, or has left after `leave`."""
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        owner: str,
+        term: int,
+        taken_over: bool,
+        pool: Pool,
+        settings: SchedulerSettings,
+        telemetry: Telemetry,
+        pulse: LoopPulse,
+    ) -> None:
+        self.engine, self._candidate, self._term = candidate.engine, candidate, term
+        self._taken_over = taken_over  # from an owner who had not released it
+        self._pool, self._settings, self._pulse = pool, settings, pulse
+        self._core = Core(settings.max_batch_size, settings.pp, settings.block_size)
+        self._ledger = Ledger(pool, self.engine, owner, term, self._core.room, self._arrived, self._tell)
+        self._inbox: asyncio.Queue[tuple[Event, pb.IterationReport | None]] = asyncio.Queue(1024)
+        self._leaving = asyncio.Event()
+        self._ranks: Ranks | None = None  # None: not formed
+        self._epoch = 0
+        self._stale_rows: list[int] = []  # that the ranks hold from an earlier master of this epoch
+        self._in_flight: dict[int, tuple[int, ...]] = {}  # iteration -> claims of its batch
+        self._tracing = Tracing(telemetry.tracer, self.engine) if telemetry.enabled else None
+        self._journal: Journal | None = None
+        if settings.run_dir is not None:
+            self._journal = Journal(Path(settings.run_dir) / f"journal-{self.engine}-{term}.jsonl", self._core)
+
+    def leave(self) -> None:
+        """Schedule nothing more; finish what is in flight, commit it, release the engine."""
+        self._leaving.set()
+
+    async def run(self) -> None:
+        """Returns when the engine was released, or another master has taken it."""
+        try:
+            await self._ledger.open()
+            async with asyncio.TaskGroup() as tasks:
+                for part in [*self._ledger.parts(), self._ticking(), self._mastering()]:
+                    tasks.create_task(part)
+        except* Deposed as deposed:
+            log.info("engine left", extra={"engine": self.engine, "why": str(deposed.exceptions[0])})
+        finally:
+            if self._journal is not None:
+                self._journal.close()
+
+    # -- formation and failure
+
+    async def _mastering(self) -> None:
+        """Forms the engine and runs it, and forms it again when a rank was lost."""
+        while not self._leaving.is_set():
+            try:
+                await self._life()
+            except FailedPrecondition as refusal:
+                log.error("engine cannot form", extra={"engine": self.engine, "why": str(refusal)})
+            except Unavailable as away:
+                log.warning("pool away", extra={"engine": self.engine, "why": str(away)})
+            await asyncio.sleep(REFORM_SECONDS)
+        await self._ledger.release()
+
+    async def _life(self) -> None:
+        """One formation, from its first greeting to the loss of a rank."""
+        async with Ranks(self._candidate, self._term, self._pulse) as ranks:
+            try:
+                await self._form(ranks)
+                await self._until_one_ends(self._looping(), self._reading(ranks), ranks.watch())
+            except RankLost as verdict:
+                log.error("rank lost", extra={"engine": self.engine, "verdict": str(verdict)})
+                await ranks.condemn(str(verdict))
+            finally:
+                formed, self._ranks = self._ranks is not None, None
+        if formed:
+            await self._lost()
+
+    async def _until_one_ends(self, *parts: Awaitable[None]) -> None:
+        tasks = [asyncio.ensure_future(part) for part in parts]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            await cancel(*tasks)
+
+    async def _form(self, ranks: Ranks) -> None:
+        """Makes the ranks one engine: in the epoch where they stand, if it is the pool's, else in a new one."""
+        hello = await ranks.greet()
+        await self._pool.identify(hello.model_digest, hello.max_positions, hello.vocab_size)
+        ledger, settings = self._ledger, self._settings
+        if hello.epoch and hello.epoch == ledger.epoch and hello.slots:
+            self._epoch, n_slots = hello.epoch, hello.slots
+            self._stale_rows = [held.row for held in hello.rows]
+        else:
+            await ledger.give_back(dict.fromkeys(ledger.outputs.held, self._taken_over))
+            self._epoch = await ledger.new_epoch(hello.epoch)
+            n_slots = await ranks.form(self._epoch, settings.block_size, settings.max_batch_size, settings.slots)
+            self._stale_rows = []
+        first = max(ledger.iteration, hello.iteration) + 1
+        await ledger.formed(EngineInfo(self.engine, settings.tp, settings.pp, n_slots, self._epoch))
+        ranks.open()
+        self._ranks, self._taken_over = ranks, True
+        log.info("engine formed", extra={"engine": self.engine, "epoch": self._epoch, "slots": n_slots})
+        await self._apply(EngineReady(self._now, n_slots, first))
+        kept = [held.claimed for held in ledger.outputs.held.values() if held.finish is None]
+        if kept:
+            await self._apply(self._arrival(kept))
+
+    async def _lost(self) -> None:
+        """The engine is gone: what it had made is committed, its requests go back to the queue."""
+        self._ledger.lost()
+        self._in_flight.clear()
+        await self._apply(EngineLost(self._now))
+        while not self._inbox.empty():
+            event, _ = self._inbox.get_nowait()
+            if isinstance(event, Arrived):  # claimed, and had not reached the core
+                await self._ledger.give_back({arrival.claim: False for arrival in event.requests})
+            self._inbox.task_done()
+
+    # -- the loop
+
+    async def _looping(self) -> None:
+        """One event, its actions, and so on. Ends by RankLost or Deposed."""
+        while not (self._leaving.is_set() and not self._core.in_flight):
+            event, report = await self._inbox.get()
+            try:
+                await self._apply(event, report)
+            finally:
+                self._inbox.task_done()
+        await self._ledger.release()
+
+    async def _apply(self, event: Event, report: pb.IterationReport | None = None) -> None:
+        """Steps the core and does what it says."""
+        if report is not None:
+            await self._ledger.keep_up(report.number)
+            if self._tracing is not None:
+                self._tracing.returned(report)
+        if isinstance(event, Cancelled):
+            self._cancelled(event.claims)
+        actions = self._core.step(event)
+        if self._journal is not None:
+            self._record(self._journal, event, actions, report)
+        for action in actions:
+            await self._perform(action, report)
+        self._ledger.claimable()
+        if not self._core.in_flight:
+            self._rest()
+
+    async def _perform(self, action: Action, report: pb.IterationReport | None) -> None:
+        match action:
+            case ScheduleBatch():
+                assert self._ranks is not None, "a batch was scheduled without an engine"
+                self._in_flight[action.iteration] = tuple(member.claim for member in action.members)
+                await self._ranks.send(self._control_message(action))
+            case Commit():
+                self._commit(action, report)
+            case GiveBack():
+                await self._ledger.give_back(dict(action.requests))
+                self._left([claim for claim, _ in action.requests], "given back")
+
+    def _control_message(self, action: ScheduleBatch) -> pb.Iteration:
+        """The iteration for the ranks: new requests in full, once; increments by row, position and token."""
+        message = pb.Iteration(term=self._term, epoch=self._epoch, number=action.iteration)
+        message.free_rows.extend(self._stale_rows)
+        self._stale_rows = []
+        message.free_rows.extend(action.free_rows)
+        for member in action.members:
+            if member.token is not None:
+                message.increment_rows.append(member.row)
+                message.increment_positions.append(member.length - 1)
+                message.increment_tokens.append(member.token)
+                continue
+            held = self._ledger.outputs.held[member.claim]
+            record, generated = held.record, held.token_ids()
+            message.initiations.add(
+                row=member.row,
+                claim=member.claim,
+                token_ids=[*record.prompt_ids, *generated],
+                generated=len(generated),
+                blocks=member.blocks,
+                temperature=record.temperature,
+                top_k=record.top_k,
+                top_p=record.top_p,
+                seed=record.seed,
+                logprobs=record.logprobs,
+            )
+        if self._tracing is not None:
+            message.trace.update(self._tracing.scheduled(action, self._core.slots.n_slots))
+        return message
+
+    def _commit(self, action: Commit, report: pb.IterationReport | None) -> None:
+        """Tokens and ends for the next commit to the pool."""
+        logprobs: dict[int, float] = {}
+        if action.iteration is not None:
+            claims = self._in_flight.pop(action.iteration)
+            if report is not None and report.logprobs:
+                logprobs = dict(zip(claims, report.logprobs, strict=True))
+        for claim, _, token, finish in action.outcomes:
+            logprob = logprobs.get(claim, math.nan)
+            packed = b"" if token is None else TOKEN.pack(token, logprob, action.iteration)
+            self._ledger.outputs.append(claim, packed, None if finish is None else Reason(int(finish)))
+            if finish is not None:
+                self._left([claim], finish.name)
+        self._ledger.committable()
+
+    def _cancelled(self, claims: tuple[int, ...]) -> None:
+        for claim in claims:
+            self._ledger.outputs.drop(claim)
+        self._left(claims, "ended elsewhere")
+
+    def _left(self, claims: Iterable[int], reason: str) -> None:
+        if self._tracing is not None:
+            self._tracing.ended(claims, reason)
+
+    def _rest(self) -> None:
+        """Nothing is in flight: time to look at oneself."""
+        for sentence in violations(self._core):
+            log.critical("invariant violated", extra={"engine": self.engine, "violation": sentence})
+        if self._journal is not None:
+            self._journal.flush()
+
+    def _record(self, journal: Journal, event: Event, actions: list[Action], report: pb.IterationReport | None) -> None:
+        if actions or not isinstance(event, Tick):
+            journal.step(event, actions)
+        if report is not None:
+            t = report.times
+            journal.note(iteration=report.number, times=[t.received, t.started, t.computed, t.sent])
+
+    # -- the inbox
+
+    async def _reading(self, ranks: Ranks) -> None:
+        async for report in ranks.reports():
+            event = BatchReturned(self._now, report.number, tuple(report.token_ids))
+            await self._inbox.put((event, report))
+
+    async def _arrived(self, requests: list[Claimed]) -> None:
+        """Claimed requests, on their way to the core; returns when they are there."""
+        if self._journal is not None:
+            self._journal.note(claims={claimed.claim: claimed.request_id for claimed in requests})
+        if self._tracing is not None:
+            for claimed in requests:
+                self._tracing.claimed(self._ledger.outputs.held[claimed.claim])
+        await self._inbox.put((self._arrival(requests), None))
+        await self._inbox.join()
+
+    async def _tell(self, event: Event) -> None:
+        """News from the ledger. Claims that end while the engine is not formed are in no core."""
+        if self._ranks is None and isinstance(event, Cancelled):
+            self._cancelled(event.claims)
+        else:
+            await self._inbox.put((event, None))
+
+    def _arrival(self, requests: list[Claimed]) -> Arrived:
+        """Claimed requests as the core knows them."""
+        arrivals = []
+        for claimed in requests:
+            held = self._ledger.outputs.held[claimed.claim]
+            record = held.record
+            stops = tuple(record.stop_token_ids)
+            arrivals.append(
+                Arrival(
+                    claim=claimed.claim,
+                    arrival=claimed.arrival,
+                    input_tokens=len(record.prompt_ids),
+                    max_new_tokens=record.max_new_tokens,
+                    generated=len(held.tokens) // TOKEN.size,
+                    eos_token_ids=tuple(i for i in record.end_token_ids if i not in stops),
+                    stop_token_ids=stops,
+                    deadline=held.deadline,
+                )
+            )
+        return Arrived(self._now, tuple(arrivals))
+
+    async def _ticking(self) -> None:
+        """Deadlines, and the wish to leave, as events."""
+        told = False
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            now, held = self._now, self._ledger.outputs.held.values()
+            if self._leaving.is_set() and not told:
+                told = True
+                await self._inbox.put((Drain(now), None))
+            if self._ranks and any(h.deadline is not None and h.deadline <= now for h in held):
+                await self._inbox.put((Tick(now), None))
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

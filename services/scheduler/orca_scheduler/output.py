@@ -1,0 +1,84 @@
+"""What an engine master holds of its claimed requests: their records, and their tokens on the way to the pool."""
+
+import struct
+from dataclasses import dataclass
+
+from orca.v1.pool_pb2 import PoolRequest
+from orca_pool.records import Claimed, CommitRow, Committed, Reason
+
+TOKEN = struct.Struct("<IfQ")  # id, logprob, iteration: as in `tokens:ID`
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A claimed request. `tokens` are all its generated tokens in the pool's form; `acked` of them are committed."""
+
+    claimed: Claimed
+    record: PoolRequest
+    deadline: float | None  # on the loop's clock
+    tokens: bytearray
+    acked: int
+    finish: Reason | None = None
+
+    def token_ids(self) -> list[int]:
+        return [token_id for token_id, _, _ in TOKEN.iter_unpack(self.tokens)]
+
+
+class Outputs:
+    """The held requests by claim number. Rows for the pool are gathered here until the next commit takes them."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, Held] = {}
+        self.dirty: dict[int, Held] = {}  # with something that no commit carries yet
+
+    def add(self, claimed: Claimed, now: float) -> None:
+        """Takes a claimed request; one that is held already stays as it is."""
+        if claimed.claim not in self.held:
+            deadline = None if claimed.deadline_in is None else now + claimed.deadline_in
+            tokens = bytearray().join(TOKEN.pack(*token) for token in claimed.tokens)
+            record = PoolRequest.FromString(claimed.record)
+            self.held[claimed.claim] = Held(claimed, record, deadline, tokens, len(claimed.tokens))
+
+    def append(self, claim: int, token: bytes, finish: Reason | None) -> None:
+        """A request's new token (its 16 bytes, or none), or its end, or both. An unknown claim is gone: no effect."""
+        held = self.held.get(claim)
+        if held is not None:
+            held.tokens += token
+            held.finish = finish
+            self.dirty[claim] = held
+
+    def drop(self, claim: int) -> None:
+        """The request is no longer this engine's."""
+        self.held.pop(claim, None)
+        self.dirty.pop(claim, None)
+
+    def take(self) -> list[CommitRow]:
+        """The rows of the next commit: what each request has beyond the pool's count."""
+        rows = [
+            CommitRow(h.claimed.request_id, claim, h.acked, bytes(h.tokens[h.acked * TOKEN.size :]), h.finish)
+            for claim, h in self.dirty.items()
+        ]
+        self.dirty.clear()
+        return rows
+
+    def unanswered(self, rows: list[CommitRow]) -> None:
+        """Whether this commit was applied is unknown: the next one names the same base, and the pool tells."""
+        self.dirty |= {row.claim: self.held[row.claim] for row in rows if row.claim in self.held}
+
+    def answered(self, rows: list[CommitRow], answers: list[int]) -> list[int]:
+        """Applies the pool's answers. Returns the claims that are gone."""
+        gone = []
+        for row, answer in zip(rows, answers, strict=True):
+            held = self.held.get(row.claim)
+            if held is None:
+                continue
+            if answer == Committed.GONE:
+                gone.append(row.claim)
+            elif answer == Committed.OK:
+                held.acked = row.base + len(row.tokens) // TOKEN.size
+                if row.finish is not None:
+                    self.drop(row.claim)
+            else:  # the pool has another count: this was a repetition, or Redis lost the end of the tokens
+                held.acked = answer
+                self.dirty[row.claim] = held
+        return gone

@@ -1,0 +1,75 @@
+"""A request in an engine's hands, as the scheduler core sees it: numbers only, no text and no tokens but the last."""
+
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+
+class Phase(StrEnum):
+    """The paper's phases. A request in an in-flight batch is RUNNING besides (`Request.running`)."""
+
+    INITIATION = "initiation"  # its next iteration runs over all its input tokens
+    INCREMENT = "increment"  # its next iteration runs over one token
+
+
+class Reason(IntEnum):
+    """Why the core ended a request. The numbers are those of `orca_pool.records.Reason`."""
+
+    LENGTH = 1
+    EOS = 2
+    STOP_TOKEN = 3
+    DEADLINE = 6
+    NEVER_FITS = 9
+
+
+class Arrival(NamedTuple):
+    """A request as it was claimed from the pool."""
+
+    claim: int  # its claim number: the core's name for it
+    arrival: int  # its place in the queue, kept over recoveries
+    input_tokens: int  # of the prompt
+    max_new_tokens: int
+    generated: int = 0  # tokens committed before (a recovery): they join the input of the initiation
+    eos_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    deadline: float | None = None  # on the clock of the events' `now`
+
+    @property
+    def max_tokens(self) -> int:
+        return self.input_tokens + self.max_new_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """An arrival and what became of it here."""
+
+    arrived: Arrival
+    in_order: bool  # its arrival number was above all seen here before: iteration-level FCFS covers it
+    generated: int
+    phase: Phase = Phase.INITIATION
+    running: bool = False
+    row: int | None = None  # given with its slots at its first iteration
+    blocks: tuple[int, ...] = field(default=())
+    last_token: int | None = None
+    iterations: int = 0  # how many it was scheduled in
+    ended: bool = False  # it ended while RUNNING: its slots stay until its batch has returned
+
+    @property
+    def claim(self) -> int:
+        return self.arrived.claim
+
+    @property
+    def length(self) -> int:
+        """Prompt and generated tokens."""
+        return self.arrived.input_tokens + self.generated
+
+    def end_by(self, token: int) -> Reason | None:
+        """Why the request ends with this token, its newest; None: it goes on."""
+        if token in self.arrived.stop_token_ids:
+            return Reason.STOP_TOKEN
+        if token in self.arrived.eos_token_ids:
+            return Reason.EOS
+        return Reason.LENGTH if self.generated >= self.arrived.max_new_tokens else None
+
+    def overdue(self, now: float) -> bool:
+        return self.arrived.deadline is not None and now >= self.arrived.deadline

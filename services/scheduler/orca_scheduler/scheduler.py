@@ -1,0 +1,124 @@
+"""The scheduler process: takes leases of engines and masters them (DESIGN section 4, Leases)."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from orca_common.errors import Unavailable
+from orca_common.service import LoopPulse
+from orca_common.telemetry import Telemetry
+from orca_pool.pool import Pool
+from orca_pool.records import EngineState
+
+from .discovery import Candidate
+from .master import EngineMaster
+from .settings import SchedulerSettings
+
+log = logging.getLogger(__name__)
+LOOK_SECONDS = 0.4  # between looks at the engines' leases
+LEASE_SECONDS = 1.5  # a lease whose counter stands still for so long, by our own reads, may be taken
+HOLE_SECONDS = 0.75  # reads further apart prove nothing: the count starts again
+
+
+@dataclass(slots=True)
+class Sight:
+    """A lease as our reads saw it, and since when it has not moved."""
+
+    state: EngineState
+    since: float
+
+
+class Scheduler:
+    """Masters at most its share of the engines: ceil(engines / living schedulers)."""
+
+    def __init__(
+        self,
+        name: str,
+        engines: list[Candidate],
+        pool: Pool,
+        settings: SchedulerSettings,
+        telemetry: Telemetry,
+        pulse: LoopPulse,
+    ) -> None:
+        self._name, self._candidates, self._pool = name, {c.engine: c for c in engines}, pool
+        self._settings, self._telemetry, self._pulse = settings, telemetry, pulse
+        self._masters: dict[str, tuple[EngineMaster, asyncio.Task[None]]] = {}
+        self._sights: dict[str, Sight] = {}
+        self._loop = asyncio.get_running_loop()
+        self._last_look = self._loop.time() - 3600
+
+    def unready(self) -> str | None:
+        """Why the scheduler is not ready; None when it is."""
+        since = self._loop.time() - self._last_look
+        return f"the pool was last reached {since:.0f} s ago" if since > 5 else None
+
+    async def run(self) -> None:
+        """Looks at the leases, again and again. Ends by an error of a master alone."""
+        while True:
+            try:
+                await self._look()
+            except Unavailable as away:
+                self._sights.clear()  # a failed read starts every count again
+                log.warning("pool away", extra={"why": str(away)})
+            for engine, (_, task) in list(self._masters.items()):
+                if task.done():
+                    del self._masters[engine]
+                    task.result()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def leave(self) -> None:
+        """Hands all engines over, and leaves."""
+        for master, _ in self._masters.values():
+            master.leave()
+        await asyncio.gather(*(task for _, task in self._masters.values()), return_exceptions=True)
+        await self._pool.leave_scheduler(self._name)
+
+    async def _look(self) -> None:
+        engines, living = await self._pool.renew_scheduler(self._name)
+        now = self._loop.time()
+        if now - self._last_look > HOLE_SECONDS:
+            self._sights.clear()
+        self._last_look = now
+        known = sorted(engines.keys() | self._candidates.keys())
+        share = -(-len(known) // max(1, living))
+        for engine in known:
+            if (
+                engine not in self._masters
+                and len(self._masters) < share
+                and self._free(engine, engines.get(engine), now)
+            ):
+                await self._take(engine, engines.get(engine))
+
+    def _free(self, engine: str, state: EngineState | None, now: float) -> bool:
+        """Whether the lease is nobody's, or its owner has not renewed it for long enough."""
+        if state is None or state.owner is None or state.owner == self._name:
+            return True
+        sight = self._sights.get(engine)
+        if sight is None or sight.state != state:
+            self._sights[engine] = Sight(state, now)
+            return False
+        return now - sight.since > LEASE_SECONDS
+
+    async def _take(self, engine: str, state: EngineState | None) -> None:
+        term = await self._pool.acquire(engine, self._name, state)
+        if term is None:
+            return  # another candidate was faster
+        candidate = self._candidates.get(engine)
+        if candidate is None:
+            await self._retire(engine, term)
+            return
+        taken_over = state is not None and state.owner is not None
+        log.info("engine acquired", extra={"engine": engine, "term": term, "taken_over": taken_over})
+        master = EngineMaster(
+            candidate, self._name, term, taken_over, self._pool, self._settings, self._telemetry, self._pulse
+        )
+        self._masters[engine] = master, asyncio.create_task(master.run(), name=f"master of {engine}")
+
+    async def _retire(self, engine: str, term: int) -> None:
+        """An engine that is not discovered any more: its claims go back to the queue, its keys go."""
+        held = await self._pool.holding(engine, self._name, term)
+        if held is not None and held.requests:
+            rows = {claimed.request_id: (claimed.claim, False) for claimed in held.requests}
+            await self._pool.give_back(engine, self._name, term, rows)
+        await self._pool.retire(engine, self._name, term)
+        log.info("engine retired", extra={"engine": engine})

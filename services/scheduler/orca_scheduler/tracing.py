@@ -1,0 +1,71 @@
+"""Spans of the scheduler: a request's wait in the queue and its stay on the engine, and each iteration."""
+
+from collections.abc import Iterable
+
+from opentelemetry import trace
+from opentelemetry.trace import Link, Span, Tracer
+
+from orca.v1 import worker_pb2 as pb
+from orca_common.telemetry import carrier_of, context_of
+
+from .core import ScheduleBatch
+from .output import Held
+
+
+class Tracing:
+    """`orca.queue` and `orca.engine` under the request's span; `orca.iteration` links to all its members."""
+
+    def __init__(self, tracer: Tracer, engine: str) -> None:
+        self._tracer, self._engine = tracer, engine
+        self._stays: dict[int, Span] = {}  # claim -> orca.engine
+        self._iterations: dict[int, Span] = {}
+
+    def claimed(self, held: Held) -> None:
+        """The request left the queue for this engine."""
+        context = context_of(held.record.trace)
+        attributes = {"orca.request": held.claimed.request_id, "orca.engine": self._engine}
+        submitted = held.claimed.submitted * 1000  # Redis's clock, nanoseconds
+        self._tracer.start_span("orca.queue", context, attributes=attributes, start_time=submitted).end()
+        self._stays[held.claimed.claim] = self._tracer.start_span("orca.engine", context, attributes=attributes)
+
+    def scheduled(self, action: ScheduleBatch, slots: int) -> dict[str, str]:
+        """An iteration begins. Returns the context for the ranks."""
+        stays = [self._stays[m.claim] for m in action.members if m.claim in self._stays]
+        span = self._tracer.start_span(
+            "orca.iteration",
+            context=trace.set_span_in_context(trace.INVALID_SPAN),
+            links=[Link(stay.get_span_context()) for stay in stays],
+            attributes={
+                "orca.engine": self._engine,
+                "orca.iteration": action.iteration,
+                "orca.members": [
+                    f"row {m.row} {m.phase} {1 if m.token is not None else m.length}" for m in action.members
+                ],
+                "orca.slots.reserved": action.reserved,
+                "orca.slots.free": slots - action.reserved,
+                "orca.selection.stop": action.stop.value,
+            },
+        )
+        self._iterations[action.iteration] = span
+        for member in action.members:
+            stay = self._stays.get(member.claim)
+            if stay is not None:
+                stay.add_event(
+                    "iteration",
+                    {"orca.iteration": action.iteration, "phase": member.phase.value, "batch": len(action.members)},
+                )
+        return carrier_of(span)
+
+    def returned(self, report: pb.IterationReport) -> None:
+        """An iteration's tokens are back."""
+        span = self._iterations.pop(report.number, None)
+        if span is not None:
+            span.end()
+
+    def ended(self, claims: Iterable[int], reason: str) -> None:
+        """Requests left the engine."""
+        for claim in claims:
+            stay = self._stays.pop(claim, None)
+            if stay is not None:
+                stay.set_attribute("orca.end", reason)
+                stay.end()
