@@ -1,0 +1,5 @@
+"""`python -m orca_endpoint`."""
+
+from .app import main
+
+main()

@@ -1,0 +1,244 @@
+"""The endpoint's incarnation in the pool, and its delivery stream: packets in, wake-ups of calls out.
+
+DESIGN section 4, "Delivering". A call that may have missed a packet attaches again and reads its tokens from the pool.
+All calls do after a missed packet number, and, under a new incarnation, after a reconnect to Redis or a renewal that
+answers another registration number.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from orca_common.errors import Unavailable
+from orca_pool.pool import Pool
+from orca_pool.records import Packet
+
+log = logging.getLogger(__name__)
+
+RENEWAL = 0.4  # seconds between renewals
+LATE = 0.75  # a renewal that comes this much after the last one was late: what ended meanwhile may be our fault
+UNREADY = 2.0  # seconds without an answer of the pool after which the endpoint is not ready
+READ_WAIT = 0.5  # seconds that one read waits; a new incarnation's stream is read at the latest after that
+RETRY = 0.2  # seconds between tries while Redis is away
+DETACH_PATIENCE = 60.0  # seconds that a detach is tried; after that the sweep of dead endpoints does it
+
+
+class Listener(Protocol):
+    """What delivery needs of a call."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+    def put(self, packet: Packet) -> None:
+        """News of this call's request."""
+
+    def doubt(self) -> None:
+        """Something may have been missed: attach again."""
+
+    def wake(self) -> None:
+        """Look at the hub's state again."""
+
+
+class Delivery:
+    """Registers, renews and reads; hands packets to the calls they are addressed to."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.incarnation = new_incarnation()
+        self.leaving = False  # calls end UNAVAILABLE
+        self._calls: dict[str, list[Listener]] = {}
+        self._count = 0
+        self._number: int | None = None  # of our registration
+        self._generation = 0
+        self._last = 0  # number of the last delivery
+        self._cursor: bytes | None = None
+        self._hurry = asyncio.Event()  # renew now
+        self._changed = asyncio.Event()  # set and replaced at each registration
+        self._loop = asyncio.get_running_loop()
+        self._renewed = self._loop.time()
+        self._late_until = 0.0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._background: set[asyncio.Task[None]] = set()
+
+    # -- what calls use
+    @property
+    def count(self) -> int:
+        """Calls that are open."""
+        return self._count
+
+    @property
+    def registered(self) -> bool:
+        return self._number is not None
+
+    def on_time(self) -> bool:
+        """Whether we are registered and the pool answered lately. Callable from any thread."""
+        return self.registered and self._loop.time() - self._renewed < UNREADY
+
+    def add(self, call: Listener) -> None:
+        """From now on the call gets its packets: before its attach is sent."""
+        self._calls.setdefault(call.request_id, []).append(call)
+        self._count += 1
+        self._idle.clear()
+
+    def remove(self, call: Listener) -> None:
+        calls = self._calls[call.request_id]
+        calls.remove(call)
+        if not calls:
+            del self._calls[call.request_id]
+        self._count -= 1
+        if not self._count:
+            self._idle.set()
+
+    def own_fault(self) -> bool:
+        """Whether calls that end now may end because of this endpoint: it leaves, or its loop was late."""
+        now = self._loop.time()
+        return self.leaving or now < self._late_until or now - self._renewed > LATE
+
+    async def another(self, incarnation: str) -> None:
+        """Waits some time for an incarnation other than this one, which the pool does not know."""
+        if self.incarnation != incarnation and self.registered:
+            return
+        self._hurry.set()
+        changed = self._changed
+        try:
+            await asyncio.wait_for(changed.wait(), 2 * RENEWAL)
+        except TimeoutError:
+            return  # the caller tries again, and has its own bound
+
+    def detach(self, request_id: str, attempt: int, grace: float, after: "asyncio.Future[Any] | None") -> None:
+        """Detaches in the background, after an operation of this call that may still be under way."""
+        self.spawn(self._detach(request_id, attempt, grace, after))
+
+    async def _detach(self, request_id: str, attempt: int, grace: float, after: "asyncio.Future[Any] | None") -> None:
+        if after is not None:
+            await asyncio.wait([after])
+            if not after.cancelled():
+                after.exception()  # whatever it was: the detach decides
+        give_up = self._loop.time() + DETACH_PATIENCE
+        while True:
+            try:
+                await self._pool.detach(request_id, attempt=attempt, grace=grace)
+                return
+            except Unavailable as error:
+                if self._loop.time() > give_up:
+                    log.warning("detach given up", extra={"request": request_id, "reason": str(error)})
+                    return
+                await asyncio.sleep(RETRY)
+
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
+        """Runs work that outlives its call; `settled` waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("background work failed", exc_info=error)
+
+    # -- the end
+    async def idle(self) -> None:
+        """Waits until no call is open."""
+        await self._idle.wait()
+
+    def end_calls(self) -> None:
+        """Ends all calls UNAVAILABLE; their requests go on."""
+        self.leaving = True
+        for calls in self._calls.values():
+            for call in calls:
+                call.wake()
+
+    async def settled(self, timeout: float) -> None:
+        """Waits until detaches have been sent."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=timeout)
+
+    async def leave(self) -> None:
+        """Removes the registration and the stream."""
+        await self._pool.leave_endpoint(self.incarnation)
+
+    async def close(self) -> None:
+        """Drops what still runs in the background."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    # -- the two tasks
+    async def renew(self) -> None:
+        """Registers and renews, for ever."""
+        while True:
+            self._hurry.clear()
+            try:
+                await self._renew()
+            except Unavailable as error:
+                log.info("renewal waits for the pool", extra={"reason": str(error)})
+            now = self._loop.time()
+            if now - self._renewed > LATE:
+                self._late_until = now + 1.0
+            try:
+                await asyncio.wait_for(self._hurry.wait(), RENEWAL)
+                await asyncio.sleep(0.02)  # so that hurrying callers do not make it spin
+            except TimeoutError:
+                pass
+
+    async def _renew(self) -> None:
+        generation = self._pool.generation
+        if self._number is None:
+            self._number = await self._pool.renew_endpoint(self.incarnation, register=True)
+        else:
+            known = await self._pool.renew_endpoint(self.incarnation) == self._number
+            if known and generation == self._generation:
+                self._mark()
+                return
+            old, self.incarnation, self._number = self.incarnation, new_incarnation(), None
+            reason = "reconnected to Redis" if known else "was declared dead"
+            log.warning("new incarnation", extra={"reason": reason, "old": old, "new": self.incarnation})
+            self._last, self._cursor = 0, None
+            self._number = await self._pool.renew_endpoint(self.incarnation, register=True, replaces=old)
+        self._generation = generation
+        self._mark()
+        self._all_doubt()
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _mark(self) -> None:
+        now = self._loop.time()
+        if now - self._renewed > LATE:
+            self._late_until = now + 1.0
+        self._renewed = now
+
+    def _all_doubt(self) -> None:
+        for calls in self._calls.values():
+            for call in calls:
+                call.doubt()
+
+    async def read(self) -> None:
+        """Reads the delivery stream and hands out its packets, for ever."""
+        calls = self._calls
+        while True:
+            incarnation = self.incarnation
+            try:
+                entries = await self._pool.read(incarnation, self._cursor, wait=READ_WAIT)
+            except Unavailable:
+                await asyncio.sleep(RETRY)
+                continue
+            if incarnation != self.incarnation:
+                continue  # of a stream that is no longer ours: all calls attach again
+            for entry in entries:
+                if entry.number != self._last + 1:
+                    log.warning("packets were missed", extra={"expected": self._last + 1, "got": entry.number})
+                    self._all_doubt()
+                self._last, self._cursor = entry.number, entry.cursor
+                for packet in entry.packets:
+                    for call in calls.get(packet.request_id, ()):
+                        if call.attempt == packet.attempt:
+                            call.put(packet)
+
+
+def new_incarnation() -> str:
+    """A name that no endpoint ever had."""
+    return f"ep-{secrets.token_hex(8)}"

@@ -1,0 +1,182 @@
+"""What both doors do: admit requests, open calls, tell about the model."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from opentelemetry.trace import Span, SpanKind
+
+from orca.v1.orca_pb2 import CancelRequest, Engine, GenerateRequest, GetModelResponse, ResumeRequest
+from orca_common.checkpoint import Checkpoint
+from orca_common.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
+from orca_common.telemetry import Telemetry, carrier_of, context_of, trace_id_of
+from orca_pool.pool import Pool
+
+from .call import RETRY_AFTER, Call, Patience
+from .delivery import RETRY, Delivery
+from .settings import EndpointSettings
+from .text import Vocabulary
+from .validation import Validator
+
+log = logging.getLogger(__name__)
+
+WATCH = 0.5  # seconds between looks at the pool's identity until an engine has formed
+
+
+class Endpoint:
+    """One endpoint's collaborators, and its state towards clients: not ready, ready, leaving."""
+
+    def __init__(
+        self,
+        settings: EndpointSettings,
+        checkpoint: Checkpoint,
+        vocabulary: Vocabulary | None,
+        pool: Pool,
+        delivery: Delivery,
+        telemetry: Telemetry,
+    ) -> None:
+        self.settings, self.checkpoint = settings, checkpoint
+        self.telemetry = telemetry
+        self.name = model_name(settings.model, checkpoint)
+        self.delivery = delivery
+        self._pool, self._vocabulary = pool, vocabulary
+        self._validator = Validator(settings, checkpoint, vocabulary)
+        self._patience = Patience(settings.pool_patience, settings.call_buffer)
+        self._formed = False  # an engine has, once
+        self.draining = False
+
+    # -- readiness
+    def not_ready(self) -> str | None:
+        """Why no request can be served now; None when they can. Callable from any thread."""
+        if self.draining:
+            return "leaving"
+        if not self.delivery.on_time():
+            return "the request pool does not answer"
+        if not self._formed:
+            return "no engine has formed yet"
+        return None
+
+    async def watch(self) -> None:
+        """Waits until an engine has formed."""
+        while not self._formed:
+            try:
+                identity = await self._pool.identity()
+                self._formed = identity is not None and identity.slots > 0
+            except Unavailable as error:
+                log.info("waiting for the pool", extra={"reason": str(error)})
+            if not self._formed:
+                await asyncio.sleep(WATCH)
+        log.info("an engine has formed")
+
+    # -- the four methods of orca.v1.Orca
+    async def generate(
+        self,
+        request: GenerateRequest,
+        deadline: float | None,
+        carrier: Mapping[str, str],
+        names: Mapping[str, str] | None = None,
+    ) -> Call:
+        """A call that will submit the request. `deadline`: a moment of the loop's clock; `names`: see validation."""
+        self._admit(deadline)
+        work = await self._validator.generate(request, names)
+        span = self._span("orca.request", work.record.request_id, carrier)
+        work.record.trace.update(trace_of(span, carrier))
+        return Call.generate(
+            self._pool,
+            self.delivery,
+            self._vocabulary,
+            self._patience,
+            work,
+            deadline,
+            self.settings.max_waiting,
+            span,
+        )
+
+    def resume(self, request: ResumeRequest, deadline: float | None, carrier: Mapping[str, str]) -> Call:
+        """A call that will attach to a known request."""
+        self._admit(deadline)
+        attempt = self._validator.resume(request)
+        return Call.resume(
+            self._pool,
+            self.delivery,
+            self._vocabulary,
+            self._patience,
+            request.request_id,
+            attempt,
+            request.from_index,
+            request.digest,
+            self._span("orca.resume", request.request_id, carrier),
+        )
+
+    async def cancel(self, request: CancelRequest) -> bool:
+        """Whether it was alive. Raises NotFound."""
+        self._validator.cancel(request)
+        give_up = asyncio.get_running_loop().time() + self.settings.pool_patience
+        while True:
+            try:
+                alive = await self._pool.cancel(request.request_id)
+                break
+            except Unavailable:
+                if asyncio.get_running_loop().time() > give_up:
+                    raise
+                await asyncio.sleep(RETRY)
+        if alive is None:
+            raise NotFound(f"request {request.request_id} is not known; it may have ended long ago")
+        return alive
+
+    async def model(self) -> GetModelResponse:
+        limits, checkpoint = self.settings, self.checkpoint
+        return GetModelResponse(
+            name=self.name,
+            digest=checkpoint.digest,
+            vocab_size=checkpoint.vocab_size,
+            max_positions=checkpoint.max_positions,
+            max_prompt_bytes=limits.max_prompt_bytes,
+            max_stop_strings=limits.max_stop_strings,
+            max_stop_bytes=limits.max_stop_bytes,
+            eos_token_ids=checkpoint.eos_token_ids,
+            has_tokenizer=self._vocabulary is not None,
+            engines=[
+                Engine(
+                    id=info.engine,
+                    tensor_parallel=info.tensor_parallel,
+                    pipeline_parallel=info.pipeline_parallel,
+                    slots=info.slots,
+                    epoch=info.epoch,
+                )
+                for info in await self._pool.engine_infos()
+            ],
+        )
+
+    # -- the parts
+    def _admit(self, deadline: float | None) -> None:
+        """Refuses a new call that cannot be served now."""
+        if self.draining:
+            raise Unavailable("this endpoint is leaving; call another one")
+        if deadline is not None and deadline <= asyncio.get_running_loop().time():
+            raise DeadlineExceeded("the deadline had passed when the request came")
+        if self.delivery.count >= self.settings.max_calls:
+            raise ResourceExhausted(f"this endpoint serves {self.settings.max_calls} streams already", RETRY_AFTER)
+
+    def _span(self, name: str, request_id: str, carrier: Mapping[str, str]) -> Span | None:
+        if not self.telemetry.enabled:
+            return None
+        attributes = {"orca.request_id": request_id}
+        context = context_of(carrier)
+        return self.telemetry.tracer.start_span(name, context=context, kind=SpanKind.SERVER, attributes=attributes)
+
+
+def trace_of(span: Span | None, carrier: Mapping[str, str]) -> dict[str, str]:
+    """The W3C headers that go on with a request: its span's, else the client's, else an id that log lines can name."""
+    if span is not None:
+        return carrier_of(span)
+    if int(trace_id_of(carrier), 16):
+        return {name: carrier[name] for name in ("traceparent", "tracestate") if name in carrier}
+    return {"traceparent": f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00"}
+
+
+def model_name(model: str, checkpoint: Checkpoint) -> str:
+    """A folder's last part, or the hub's name."""
+    return checkpoint.name if Path(model).exists() else model

@@ -1,0 +1,237 @@
+"""What a request must be. Both doors come through here; each error names the field as its caller wrote it.
+
+`GenerateRequest` -> `Work` (the pool's record and what submit needs beside it), or InvalidArgument, or
+FailedPrecondition for what this model cannot do.
+"""
+
+import asyncio
+import hashlib
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from orca.v1.orca_pb2 import CancelRequest, GenerateRequest, ResumeRequest, Sampling
+from orca.v1.pool_pb2 import PoolRequest
+from orca_common.checkpoint import Checkpoint
+from orca_common.errors import FailedPrecondition, InvalidArgument
+
+from .settings import EndpointSettings
+from .text import Vocabulary
+
+MAX_ID = 128
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:~-]+")
+MAX_ATTEMPT = (1 << 53) - 1  # Lua's numbers are exact up to here
+MAX_TEMPERATURE = 100.0
+GREEDY_BELOW = 1e-5  # logits divided by less overflow float32, and the draw is the greedy one anyway
+IN_LOOP = 2048  # bytes of text that are tokenized on the event loop (about 0.5 ms); more goes to a thread
+
+# The HTTP door's names of the fields that differ there.
+HTTP_NAMES: Mapping[str, str] = {
+    "text": "prompt",
+    "token_ids.ids": "prompt",
+    "max_new_tokens": "max_tokens",
+    "sampling.temperature": "temperature",
+    "sampling.top_p": "top_p",
+    "sampling.top_k": "top_k",
+    "sampling.seed": "seed",
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """A valid request, ready for the pool."""
+
+    record: PoolRequest
+    body_digest: str  # of what makes two requests the same
+    attempt: int
+
+    @property
+    def need(self) -> int:
+        """Slots: input tokens + max_new_tokens."""
+        return len(self.record.prompt_ids) + self.record.max_new_tokens
+
+
+class Attempts:
+    """Attempt numbers for callers that send none: the clock in microseconds, growing."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def next(self) -> int:
+        self._last = max(self._last + 1, time.time_ns() // 1000)
+        return self._last
+
+
+class Validator:
+    """Checks requests against one model and one endpoint's limits."""
+
+    def __init__(self, settings: EndpointSettings, checkpoint: Checkpoint, vocabulary: Vocabulary | None) -> None:
+        self._limits, self._model, self._vocabulary = settings, checkpoint, vocabulary
+        self._attempts = Attempts()
+
+    async def generate(self, request: GenerateRequest, names: Mapping[str, str] | None = None) -> Work:
+        """Raises InvalidArgument and FailedPrecondition. Leaves `record.trace` to the caller."""
+        check = Fields(names or {})
+        request_id = self._request_id(request.request_id) if request.request_id else f"req-{secrets.token_hex(12)}"
+        attempt = self._attempt(request.attempt)
+        grace = self._grace(request, check)
+        temperature, top_k, top_p = self._sampling(request.sampling, check)
+        self._endings(request, check)
+        if request.max_new_tokens < 1:
+            raise check.error("max_new_tokens", "must be at least 1")
+        prompt_ids = await self._prompt(request, check)
+        seed = request.sampling.seed if request.sampling.HasField("seed") else seed_of(request_id)
+        eos = () if request.ignore_eos else self._model.eos_token_ids
+        record = PoolRequest(
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            max_new_tokens=request.max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            end_token_ids=sorted({*request.stop_token_ids, *eos}),
+            stop=request.stop,
+            logprobs=request.logprobs,
+            detach_grace=grace,
+            stop_token_ids=request.stop_token_ids,
+        )
+        return Work(record, body_digest(request), attempt)
+
+    def resume(self, request: ResumeRequest) -> int:
+        """Checks a ResumeRequest and answers its attempt."""
+        self._request_id(request.request_id)
+        if request.from_index > self._model.max_positions:
+            raise InvalidArgument("from_index", f"must be at most {self._model.max_positions}")
+        if len(request.digest) not in {0, hashlib.sha1().digest_size}:
+            raise InvalidArgument("digest", "must be the 20 bytes of a SHA-1, or empty")
+        return self._attempt(request.attempt)
+
+    def cancel(self, request: CancelRequest) -> None:
+        self._request_id(request.request_id)
+
+    # -- the parts
+    def _request_id(self, request_id: str) -> str:
+        if not request_id:
+            raise InvalidArgument("request_id", "is missing")
+        if len(request_id) > MAX_ID:
+            raise InvalidArgument("request_id", f"has {len(request_id)} characters; at most {MAX_ID} are allowed")
+        if not REQUEST_ID.fullmatch(request_id):
+            raise InvalidArgument("request_id", "may hold letters, digits and . _ : ~ - alone")
+        return request_id
+
+    def _attempt(self, attempt: int) -> int:
+        if attempt > MAX_ATTEMPT:
+            raise InvalidArgument("attempt", f"must be below 2^53; it is {attempt}")
+        return attempt or self._attempts.next()
+
+    def _grace(self, request: GenerateRequest, check: "Fields") -> float:
+        grace, limit = request.detach_grace, self._limits.max_detach_grace
+        if grace.seconds < 0 or not 0 <= grace.nanos <= 999_999_999:
+            raise check.error("detach_grace", "must not be negative")
+        seconds = grace.seconds + grace.nanos / 1e9
+        if seconds > limit:
+            raise check.error("detach_grace", f"is {seconds:g} s; at most {limit:g} s are allowed")
+        return seconds
+
+    def _sampling(self, sampling: Sampling, check: "Fields") -> tuple[float, int, float]:
+        temperature = sampling.temperature
+        if not 0 <= temperature <= MAX_TEMPERATURE:  # NaN is not either
+            raise check.error("sampling.temperature", f"must be between 0 and {MAX_TEMPERATURE:g}; it is {temperature}")
+        if sampling.HasField("top_k") and sampling.top_k < 1:
+            raise check.error("sampling.top_k", "must be at least 1")
+        top_p = sampling.top_p if sampling.HasField("top_p") else 1.0
+        if not 0 < top_p <= 1:
+            raise check.error("sampling.top_p", f"must be above 0 and at most 1; it is {top_p}")
+        top_k = min(sampling.top_k, self._model.vocab_size)
+        return 0.0 if temperature < GREEDY_BELOW else temperature, top_k, top_p
+
+    def _endings(self, request: GenerateRequest, check: "Fields") -> None:
+        limits = self._limits
+        if len(request.stop) > limits.max_stop_strings:
+            raise check.error("stop", f"has {len(request.stop)} strings; at most {limits.max_stop_strings} are allowed")
+        for n, stop in enumerate(request.stop):
+            size = len(stop.encode())
+            if size == 0:
+                raise check.error("stop", "is an empty string", n)
+            if size > limits.max_stop_bytes:
+                raise check.error("stop", f"has {size} bytes; at most {limits.max_stop_bytes} are allowed", n)
+        if request.stop and self._vocabulary is None:
+            raise FailedPrecondition("stop: this model has no tokenizer.json and so no text; use stop_token_ids")
+        if len(request.stop_token_ids) > limits.max_stop_token_ids:
+            count, limit = len(request.stop_token_ids), limits.max_stop_token_ids
+            raise check.error("stop_token_ids", f"has {count} ids; at most {limit} are allowed")
+        self._known(request.stop_token_ids, "stop_token_ids", check)
+
+    async def _prompt(self, request: GenerateRequest, check: "Fields") -> Sequence[int]:
+        kind = request.WhichOneof("prompt")
+        if kind is None:
+            raise check.error("prompt", "is missing: give text or token ids")
+        if kind == "token_ids":
+            field, ids = "token_ids.ids", request.token_ids.ids
+            if not ids:
+                raise check.error(field, "the prompt is empty")
+            self._fits(len(ids), request.max_new_tokens, field, check)
+            self._known(ids, field, check)
+            return ids
+        text = request.text
+        if not text:
+            raise check.error("text", "the prompt is empty")
+        size = len(text.encode())
+        if size > self._limits.max_prompt_bytes:
+            limit = self._limits.max_prompt_bytes
+            raise check.error("text", f"the prompt has {size} bytes; at most {limit} are allowed")
+        if self._vocabulary is None:
+            raise FailedPrecondition("text: this model has no tokenizer.json; give the prompt as token ids")
+        if self._vocabulary.longest_token:
+            least = -(-size // self._vocabulary.longest_token)
+            self._fits(least, request.max_new_tokens, "text", check, "at least ")
+        encode = self._vocabulary.encode
+        encoded = encode(text) if size <= IN_LOOP else await asyncio.to_thread(encode, text)
+        if not encoded:
+            raise check.error("text", "the prompt has no tokens")
+        self._fits(len(encoded), request.max_new_tokens, "text", check)
+        self._known(encoded, "text", check)
+        return encoded
+
+    def _fits(self, tokens: int, new: int, field: str, check: "Fields", about: str = "") -> None:
+        limit = self._model.max_positions
+        if tokens >= limit:
+            raise check.error(field, f"the prompt has {about}{tokens} tokens; the model has {limit} positions")
+        if tokens + new > limit:
+            allowed = limit - tokens
+            problem = f"is {new}, but the prompt has {about}{tokens} tokens and the model {limit} positions: "
+            raise check.error("max_new_tokens", problem + f"at most {allowed} are allowed")
+
+    def _known(self, ids: Sequence[int], field: str, check: "Fields") -> None:
+        if ids and max(ids) >= self._model.vocab_size:
+            n = next(n for n, i in enumerate(ids) if i >= self._model.vocab_size)
+            problem = f"is {ids[n]}, but the vocabulary has {self._model.vocab_size} tokens"
+            raise check.error(field, problem, n)
+
+
+class Fields:
+    """The caller's names of the request's fields."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+
+    def error(self, field: str, problem: str, position: int | None = None) -> InvalidArgument:
+        name = self._names.get(field, field)
+        return InvalidArgument(name if position is None else f"{name}[{position}]", problem)
+
+
+def seed_of(request_id: str) -> int:
+    """The seed of a request that names none: the same for every retry of it."""
+    return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "little")
+
+
+def body_digest(request: GenerateRequest) -> str:
+    """SHA-256 of what makes two requests the same: all but the id, the attempt and the grace."""
+    body = GenerateRequest()
+    body.CopyFrom(request)
+    for field in ("request_id", "attempt", "detach_grace"):
+        body.ClearField(field)
+    return hashlib.sha256(body.SerializeToString(deterministic=True)).hexdigest()
