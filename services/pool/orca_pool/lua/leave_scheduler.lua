@@ -1,0 +1,2 @@
+-- The end of a scheduler. ARGV: scheduler.
+call('ZREM', SCHEDULERS, ARGV[1])

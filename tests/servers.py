@@ -1,0 +1,63 @@
+"""Real servers for tests: a Redis for the request pool, with its append-only file in a temporary folder."""
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from orca_cli import embedded_pool
+
+# The servers that the pool must run under: the embedded Valkey, and Redis 7.0 where it is installed.
+KINDS = ["valkey", *(["redis"] if shutil.which("redis-server") else [])]
+
+
+class RedisServer:
+    """A server that can be frozen, killed and started again on its port with the same file."""
+
+    def __init__(self, folder: Path, kind: str = "valkey") -> None:
+        self._binary = Path(shutil.which("redis-server") or "redis-server") if kind == "redis" else None
+        self._folder = folder
+        self._child, self.url = embedded_pool.start(folder, None, self._binary)
+        self.port = int(self.url.rsplit(":", 1)[1].split("/")[0])
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def freeze(self) -> None:
+        self._child.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._child.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL: what was acknowledged must be in the file."""
+        self._child.kill()
+        self._child.wait()
+
+    def restart(self) -> None:
+        self.kill()
+        self._child, _ = embedded_pool.start(self._folder, self.port, self._binary)
+
+    def stop(self) -> None:
+        if self._child.poll() is None:
+            self.thaw()
+            self._child.terminate()
+            try:
+                self._child.wait(5)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+
+@contextmanager
+def redis_server(kind: str = "valkey") -> Iterator[RedisServer]:
+    """A server of one of KINDS, ended by its pid."""
+    with TemporaryDirectory(prefix="orca-redis-") as folder:
+        server = RedisServer(Path(folder), kind)
+        try:
+            yield server
+        finally:
+            server.stop()
