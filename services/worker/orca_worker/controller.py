@@ -1,0 +1,342 @@
+"""The controller of a rank: the engine master's side of it. It never touches a tensor and never waits for the GPU.
+
+Iterations come down one stream, Run, and go to the GPU thread at once; what they made goes up the same stream. Beats
+are answered by this loop alone, whatever the GPU thread does.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import grpc
+
+from orca.v1 import worker_pb2, worker_pb2_grpc
+from orca_common.checkpoint import Checkpoint
+from orca_common.errors import Aborted, FailedPrecondition, Internal, OrcaError, ResourceExhausted, Unavailable, abort
+from orca_common.telemetry import Telemetry, context_of
+
+from .gpu_thread import GpuThread
+from .stage import Stage
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = 1
+MAX_WAITING = 64  # iterations that were accepted and have not been reported; a master has a few in flight
+TERM_METADATA = "orca-term"  # of a Run call, so that a master of an old term ends nobody's stream
+
+
+@dataclass(frozen=True)
+class Formation:
+    """An epoch that this rank was asked to form, with the block size of its memory."""
+
+    epoch: int
+    block_size: int
+    slots: int  # that the memory holds
+
+
+class Waiting(NamedTuple):
+    """An accepted iteration: what its span needs."""
+
+    number: int
+    members: int
+    trace: dict[str, str]
+
+
+class Lane:
+    """One Run call: what is to be written to it. An error ends it."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[worker_pb2.Report | OrcaError | None] = asyncio.Queue()
+
+    def put(self, report: worker_pb2.Report) -> None:
+        self._queue.put_nowait(report)
+
+    def end(self, error: OrcaError | None) -> None:
+        """Ends the call behind what was put; None: well."""
+        self._queue.put_nowait(error)
+
+    async def reports(self) -> AsyncIterator[worker_pb2.Report]:
+        """What was put, until the end. Raises the error that ended it."""
+        while (report := await self._queue.get()) is not None:
+            if isinstance(report, OrcaError):
+                raise report
+            yield report
+
+
+class Controller(worker_pb2_grpc.ControllerServicer):
+    """`on_failure` is called once, with a sentence, when this rank is not to be used again."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, stage: Stage, telemetry: Telemetry, on_failure: Callable[[str], None]
+    ) -> None:
+        self._checkpoint, self._stage, self._telemetry, self._on_failure = checkpoint, stage, telemetry, on_failure
+        self._loop = asyncio.get_running_loop()
+        self._gpu = GpuThread(stage, self._from_gpu_thread)
+        self.incarnation = uuid.uuid4().hex
+        self._engine = ""
+        self._term = 0
+        self._forming: Formation | None = None  # formed, not yet allocated
+        self._member: Formation | None = None  # slots: those of the epoch
+        self._last_epoch = 0
+        self._accepted = 0  # number of the last iteration taken
+        self._waiting: deque[Waiting] = deque()
+        self._idle = asyncio.Event()  # nothing waits
+        self._idle.set()
+        self._lane: Lane | None = None
+        # A stream that breaks may lose what was written to it last. The next one of the same term starts with all of
+        # these; the master knows them by their numbers.
+        self._recent: deque[worker_pb2.Report] = deque(maxlen=MAX_WAITING)
+        self._leaving = False
+
+    # The four calls
+
+    async def Hello(  # noqa: N802 the proto's name
+        self, request: worker_pb2.HelloRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.HelloResponse:
+        try:
+            return await self._hello(request)
+        except OrcaError as error:
+            await abort(context, error)
+
+    async def Form(  # noqa: N802 the proto's name
+        self, request: worker_pb2.FormRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.FormResponse:
+        try:
+            return await self._form(request)
+        except OrcaError as error:
+            await abort(context, error)
+        except Exception as error:
+            log.exception("formation failed", extra={"epoch": request.epoch})
+            await abort(context, Internal(f"Form: {type(error).__name__}: {error}", "-"))
+
+    async def Allocate(  # noqa: N802 the proto's name
+        self, request: worker_pb2.AllocateRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.AllocateResponse:
+        try:
+            return await self._allocate(request)
+        except OrcaError as error:
+            await abort(context, error)
+        except Exception as error:
+            log.exception("allocation failed", extra={"epoch": request.epoch, "slots": request.slots})
+            await abort(context, Internal(f"Allocate: {type(error).__name__}: {error}", "-"))
+
+    async def Run(  # noqa: N802 the proto's name
+        self, request_iterator: AsyncIterator[worker_pb2.ControlMessage], context: grpc.aio.ServicerContext
+    ) -> None:
+        lane = Lane()
+        reader = None
+        try:
+            self._open(lane, dict(context.invocation_metadata() or ()).get(TERM_METADATA))
+            reader = asyncio.create_task(self._read(request_iterator, lane))
+            async for report in lane.reports():
+                if report.HasField("iteration"):
+                    report.iteration.times.sent = time.time_ns()
+                await context.write(report)
+        except OrcaError as error:
+            await abort(context, error)
+        finally:
+            if reader is not None:
+                reader.cancel()
+            if self._lane is lane:
+                self._lane = None
+
+    # What they do
+
+    def ready(self) -> str | None:
+        """Why this rank is not ready; None: it is a member of an epoch."""
+        if self._leaving:
+            return "leaving"
+        if self._gpu.failed:
+            return "an iteration failed"
+        return None if self._member is not None else "not a member of an engine's epoch yet"
+
+    async def leave(self, timeout: float) -> bool:
+        """Takes no more, finishes what was accepted, ends the stream. False: the GPU still works after `timeout`."""
+        self._leaving = True
+        self._gpu.stop()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            pass
+        if self._lane is not None:
+            self._lane.end(Unavailable("this rank is leaving"))
+        return await asyncio.to_thread(self._gpu.join, 0 if self._waiting else 1)
+
+    async def _hello(self, request: worker_pb2.HelloRequest) -> worker_pb2.HelloResponse:
+        if request.protocol == PROTOCOL:  # the master sees the number of another, and says so
+            if self._raise_term(request.term, None):
+                log.info("a new master", extra={"engine": request.engine, "term": request.term})
+                # What the old one sent still runs, in order. Its end makes rows and iteration stand still.
+                try:
+                    async with asyncio.timeout(1.0):
+                        await self._idle.wait()
+                except TimeoutError:
+                    pass
+            self._engine = request.engine
+        member = self._member
+        return worker_pb2.HelloResponse(
+            protocol=PROTOCOL,
+            incarnation=self.incarnation,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            epoch=member.epoch if member else 0,
+            iteration=self._gpu.iteration,
+            slots=member.slots if member else 0,
+            rows=[worker_pb2.HeldRow(row=r, claim=c, length=n) for r, c, n in self._stage.rows.held()],
+            model_digest=self._checkpoint.digest,
+            max_positions=self._checkpoint.max_positions,
+            vocab_size=self._checkpoint.vocab_size,
+        )
+
+    async def _form(self, request: worker_pb2.FormRequest) -> worker_pb2.FormResponse:
+        self._raise_term(request.term, None)
+        if (request.tensor_parallel, request.pipeline_parallel) != (1, 1):
+            cut = f"{request.tensor_parallel} x {request.pipeline_parallel} ranks"
+            raise FailedPrecondition(f"an engine of {cut} (tp x pp) is not built yet; this rank runs 1 x 1")
+        if request.stage or request.tensor_rank:
+            raise FailedPrecondition(f"stage {request.stage}, tensor rank {request.tensor_rank} of a 1 x 1 engine")
+        if request.block_size < 1:
+            raise FailedPrecondition("block_size is 0")
+        pending = self._forming is not None and self._forming.epoch == request.epoch
+        if request.epoch <= self._last_epoch and not pending:
+            raise FailedPrecondition(f"epoch {request.epoch} is old: this rank has seen {self._last_epoch}")
+        self._last_epoch = request.epoch
+        self._member = self._forming = None
+        memory = await asyncio.wrap_future(self._gpu.call(lambda: self._stage.form(request.block_size)))
+        self._check_newest(request.epoch)
+        self._recent.clear()
+        self._forming = Formation(request.epoch, request.block_size, memory.slots)
+        return worker_pb2.FormResponse(slots=memory.slots, free_bytes=memory.free_bytes, slot_bytes=memory.slot_bytes)
+
+    async def _allocate(self, request: worker_pb2.AllocateRequest) -> worker_pb2.AllocateResponse:
+        self._raise_term(request.term, None)
+        slots, forming, member = request.slots, self._forming, self._member
+        if member is not None and (member.epoch, member.slots) == (request.epoch, slots):
+            return worker_pb2.AllocateResponse()
+        if forming is None or forming.epoch != request.epoch:
+            raise FailedPrecondition(f"epoch {request.epoch} is not being formed here")
+        if not forming.block_size <= slots <= forming.slots:
+            raise FailedPrecondition(
+                f"{slots} slots: this rank's memory holds {forming.slots}, a block {forming.block_size}"
+            )
+        await asyncio.wrap_future(self._gpu.call(lambda: self._stage.allocate(slots, forming.block_size)))
+        self._check_newest(request.epoch)
+        self._member, self._forming = Formation(request.epoch, forming.block_size, slots), None
+        log.info("member", extra={"engine": self._engine, "epoch": request.epoch, "slots": slots})
+        return worker_pb2.AllocateResponse()
+
+    def _check_newest(self, epoch: int) -> None:
+        if epoch != self._last_epoch:
+            raise FailedPrecondition(f"epoch {epoch} is old: this rank has seen {self._last_epoch}")
+
+    def _raise_term(self, term: int, lane: Lane | None) -> bool:
+        """Checks a message's term. A higher one is the rank's from now on, and ends the stream of the one before."""
+        if term < self._term:
+            raise FailedPrecondition(f"term {term} is old: this rank has seen {self._term}")
+        if term == self._term:
+            return False
+        self._term = term
+        self._recent.clear()
+        if self._lane is not None and self._lane is not lane:
+            self._lane.end(FailedPrecondition(f"term {term} has taken over"))
+            self._lane = None
+        return True
+
+    def _open(self, lane: Lane, term: str | bytes | None) -> None:
+        if self._leaving:
+            raise Unavailable("this rank is leaving")
+        if term is not None:
+            self._raise_term(int(term), None)
+        if self._lane is not None:
+            self._lane.end(Aborted("a newer Run took over"))
+        self._lane = lane
+        for report in self._recent:
+            lane.put(report)
+
+    async def _read(self, messages: AsyncIterator[worker_pb2.ControlMessage], lane: Lane) -> None:
+        """Everything that comes down a stream, until it ends."""
+        try:
+            async for message in messages:
+                if message.HasField("iteration"):
+                    self._take(message.iteration, lane)
+                elif message.HasField("beat"):
+                    beat = worker_pb2.Beat(number=message.beat.number, iteration=self._gpu.iteration)
+                    lane.put(worker_pb2.Report(beat=beat))
+        except OrcaError as error:
+            log.warning("control lane refused: %s", error)
+            lane.end(error)
+        else:
+            lane.end(None)
+
+    def _take(self, iteration: worker_pb2.Iteration, lane: Lane) -> None:
+        """Hands an iteration to the GPU thread."""
+        received = time.time_ns()
+        self._raise_term(iteration.term, lane)
+        if self._lane is not lane:
+            raise Aborted("a newer Run took over")
+        if self._leaving or self._gpu.failed:
+            raise Unavailable("this rank is leaving" if self._leaving else "this rank has failed and is about to end")
+        if self._member is None or iteration.epoch != self._member.epoch:
+            has = f"a member of {self._member.epoch}" if self._member is not None else "a member of none"
+            raise FailedPrecondition(f"iteration {iteration.number} is of epoch {iteration.epoch}: this rank is {has}")
+        if iteration.number <= self._accepted:
+            raise FailedPrecondition(f"iteration {iteration.number} is old: this rank has taken {self._accepted}")
+        if len(self._waiting) >= MAX_WAITING:
+            raise ResourceExhausted(f"{MAX_WAITING} iterations wait here already", 0.1)
+        self._accepted = iteration.number
+        self._idle.clear()
+        members = len(iteration.initiations) + len(iteration.increment_rows)
+        trace = dict(iteration.trace) if self._telemetry.enabled else {}
+        self._waiting.append(Waiting(iteration.number, members, trace))
+        self._gpu.submit(iteration, received)
+
+    def _from_gpu_thread(self, report: worker_pb2.Report) -> None:
+        self._loop.call_soon_threadsafe(self._reported, report)
+
+    def _reported(self, report: worker_pb2.Report) -> None:
+        """An iteration is done."""
+        done = self._waiting.popleft()
+        if not self._waiting:
+            self._idle.set()
+        result = report.iteration
+        if self._member is not None and result.epoch == self._member.epoch:
+            self._recent.append(report)
+            if self._lane is not None:
+                self._lane.put(report)
+        if self._telemetry.enabled:
+            self._trace(done, result)
+        if result.error:
+            self._waiting.clear()
+            self._idle.set()
+            self._on_failure(result.error)
+
+    def _trace(self, done: Waiting, result: worker_pb2.IterationReport) -> None:
+        """The span of this rank's share in an iteration."""
+        times = result.times
+        span = self._telemetry.tracer.start_span(
+            "orca.stage",
+            context=context_of(done.trace),
+            start_time=times.received,
+            attributes={
+                "orca.engine": self._engine,
+                "orca.epoch": result.epoch,
+                "orca.iteration": result.number,
+                "orca.batch_size": done.members,
+                "orca.stage": times.stage,
+                "orca.tensor_rank": times.tensor_rank,
+                "process.pid": os.getpid(),
+            },
+        )
+        span.add_event("started", timestamp=times.started)
+        span.add_event("computed", timestamp=times.computed)
+        if result.error:
+            span.add_event("failed", {"error": result.error}, timestamp=times.computed)
+        span.end(end_time=time.time_ns())

@@ -1,0 +1,85 @@
+"""The thread that drives this rank's GPU: it takes work in order, one piece at a time, and never waits for a socket."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TypeVar
+
+from orca.v1 import worker_pb2
+from orca_common.errors import OrcaError, Unavailable
+
+from .stage import Stage
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class GpuThread:
+    """`report` is called in this thread with what each iteration made. A failed iteration is the last one."""
+
+    def __init__(self, stage: Stage, report: Callable[[worker_pb2.Report], None]) -> None:
+        self._stage, self._report = stage, report
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # bounded by the controller: MAX_WAITING
+        self.failed = False
+        self.iteration = 0  # the last one that was run
+        self._thread = threading.Thread(target=self._main, name="gpu", daemon=True)
+        self._thread.start()
+
+    def submit(self, iteration: worker_pb2.Iteration, received: int) -> None:
+        """Queues an iteration that the controller received at `received` (ns of the wall clock)."""
+        self._queue.put(lambda: self._run(iteration, received))
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Queues a call behind all iterations. Raises Unavailable in the future when this thread has failed."""
+        future: Future[T] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                if self.failed:
+                    raise Unavailable("this rank has failed and is about to end")
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._queue.put(work)
+        return future
+
+    def stop(self) -> None:
+        """Ends the thread behind all that was queued."""
+        self._queue.put(None)
+
+    def join(self, timeout: float) -> bool:
+        """Waits for the end of the thread. False: it still works after `timeout` seconds."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _main(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work()
+
+    def _run(self, iteration: worker_pb2.Iteration, received: int) -> None:
+        if self.failed:
+            return
+        report = worker_pb2.Report()
+        result = report.iteration
+        result.epoch, result.number = iteration.epoch, iteration.number
+        result.times.received, result.times.started = received, time.time_ns()
+        try:
+            output = self._stage.run(iteration)
+        except Exception as error:
+            # The rank's memory is in doubt now: the master hears why, and the process ends.
+            self.failed = True
+            log.exception("iteration failed", extra={"epoch": iteration.epoch, "iteration": iteration.number})
+            result.error = str(error) if isinstance(error, OrcaError) else f"{type(error).__name__}: {error}"
+        else:
+            self.iteration = iteration.number
+            result.token_ids.extend(output.token_ids)
+            result.logprobs.extend(output.logprobs)
+        result.times.computed = time.time_ns()
+        self._report(report)

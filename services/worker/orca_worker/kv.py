@@ -1,0 +1,97 @@
+"""Attention K/V manager (paper section 3.1): the keys and values of every token of the requests in progress.
+
+It owns the memory and finds a token's place by row and token index. Which blocks a request has is the scheduler's
+word; nothing is freed until the scheduler says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from orca_common.errors import FailedPrecondition
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """Keys and values of one token on this rank: all of its layers, its share of the heads."""
+
+    layers: int
+    heads: int
+    head_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def slot_bytes(self) -> int:
+        return 2 * self.layers * self.heads * self.head_size * self.dtype.itemsize
+
+
+class KVManager:
+    """`shape` None: a model without keys and values; blocks are kept all the same."""
+
+    keys: torch.Tensor  # [layers, n_blocks, heads, block_size, D]
+    values: torch.Tensor
+
+    def __init__(self, shape: KVShape | None) -> None:
+        self._shape = shape
+        self.n_blocks, self.block_size = 0, 1
+        self._table = np.zeros((64, 8), np.int64)  # [row, i]: the row's block i
+        self._capacity = np.zeros(64, np.int64)  # [row]: tokens that its blocks hold
+
+    def release(self) -> None:
+        """Gives the memory back and forgets all rows."""
+        self.n_blocks = 0
+        self._capacity[:] = 0
+        if self._shape is not None and hasattr(self, "keys"):
+            del self.keys, self.values
+
+    def allocate(self, slots: int, block_size: int) -> None:
+        """Memory for `slots` tokens, in whole blocks. All rows are forgotten."""
+        self.release()
+        self.n_blocks, self.block_size = slots // block_size, block_size
+        shape = self._shape
+        if shape is not None:
+            import torch
+
+            # On a CPU zeros are mapped only when touched.
+            size = (shape.layers, self.n_blocks, shape.heads, block_size, shape.head_size)
+            self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+            self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+
+    def admit(self, row: int, blocks: Sequence[int]) -> None:
+        """Gives a row its blocks."""
+        rows, columns = self._table.shape
+        if row >= rows or len(blocks) > columns:
+            grown = np.zeros((max(rows, 2 * row), max(columns, 2 * len(blocks))), np.int64)
+            grown[:rows, :columns] = self._table
+            self._table = grown
+            self._capacity = np.concatenate([self._capacity, np.zeros(len(grown) - rows, np.int64)])
+        if any(block >= self.n_blocks for block in blocks):
+            raise FailedPrecondition(f"row {row}: block {max(blocks)} of {self.n_blocks} blocks")
+        self._table[row, : len(blocks)] = blocks
+        self._capacity[row] = len(blocks) * self.block_size
+
+    def free(self, rows: Sequence[int]) -> None:
+        """Forgets the blocks of rows: the scheduler gives them to others."""
+        for row in rows:
+            if row < len(self._capacity):
+                self._capacity[row] = 0
+
+    def slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """rows, positions [T] -> slots [T]: block * block_size + offset of each token."""
+        beyond = positions >= self._capacity[rows]
+        if beyond.any():
+            row, position = int(rows[beyond][0]), int(positions[beyond][0])
+            raise FailedPrecondition(f"row {row}: its blocks hold {self._capacity[row]} tokens, not one at {position}")
+        return self._table[rows, positions // self.block_size] * self.block_size + positions % self.block_size
+
+    def block_table(self, rows: np.ndarray, tokens: int) -> np.ndarray:
+        """rows [B] -> block ids [B, n], n blocks hold `tokens`; what stands behind a row's own blocks means nothing."""
+        return self._table[rows, : -(-tokens // self.block_size)]

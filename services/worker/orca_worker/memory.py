@@ -1,0 +1,34 @@
+"""How much memory a rank may give to keys and values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+CPU_SHARE = 1 << 30  # bytes: a modest share, since a CPU's memory is everybody's
+GPU_SHARE = 0.9  # of what is free behind the weights; the rest is for intermediates
+SLOTS_OF_NOTHING = 1 << 20  # of a model that keeps nothing for a token
+
+
+def free_bytes(device: torch.device | None) -> int:
+    """Bytes that keys and values may take on a device now."""
+    if device is not None and device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE)
+    return min(CPU_SHARE, available_bytes() // 2)
+
+
+def available_bytes() -> int:
+    """Bytes of the machine's memory, or of this container's, that are not in use."""
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(meminfo["MemAvailable"].split()[0]) * 1024
+    try:
+        limit, used = (Path("/sys/fs/cgroup", name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except FileNotFoundError:
+        return available
+    return available if limit == "max" else min(available, max(0, int(limit) - int(used)))

@@ -1,0 +1,99 @@
+"""One rank: a process with one GPU.
+
+    ORCA_MODEL=FOLDER python -m orca_worker.rank
+
+Prints `{"address": "host:port", "status": "host:port"}` on standard output when it listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from orca.v1 import worker_pb2_grpc
+from orca_common import logs, service
+from orca_common.checkpoint import read_checkpoint, resolve_model
+from orca_common.errors import FailedPrecondition
+from orca_common.telemetry import Telemetry
+
+from .controller import Controller
+from .models import check_model_type, needs_torch
+from .process import die_with_parent, join_address
+from .server import listen, new_server
+from .settings import RankSettings
+from .stage import Stage
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+SERVICE = "orca.v1.Controller"
+
+
+def open_device(name: str, local_rank: int) -> torch.device:
+    """The device of a rank, with its driver awake. Raises SystemExit when it is not there.
+
+    Takes seconds in which no loop turns, so it comes before the first beat.
+    """
+    import torch
+
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise SystemExit(f"ORCA_DEVICE: rank {local_rank} needs a GPU; this machine has {torch.cuda.device_count()}")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    torch.zeros(1, device=device)
+    return device
+
+
+async def main() -> None:
+    """Serves until SIGTERM or a failed iteration; the latter ends the process with status 1."""
+    settings = RankSettings.load()
+    if settings.supervisor_pid:
+        die_with_parent(settings.supervisor_pid)
+    logs.configure("worker", settings.log_level)
+    stop = service.stop_event()
+    try:
+        checkpoint = read_checkpoint(resolve_model(settings.model))
+        check_model_type(checkpoint)
+    except FailedPrecondition as error:
+        raise SystemExit(f"ORCA_MODEL: {error}") from None
+    device = open_device(settings.device, settings.local_rank) if needs_torch(checkpoint) else None
+
+    pulse = service.LoopPulse()
+    telemetry = Telemetry("orca-worker", f"{settings.reachable_host}/{settings.local_rank}")
+    failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    stage = Stage(checkpoint, settings.dtype, device, settings.slots, settings.threads)
+    controller = Controller(checkpoint, stage, telemetry, failure.set_result)
+    server, health = await new_server(SERVICE)
+    worker_pb2_grpc.add_ControllerServicer_to_server(controller, server)
+    port = listen(server, settings.host, settings.port)
+    await server.start()
+    status = service.StatusPort(settings.host, settings.status_port, controller.ready, pulse.alive)
+    address = join_address(settings.reachable_host, port)
+    print(json.dumps({"address": address, "status": join_address(settings.host, status.port)}), flush=True)
+    log.info("listening", extra={"address": address, "model": checkpoint.name, "device": str(device)})
+
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([stopping, failure], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    log.info("leaving", extra={"failure": failure.result() if failure.done() else None})
+    await health.enter_graceful_shutdown()
+    finished = await controller.leave(settings.drain_seconds)
+    await server.stop(grace=1.0)
+    status.close()
+    pulse.close()
+    telemetry.close()
+    if failure.done() or not finished:
+        sys.stderr.flush()
+        os._exit(1)  # the GPU thread may hang or hold a broken device: nothing of it is to be waited for
+
+
+if __name__ == "__main__":
+    service.run(main)

@@ -1,0 +1,77 @@
+"""What a rank remembers of each request beside its keys and values, in arrays indexed by row."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from orca.v1 import worker_pb2
+from orca_common.errors import FailedPrecondition
+
+MAX_ROWS = 1 << 20  # rows are small integers: a larger one is a mistake of the sender
+
+ROW = np.dtype(
+    [
+        ("held", "?"),
+        ("claim", "u8"),
+        ("length", "i8"),  # tokens whose key and value are in memory
+        ("prompt", "i8"),  # input tokens that were not generated
+        ("last_token", "i8"),  # the token sampled last
+        ("temperature", "f8"),
+        ("top_k", "i8"),
+        ("top_p", "f8"),
+        ("seed", "u8"),
+        ("logprobs", "?"),
+    ]
+)
+
+
+class Rows:
+    """The requests that this rank holds. `table` [n] of ROW grows with the largest row seen."""
+
+    def __init__(self) -> None:
+        self.table = np.zeros(64, ROW)
+
+    def admit(self, initiation: worker_pb2.Initiation) -> None:
+        """Takes a request in; one that held the row before is forgotten."""
+        row = initiation.row
+        if row >= MAX_ROWS:
+            raise FailedPrecondition(f"row {row} is larger than any engine's rows")
+        if row >= len(self.table):
+            grown = np.zeros(max(row + 1, 2 * len(self.table)), ROW)
+            grown[: len(self.table)] = self.table
+            self.table = grown
+        prompt = len(initiation.token_ids) - initiation.generated
+        if prompt < 1:
+            raise FailedPrecondition(f"row {row}: an initiation needs at least one token that was not generated")
+        self.table[row] = (
+            True,
+            initiation.claim,
+            0,
+            prompt,
+            0,
+            initiation.temperature,
+            initiation.top_k,
+            initiation.top_p,
+            initiation.seed,
+            initiation.logprobs,
+        )
+
+    def free(self, rows: Sequence[int]) -> None:
+        """Forgets rows; one that is not held stays so."""
+        for row in rows:
+            if row < len(self.table):
+                self.table[row] = np.zeros((), ROW)
+
+    def advance(self, rows: np.ndarray, lengths: np.ndarray, token_ids: list[int]) -> None:
+        """An iteration of `rows` [B] has run: their lengths, and the tokens that it made."""
+        self.table["length"][rows] = lengths
+        self.table["last_token"][rows] = token_ids
+
+    def clear(self) -> None:
+        self.table = np.zeros(64, ROW)
+
+    def held(self) -> list[tuple[int, int, int]]:
+        """(row, claim, length) of each request, ascending; callable from any thread between two iterations."""
+        table = self.table.copy()
+        rows = np.flatnonzero(table["held"])
+        return [(int(row), int(table["claim"][row]), int(table["length"][row])) for row in rows]

@@ -1,0 +1,129 @@
+"""From logits to tokens: greedy, temperature, top-k, top-p, with a draw that depends on (seed, index) alone.
+
+The generator is counter-based: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11), key
+= the request's seed, counter = the index of the output token. So a draw is the same whatever else is in the batch, and
+after a recovery. The token is found by the inverse of the cumulative distribution, summed in the vocabulary's order:
+then logits that differ in the last bit (another batch shape) hardly ever change it; in sorted order near ties would.
+"""
+
+import math
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .batch import Batch
+from .kv import KVManager, KVShape
+from .models import Output
+
+FIRST_GUESS = 1024  # candidates looked at before a whole vocabulary is sorted for top-p
+
+
+def philox(seeds: np.ndarray, indexes: np.ndarray) -> np.ndarray:
+    """seeds, indexes [B] uint64 -> [B, 4] uint64, each 32 random bits: Philox4x32-10."""
+    low = np.uint64(0xFFFFFFFF)
+    half = np.uint64(32)
+    multipliers = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+    bumps = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+    key = [seeds & low, seeds >> half]
+    zero = np.zeros_like(indexes)
+    c0, c1, c2, c3 = indexes & low, indexes >> half, zero, zero
+    for _ in range(10):
+        p0, p1 = multipliers[0] * c0, multipliers[1] * c2
+        c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ key[0], p1 & low, (p0 >> half) ^ c3 ^ key[1], p0 & low
+        key = [key[0] + bumps[0] & low, key[1] + bumps[1] & low]
+    return np.stack([c0, c1, c2, c3], axis=1)
+
+
+def uniform(seeds: np.ndarray, indexes: np.ndarray) -> np.ndarray:
+    """seeds, indexes [B] -> [B] float64 in [0, 1), 53 bits each."""
+    bits = philox(seeds.astype(np.uint64), indexes.astype(np.uint64))
+    return ((bits[:, 0] >> np.uint64(5)) * 2.0**26 + (bits[:, 1] >> np.uint64(6))) * 2.0**-53
+
+
+def sample(logits: Tensor, requests: np.ndarray, draws: np.ndarray) -> Output:
+    """logits [B, V], requests [B] of rows.ROW, draws [B] -> a token for each. Waits for the device once, at its end."""
+    tokens = logits.max(-1).indices  # [B]; max, not argmax: 0.9 against 5.1 ms for 32 x 50257 bf16 on a CPU
+    drawn = np.flatnonzero(requests["temperature"] > 0)
+    if len(drawn):
+        at = torch.from_numpy(drawn).to(logits.device)
+        tokens[at] = _draw(logits[at], requests[drawn], draws[drawn])
+    wanted = requests["logprobs"]
+    if not wanted.any():
+        return Output(tokens.tolist(), [math.nan] * len(tokens))
+    values = logits.float()
+    logprobs = values.gather(1, tokens[:, None])[:, 0] - values.logsumexp(-1)
+    together = torch.stack([tokens.double(), logprobs.double()]).tolist()  # one copy, exact to 2**53
+    asked = [value if want else math.nan for value, want in zip(together[1], wanted.tolist(), strict=True)]
+    return Output([int(token) for token in together[0]], asked)
+
+
+def _draw(logits: Tensor, requests: np.ndarray, draws: np.ndarray) -> Tensor:
+    """logits [b, V] of requests with a temperature -> tokens [b]."""
+    values = logits.float()
+    temperature = torch.from_numpy(requests["temperature"].astype(np.float32)).to(logits.device)
+    values = (values - values.max(-1, keepdim=True).values) / temperature[:, None].clamp(min=1e-30)
+    top_k, top_p = requests["top_k"], requests["top_p"]
+    vocab_size = values.shape[1]
+    cut = (top_k > 0) & (top_k < vocab_size)
+    if cut.any():
+        values = _keep_top_k(values, np.where(cut, top_k, vocab_size))
+    cut = (top_p > 0) & (top_p < 1)
+    if cut.any():
+        values = _keep_top_p(values, np.where(cut, top_p, 2.0))
+    cumulative = values.softmax(-1).double().cumsum(-1)  # [b, V]
+    u = torch.from_numpy(uniform(requests["seed"], draws)).to(logits.device)
+    # The first token whose cumulative share lies above u. One of probability 0 adds nothing, so it is never the first;
+    # and u < 1 keeps the threshold below the last sum, except in rounding: there the likeliest token stands in.
+    threshold = (u * cumulative[:, -1])[:, None]
+    tokens = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+    return torch.where(tokens < vocab_size, tokens, values.max(-1).indices)
+
+
+def _keep_top_k(values: Tensor, top_k: np.ndarray) -> Tensor:
+    """values [b, V]: all below each row's k-th largest become -inf; ties with it stay."""
+    limited = np.where(top_k < values.shape[1], top_k, 1)
+    largest = values.topk(int(limited.max()), dim=-1).values
+    k = torch.from_numpy(limited).to(values.device)
+    floor = largest.gather(1, k[:, None] - 1)
+    everything = torch.from_numpy(top_k >= values.shape[1]).to(values.device)
+    return values.masked_fill((values < floor) & ~everything[:, None], -torch.inf)
+
+
+def _keep_top_p(values: Tensor, top_p: np.ndarray) -> Tensor:
+    """values [b, V]: keeps the fewest likeliest tokens whose probability reaches top_p (ties with the last stay)."""
+    p = torch.from_numpy(top_p.astype(np.float32)).to(values.device)[:, None]
+    total = values.exp().sum(-1, keepdim=True)  # the largest value is 0
+    n = min(FIRST_GUESS, values.shape[1]) if values.device.type == "cpu" else values.shape[1]
+    largest = values.topk(n, dim=-1).values  # [b, n] descending
+    reached = (largest.exp() / total).cumsum(-1) >= p
+    if n < values.shape[1] and not bool((reached[:, -1] | (p[:, 0] > 1)).all()):
+        largest = values.sort(-1, descending=True).values  # 80 ms for 32 x 50257 on a CPU, 12 ms for the first guess
+        reached = (largest.exp() / total).cumsum(-1) >= p
+    # index of the first that reaches p; none does where p > 1 or by rounding: then nothing is cut
+    found = reached.any(-1, keepdim=True)
+    floor = largest.gather(1, reached.int().argmax(-1, keepdim=True))
+    return values.masked_fill((values < floor) & found, -torch.inf)
+
+
+class LogitsModel(Protocol):
+    @property
+    def kv_shape(self) -> KVShape | None: ...
+
+    def forward(self, batch: Batch, kv: KVManager) -> Tensor: ...
+
+
+class SamplingModel:
+    """The last stage: a model's logits and their sampling, as one `Model`."""
+
+    def __init__(self, model: LogitsModel) -> None:
+        self.model = model
+
+    @property
+    def kv_shape(self) -> KVShape | None:
+        return self.model.kv_shape
+
+    @torch.inference_mode()
+    def run(self, batch: Batch, kv: KVManager) -> Output:
+        return sample(self.model.forward(batch, kv), batch.requests, batch.draws)

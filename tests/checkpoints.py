@@ -1,0 +1,67 @@
+"""Small random checkpoints for tests: what a Hugging Face folder holds, made on the spot."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel
+
+
+def make_gpt2(
+    folder: Path,
+    *,
+    heads: int,
+    layers: int,
+    hidden: int,
+    vocab: int,
+    positions: int,
+    seed: int,
+    tokenizer: bool = False,
+    **config: Any,
+) -> Path:
+    """A GPT-2 of random weights, large enough that continuations differ. `config` overrides fields of GPT2Config.
+
+    With `tokenizer`, a byte-level tokenizer.json: bytes are the ids 0 to 255 in their own alphabet's order, so `vocab`
+    is at least 256 and the ids behind have no text.
+    """
+    torch.manual_seed(seed)
+    fields: dict[str, Any] = {
+        "n_head": heads,
+        "n_layer": layers,
+        "n_embd": hidden,
+        "vocab_size": vocab,
+        "n_positions": positions,
+        "initializer_range": 0.6,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    model = GPT2LMHeadModel(GPT2Config(**(fields | config)))
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:  # biases and norms are 0 and 1 by default: a test would not see them
+            torch.nn.init.normal_(parameter, mean=float("ln_" in name and name.endswith("weight")), std=0.3)
+    model.save_pretrained(folder)
+    if tokenizer:
+        assert vocab >= 256
+        make_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def make_tokenizer() -> Tokenizer:
+    """A token for each byte, and no other."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def make_timed(folder: Path, *, vocab: int = 256, positions: int = 2048, seconds: float = 0, **config: Any) -> Path:
+    """The model that only waits (`orca_worker.models.timed`), with the byte-level tokenizer when `vocab` allows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fields = {"model_type": "orca_timed", "vocab_size": vocab, "n_positions": positions, "seconds": seconds, **config}
+    (folder / "config.json").write_text(json.dumps(fields))
+    if vocab >= 256:
+        make_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
