@@ -140,9 +140,9 @@ async def serve(settings: EndpointSettings) -> None:
         await app.close()
 
 
-def main() -> None:
-    """`python -m orca_endpoint`: settings from the environment."""
-    settings = EndpointSettings.load()
+def main(settings: EndpointSettings | None = None) -> None:
+    """`python -m orca_endpoint`: settings from the environment, unless given."""
+    settings = settings or EndpointSettings.load()
     logs.configure("orca-endpoint", settings.log_level)
     try:
         service.run(lambda: serve(settings))

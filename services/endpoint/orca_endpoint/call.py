@@ -100,6 +100,7 @@ class Call:
         request_id: str,
         attempt: int,
         start: Callable[[str], Awaitable[Attached | Refusal]],
+        need: int = 0,
         span: Span | None = None,
         grace: float | None = None,
         from_index: int = 0,
@@ -109,6 +110,7 @@ class Call:
         self._pool, self._delivery, self._vocabulary, self._patience = pool, delivery, vocabulary, patience
         self._start = start  # the first operation: submit or attach, with an incarnation
         self._from, self._digest = from_index, digest
+        self._need = need  # slots
         self._span = span
         self._grace = grace  # None: as the record says
         self.record = PoolRequest()  # the pool's, from the first attach on
@@ -161,6 +163,7 @@ class Call:
             request_id=record.request_id,
             attempt=work.attempt,
             start=submit,
+            need=work.need,
             span=span,
             grace=record.detach_grace,
         )
@@ -302,7 +305,7 @@ class Call:
             await self._delivery.another(incarnation)
             incarnation = self._delivery.incarnation
         if isinstance(answer, Refusal):
-            self._refused(answer)
+            await self._refused(answer)
             await asyncio.sleep(HEALING_STEP)
             return None
         if not self._accepted:
@@ -334,7 +337,7 @@ class Call:
                     raise
                 await asyncio.sleep(RETRY)
 
-    def _refused(self, refusal: Refusal) -> None:
+    async def _refused(self, refusal: Refusal) -> None:
         """Raises what a refusal means; returns where the pool may yet heal."""
         if refusal is Refusal.UNKNOWN and self._accepted:
             self._heal()
@@ -352,11 +355,19 @@ class Call:
             case Refusal.FULL:
                 raise ResourceExhausted("the queue is full; try again later", RETRY_AFTER)
             case Refusal.NEVER_FITS:
-                raise FailedPrecondition(never_fits(name))
+                raise FailedPrecondition(await self._never_fits())
             case Refusal.NO_ENGINE:
                 raise Unavailable("no engine has formed yet; try again later")
             case _:
                 raise AssertionError(f"unexpected refusal {refusal!r}")
+
+    async def _never_fits(self) -> str:
+        identity = await self._pool.identity()
+        slots = identity.slots if identity is not None else 0
+        return (
+            f"request {self.request_id} needs {self._need} slots (input tokens + max_new_tokens); "
+            f"the largest engine has {slots}"
+        )
 
     def _lost(self, attached: Attached) -> bool:
         """Whether Redis holds fewer tokens than were shown, so that the call must wait. Raises DataLoss."""
@@ -424,7 +435,7 @@ class Call:
             case Reason.DETACHED:
                 return Cancelled(f"request {name} was ended: its client had left, and its detach grace is over")
             case Reason.NEVER_FITS:
-                return FailedPrecondition(never_fits(name))
+                return FailedPrecondition(f"request {name} needs more slots than any engine has")
             case _:
                 trace = trace_id_of(self.record.trace)
                 return Internal(f"request {name}: engines were lost with it again and again", trace)
@@ -471,7 +482,3 @@ def packets_of(request_id: str, attempt: int, attached: Attached) -> list[Packet
 def digest_of(ids: "array[int]") -> bytes:
     """SHA-1 of token ids, each as 4 bytes little-endian (the order of every machine that this runs on)."""
     return hashlib.sha1(ids.tobytes()).digest()
-
-
-def never_fits(request_id: str) -> str:
-    return f"request {request_id} needs more slots (input tokens + max_new_tokens) than any engine has"
