@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.utils import logging
+
+logging.disable_progress_bar()
 
 
 def make_gpt2(
@@ -33,14 +36,14 @@ def make_gpt2(
         "n_embd": hidden,
         "vocab_size": vocab,
         "n_positions": positions,
-        "initializer_range": 0.6,
+        "initializer_range": 1.0,
         "bos_token_id": None,
         "eos_token_id": None,
     }
     model = GPT2LMHeadModel(GPT2Config(**(fields | config)))
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:  # biases and norms are 0 and 1 by default: a test would not see them
-            torch.nn.init.normal_(parameter, mean=float("ln_" in name and name.endswith("weight")), std=0.3)
+            torch.nn.init.normal_(parameter, mean=float("ln_" in name and name.endswith("weight")), std=0.1)
     model.save_pretrained(folder)
     if tokenizer:
         assert vocab >= 256

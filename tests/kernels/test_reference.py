@@ -52,7 +52,8 @@ def test_agrees_with_dense(case: str, heads: int, size: int, block_size: int, dt
         heads=heads,
         block_size=block_size,
     )
-    old.write(*(torch.cat([t[j, :c] for t, c in zip(tokens, contexts, strict=True)]) for j in (1, 2)), keys, values)
+    k, v = (torch.cat([t[j, :c] for t, c in zip(tokens, contexts, strict=True)]) for j in (1, 2))
+    old.write(k, v, keys, values)
     new_slots = torch.cat([s[c:] for s, c in zip(slots, contexts, strict=True)])
     plan = SplitAttention(table, lengths, contexts, new_slots, heads=heads, block_size=block_size)
     q, k, v = (torch.cat([t[j, c:] for t, c in zip(tokens, contexts, strict=True)]) for j in range(3))

@@ -19,7 +19,16 @@ import grpc
 
 from orca.v1 import worker_pb2, worker_pb2_grpc
 from orca_common.checkpoint import Checkpoint
-from orca_common.errors import Aborted, FailedPrecondition, Internal, OrcaError, ResourceExhausted, Unavailable, abort
+from orca_common.errors import (
+    Aborted,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    OrcaError,
+    ResourceExhausted,
+    Unavailable,
+    abort,
+)
 from orca_common.telemetry import Telemetry, context_of
 
 from .gpu_thread import GpuThread
@@ -39,14 +48,6 @@ class Formation:
     epoch: int
     block_size: int
     slots: int  # that the memory holds
-
-
-class Waiting(NamedTuple):
-    """An accepted iteration: what its span needs."""
-
-    number: int
-    members: int
-    trace: dict[str, str]
 
 
 class Lane:
@@ -70,6 +71,14 @@ class Lane:
             yield report
 
 
+class Waiting(NamedTuple):
+    """An accepted iteration: the lane that brought it, and what its span needs."""
+
+    lane: Lane
+    members: int
+    trace: dict[str, str]
+
+
 class Controller(worker_pb2_grpc.ControllerServicer):
     """`on_failure` is called once, with a sentence, when this rank is not to be used again."""
 
@@ -90,9 +99,6 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         self._idle = asyncio.Event()  # nothing waits
         self._idle.set()
         self._lane: Lane | None = None
-        # A stream that breaks may lose what was written to it last. The next one of the same term starts with all of
-        # these; the master knows them by their numbers.
-        self._recent: deque[worker_pb2.Report] = deque(maxlen=MAX_WAITING)
         self._leaving = False
 
     # The four calls
@@ -161,26 +167,27 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         """Takes no more, finishes what was accepted, ends the stream. False: the GPU still works after `timeout`."""
         self._leaving = True
         self._gpu.stop()
+        await self._idle_within(timeout)
+        if self._lane is not None:
+            self._lane.end(Unavailable("this rank is leaving"))
+        return await asyncio.to_thread(self._gpu.join, 0 if self._waiting else 1)
+
+    async def _idle_within(self, timeout: float) -> None:
+        """Waits until nothing waits, but no longer."""
         try:
             async with asyncio.timeout(timeout):
                 await self._idle.wait()
         except TimeoutError:
-            pass
-        if self._lane is not None:
-            self._lane.end(Unavailable("this rank is leaving"))
-        return await asyncio.to_thread(self._gpu.join, 0 if self._waiting else 1)
+            log.warning("iterations still run", extra={"waiting": len(self._waiting), "after": timeout})
 
     async def _hello(self, request: worker_pb2.HelloRequest) -> worker_pb2.HelloResponse:
         if request.protocol == PROTOCOL:  # the master sees the number of another, and says so
             if self._raise_term(request.term, None):
                 log.info("a new master", extra={"engine": request.engine, "term": request.term})
-                # What the old one sent still runs, in order. Its end makes rows and iteration stand still.
-                try:
-                    async with asyncio.timeout(1.0):
-                        await self._idle.wait()
-                except TimeoutError:
-                    pass
             self._engine = request.engine
+            # What an earlier lane brought still runs. Its end makes the rows and the iteration stand still; a longer
+            # one is no harm, since whatever comes next runs behind it.
+            await self._idle_within(1.0)
         member = self._member
         return worker_pb2.HelloResponse(
             protocol=PROTOCOL,
@@ -212,7 +219,6 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         self._member = self._forming = None
         memory = await asyncio.wrap_future(self._gpu.call(lambda: self._stage.form(request.block_size)))
         self._check_newest(request.epoch)
-        self._recent.clear()
         self._forming = Formation(request.epoch, request.block_size, memory.slots)
         return worker_pb2.FormResponse(slots=memory.slots, free_bytes=memory.free_bytes, slot_bytes=memory.slot_bytes)
 
@@ -244,7 +250,6 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         if term == self._term:
             return False
         self._term = term
-        self._recent.clear()
         if self._lane is not None and self._lane is not lane:
             self._lane.end(FailedPrecondition(f"term {term} has taken over"))
             self._lane = None
@@ -254,12 +259,12 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         if self._leaving:
             raise Unavailable("this rank is leaving")
         if term is not None:
+            if not term.isdigit():
+                raise InvalidArgument(TERM_METADATA, "is not a number")
             self._raise_term(int(term), None)
         if self._lane is not None:
             self._lane.end(Aborted("a newer Run took over"))
         self._lane = lane
-        for report in self._recent:
-            lane.put(report)
 
     async def _read(self, messages: AsyncIterator[worker_pb2.ControlMessage], lane: Lane) -> None:
         """Everything that comes down a stream, until it ends."""
@@ -295,22 +300,20 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         self._idle.clear()
         members = len(iteration.initiations) + len(iteration.increment_rows)
         trace = dict(iteration.trace) if self._telemetry.enabled else {}
-        self._waiting.append(Waiting(iteration.number, members, trace))
+        self._waiting.append(Waiting(lane, members, trace))
         self._gpu.submit(iteration, received)
 
     def _from_gpu_thread(self, report: worker_pb2.Report) -> None:
         self._loop.call_soon_threadsafe(self._reported, report)
 
     def _reported(self, report: worker_pb2.Report) -> None:
-        """An iteration is done."""
+        """An iteration is done. Only the lane that brought it hears of it: behind a broken one the master starts over,
+        and no other master knows the batch."""
         done = self._waiting.popleft()
         if not self._waiting:
             self._idle.set()
         result = report.iteration
-        if self._member is not None and result.epoch == self._member.epoch:
-            self._recent.append(report)
-            if self._lane is not None:
-                self._lane.put(report)
+        done.lane.put(report)
         if self._telemetry.enabled:
             self._trace(done, result)
         if result.error:

@@ -92,10 +92,11 @@ class Rank:
         return code
 
     def _read_line(self, output: int) -> None:
-        """The rank says where it listens: one line, written at once."""
+        """The rank says where it listens, in one line; an unbuffered Python writes the line's end by itself."""
         line = os.read(output, 4096)
         if not line:
             asyncio.get_running_loop().remove_reader(output)
+        if not line.strip():
             return
         host, port = json.loads(line)["status"].rsplit(":", 1)
         self.status = (host.strip("[]"), int(port))
@@ -217,10 +218,8 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
         self._changed = asyncio.Event()
 
 
-async def main() -> None:
+async def serve(settings: SupervisorSettings) -> None:
     """Serves until SIGTERM or SIGINT."""
-    settings = SupervisorSettings.load()
-    logs.configure("supervisor", settings.log_level)
     stop = service.stop_event()
     try:
         folder = await asyncio.to_thread(resolve_model, settings.model)  # downloaded once, not by each rank
@@ -251,5 +250,12 @@ async def main() -> None:
         pulse.close()
 
 
+def main(settings: SupervisorSettings | None = None) -> None:
+    """`python -m orca_worker.supervisor`: settings from the environment, unless given."""
+    settings = settings or SupervisorSettings.load()
+    logs.configure("supervisor", settings.log_level)
+    service.run(lambda: serve(settings))
+
+
 if __name__ == "__main__":
-    service.run(main)
+    main()

@@ -1,0 +1,107 @@
+"""A scheduler of a few lines that drives a stage directly, with batches as mixed as chance makes them."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from orca.v1 import worker_pb2
+from orca_common.checkpoint import read_checkpoint
+from orca_worker.stage import Stage
+
+
+@dataclass
+class Sampled:
+    """A request: its prompt, its sampling, and what it has made so far."""
+
+    prompt: list[int]
+    new_tokens: int
+    sampling: dict[str, float] = field(default_factory=dict)  # fields of worker_pb2.Initiation
+    made: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+def make_stage(folder: Path, slots: int, block_size: int, dtype: str = "float32") -> Stage:
+    stage = Stage(read_checkpoint(folder), dtype, torch.device("cpu"), slots, 1)
+    assert stage.form(block_size).slots == slots // block_size * block_size
+    stage.allocate(slots, block_size)
+    return stage
+
+
+class TinyEngine:
+    """Runs requests on a stage. Rows and blocks are given in random order, and given again when a request ends."""
+
+    def __init__(self, stage: Stage, slots: int, block_size: int, seed: int = 0) -> None:
+        self.stage, self.block_size = stage, block_size
+        self.chance = random.Random(seed)
+        self.free_blocks = list(range(slots // block_size))
+        self.free_rows = list(range(100))
+        self.chance.shuffle(self.free_blocks)
+        self.chance.shuffle(self.free_rows)
+        self.number = 0
+        self.ended: list[int] = []
+        self.rows: dict[int, tuple[int, list[int]]] = {}  # id of a running request: its row and blocks
+        self.mixed = 0  # iterations with both phases
+
+    def initiation(self, request: Sampled) -> worker_pb2.Initiation:
+        """Takes a request in, with all that it has made as input."""
+        tokens = len(request.prompt) + request.new_tokens
+        row = self.free_rows.pop()
+        blocks = [self.free_blocks.pop() for _ in range(-(-tokens // self.block_size))]
+        self.rows[id(request)] = row, blocks
+        message = worker_pb2.Initiation(
+            row=row,
+            claim=self.number + 1,
+            token_ids=request.prompt + request.made,
+            generated=len(request.made),
+            blocks=blocks,
+        )
+        for name, value in request.sampling.items():
+            setattr(message, name, value)
+        return message
+
+    def free(self, request: Sampled) -> None:
+        """Gives a request's row and blocks back."""
+        row, blocks = self.rows.pop(id(request))
+        self.free_rows.insert(0, row)
+        self.free_blocks += blocks
+        self.chance.shuffle(self.free_blocks)
+        self.ended.append(row)
+
+    def step(self, initiations: Sequence[Sampled], increments: Sequence[Sampled]) -> None:
+        """One iteration of this batch."""
+        self.number += 1
+        ended, self.ended = self.ended, []
+        iteration = worker_pb2.Iteration(
+            number=self.number,
+            free_rows=ended,
+            initiations=[self.initiation(request) for request in initiations],
+            increment_rows=[self.rows[id(request)][0] for request in increments],
+            increment_positions=[len(request.prompt) + len(request.made) - 1 for request in increments],
+            increment_tokens=[request.made[-1] for request in increments],
+        )
+        self.mixed += bool(initiations) and bool(increments)
+        output = self.stage.run(iteration)
+        for request, token, logprob in zip([*initiations, *increments], output.token_ids, output.logprobs, strict=True):
+            request.made.append(token)
+            assert math.isnan(logprob) != bool(request.sampling.get("logprobs"))
+            request.logprobs.append(logprob)
+
+    def run(self, requests: Sequence[Sampled], max_batch: int = 6) -> None:
+        """Runs requests to their ends, in random company."""
+        waiting, running = list(requests), []
+        while waiting or running:
+            batch = self.chance.sample(running, k=self.chance.randint(0, min(len(running), max_batch - 1)))
+            room = max_batch - len(batch)
+            new = waiting[: self.chance.randint(not batch, min(2, room))]
+            waiting = waiting[len(new) :]
+            if not new and not batch:
+                batch = running[:max_batch]
+            self.step(new, batch)
+            running += new
+            for request in [r for r in running if len(r.made) == r.new_tokens]:
+                running.remove(request)
+                self.free(request)

@@ -1,0 +1,336 @@
+"""The controller over real gRPC: who may say what, and that it answers whatever the GPU thread does."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from checkpoints import make_gpt2, make_timed
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from orca.v1 import worker_pb2 as pb
+from orca.v1 import worker_pb2_grpc
+from orca_common.checkpoint import read_checkpoint
+from orca_common.telemetry import Telemetry
+from orca_worker.controller import TERM_METADATA, Controller
+from orca_worker.server import listen, new_server
+from orca_worker.stage import Stage
+
+Stream = Any  # grpc.aio's bidirectional call
+
+
+@dataclass
+class Rank:
+    """A controller that serves, and a master's stub of it."""
+
+    controller: Controller
+    stub: worker_pb2_grpc.ControllerStub
+    channel: grpc.aio.Channel
+    failures: list[str]
+    number: int = 0
+
+    async def member(self, term: int = 1, epoch: int = 1, slots: int = 4096, block_size: int = 16) -> None:
+        await self.hello(term)
+        await self.form(term, epoch, block_size=block_size)
+        await self.stub.Allocate(pb.AllocateRequest(term=term, epoch=epoch, slots=slots))
+
+    async def hello(self, term: int, protocol: int = 1) -> pb.HelloResponse:
+        return await self.stub.Hello(pb.HelloRequest(protocol=protocol, engine="e-0", term=term))
+
+    async def form(self, term: int, epoch: int, **fields: int) -> pb.FormResponse:
+        fields = {"tensor_parallel": 1, "pipeline_parallel": 1, "block_size": 16, "max_batch_size": 8} | fields
+        return await self.stub.Form(pb.FormRequest(term=term, epoch=epoch, **fields))
+
+    async def iterate(self, run: Stream, term: int = 1, epoch: int = 1, **fields: Any) -> None:
+        self.number = fields.pop("number", self.number + 1)
+        iteration = pb.Iteration(term=term, epoch=epoch, number=self.number, **fields)
+        await run.write(pb.ControlMessage(iteration=iteration))
+
+
+@asynccontextmanager
+async def serving(folder: Path, telemetry: Telemetry | None = None) -> AsyncIterator[Rank]:
+    checkpoint = read_checkpoint(folder)
+    torch_device = None
+    if checkpoint.model_type != "orca_timed":
+        import torch
+
+        torch_device = torch.device("cpu")
+    stage = Stage(checkpoint, "float32", torch_device, None, 1)
+    failures: list[str] = []
+    controller = Controller(checkpoint, stage, telemetry or Telemetry("test"), failures.append)
+    server, _ = await new_server("orca.v1.Controller")
+    worker_pb2_grpc.add_ControllerServicer_to_server(controller, server)
+    port = listen(server, "127.0.0.1", 0)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield Rank(controller, worker_pb2_grpc.ControllerStub(channel), channel, failures)
+        assert await controller.leave(5)
+    await server.stop(grace=1)
+
+
+@pytest.fixture
+async def rank(tmp_path: Path) -> AsyncIterator[Rank]:
+    async with serving(make_timed(tmp_path, vocab=500)) as rank:
+        yield rank
+
+
+def initiation(row: int, *token_ids: int, **fields: Any) -> pb.Initiation:
+    return pb.Initiation(row=row, claim=row + 100, token_ids=token_ids, blocks=[2 * row, 2 * row + 1], **fields)
+
+
+async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
+    """Status and sentence of a call that fails."""
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    return error.value.code(), error.value.details() or ""
+
+
+async def ending(run: Stream) -> tuple[grpc.StatusCode, str]:
+    """Status and sentence with which a Run ends."""
+    return await run.code(), await run.details()
+
+
+async def test_a_rank_says_who_it_is(rank: Rank) -> None:
+    hello = await rank.hello(3)
+    assert (hello.protocol, hello.epoch, hello.iteration, hello.slots, list(hello.rows)) == (1, 0, 0, 0, [])
+    assert (hello.vocab_size, hello.max_positions, len(hello.model_digest)) == (500, 2048, 16)
+    assert hello.pid
+    assert hello.host
+    assert hello.incarnation == (await rank.hello(3)).incarnation
+    assert rank.controller.ready() is not None
+
+    await rank.member(term=3, epoch=7, slots=320)
+    assert rank.controller.ready() is None
+    run = rank.stub.Run()
+    await rank.iterate(run, 3, 7, number=41, initiations=[initiation(4, 1, 2, 3), initiation(2, 9)])
+    report = (await run.read()).iteration
+    assert (report.epoch, report.number, len(report.token_ids), len(report.logprobs)) == (7, 41, 2, 2)
+    assert 0 < report.times.received <= report.times.started <= report.times.computed <= report.times.sent
+    hello = await rank.hello(3)
+    assert (hello.epoch, hello.iteration, hello.slots) == (7, 41, 320)
+    assert [(row.row, row.claim, row.length) for row in hello.rows] == [(2, 102, 1), (4, 104, 3)]
+    await rank.iterate(
+        run, 3, 7, free_rows=[2], increment_rows=[4], increment_positions=[3], increment_tokens=[report.token_ids[0]]
+    )
+    await run.read()
+    assert [(row.row, row.length) for row in (await rank.hello(3)).rows] == [(4, 4)]
+
+
+async def test_another_protocol_changes_nothing(rank: Rank) -> None:
+    await rank.hello(3)
+    assert (await rank.hello(9, protocol=2)).protocol == 1
+    await rank.hello(3)
+
+
+async def test_old_terms_are_refused(rank: Rank) -> None:
+    await rank.member(term=5)
+    for call in (
+        rank.hello(4),
+        rank.form(4, 9),
+        rank.stub.Allocate(pb.AllocateRequest(term=4, epoch=1, slots=16)),
+    ):
+        code, sentence = await refusal(call)
+        assert code == grpc.StatusCode.FAILED_PRECONDITION
+        assert sentence == "term 4 is old: this rank has seen 5"
+    run = rank.stub.Run()
+    await rank.iterate(run, 4, initiations=[initiation(1, 1)])
+    assert await ending(run) == (grpc.StatusCode.FAILED_PRECONDITION, "term 4 is old: this rank has seen 5")
+    old = rank.stub.Run(metadata=[(TERM_METADATA, "4")])
+    assert await ending(old) == (grpc.StatusCode.FAILED_PRECONDITION, "term 4 is old: this rank has seen 5")
+
+
+async def test_a_new_master_ends_the_lane_of_the_old(rank: Rank) -> None:
+    await rank.member(term=5)
+    run = rank.stub.Run()
+    await rank.iterate(run, 5, initiations=[initiation(1, 1)])
+    await run.read()
+    hello = await rank.hello(6)
+    assert (hello.epoch, hello.iteration, len(hello.rows)) == (1, 1, 1)
+    assert await ending(run) == (grpc.StatusCode.FAILED_PRECONDITION, "term 6 has taken over")
+    run = rank.stub.Run()
+    await rank.iterate(run, 6, increment_rows=[1], increment_positions=[1], increment_tokens=[7])
+    assert (await run.read()).iteration.number == 2
+
+
+async def test_a_new_run_ends_the_one_before(rank: Rank) -> None:
+    await rank.member()
+    first = rank.stub.Run()
+    await first.write(pb.ControlMessage(beat=pb.Beat(number=1)))
+    await first.read()
+    second = rank.stub.Run()
+    await second.write(pb.ControlMessage(beat=pb.Beat(number=2)))
+    assert (await second.read()).beat.number == 2
+    assert await ending(first) == (grpc.StatusCode.ABORTED, "a newer Run took over")
+
+
+@pytest.mark.parametrize(
+    ("term", "epoch", "number", "sentence"),
+    [
+        (1, 2, 11, "iteration 11 is of epoch 2: this rank is a member of 3"),
+        (1, 4, 11, "iteration 11 is of epoch 4: this rank is a member of 3"),
+        (1, 3, 10, "iteration 10 is old: this rank has taken 10"),
+        (1, 3, 9, "iteration 9 is old: this rank has taken 10"),
+    ],
+)
+async def test_iterations_of_another_time_are_refused(
+    rank: Rank, term: int, epoch: int, number: int, sentence: str
+) -> None:
+    await rank.member(epoch=3)
+    run = rank.stub.Run()
+    await rank.iterate(run, 1, 3, number=10, initiations=[initiation(1, 1)])
+    await run.read()
+    await rank.iterate(run, term, epoch, number=number, initiations=[initiation(2, 1)])
+    assert await ending(run) == (grpc.StatusCode.FAILED_PRECONDITION, sentence)
+    assert [row.row for row in (await rank.hello(1)).rows] == [1]
+    assert not rank.failures
+
+
+async def test_iterations_need_a_member(rank: Rank) -> None:
+    await rank.form(1, 3)
+    run = rank.stub.Run()
+    await run.write(pb.ControlMessage(beat=pb.Beat(number=8)))  # beats do not
+    assert (await run.read()).beat == pb.Beat(number=8, iteration=0)
+    await rank.iterate(run, 1, 3, initiations=[initiation(1, 1)])
+    code, sentence = await ending(run)
+    assert code == grpc.StatusCode.FAILED_PRECONDITION
+    assert sentence.endswith("a member of none")
+
+
+async def test_formations(rank: Rank) -> None:
+    formed = await rank.form(1, 3)
+    assert formed.slots % 16 == 0
+    assert (await rank.form(1, 3)).slots == formed.slots  # the answer was lost
+    for fields, sentence in [
+        ({"tensor_parallel": 2}, "an engine of 2 x 1 ranks (tp x pp) is not built yet; this rank runs 1 x 1"),
+        ({"stage": 1}, "stage 1, tensor rank 0 of a 1 x 1 engine"),
+        ({"block_size": 0}, "block_size is 0"),
+    ]:
+        assert await refusal(rank.form(1, 4, **fields)) == (grpc.StatusCode.FAILED_PRECONDITION, sentence)
+    code, sentence = await refusal(rank.form(1, 2))
+    assert (code, sentence) == (grpc.StatusCode.FAILED_PRECONDITION, "epoch 2 is old: this rank has seen 3")
+    for epoch, slots, part in [(2, 160, "not being formed"), (3, 8, "a block 16"), (3, formed.slots + 1, "holds")]:
+        code, sentence = await refusal(rank.stub.Allocate(pb.AllocateRequest(term=1, epoch=epoch, slots=slots)))
+        assert code == grpc.StatusCode.FAILED_PRECONDITION
+        assert part in sentence
+    for _ in range(2):  # the answer was lost
+        await rank.stub.Allocate(pb.AllocateRequest(term=1, epoch=3, slots=160))
+    assert (await rank.hello(1)).epoch == 3
+    code, _ = await refusal(rank.form(1, 3))  # a member forms again only under a new epoch
+    assert code == grpc.StatusCode.FAILED_PRECONDITION
+    await rank.form(1, 4)
+    assert (await rank.hello(1)).epoch == 0
+    assert rank.controller.ready() is not None
+
+
+async def test_beats_and_health_are_answered_while_the_gpu_computes(tmp_path: Path) -> None:
+    async with serving(make_timed(tmp_path, seconds=0.5)) as rank:
+        await rank.member()
+        run = rank.stub.Run()
+        await rank.iterate(run, initiations=[initiation(1, 1, 2)])
+        await rank.iterate(run, increment_rows=[1], increment_positions=[2])
+        health: Any = health_pb2_grpc.HealthStub(rank.channel)
+        for number in range(10):  # each before the first iteration has run
+            await run.write(pb.ControlMessage(beat=pb.Beat(number=number)))
+            assert (await run.read()).beat == pb.Beat(number=number, iteration=0)
+            request = health_pb2.HealthCheckRequest(service="orca.v1.Controller")
+            assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
+        assert (await run.read()).iteration.number == 1
+        assert (await run.read()).iteration.number == 2
+
+
+async def test_a_report_goes_to_the_lane_that_asked(tmp_path: Path) -> None:
+    async with serving(make_timed(tmp_path, seconds=0.2)) as rank:
+        await rank.member()
+        broken = rank.stub.Run()
+        await rank.iterate(broken, initiations=[initiation(1, 1, 2)])
+        await broken.write(pb.ControlMessage(beat=pb.Beat(number=1)))
+        await broken.read()
+        broken.cancel()
+        hello = await rank.hello(1)  # waits for what runs
+        assert (hello.iteration, [row.length for row in hello.rows]) == (1, [2])
+        run = rank.stub.Run()
+        await rank.iterate(run, initiations=[initiation(2, 1)])
+        assert (await run.read()).iteration.number == 2
+
+
+async def test_a_failed_iteration_is_the_last(rank: Rank) -> None:
+    await rank.member()
+    run = rank.stub.Run()
+    await rank.iterate(run, increment_rows=[6], increment_positions=[1], increment_tokens=[1])
+    report = (await run.read()).iteration
+    assert report.error == "increments of rows [6]: not all are held"
+    assert rank.failures == [report.error]
+    assert rank.controller.ready() == "an iteration failed"
+    await rank.iterate(run, initiations=[initiation(1, 1)])
+    code, sentence = await ending(run)
+    assert (code, sentence) == (grpc.StatusCode.UNAVAILABLE, "this rank has failed and is about to end")
+    code, _ = await refusal(rank.form(1, 2))
+    assert code == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_leaving_finishes_what_was_accepted(tmp_path: Path) -> None:
+    async with serving(make_timed(tmp_path, seconds=0.1)) as rank:
+        await rank.member()
+        run = rank.stub.Run()
+        await rank.iterate(run, initiations=[initiation(1, 1, 2)])
+        await rank.iterate(run, increment_rows=[1], increment_positions=[2])
+        await run.write(pb.ControlMessage(beat=pb.Beat(number=1)))
+        await run.read()
+        leaving = asyncio.create_task(rank.controller.leave(5))
+        assert [(await run.read()).iteration.number for _ in range(2)] == [1, 2]
+        assert await ending(run) == (grpc.StatusCode.UNAVAILABLE, "this rank is leaving")
+        assert await leaving
+        assert rank.controller.ready() == "leaving"
+        late = rank.stub.Run()
+        assert (await ending(late))[0] == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_model_that_cannot_be_loaded_is_a_sentence(tmp_path: Path) -> None:
+    folder = make_gpt2(tmp_path, heads=1, layers=1, hidden=8, vocab=97, positions=48, seed=1)
+    (folder / "model.safetensors").unlink()
+    async with serving(folder) as rank:
+        code, sentence = await refusal(rank.form(1, 1))
+        assert code == grpc.StatusCode.FAILED_PRECONDITION
+        assert "lacks weights" in sentence
+        assert (await rank.hello(1)).epoch == 0
+
+
+async def test_a_real_model_keeps_its_weights_over_formations(tmp_path: Path) -> None:
+    folder = make_gpt2(tmp_path, heads=3, layers=2, hidden=24, vocab=97, positions=48, seed=1)
+    async with serving(folder) as rank:
+        made = []
+        for epoch in (1, 2):
+            await rank.member(1, epoch, slots=64)
+            run = rank.stub.Run()
+            await rank.iterate(run, 1, epoch, initiations=[initiation(1, 5, 6, 7)])
+            made.append((await run.read()).iteration.token_ids[0])
+            (folder / "model.safetensors").unlink(missing_ok=True)
+        assert made[0] == made[1]
+
+
+async def test_a_span_for_each_iteration(tmp_path: Path) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    telemetry = Telemetry("test")
+    telemetry.enabled, telemetry.tracer = True, provider.get_tracer("test")
+    async with serving(make_timed(tmp_path), telemetry) as rank:
+        await rank.member()
+        run = rank.stub.Run()
+        parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        await rank.iterate(run, initiations=[initiation(1, 1, 2)], trace={"traceparent": parent})
+        await run.read()
+    (span,) = exporter.get_finished_spans()
+    assert span.name == "orca.stage"
+    assert span.parent is not None
+    assert f"{span.parent.span_id:x}" == "b7ad6b7169203331"
+    assert span.attributes is not None
+    assert (span.attributes["orca.iteration"], span.attributes["orca.batch_size"]) == (1, 1)
+    assert [event.name for event in span.events] == ["started", "computed"]

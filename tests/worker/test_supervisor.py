@@ -1,0 +1,219 @@
+"""The supervisor and its ranks as processes: who comes back, who is killed, and that nothing is left."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from checkpoints import make_timed
+
+from orca.v1 import worker_pb2 as pb
+from orca.v1 import worker_pb2_grpc
+
+OPTIONS = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
+
+
+class Pod:
+    """A supervisor process, a channel to it, and the table of ranks as it was last published."""
+
+    def __init__(self, process: asyncio.subprocess.Process, address: str, status: str) -> None:
+        self.process, self.status = process, status
+        self.channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self.stub = worker_pb2_grpc.SupervisorStub(self.channel)
+        self.watch: Any = self.stub.Watch(pb.WatchRequest())
+
+    async def until(self, condition: Callable[[list[pb.RankEntry]], bool]) -> list[pb.RankEntry]:
+        """The first table that fulfils a condition."""
+        async with asyncio.timeout(20):
+            while not condition(ranks := list((await self.watch.read()).ranks)):
+                pass
+        return ranks
+
+    async def running(self) -> list[pb.RankEntry]:
+        return await self.until(lambda ranks: all(rank.pid for rank in ranks))
+
+    async def hello(self, rank: pb.RankEntry) -> pb.HelloResponse:
+        """Says Hello to a rank, which may still be starting."""
+        async with grpc.aio.insecure_channel(rank.address, options=OPTIONS) as channel:
+            request = pb.HelloRequest(protocol=1, engine="e-0", term=1)
+            stub = worker_pb2_grpc.ControllerStub(channel)
+            return await stub.Hello(request, wait_for_ready=True, timeout=20)
+
+    def ready(self) -> str | None:
+        try:
+            with urllib.request.urlopen(f"http://{self.status}/readyz") as answer:
+                return json.load(answer)["reason"]
+        except urllib.error.HTTPError as error:
+            with error:
+                return json.load(error)["reason"]
+
+
+@asynccontextmanager
+async def running(folder: Path, **settings: Any) -> AsyncIterator[Pod]:
+    environment = os.environ | {"ORCA_MODEL": str(folder)} | {f"ORCA_{n.upper()}": str(v) for n, v in settings.items()}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "orca_worker.supervisor", env=environment, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        pod = Pod(process, **json.loads(await process.stdout.readline()))
+        yield pod
+        pod.watch.cancel()
+        await pod.channel.close()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def gone(pid: int) -> None:
+    """Waits until a process has ended."""
+    try:
+        await asyncio.to_thread(psutil.Process(pid).wait, 20)
+    except psutil.NoSuchProcess:
+        return
+
+
+async def test_a_killed_rank_comes_back_at_its_address(tmp_path: Path) -> None:
+    async with running(make_timed(tmp_path), ranks=2) as pod:
+        before = await pod.running()
+        assert len({rank.address for rank in before}) == 2
+        hellos = [await pod.hello(rank) for rank in before]
+        assert [hello.pid for hello in hellos] == [rank.pid for rank in before]
+        os.kill(before[1].pid, signal.SIGKILL)
+        down = await pod.until(lambda ranks: ranks[1].pid == 0)
+        assert down[1].restarts == 1
+        after = await pod.running()
+        assert after[0] == before[0]
+        assert after[1].address == before[1].address
+        assert after[1].pid != before[1].pid
+        again = await pod.hello(after[1])
+        assert again.pid == after[1].pid
+        assert again.incarnation != hellos[1].incarnation
+
+
+async def test_condemn_kills_that_process_and_no_other(tmp_path: Path) -> None:
+    async with running(make_timed(tmp_path)) as pod:
+        (rank,) = await pod.running()
+        await pod.hello(rank)
+        os.kill(rank.pid, signal.SIGSTOP)  # frozen: it would not hear SIGTERM
+        for pid in (rank.pid + 1, 0):
+            request = pb.CondemnRequest(local_rank=0, pid=pid, verdict="a test")
+            assert not (await pod.stub.Condemn(request)).killed
+        with pytest.raises(grpc.aio.AioRpcError, match="is 3 of 1 ranks"):
+            await pod.stub.Condemn(pb.CondemnRequest(local_rank=3, pid=1, verdict="a test"))
+        assert (await pod.stub.Condemn(pb.CondemnRequest(local_rank=0, pid=rank.pid, verdict="a test"))).killed
+        await pod.until(lambda ranks: ranks[0].pid == 0)
+        (successor,) = await pod.running()
+        assert (await pod.hello(successor)).pid == successor.pid
+        assert not (await pod.stub.Condemn(pb.CondemnRequest(local_rank=0, pid=rank.pid, verdict="late"))).killed
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+async def test_sigterm_leaves_nothing(tmp_path: Path, frozen: bool) -> None:
+    async with running(make_timed(tmp_path), ranks=2, drain_seconds=0.5 if frozen else 20) as pod:
+        ranks = await pod.running()
+        for rank in ranks:
+            await pod.hello(rank)
+        if frozen:
+            os.kill(ranks[0].pid, signal.SIGSTOP)
+        pod.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            assert await pod.process.wait() == 0
+        for rank in ranks:
+            assert not psutil.pid_exists(rank.pid)
+
+
+async def test_ranks_end_with_their_supervisor(tmp_path: Path) -> None:
+    async with running(make_timed(tmp_path)) as pod:
+        (rank,) = await pod.running()
+        await pod.hello(rank)
+        pod.process.kill()
+        async with asyncio.timeout(10):
+            await pod.process.wait()
+            await gone(rank.pid)
+
+
+async def test_the_pod_is_ready_when_its_ranks_are_members(tmp_path: Path) -> None:
+    async with running(make_timed(tmp_path)) as pod:
+        (rank,) = await pod.running()
+        await pod.hello(rank)
+        reason = await asyncio.to_thread(pod.ready)
+        assert reason is not None
+        assert reason.startswith("rank 0")
+        async with grpc.aio.insecure_channel(rank.address) as channel:
+            stub = worker_pb2_grpc.ControllerStub(channel)
+            form = pb.FormRequest(term=1, epoch=1, tensor_parallel=1, pipeline_parallel=1, block_size=16)
+            await stub.Form(form)
+            await stub.Allocate(pb.AllocateRequest(term=1, epoch=1, slots=160))
+        assert await asyncio.to_thread(pod.ready) is None
+
+
+async def test_a_rank_that_aborts_in_an_iteration_comes_back(tmp_path: Path) -> None:
+    async with running(make_timed(tmp_path, abort_on_token=66)) as pod:
+        (rank,) = await pod.running()
+        await pod.hello(rank)
+        async with grpc.aio.insecure_channel(rank.address) as channel:
+            stub = worker_pb2_grpc.ControllerStub(channel)
+            form = pb.FormRequest(term=1, epoch=1, tensor_parallel=1, pipeline_parallel=1, block_size=16)
+            await stub.Form(form)
+            await stub.Allocate(pb.AllocateRequest(term=1, epoch=1, slots=160))
+            run: Any = stub.Run()
+            for number, token in ((1, 65), (2, 66)):
+                initiation = pb.Initiation(row=1, claim=1, token_ids=[token], blocks=[0])
+                iteration = pb.Iteration(term=1, epoch=1, number=number, initiations=[initiation])
+                await run.write(pb.ControlMessage(iteration=iteration))
+            assert (await run.read()).iteration.number == 1
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await run.read()
+            assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+        (successor,) = await pod.until(lambda ranks: ranks[0].restarts == 1 and ranks[0].pid != 0)
+        assert (await pod.hello(successor)).pid == successor.pid
+
+
+async def test_a_failed_iteration_ends_the_process_behind_its_report(tmp_path: Path) -> None:
+    async with running(make_timed(tmp_path)) as pod:
+        (rank,) = await pod.running()
+        await pod.hello(rank)
+        async with grpc.aio.insecure_channel(rank.address) as channel:
+            stub = worker_pb2_grpc.ControllerStub(channel)
+            form = pb.FormRequest(term=1, epoch=1, tensor_parallel=1, pipeline_parallel=1, block_size=16)
+            await stub.Form(form)
+            await stub.Allocate(pb.AllocateRequest(term=1, epoch=1, slots=160))
+            run: Any = stub.Run()
+            iteration = pb.Iteration(term=1, epoch=1, number=1, increment_rows=[5], increment_positions=[1])
+            await run.write(pb.ControlMessage(iteration=iteration))
+            assert (await run.read()).iteration.error == "increments of rows [5]: not all are held"
+        (successor,) = await pod.until(lambda ranks: ranks[0].restarts == 1 and ranks[0].pid != 0)
+        assert successor.pid != rank.pid
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"MODEL": "/nowhere"}, "ORCA_MODEL: model: /nowhere is not a checkpoint folder"),
+        ({"DTYPE": "float8"}, "ORCA_DTYPE: "),
+        ({"RANKS": "0"}, "ORCA_RANKS: "),
+    ],
+    ids=str,
+)
+async def test_a_wrong_setting_stops_the_start_with_a_sentence(
+    tmp_path: Path, settings: dict[str, str], sentence: str
+) -> None:
+    environment = os.environ | {"ORCA_MODEL": str(make_timed(tmp_path))} | {f"ORCA_{n}": v for n, v in settings.items()}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "orca_worker.supervisor", env=environment, stderr=asyncio.subprocess.PIPE
+    )
+    _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert errors.decode().startswith(sentence)
