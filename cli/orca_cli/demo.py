@@ -127,6 +127,6 @@ def iteration_table(actors: tuple[Actor, ...], iterations: list[dict[str, Any]])
 
 
 LEGEND = """\
-[bold]Iteration-level scheduling:[/] a request joins at the next iteration after it came, and leaves when it is done; nobody
-waits for the longest. [bold]Selective batching:[/] tokens of different requests, phases and positions run as one flat
-batch [ΣL, H] through every linear layer; attention alone is split by request."""
+[bold]Iteration-level scheduling:[/] a request joins at the next iteration after it came, and leaves when it is done;
+nobody waits for the longest. [bold]Selective batching:[/] tokens of different requests, phases and positions run as one
+flat batch [ΣL, H] through every linear layer; attention alone is split by request."""

@@ -32,13 +32,29 @@ def binary() -> Path:
 
 
 def start(run_dir: Path, port: int | None, server: Path | None = None) -> tuple[subprocess.Popen[bytes], str]:
-    """Starts a server on 127.0.0.1 with its append-only file in run_dir, and waits until it answers PING.
+    """Starts a server and waits until it answers PING.
 
     port None or 0: a free one. Answers the child and its URL; the caller ends the child (SIGTERM: it writes all and
     leaves). Raises Unavailable when it does not come up; its log is run_dir/redis.log.
     """
+    port = port or free_port()
+    arguments = command(run_dir, port, server)
+    with open(run_dir / "redis.log", "ab") as log:
+        # A session of its own: Ctrl-C at the terminal must not end the pool before the services that drain into it.
+        child = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    until = time.monotonic() + START_SECONDS
+    while not answers(port):
+        if child.poll() is not None or time.monotonic() > until:
+            child.kill()
+            child.wait()
+            raise Unavailable(f"the embedded Redis did not start on port {port}; see {run_dir / 'redis.log'}")
+        time.sleep(0.01)
+    return child, f"redis://127.0.0.1:{port}/0"
+
+
+def command(run_dir: Path, port: int, server: Path | None = None) -> list[str]:
+    """The command of a server on 127.0.0.1 with its append-only file in run_dir, which is made."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    port = port or _free_port()
     options = {
         "--bind": "127.0.0.1",
         "--port": str(port),
@@ -48,27 +64,16 @@ def start(run_dir: Path, port: int | None, server: Path | None = None) -> tuple[
         "--appendfsync": "always",  # what was acknowledged is on the disk
         "--daemonize": "no",
     }
-    command = [str(server or binary()), *(word for option in options.items() for word in option)]
-    with open(run_dir / "redis.log", "ab") as log:
-        # A session of its own: Ctrl-C at the terminal must not end the pool before the services that drain into it.
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    until = time.monotonic() + START_SECONDS
-    while not _answers(port):
-        if child.poll() is not None or time.monotonic() > until:
-            child.kill()
-            child.wait()
-            raise Unavailable(f"the embedded Redis did not start on port {port}; see {run_dir / 'redis.log'}")
-        time.sleep(0.01)
-    return child, f"redis://127.0.0.1:{port}/0"
+    return [str(server or binary()), *(word for option in options.items() for word in option)]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
-def _answers(port: int) -> bool:
+def answers(port: int) -> bool:
     """Whether PING is answered: not while the server still loads its file."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:

@@ -6,7 +6,7 @@ import importlib
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from orca_cli import demo as demonstration
 from orca_cli.generate import generate
-from orca_cli.stack import Plan, Stack
+from orca_cli.stack import DEMO_MODEL, Plan, Stack
 from orca_common.checkpoint import resolve_model
 from orca_common.errors import OrcaError
 from orca_common.settings import Settings
@@ -23,11 +23,10 @@ from orca_common.settings import Settings
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.command()(generate)
 console = Console(highlight=False)
-DEMO_MODEL = Path(__file__).parent / "demo_model"
 SERVICES = {
-    "endpoint": ("orca_endpoint.settings", "EndpointSettings", "orca_endpoint.__main__"),
+    "endpoint": ("orca_endpoint.settings", "EndpointSettings", "orca_endpoint.app"),
     "scheduler": ("orca_scheduler.settings", "SchedulerSettings", "orca_scheduler.__main__"),
-    "worker": ("orca_worker.settings", "WorkerSettings", "orca_worker.supervisor"),
+    "worker": ("orca_worker.settings", "SupervisorSettings", "orca_worker.supervisor"),
 }
 
 
@@ -63,7 +62,9 @@ def serve(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     engines: Annotated[int, typer.Option(min=1, help="Copies of the model.")] = 1,
     schedulers: Annotated[int, typer.Option(min=1)] = 1,
-    endpoints: Annotated[int, typer.Option(min=1, help="The first has --port and --http-port, the others free ones.")] = 1,
+    endpoints: Annotated[
+        int, typer.Option(min=1, help="The first has --port and --http-port, the others free ones.")
+    ] = 1,
     max_batch_size: Annotated[int, typer.Option(min=1, help="max_bs of the paper's Algorithm 1.")] = 8,
     slots: Annotated[int | None, typer.Option(min=1, help="Slots of an engine; without it, what memory holds.")] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Slots in a block.")] = 16,
@@ -99,7 +100,9 @@ def serve(
             console.print(f"[bold green]Orca serves {plan.model.name}[/]")
             for address, http in zip(stack.grpc_addresses, stack.http_addresses, strict=True):
                 console.print(f"  gRPC {address}   OpenAI API http://{http}/v1")
-            console.print(f"  run folder {folder}\n  try: orca generate 'def main(' --address {stack.grpc_addresses[0]}")
+            console.print(
+                f"  run folder {folder}\n  try: orca generate 'def main(' --address {stack.grpc_addresses[0]}"
+            )
             await asyncio.get_running_loop().create_future()
 
     _run(body())
@@ -154,7 +157,7 @@ def _options(kind: type[Settings], arguments: list[str]) -> dict[str, str]:
     return options
 
 
-def _run(body: "asyncio.coroutines.Coroutine[None, None, None]") -> None:
+def _run(body: Coroutine[None, None, None]) -> None:
     """Runs a command until it ends, or SIGINT or SIGTERM ends it in order."""
 
     async def guarded() -> None:

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+
 from orca.v1 import worker_pb2 as pb
 from orca.v1.worker_pb2_grpc import SupervisorStub
-
 from orca_cli import embedded_pool
 from orca_common.errors import FailedPrecondition
 
+DEMO_MODEL = Path(__file__).parent / "demo_model"
 START_SECONDS = 120.0  # bound of a process's first line; importing torch on a cold disk takes its time
 END_SECONDS = 45.0  # bound of a process's drain; then it is killed
 BACKOFF = (0.2, 5.0)  # seconds before a dead process is started again: first, longest
@@ -107,8 +108,8 @@ class Stack:
         ]
         await asyncio.gather(*(self._launch(service) for service in schedulers))
         self._tasks += [asyncio.create_task(self._watch_ranks(s)) for s in supervisors]
-        for endpoint in endpoints:
-            await self._until_ready(endpoint)
+        for service in [*schedulers, *endpoints]:
+            await self._until_ready(service)
         self._say("ready")
 
     async def stop(self) -> None:
@@ -139,12 +140,18 @@ class Stack:
         return service
 
     async def _start_redis(self) -> None:
-        command, self._redis_url = embedded_pool.command(self._run_dir / "redis")
-        service = Service("redis", "redis", command, {})
-        service.address = self._redis_url.removeprefix("redis://").split("/")[0]
+        port = embedded_pool.free_port()
+        service = Service("redis", "redis", embedded_pool.command(self._run_dir / "redis", port), {})
+        service.address = f"127.0.0.1:{port}"
+        self._redis_url = f"redis://{service.address}/0"
         self._services.append(service)
         await self._spawn(service)
-        await asyncio.to_thread(embedded_pool.wait, self._redis_url)
+        try:
+            async with asyncio.timeout(embedded_pool.START_SECONDS):
+                while not await asyncio.to_thread(embedded_pool.answers, port):
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise FailedPrecondition(f"redis did not start: {self._last_words(service)}") from None
         self._up(service)
 
     async def _spawn(self, service: Service) -> None:
@@ -188,16 +195,16 @@ class Stack:
         lines = (self._run_dir / "logs" / f"{service.name}.log").read_text(errors="replace").splitlines()
         return " ".join(lines[-3:]) or "it said nothing"
 
-    async def _until_ready(self, endpoint: Service) -> None:
-        """Waits until the endpoint's status port says that it is ready; shows what it waits for meanwhile."""
+    async def _until_ready(self, service: Service) -> None:
+        """Waits until the service's status port says that it is ready; shows what it waits for meanwhile."""
         said = ""
         while True:
-            assert endpoint.process is not None
-            reason = await asyncio.to_thread(_unready, endpoint.hello["status"])
+            assert service.process is not None
+            reason = await asyncio.to_thread(_unready, service.hello["status"])
             if reason is None:
                 return
-            if endpoint.process.returncode is not None:
-                raise FailedPrecondition(f"{endpoint.name} ended: {self._last_words(endpoint)}")
+            if service.process.returncode is not None:
+                raise FailedPrecondition(f"{service.name} ended: {self._last_words(service)}")
             if reason != said:
                 said = reason
                 self._say(f"waiting: {reason}")
@@ -209,7 +216,9 @@ class Stack:
         """Starts a service again when it has died, as a cluster would."""
         assert service.process is not None
         await service.process.wait()
-        self._say(f"{service.name} (pid {service.process.pid}) ended with {service.process.returncode}, starting it again")
+        self._say(
+            f"{service.name} (pid {service.process.pid}) ended with {service.process.returncode}, starting it again"
+        )
         self._write_processes()
         await asyncio.sleep(min(BACKOFF[1], BACKOFF[0] * 2**service.restarts))
         service.restarts += 1

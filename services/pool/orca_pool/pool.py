@@ -194,7 +194,7 @@ class Pool:
         reserve: int | None = None,
         form: EngineInfo | None = None,
     ) -> Renewed | None:
-        """None: not the master any more. `form` (with slots) after a formation: the sizes become known."""
+        """None: not the master any more. `form` after a formation: the sizes become known (slots: whole blocks)."""
         numbers = ("" if epoch is None else epoch, "" if reserve is None else reserve)
         sizes = ("", "", "") if form is None else (form.slots, form.tensor_parallel, form.pipeline_parallel)
         answer = await self._run("renew", engine, owner, term, *numbers, *sizes)
@@ -221,14 +221,24 @@ class Pool:
         await self._run("retire", engine, owner, term)
 
     async def claim(
-        self, engine: str, owner: str, term: int, have: int, *, count: int, slots: int, total: int
+        self,
+        engine: str,
+        owner: str,
+        term: int,
+        have: int,
+        *,
+        count: int,
+        slots: int,
+        total: int,
+        block_size: int = 1,
     ) -> ClaimAnswer | None:
         """At most `count` of the oldest requests that fit in `slots`; None: not the master any more.
 
         have: the last claim number heard. When the engine's is higher, the answer is what was claimed since.
         total: all slots of this engine; a larger request is left to a larger engine.
+        block_size: a request takes whole blocks.
         """
-        return _claim_answer(await self._run("claim", engine, owner, term, have, count, slots, total))
+        return _claim_answer(await self._run("claim", engine, owner, term, have, count, slots, total, block_size))
 
     async def commit(self, engine: str, owner: str, term: int, rows: Sequence[CommitRow]) -> list[int] | None:
         """Per row: Committed.OK, Committed.GONE or the pool's count. None: the term is old, nothing changed."""
@@ -296,7 +306,8 @@ def _claim_answer(answer: Any) -> ClaimAnswer | None:
             unpack_tokens(tokens),
             int(losses),
             None if deadline == b"" else int(deadline) / 1e6,
+            int(submitted),
         )
-        for request_id, claim, arrival, record, tokens, losses, deadline in held
+        for request_id, claim, arrival, record, tokens, losses, deadline, submitted in held
     ]
     return ClaimAnswer(requests, int(last_claim), waiting)

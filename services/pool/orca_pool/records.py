@@ -109,6 +109,7 @@ class Claimed:
     tokens: list[CommittedToken]  # committed before
     losses: int
     deadline_in: float | None  # seconds from now until its deadline
+    submitted: int  # Redis's TIME in microseconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,9 @@ async def serve(settings: SchedulerSettings) -> None:
             telemetry.close()
 
 
-def main() -> None:
-    settings = SchedulerSettings.load()
+def main(settings: SchedulerSettings | None = None) -> None:
+    """`python -m orca_scheduler`: settings from the environment, unless given."""
+    settings = settings or SchedulerSettings.load()
     logs.configure("scheduler", settings.log_level)
     run(lambda: serve(settings))
 

@@ -36,11 +36,13 @@ class Ledger:
         engine: str,
         owner: str,
         term: int,
+        block_size: int,
         room: Callable[[], Room],
         arrived: Callable[[list[Claimed]], Awaitable[None]],
         tell: Callable[[Event], Awaitable[None]],
     ) -> None:
         self._pool, self._engine, self._owner, self._term = pool, engine, owner, term
+        self._block_size = block_size
         self._room, self._arrived, self._tell = room, arrived, tell
         self.outputs = Outputs()
         self.epoch = self.iteration = 0  # of the engine, the highest known
@@ -189,6 +191,7 @@ class Ledger:
                     count=room.requests,
                     slots=room.slots,
                     total=self._total,
+                    block_size=self._block_size,
                 )
             except Unavailable:
                 await asyncio.sleep(RETRY_SECONDS)

@@ -4,6 +4,7 @@ One task at a time owns the core and applies events one after another; others ta
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Iterable
@@ -42,7 +43,7 @@ from .settings import SchedulerSettings
 from .tracing import Tracing
 
 log = logging.getLogger(__name__)
-REFORM_SECONDS = 0.2  # between attempts to form the engine
+REFORM_SECONDS, LONGEST_SECONDS = 0.2, 5.0  # between attempts to form the engine: first, longest
 TICK_SECONDS = 0.05  # resolution of deadlines
 
 
@@ -64,9 +65,12 @@ class EngineMaster:
         self._taken_over = taken_over  # from an owner who had not released it
         self._pool, self._settings, self._pulse = pool, settings, pulse
         self._core = Core(settings.max_batch_size, settings.pp, settings.block_size)
-        self._ledger = Ledger(pool, self.engine, owner, term, self._core.room, self._arrived, self._tell)
+        self._ledger = Ledger(
+            pool, self.engine, owner, term, settings.block_size, self._core.room, self._arrived, self._tell
+        )
         self._inbox: asyncio.Queue[tuple[Event, pb.IterationReport | None]] = asyncio.Queue(1024)
         self._leaving = asyncio.Event()
+        self.unready: str | None = f"{self.engine} is being formed"  # for the status port
         self._ranks: Ranks | None = None  # None: not formed
         self._epoch = 0
         self._stale_rows: list[int] = []  # that the ranks hold from an earlier master of this epoch
@@ -97,14 +101,18 @@ class EngineMaster:
 
     async def _mastering(self) -> None:
         """Forms the engine and runs it, and forms it again when a rank was lost."""
+        wait = REFORM_SECONDS
         while not self._leaving.is_set():
             try:
                 await self._life()
+                wait = REFORM_SECONDS
             except FailedPrecondition as refusal:
+                self.unready, wait = f"{self.engine} cannot form: {refusal}", min(2 * wait, LONGEST_SECONDS)
                 log.error("engine cannot form", extra={"engine": self.engine, "why": str(refusal)})
             except Unavailable as away:
                 log.warning("pool away", extra={"engine": self.engine, "why": str(away)})
-            await asyncio.sleep(REFORM_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), wait)
         await self._ledger.release()
 
     async def _life(self) -> None:
@@ -118,6 +126,7 @@ class EngineMaster:
                 await ranks.condemn(str(verdict))
             finally:
                 formed, self._ranks = self._ranks is not None, None
+                self.unready = f"{self.engine} is being formed"
         if formed:
             await self._lost()
 
@@ -146,7 +155,7 @@ class EngineMaster:
         first = max(ledger.iteration, hello.iteration) + 1
         await ledger.formed(EngineInfo(self.engine, settings.tp, settings.pp, n_slots, self._epoch))
         ranks.open()
-        self._ranks, self._taken_over = ranks, True
+        self._ranks, self._taken_over, self.unready = ranks, True, None
         log.info("engine formed", extra={"engine": self.engine, "epoch": self._epoch, "slots": n_slots})
         await self._apply(EngineReady(self._now, n_slots, first))
         kept = [held.claimed for held in ledger.outputs.held.values() if held.finish is None]

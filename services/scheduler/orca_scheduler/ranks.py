@@ -42,6 +42,7 @@ class Ranks:
         self._entry = pb.RankEntry()
         self.hello = pb.HelloResponse()
         self.stage_times: pb.StageTimes | None = None
+        self._writing = asyncio.Lock()
         self._last_heard = 0.0
         self._last_iteration = 0
 
@@ -129,7 +130,8 @@ class Ranks:
 
     async def _write(self, message: pb.ControlMessage) -> None:
         try:
-            await self._lane.write(message)
+            async with self._writing:  # gRPC allows one write at a time: a beat must not meet an iteration
+                await self._lane.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise RankLost(f"{self._name()} closed the control lane: {_reason(error)}") from None
 

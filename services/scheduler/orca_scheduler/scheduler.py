@@ -50,7 +50,9 @@ class Scheduler:
     def unready(self) -> str | None:
         """Why the scheduler is not ready; None when it is."""
         since = self._loop.time() - self._last_look
-        return f"the pool was last reached {since:.0f} s ago" if since > 5 else None
+        if since > 5:
+            return f"the pool was last reached {since:.0f} s ago"
+        return next((master.unready for master, _ in list(self._masters.values()) if master.unready), None)
 
     async def run(self) -> None:
         """Looks at the leases, again and again. Ends by an error of a master alone."""

@@ -1,9 +1,10 @@
 -- Takes the oldest requests that fit, first come first served over all engines.
--- ARGV: engine, owner, term, the last claim number its master heard, how many, free slots, all slots of the engine.
+-- ARGV: engine, owner, term, the last claim number its master heard, how many, free slots, all slots of the engine,
+-- slots of a block: a request takes whole blocks.
 -- Returns {last claim, left in the queue, {add_held}...}; nil when the lease is another's.
 local PAGE = 16 -- ids read from the queue at once
 local engine, owner, term, have = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local count, slots, total = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local count, slots, total, block = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 if fenced(engine, owner, term) then
   return false
 end
@@ -43,7 +44,7 @@ local function take()
     for i = 1, #page, 2 do
       local id, arrival = page[i], page[i + 1]
       local r = call('HMGET', REQUEST .. id, 'need', 'losses', 'deadline', 'detach_at', 'engines', 'claimed_at')
-      local need, suspect, reason = tonumber(r[1]), tonumber(r[2]) >= 2, overdue(r[3], r[4], time)
+      local need, suspect, reason = math.ceil(tonumber(r[1]) / block) * block, tonumber(r[2]) >= 2, overdue(r[3], r[4], time)
       if reason then
         end_early(id, reason, committed(id))
       elseif need <= total then -- a larger one is for a larger engine

@@ -159,6 +159,7 @@ end
 
 -- Appends a claimed request to a reply: {id, claim, arrival, record, tokens, losses, microseconds to its deadline or ''}.
 local function add_held(reply, id, time)
-  local r = call('HMGET', REQUEST .. id, 'claim', 'arrival', 'record', 'losses', 'deadline')
-  reply[#reply + 1] = { id, r[1], r[2], r[3], call('GET', TOKENS .. id) or '', r[4], r[5] == '' and '' or int(r[5] - time) }
+  local r = call('HMGET', REQUEST .. id, 'claim', 'arrival', 'record', 'losses', 'deadline', 'submitted')
+  local left = r[5] == '' and '' or int(r[5] - time)
+  reply[#reply + 1] = { id, r[1], r[2], r[3], call('GET', TOKENS .. id) or '', r[4], left, r[6] }
 end

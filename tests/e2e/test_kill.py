@@ -1,0 +1,63 @@
+"""Processes are killed under load: every stream completes with exactly the tokens of an undisturbed run."""
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import make_gpt2
+from stacks import Running, running
+from transformers import GPT2LMHeadModel
+
+from orca_client import Token
+
+VOCAB, REQUESTS, NEW_TOKENS = 211, 8, 48
+
+
+@pytest.mark.parametrize("role", ["rank", "supervisor", "scheduler", "endpoint", "redis"])
+async def test_no_token_is_lost(tmp_path: Path, role: str) -> None:
+    model = tmp_path / "model"
+    make_gpt2(model, heads=3, layers=2, hidden=24, vocab=VOCAB, positions=96, seed=7)
+    draw = random.Random(role)
+    prompts = [[draw.randrange(VOCAB) for _ in range(draw.randint(1, 20))] for _ in range(REQUESTS)]
+    endpoints = 2 if role == "endpoint" else 1
+    async with running(tmp_path / "run", model, endpoints=endpoints, max_batch_size=4) as stack:
+        seen = [0] * REQUESTS
+        streams = [asyncio.create_task(stream(stack, prompt, seen, n)) for n, prompt in enumerate(prompts)]
+        await stack.until(lambda: sum(seen) > REQUESTS)
+        victim = next(process["pid"] for process in stack.processes() if process["role"] == role)
+        os.kill(victim, signal.SIGKILL)
+        got = await asyncio.wait_for(asyncio.gather(*streams), 120)
+        await stack.until(lambda: victim not in {process["pid"] for process in stack.processes()})
+        await stack.until(lambda: role in {process["role"] for process in stack.processes()})
+    reference = GPT2LMHeadModel.from_pretrained(model, dtype=torch.float32).eval()
+    assert got == [greedy(reference, prompt) for prompt in prompts]
+
+
+async def stream(stack: Running, prompt: list[int], seen: list[int], n: int) -> list[int]:
+    """One request's tokens; the client library resumes by itself."""
+    tokens: list[int] = []
+    async for event in stack.client.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True):
+        if isinstance(event, Token):
+            assert event.index == len(tokens)
+            tokens.append(event.token_id)
+            seen[n] += 1
+    return tokens
+
+
+@torch.inference_mode()
+def greedy(model: GPT2LMHeadModel, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NEW_TOKENS,
+        min_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return out[0, len(prompt) :].tolist()

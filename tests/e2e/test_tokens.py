@@ -1,0 +1,91 @@
+"""The headline: greedy tokens through the whole stack are those of transformers, whatever shares the iterations."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import make_gpt2
+from stacks import Running, running
+from transformers import GPT2LMHeadModel
+
+from orca_client import Finished, Token
+
+REQUESTS = 60
+# (max_bs, block size, heads, layers, hidden size, vocabulary)
+CASES = [
+    (1, 1, 1, 1, 24, 97),
+    (3, 1, 3, 2, 24, 211),
+    (8, 1, 5, 3, 40, 307),
+    (1, 16, 3, 4, 36, 149),
+    (3, 16, 5, 5, 20, 101),
+    (8, 16, 1, 5, 32, 257),
+]
+
+
+@pytest.mark.parametrize(("max_bs", "block_size", "heads", "layers", "hidden", "vocab"), CASES)
+async def test_tokens_equal_transformers(
+    tmp_path: Path, max_bs: int, block_size: int, heads: int, layers: int, hidden: int, vocab: int
+) -> None:
+    seed = 1000 * max_bs + block_size
+    model = tmp_path / "model"
+    make_gpt2(model, heads=heads, layers=layers, hidden=hidden, vocab=vocab, positions=96, seed=seed)
+    draw = random.Random(seed)
+    asked = [
+        ([draw.randrange(vocab) for _ in range(draw.randint(1, 40))], draw.randint(1, 24), draw.expovariate(1 / 0.02))
+        for _ in range(REQUESTS)
+    ]
+    async with running(tmp_path / "run", model, max_batch_size=max_bs, block_size=block_size) as stack:
+        arrivals = [sum(gap for _, _, gap in asked[: n + 1]) for n in range(REQUESTS)]
+        got = await asyncio.gather(
+            *(answer(stack, prompt, n, at) for (prompt, n, _), at in zip(asked, arrivals, strict=True))
+        )
+    reference = GPT2LMHeadModel.from_pretrained(model, dtype=torch.float32).eval()
+    wanted = [greedy(reference, prompt, n) for prompt, n, _ in asked]
+    assert got == wanted
+    assert len({tuple(tokens) for tokens in wanted}) > REQUESTS // 2, "a model that repeats itself proves nothing"
+
+
+async def answer(stack: Running, prompt: list[int], max_new_tokens: int, at: float) -> list[int]:
+    """Sends one request at its moment; its tokens."""
+    await asyncio.sleep(at)
+    tokens: list[int] = []
+    async for event in stack.client.generate(prompt, max_new_tokens=max_new_tokens, ignore_eos=True):
+        if isinstance(event, Token):
+            assert event.index == len(tokens)
+            tokens.append(event.token_id)
+        elif isinstance(event, Finished):
+            assert event.output_tokens == max_new_tokens == len(tokens)
+    return tokens
+
+
+@torch.inference_mode()
+def greedy(model: GPT2LMHeadModel, prompt: list[int], max_new_tokens: int) -> list[int]:
+    """transformers' own greedy continuation, one request at a time."""
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=max_new_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+async def test_three_unbatchable_cases_in_one_batch(tmp_path: Path) -> None:
+    """Figure 4: x1 and x2 increment at different indexes, x3 and x4 initiate with 2 and 3 tokens: a batch of [7, H]."""
+    model = tmp_path / "model"
+    make_gpt2(model, heads=3, layers=2, hidden=24, vocab=211, positions=96, seed=4)
+    prompts = [[5], [7, 9, 11], [13, 17], [19, 23, 29]]
+    lengths = [40, 40, 6, 6]
+    async with running(tmp_path / "run", model, max_batch_size=4) as stack:
+        streams: list[asyncio.Task[list[int]]] = []
+        for prompt, n in zip(prompts, lengths, strict=True):
+            streams.append(asyncio.create_task(answer(stack, prompt, n, 0)))
+        got = await asyncio.gather(*streams)
+    reference = GPT2LMHeadModel.from_pretrained(model, dtype=torch.float32).eval()
+    assert got == [greedy(reference, prompt, n) for prompt, n in zip(prompts, lengths, strict=True)]

@@ -1,0 +1,64 @@
+"""A request can be followed from its client to the ranks: spans arrive at a real OTLP collector, linked as they should be."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from checkpoints import make_timed
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from stacks import generation, running
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """Keeps every span that is sent to it."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    async def Export(  # noqa: N802 the service's name
+        self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.aio.ServicerContext
+    ) -> trace_service_pb2.ExportTraceServiceResponse:
+        for resource in request.resource_spans:
+            for scope in resource.scope_spans:
+                self.spans += scope.spans
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    def named(self, name: str) -> list[Span]:
+        return [span for span in self.spans if span.name == name]
+
+
+@pytest.fixture
+async def collector() -> AsyncIterator[tuple[Collector, str]]:
+    server, kept = grpc.aio.server(), Collector()
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(kept, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield kept, f"http://127.0.0.1:{port}"
+    await server.stop(1)
+
+
+async def test_a_request_can_be_followed(tmp_path: Path, collector: tuple[Collector, str]) -> None:
+    kept, address = collector
+    model = make_timed(tmp_path / "model", seconds=0.0)
+    async with running(tmp_path / "run", model, environment={"OTEL_EXPORTER_OTLP_ENDPOINT": address}) as stack:
+        metadata = (("traceparent", f"00-{TRACE}-{PARENT}-01"),)
+        call = stack.stub.Generate(generation([1, 2, 3], 5, request_id="traced"), metadata=metadata)
+        assert [response.WhichOneof("event") async for response in call].count("token") == 5
+    # The stack has ended and every process has sent what it had.
+    (request,) = kept.named("orca.request")
+    assert request.trace_id.hex() == TRACE
+    assert request.parent_span_id.hex() == PARENT
+    (queue,), (stay,) = kept.named("orca.queue"), kept.named("orca.engine")
+    for span in (queue, stay):
+        assert span.trace_id == request.trace_id
+        assert span.parent_span_id == request.span_id
+        assert span.start_time_unix_nano <= span.end_time_unix_nano
+    iterations = kept.named("orca.iteration")
+    assert len(iterations) == len(stay.events) == 5
+    assert all(link.span_id == stay.span_id for span in iterations for link in span.links)
+    stages = kept.named("orca.stage")
+    assert {span.parent_span_id for span in stages} == {span.span_id for span in iterations}

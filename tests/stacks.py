@@ -1,0 +1,96 @@
+"""Whole stacks for tests: the processes of `orca serve` on free loopback ports, in a folder of the test's."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from orca.v1 import orca_pb2 as pb
+from orca.v1.orca_pb2_grpc import OrcaStub
+from orca_cli.stack import Plan, Stack
+from orca_client import AsyncOrcaClient
+
+
+@dataclass
+class Running:
+    """A stack that is ready, and ways to reach it."""
+
+    stack: Stack
+    run_dir: Path
+    client: AsyncOrcaClient
+    stub: OrcaStub
+
+    @property
+    def grpc(self) -> str:
+        return self.stack.grpc_addresses[0]
+
+    @property
+    def http(self) -> str:
+        return self.stack.http_addresses[0]
+
+    def processes(self) -> list[dict[str, Any]]:
+        return json.loads((self.run_dir / "processes.json").read_text())
+
+    def journal(self) -> list[dict[str, Any]]:
+        """All whole lines of all journals, oldest term first."""
+        lines: list[dict[str, Any]] = []
+        for path in sorted(self.run_dir.glob("journal-*.jsonl")):
+            text = path.read_text()
+            lines += [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return lines
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Waits for a condition that another process brings about."""
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def running(
+    run_dir: Path,
+    model: Path,
+    *,
+    engines: int = 1,
+    schedulers: int = 1,
+    endpoints: int = 1,
+    environment: Mapping[str, str] | None = None,
+    **settings: object,
+) -> AsyncIterator[Running]:
+    """Starts a stack; `settings` are `ORCA_*` values in lower case. Prints the processes' logs when the test fails."""
+    values = {"dtype": "float32", "device": "cpu", "slots": 4096, "threads": 1} | settings
+    plan = Plan(
+        model=model,
+        engines=engines,
+        schedulers=schedulers,
+        endpoints=endpoints,
+        port=0,
+        http_port=0,
+        settings={f"ORCA_{name.upper()}": str(value) for name, value in values.items()} | dict(environment or {}),
+    )
+    stack = Stack(plan, run_dir, print)
+    try:
+        async with asyncio.timeout(120):
+            await stack.start()
+        options = [("grpc.max_send_message_length", -1)]
+        async with (
+            AsyncOrcaClient(stack.grpc_addresses) as client,
+            grpc.aio.insecure_channel(stack.grpc_addresses[0], options=options) as channel,
+        ):
+            yield Running(stack, run_dir, client, OrcaStub(channel))
+    except BaseException:
+        for log in sorted((run_dir / "logs").glob("*.log")):
+            print(f"---- {log.name}\n{log.read_text(errors='replace')[-4000:]}")
+        raise
+    finally:
+        await stack.stop()
+
+
+def generation(prompt: list[int], max_new_tokens: int, **fields: Any) -> pb.GenerateRequest:
+    """A request by token ids."""
+    return pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt), max_new_tokens=max_new_tokens, **fields)
