@@ -4,8 +4,10 @@ import asyncio
 import json
 import logging
 import signal
+import socket
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 log = logging.getLogger(__name__)
@@ -40,11 +42,16 @@ class StatusPort:
 
         self._server = ThreadingHTTPServer((host, port), Handler)
         self._server.daemon_threads = True
+        self._host = host
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, name="status", daemon=True).start()
 
     def close(self) -> None:
-        self._server.shutdown()
+        stopping = threading.Thread(target=self._server.shutdown)
+        stopping.start()
+        with suppress(OSError):  # its thread looks every 0.5 s, or when somebody connects
+            socket.create_connection((self._host, self.port), timeout=1).close()
+        stopping.join()
         self._server.server_close()
 
 

@@ -33,19 +33,26 @@ class Application:
         self._settings = settings
         self._checkpoint = read_checkpoint(resolve_model(settings.model))
         tokenizer = self._checkpoint.tokenizer_file
-        self._vocabulary = Vocabulary(tokenizer) if tokenizer else None
+        self.vocabulary = Vocabulary(tokenizer) if tokenizer else None
         self._telemetry = Telemetry("orca-endpoint", secrets.token_hex(4))
         self._pool = Pool(settings.redis_url, settings.pool)
         self._pulse = service.LoopPulse()
         self._starting: str | None = "starting"
         self.delivery = Delivery(self._pool)
         self.endpoint = Endpoint(
-            settings, self._checkpoint, self._vocabulary, self._pool, self.delivery, self._telemetry
+            settings, self._checkpoint, self.vocabulary, self._pool, self.delivery, self._telemetry
         )
-        self.status = service.StatusPort(settings.host, settings.status_port, self._reason, self._pulse.alive)
+        self.status = self._status_port()
         self._grpc, self._http = GrpcDoor(self.endpoint), HttpDoor(self.endpoint)
         self.tasks: list[asyncio.Task[None]] = []
         self.ports: dict[str, str] = {}
+
+    def _status_port(self) -> service.StatusPort:
+        host, port = self._settings.host, self._settings.status_port
+        try:
+            return service.StatusPort(host, port, self._reason, self._pulse.alive)
+        except OSError as error:
+            raise Unavailable(f"status_port: {host}:{port} cannot be listened on ({error})") from None
 
     def _reason(self) -> str | None:
         return self._starting or self.endpoint.not_ready()

@@ -117,7 +117,7 @@ class Call:
         self._text = TextStream(None, ())
         self._ids = array("I")  # every token from 0
         self._inbox: deque[Packet] = deque()
-        self._buffered = 0  # tokens in the inbox
+        self.buffered = 0  # tokens in the inbox
         self._dirty = True
         self._accepted = self._ended = False
         self._finished: Reason | None = None  # shown to the client
@@ -202,8 +202,8 @@ class Call:
     # -- the delivery's side
     def put(self, packet: Packet) -> None:
         self._inbox.append(packet)
-        self._buffered += len(packet.tokens)
-        if self._buffered > self._patience.buffer:
+        self.buffered += len(packet.tokens)
+        if self.buffered > self._patience.buffer:
             self.doubt()  # its client does not read: what we drop here is read again from the pool
         elif self._waiter is not None:
             self.wake()
@@ -211,7 +211,7 @@ class Call:
     def doubt(self) -> None:
         self._dirty = True
         self._inbox.clear()
-        self._buffered = 0
+        self.buffered = 0
         self.wake()
 
     def wake(self) -> None:
@@ -264,7 +264,7 @@ class Call:
                 packets = packets_of(self.request_id, self.attempt, attached)
             elif self._inbox:
                 packet = self._inbox.popleft()
-                self._buffered -= len(packet.tokens)
+                self.buffered -= len(packet.tokens)
                 packets = (packet,)
             else:
                 await self._news()
@@ -294,7 +294,7 @@ class Call:
         incarnation = self._delivery.incarnation
         self._dirty = False
         self._inbox.clear()  # all of it is in the answer
-        self._buffered = 0
+        self.buffered = 0
         give_up = None if self._accepted else self._loop.time() + self._patience.first
         while True:
             answer = await self._patiently(self._attach_once, give_up)

@@ -12,7 +12,7 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import uvicorn
@@ -23,7 +23,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from orca_common.errors import InvalidArgument, NotFound, OrcaError, Unavailable
+from orca_common.errors import Cancelled, DeadlineExceeded, InvalidArgument, NotFound, OrcaError, Unavailable
+from orca_pool.records import Reason
 
 from .call import AcceptedEvent, Call, Event, FinishedEvent, TokenEvent
 from .endpoint import Endpoint
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_HEADER = "x-request-timeout"
 STOP_SECONDS = 3  # for answers under way when the server ends
 DRAINED_BODY = 8  # times the body's limit are read and dropped, so that the client hears the refusal
+DEADLINE_SLACK = 2.0  # seconds
 AHEAD = 64  # events that the calls of one request may be ahead of its client
 
 
@@ -137,7 +139,7 @@ class Completions:
         for n, prompt in enumerate(wanted.prompts):
             prompt.request.request_id = name if len(wanted.prompts) == 1 else f"{name}-{n}"
             calls.append(await endpoint.generate(prompt.request, deadline, carrier, prompt.names))
-        async with AsyncExitStack() as stack:
+        async with AsyncExitStack() as stack, until(deadline):
             for call in calls:
                 await stack.enter_async_context(call)
             events = single(calls[0]) if len(calls) == 1 else await stack.enter_async_context(Merged(calls))
@@ -162,6 +164,7 @@ class Completions:
             elif isinstance(event, AcceptedEvent):
                 choices[n].input_tokens = event.input_tokens
             elif isinstance(event, FinishedEvent):
+                whole(event, name)
                 choices[n].output_tokens = event.output_tokens
                 await answer.write(chunks.finished(n, event))
         if wanted.include_usage:
@@ -183,6 +186,7 @@ class Completions:
             elif isinstance(event, AcceptedEvent):
                 choice.input_tokens = event.input_tokens
             else:
+                whole(event, name)
                 choice.pieces.append(event.text)
                 choice.output_tokens, choice.finish = event.output_tokens, finish_reason(event.reason)
         await answer.json(200, {}, completion(name, self._endpoint.name, choices, wanted.logprobs))
@@ -205,6 +209,16 @@ class Completions:
 
 
 Numbered = AsyncIterator[tuple[int, Event]]
+
+
+@asynccontextmanager
+async def until(deadline: float | None) -> AsyncIterator[None]:
+    """gRPC ends a call at its deadline by itself; here it is done some time after the pool should have done it."""
+    try:
+        async with asyncio.timeout_at(None if deadline is None else deadline + DEADLINE_SLACK):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded("the deadline has passed") from None
 
 
 async def single(call: Call) -> Numbered:
@@ -309,6 +323,12 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def whole(event: FinishedEvent, name: str) -> None:
+    """OpenAI knows no finish_reason for a request that was cancelled, and a part of an answer must not pass for it."""
+    if event.reason is Reason.CANCELLED:
+        raise Cancelled(f"request {name} was cancelled")
 
 
 def deadline_of(request: Request) -> float | None:

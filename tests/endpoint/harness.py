@@ -1,0 +1,232 @@
+"""An endpoint on a real pool, where the test itself is the engine: it claims through the pool and commits tokens."""
+
+import asyncio
+import json
+import math
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from orca.v1 import orca_pb2 as pb
+from orca.v1.orca_pb2_grpc import OrcaStub
+from orca.v1.pool_pb2 import PoolRequest
+from orca_endpoint.app import Application
+from orca_endpoint.settings import EndpointSettings
+from orca_pool.pool import Pool
+from orca_pool.records import Claimed, CommitRow, EngineInfo, Reason
+from orca_pool.wire import TOKEN
+
+M = TypeVar("M", bound=Message)
+
+VOCABULARY, POSITIONS, EOS, SLOTS = 512, 256, 0, 200
+WORDS = "the request pool holds every request of the iteration; naïve café 東京 😀 grüße, один два. "
+
+
+def make_model(folder: Path, tokenizer: bool = True) -> Path:
+    """What an endpoint reads of a checkpoint: a configuration and a small byte-level BPE. Id 0 is <|end|>."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"model_type": "gpt2", "vocab_size": VOCABULARY, "n_positions": POSITIONS, "eos_token_id": EOS}
+    (folder / "config.json").write_text(json.dumps(config))
+    if tokenizer:
+        make_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def make_tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - 8, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([WORDS] * 4, trainer)
+    return tokenizer
+
+
+class Engine:
+    """Plays an engine master and the sweeping scheduler. One of it for a pool."""
+
+    def __init__(self, pool: Pool, name: str = "engine-0") -> None:
+        self._pool, self._name, self._owner = pool, name, secrets.token_hex(4)
+        self._term = self._have = self.iteration = 0
+
+    async def form(self, slots: int = SLOTS) -> None:
+        term = await self._pool.acquire(self._name, self._owner, None)
+        assert term is not None
+        self._term = term
+        await self._pool.renew(self._name, self._owner, term, epoch=1, form=EngineInfo(self._name, 1, 1, slots, 1))
+
+    async def sweep(self) -> None:
+        """For ever: what every scheduler's renewal does."""
+        while True:
+            await self._pool.renew_scheduler(self._owner)
+            await asyncio.sleep(0.1)
+
+    async def claim(self) -> Claimed:
+        """Waits for the next request."""
+        cursor: bytes | None = None
+        while True:
+            answer = await self._pool.claim(
+                self._name, self._owner, self._term, self._have, count=1, slots=SLOTS, total=SLOTS
+            )
+            assert answer is not None
+            self._have = max(self._have, answer.last_claim)
+            if answer.requests:
+                return answer.requests[0]
+            cursor, _ = await self._pool.hints(self._name, cursor, wait=1.0)
+
+    async def commit(self, request: Claimed, base: int, ids: Sequence[int], finish: Reason | None = None) -> int:
+        """Commits tokens from index `base` on; the answer of the row."""
+        self.iteration += 1
+        wants = PoolRequest.FromString(request.record).logprobs
+        tokens = b"".join(TOKEN.pack(i, -0.5 if wants else math.nan, self.iteration) for i in ids)
+        row = CommitRow(request.request_id, request.claim, base, tokens, finish)
+        answer = await self._pool.commit(self._name, self._owner, self._term, [row])
+        assert answer is not None
+        return answer[0]
+
+    async def answer(self, request: Claimed, ids: Sequence[int], finish: Reason = Reason.LENGTH) -> None:
+        """Commits a whole answer, one token at a time."""
+        for n, token in enumerate(ids):
+            last = n == len(ids) - 1
+            await self.commit(request, n, [token], finish if last else None)
+
+    async def serve(self, script: Callable[[PoolRequest], Sequence[int]]) -> None:
+        """For ever: answers each request with what the script says, and LENGTH or the end token that it is."""
+        while True:
+            request = await self.claim()
+            record = PoolRequest.FromString(request.record)
+            ids = list(script(record))[: record.max_new_tokens]
+            ends = [n for n, token in enumerate(ids) if token in record.end_token_ids]
+            if not ends:
+                await self.answer(request, ids)
+                continue
+            ids = ids[: ends[0] + 1]
+            await self.answer(request, ids, Reason.STOP_TOKEN if ids[-1] in record.stop_token_ids else Reason.EOS)
+
+
+@dataclass
+class Serving:
+    """A running endpoint and ways to reach it."""
+
+    app: Application
+    stub: OrcaStub
+    channel: grpc.aio.Channel
+
+    @property
+    def http(self) -> str:
+        return f"http://{self.app.ports['http']}"
+
+    async def quiet(self) -> None:
+        """Waits until no call is open and its detach is sent."""
+        async with asyncio.timeout(10):
+            await self.app.delivery.idle()
+            await self.app.delivery.settled(10)
+
+
+@dataclass
+class World:
+    """One pool with an engine that formed, and one endpoint."""
+
+    redis_url: str
+    name: str
+    model: Path
+    pool: Pool
+    engine: Engine
+    serving: Serving
+
+    @property
+    def stub(self) -> OrcaStub:
+        return self.serving.stub
+
+    @asynccontextmanager
+    async def background(self, script: Callable[[PoolRequest], Sequence[int]]) -> AsyncIterator[None]:
+        """The engine answers everything by a script meanwhile."""
+        task = asyncio.create_task(self.engine.serve(script))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def serving(redis_url: str, pool: str, model: Path, **settings: Any) -> AsyncIterator[Serving]:
+    """An endpoint in this event loop, ready."""
+    app = Application(EndpointSettings.load(redis_url=redis_url, pool=pool, model=str(model), **settings))
+    options = [("grpc.max_send_message_length", -1)]
+    try:
+        await app.start()
+        async with grpc.aio.insecure_channel(app.ports["grpc"], options=options) as channel:
+            yield Serving(app, OrcaStub(channel), channel)
+    finally:
+        await app.close()
+
+
+@asynccontextmanager
+async def world(redis_url: str, model: Path, **settings: Any) -> AsyncIterator[World]:
+    name = f"test-{secrets.token_hex(4)}"
+    async with Pool(redis_url, name) as pool:
+        engine = Engine(pool)
+        await engine.form()
+        async with serving(redis_url, name, model, **settings) as started:
+            sweeping = asyncio.create_task(engine.sweep())
+            try:
+                await until(lambda: started.app.endpoint.not_ready() is None)
+                yield World(redis_url, name, model, pool, engine, started)
+            finally:
+                sweeping.cancel()
+                await asyncio.gather(sweeping, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Waits for a condition that other tasks bring about."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def generation(ids: Sequence[int] = (5, 6, 7), max_new_tokens: int = 8, **fields: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), max_new_tokens=max_new_tokens, **fields)
+
+
+async def collect(call: Any) -> list[pb.GenerateResponse]:
+    responses = []
+    while isinstance(response := await call.read(), pb.GenerateResponse):  # the end is another object
+        responses.append(response)
+    return responses
+
+
+def ids_of(responses: Sequence[pb.GenerateResponse]) -> list[int]:
+    """The token ids, after a check that their indices have no hole."""
+    tokens = [response.token for response in responses if response.HasField("token")]
+    assert [token.index for token in tokens] == list(range(tokens[0].index, tokens[0].index + len(tokens)))
+    return [token.token_id for token in tokens]
+
+
+def text_of(responses: Sequence[pb.GenerateResponse]) -> str:
+    return "".join(response.token.text + response.finished.text for response in responses)
+
+
+def detail_of(error: grpc.aio.AioRpcError, kind: M) -> M:
+    """The google.rpc detail of this kind that an error carries."""
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            for detail in status_pb2.Status.FromString(value).details:  # type: ignore[arg-type]
+                if detail.Unpack(kind):
+                    return kind
+    raise AssertionError(f"no {type(kind).__name__} in {error}")
+
+
+def field_of(error: grpc.aio.AioRpcError) -> str:
+    """The field that an error names."""
+    return detail_of(error, error_details_pb2.BadRequest()).field_violations[0].field

@@ -1,0 +1,162 @@
+"""What goes wrong around an endpoint: lost packets, its own registration, Redis. Each index is shown exactly once."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from endpoint.harness import World, collect, generation, ids_of, until, world
+from redis.asyncio import Redis
+from servers import RedisServer, redis_server
+
+from orca.v1 import orca_pb2 as pb
+from orca_pool.records import Reason
+
+CODE = grpc.StatusCode
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """One of our own, to be frozen and killed."""
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def own(server: RedisServer, model: Path) -> AsyncIterator[World]:
+    async with world(server.url, model, pool_patience=1.0) as started:
+        yield started
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    """A way past the pool's operations."""
+    async with Redis.from_url(redis_url, decode_responses=True) as client:
+        yield client
+
+
+async def forget(redis: Redis, orca: World, request_id: str, count: int) -> None:
+    """What a Redis that lost its last second has done: only `count` tokens are left."""
+    key = f"orca:{{{orca.name}}}:tokens:{request_id}"
+    raw: bytes = await redis.execute_command("GETRANGE", key, 0, count * 16 - 1, NEVER_DECODE=True)  # type: ignore[assignment]
+    await redis.set(key, raw)
+
+
+async def read(call: grpc.aio.UnaryStreamCall, count: int) -> list[pb.GenerateResponse]:
+    responses = []
+    for _ in range(count):
+        response = await call.read()
+        assert isinstance(response, pb.GenerateResponse)
+        responses.append(response)
+    return responses
+
+
+async def test_a_missed_packet(orca: World, redis: Redis) -> None:
+    """A hole in the packet numbers, seen by another call's packet, makes every call read its tokens from the pool."""
+    keys = f"orca:{{{orca.name}}}:"
+    endpoint = orca.serving.app.delivery.incarnation
+    call, other = (orca.stub.Generate(generation(max_new_tokens=3, request_id=name)) for name in ("a", "b"))
+    claimed = [await orca.engine.claim() for _ in range(2)]
+    request, neighbour = sorted(claimed, key=lambda r: r.request_id)
+    await orca.engine.commit(request, 0, [10])
+    seen = await read(call, 2)
+    await redis.hset(f"{keys}request:a", "endpoint", "")  # a packet that nobody gets, and that is counted
+    await orca.engine.commit(request, 1, [11])
+    await redis.hset(f"{keys}request:a", "endpoint", endpoint)
+    await redis.hincrby(f"{keys}endpoint:{endpoint}", "entries", 1)
+    await orca.engine.commit(neighbour, 0, [20])
+    seen += await read(call, 1)
+    await orca.engine.commit(request, 2, [12], Reason.LENGTH)
+    assert ids_of([*seen, *await collect(call)]) == [10, 11, 12]
+    await orca.engine.commit(neighbour, 1, [21, 22], Reason.LENGTH)
+    assert ids_of(await collect(other)) == [20, 21, 22]
+
+
+async def test_packets_of_another_attempt(orca: World, redis: Redis) -> None:
+    """Two calls of one request on one endpoint: the packets go to the newer one alone."""
+    call = orca.stub.Generate(generation(max_new_tokens=2, request_id="a", attempt=5))
+    request = await orca.engine.claim()
+    await read(call, 1)
+    await redis.hset(f"orca:{{{orca.name}}}:request:a", "attempt", 6)
+    await orca.engine.commit(request, 0, [10])
+    await redis.hset(f"orca:{{{orca.name}}}:request:a", "attempt", 5)
+    await orca.engine.commit(request, 1, [11], Reason.LENGTH)
+    assert ids_of(await collect(call)) == [10, 11]
+
+
+async def test_declared_dead(orca: World) -> None:
+    """An endpoint whose registration is gone takes a new incarnation, and its calls go on."""
+    delivery = orca.serving.app.delivery
+    call = orca.stub.Generate(generation(max_new_tokens=3))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10])
+    seen = await read(call, 2)
+    old = delivery.incarnation
+    await orca.pool.leave_endpoint(old)
+    await orca.engine.commit(request, 1, [11])  # nobody hears it
+    submitted = orca.stub.Generate(generation(max_new_tokens=1, request_id="meanwhile"))
+    await until(lambda: delivery.incarnation != old)
+    await orca.engine.commit(request, 2, [12], Reason.LENGTH)
+    assert ids_of([*seen, *await collect(call)]) == [10, 11, 12]
+    await orca.engine.answer(await orca.engine.claim(), [20])
+    assert ids_of(await collect(submitted)) == [20]
+
+
+async def test_redis_dies_in_the_middle(own: World, server: RedisServer) -> None:
+    """Nothing is shown meanwhile; the streams go on when it is back, and each index comes once."""
+    calls = [own.stub.Generate(generation(max_new_tokens=4, request_id=f"r-{n}")) for n in range(3)]
+    requests = [await own.engine.claim() for _ in calls]
+    for request in requests:
+        await own.engine.commit(request, 0, [10, 11])
+    seen = [await read(call, 3) for call in calls]
+    old = own.serving.app.delivery.incarnation
+    server.kill()
+    refused = own.stub.Generate(generation(request_id="refused"))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(refused)
+    assert caught.value.code() is CODE.UNAVAILABLE
+    server.restart()
+    for request in requests:
+        await own.engine.commit(request, 2, [12, 13], Reason.LENGTH)
+    for call, first in zip(calls, seen, strict=True):
+        assert ids_of([*first, *await collect(call)]) == [10, 11, 12, 13]
+    await until(lambda: own.serving.app.delivery.incarnation != old)
+
+
+async def test_a_new_call_waits_for_redis(server: RedisServer, model: Path) -> None:
+    """As long as its patience lasts; and the endpoint is not ready meanwhile."""
+    async with world(server.url, model, pool_patience=30.0) as own:
+        server.freeze()
+        call = own.stub.Generate(generation(max_new_tokens=1))
+        await until(lambda: own.serving.app.endpoint.not_ready() == "the request pool does not answer")
+        assert own.serving.app.delivery.count == 1
+        server.thaw()
+        await own.engine.answer(await own.engine.claim(), [10])
+        assert ids_of(await collect(call)) == [10]
+        await until(lambda: own.serving.app.endpoint.not_ready() is None)
+
+
+async def test_tokens_that_redis_lost(orca: World, redis: Redis) -> None:
+    """A pool with fewer tokens than were shown: the call waits for the healing; a healed one goes on."""
+    call = orca.stub.Generate(generation(max_new_tokens=4, request_id="rolled"))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10, 11, 12])
+    seen = await read(call, 4)
+    await forget(redis, orca, "rolled", 1)
+    old = orca.serving.app.delivery.incarnation
+    await orca.pool.leave_endpoint(old)  # so that its calls attach again
+    await until(lambda: orca.serving.app.delivery.incarnation != old)
+    await orca.engine.commit(request, 1, [11, 12, 13], Reason.LENGTH)
+    assert ids_of([*seen, *await collect(call)]) == [10, 11, 12, 13]
+
+
+async def test_tokens_that_healed_otherwise(orca: World, redis: Redis) -> None:
+    call = orca.stub.Generate(generation(max_new_tokens=4, request_id="other"))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10, 11, 12])
+    await read(call, 4)
+    await forget(redis, orca, "other", 1)
+    await orca.engine.commit(request, 1, [99, 98, 97], Reason.LENGTH)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(call)
+    assert caught.value.code() is CODE.DATA_LOSS

@@ -1,0 +1,381 @@
+"""The gRPC door on a real pool; the test is the engine."""
+
+import asyncio
+import hashlib
+import struct
+
+import grpc
+import pytest
+from endpoint.harness import World, collect, detail_of, field_of, generation, ids_of, serving, text_of, until
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from orca.v1 import orca_pb2 as pb
+from orca_endpoint.call import AcceptedEvent, FinishedEvent, TokenEvent
+from orca_pool.records import Committed, Reason
+
+CODE = grpc.StatusCode
+
+
+async def error_of(call: grpc.aio.Call) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(call)
+    return caught.value
+
+
+async def test_a_stream(orca: World) -> None:
+    call = orca.stub.Generate(pb.GenerateRequest(text="the pool", max_new_tokens=3, logprobs=True, request_id="one"))
+    request = await orca.engine.claim()
+    await orca.engine.answer(request, [300, 301, 302])
+    responses = await collect(call)
+    accepted, finished = responses[0].accepted, responses[-1].finished
+    assert accepted.request_id == "one"
+    assert accepted.input_tokens > 0
+    assert ids_of(responses) == [300, 301, 302]
+    tokens = [r.token for r in responses[1:-1]]
+    assert [t.logprob for t in tokens] == [-0.5] * 3
+    assert [t.iteration for t in tokens] == [1, 2, 3]
+    assert {t.engine for t in tokens} == {"engine-0"}
+    assert finished.reason == pb.FINISH_REASON_LENGTH
+    assert finished.output_tokens == 3
+    times = finished.timings
+    assert 0 < times.claimed < times.first_token <= times.finished < 10
+
+
+async def test_text_is_the_decoded_text(orca: World) -> None:
+    text = "naïve café 東京 😀 grüße"
+    vocabulary = orca.serving.app.vocabulary
+    assert vocabulary is not None
+    ids = vocabulary.encode(text)
+    async with orca.background(lambda record: ids):
+        responses = await collect(orca.stub.Generate(generation(max_new_tokens=len(ids))))
+        short = await collect(orca.stub.Generate(generation(max_new_tokens=len(ids) - 1)))
+    assert text_of(responses) == text
+    assert responses[-1].finished.text == ""
+    assert text.startswith(text_of(short).rstrip("\ufffd"))
+
+
+async def test_no_logprobs_unless_asked(orca: World) -> None:
+    async with orca.background(lambda record: [5]):
+        responses = await collect(orca.stub.Generate(generation(max_new_tokens=1)))
+    assert not responses[1].token.HasField("logprob")
+
+
+@pytest.mark.parametrize(
+    ("fields", "ids", "reason"),
+    [
+        ({}, [5, 6, 0], pb.FINISH_REASON_EOS),
+        ({"stop_token_ids": [6]}, [5, 6], pb.FINISH_REASON_STOP_TOKEN),
+        ({"ignore_eos": True, "max_new_tokens": 3}, [5, 0, 0], pb.FINISH_REASON_LENGTH),
+    ],
+)
+async def test_the_token_that_ends_it_is_delivered(
+    orca: World, fields: dict[str, object], ids: list[int], reason: pb.FinishReason
+) -> None:
+    async with orca.background(lambda record: [*ids, 9, 9]):
+        responses = await collect(orca.stub.Generate(generation(**fields)))  # type: ignore[arg-type]
+    assert ids_of(responses) == ids
+    assert responses[-1].finished.reason == reason
+    assert responses[-1].finished.output_tokens == len(ids)
+
+
+async def test_a_stop_string_over_tokens(orca: World) -> None:
+    """The end is recorded in the pool; tokens after it are void for every reader."""
+    vocabulary = orca.serving.app.vocabulary
+    assert vocabulary is not None
+    ids = vocabulary.encode("the pool 東京 and more and more")
+    call = orca.stub.Generate(generation(max_new_tokens=40, stop=["東京"], request_id="stopping"))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, ids[:-2])  # a packet that goes on behind the stop string
+    responses = await collect(call)
+    assert text_of(responses) == "the pool "
+    finished = responses[-1].finished
+    assert finished.reason == pb.FINISH_REASON_STOP
+    assert finished.output_tokens == len(ids_of(responses)) < len(ids)
+    assert finished.timings.finished > 0
+    assert await orca.engine.commit(request, len(ids) - 2, ids[-2:]) == Committed.GONE
+    again = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="stopping")))
+    assert ids_of(again) == ids_of(responses)
+    assert text_of(again) == "the pool "
+    assert again[-1].finished.reason == pb.FINISH_REASON_STOP
+
+
+async def test_resume_from_an_index(orca: World) -> None:
+    """While it runs, on the same endpoint and after its end; the older call ends ABORTED."""
+    first = orca.stub.Generate(generation(max_new_tokens=6, request_id="long", attempt=1))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10, 11, 12])
+    seen = [await first.read() for _ in range(4)]
+    assert ids_of(seen) == [10, 11, 12]  # type: ignore[arg-type]
+    digest = hashlib.sha1(struct.pack("<2I", 10, 11)).digest()
+    second = orca.stub.Resume(pb.ResumeRequest(request_id="long", from_index=2, attempt=2, digest=digest))
+    assert (await second.read()).accepted.request_id == "long"  # type: ignore[union-attr]
+    assert (await error_of(first)).code() is CODE.ABORTED
+    await orca.engine.commit(request, 3, [13, 14, 15], Reason.LENGTH)
+    rest = await collect(second)
+    assert ids_of(rest) == [12, 13, 14, 15]
+    assert rest[0].token.index == 2
+    assert rest[-1].finished.output_tokens == 6
+    ended = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="long", from_index=5, attempt=3)))
+    assert ids_of(ended) == [15]
+    assert ended[-1].finished.reason == pb.FINISH_REASON_LENGTH
+    older = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="long", attempt=2)))
+    assert older.code() is CODE.ABORTED
+
+
+async def test_resume_of_another_prefix(orca: World) -> None:
+    async with orca.background(lambda record: [10, 11, 12, 13]):
+        await collect(orca.stub.Generate(generation(max_new_tokens=4, request_id="other")))
+    digest = hashlib.sha1(struct.pack("<2I", 10, 99)).digest()
+    error = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="other", from_index=2, digest=digest)))
+    assert error.code() is CODE.DATA_LOSS
+    beyond = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="other", from_index=5)))
+    assert beyond.code() is CODE.DATA_LOSS
+
+
+async def test_the_text_of_a_resumed_stream_begins_at_zero(orca: World) -> None:
+    """A stop string that began before from_index still ends it, and a character that began before is whole."""
+    vocabulary = orca.serving.app.vocabulary
+    assert vocabulary is not None
+    ids = vocabulary.encode("grüße 😀 end")
+    async with orca.background(lambda record: ids):
+        whole = await collect(orca.stub.Generate(generation(max_new_tokens=len(ids), request_id="emoji")))
+    for start in range(len(ids)):
+        rest = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="emoji", from_index=start)))
+        assert text_of(rest) == text_of(whole[start + 1 :])
+
+
+async def test_on_another_endpoint(orca: World) -> None:
+    async with serving(orca.redis_url, orca.name, orca.model) as other:
+        first = orca.stub.Generate(generation(max_new_tokens=4, request_id="moved"))
+        request = await orca.engine.claim()
+        await orca.engine.commit(request, 0, [10, 11])
+        seen = [await first.read() for _ in range(3)]
+        assert ids_of(seen) == [10, 11]  # type: ignore[arg-type]
+        second = other.stub.Resume(pb.ResumeRequest(request_id="moved", from_index=2))
+        assert (await second.read()).HasField("accepted")  # type: ignore[union-attr]
+        assert (await error_of(first)).code() is CODE.ABORTED
+        await orca.engine.commit(request, 2, [12, 13], Reason.LENGTH)
+        assert ids_of(await collect(second)) == [12, 13]
+
+
+async def test_cancel(orca: World) -> None:
+    call = orca.stub.Generate(generation(request_id="unwanted"))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10])
+    assert (await orca.stub.Cancel(pb.CancelRequest(request_id="unwanted"))).alive
+    responses = await collect(call)
+    assert ids_of(responses) == [10]
+    assert responses[-1].finished.reason == pb.FINISH_REASON_CANCELLED
+    assert not (await orca.stub.Cancel(pb.CancelRequest(request_id="unwanted"))).alive
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await orca.stub.Cancel(pb.CancelRequest(request_id="nobody"))
+    assert caught.value.code() is CODE.NOT_FOUND
+
+
+async def test_a_client_that_leaves(orca: World) -> None:
+    """Without a grace its request ends at once; with one it goes on, and a Resume takes it up."""
+    call = orca.stub.Generate(generation(request_id="leaver"))
+    request = await orca.engine.claim()
+    await call.read()
+    call.cancel()
+    await orca.serving.quiet()
+    assert await orca.engine.commit(request, 0, [10]) == Committed.GONE
+    resumed = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="leaver")))
+    assert resumed.code() is CODE.CANCELLED
+
+    call = orca.stub.Generate(generation(request_id="back", max_new_tokens=1, detach_grace=Duration(seconds=20)))
+    request = await orca.engine.claim()
+    await call.read()
+    call.cancel()
+    await orca.serving.quiet()
+    assert await orca.engine.commit(request, 0, [10], Reason.LENGTH) == Committed.OK
+    assert ids_of(await collect(orca.stub.Resume(pb.ResumeRequest(request_id="back")))) == [10]
+
+
+async def test_a_client_that_leaves_while_it_is_submitted(orca: World) -> None:
+    """Whatever moment it leaves at, its request does not stay behind."""
+    for n in range(20):
+        call = orca.stub.Generate(generation(request_id=f"hasty-{n}"))
+        await asyncio.sleep(n * 0.0005)
+        call.cancel()
+    await orca.serving.quiet()
+    for n in range(20):
+        assert await orca.pool.cancel(f"hasty-{n}") in {False, None}, "it was alive"
+
+
+async def test_a_deadline(orca: World) -> None:
+    """The request ends with it, in the pool too; never a shortened answer."""
+    call = orca.stub.Generate(generation(request_id="late", detach_grace=Duration(seconds=60)), timeout=0.3)
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10])
+    error = await error_of(call)
+    assert error.code() is CODE.DEADLINE_EXCEEDED
+    resumed = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="late")))
+    assert resumed.code() is CODE.DEADLINE_EXCEEDED
+    assert "its deadline has passed" in (resumed.details() or "")
+    past = await error_of(orca.stub.Generate(generation(), timeout=-1))
+    assert past.code() is CODE.DEADLINE_EXCEEDED
+
+
+async def test_the_same_id_again(orca: World) -> None:
+    """The same body is Resume from 0, another body is refused."""
+    request = generation(max_new_tokens=2, request_id="twice")
+    async with orca.background(lambda record: [10, 11]):
+        first = await collect(orca.stub.Generate(request))
+        second = await collect(orca.stub.Generate(request))
+    assert ids_of(first) == ids_of(second) == [10, 11]
+    error = await error_of(orca.stub.Generate(generation(max_new_tokens=3, request_id="twice")))
+    assert error.code() is CODE.ALREADY_EXISTS
+    assert "another body" in (error.details() or "")
+
+
+async def test_an_unknown_request(orca: World) -> None:
+    error = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="nobody")))
+    assert error.code() is CODE.NOT_FOUND
+    for request, field in [
+        (pb.ResumeRequest(), "request_id"),
+        (pb.ResumeRequest(request_id="a", digest=b"short"), "digest"),
+        (pb.ResumeRequest(request_id="a", from_index=1 << 31), "from_index"),
+        (pb.ResumeRequest(request_id="a", attempt=1 << 60), "attempt"),
+    ]:
+        error = await error_of(orca.stub.Resume(request))
+        assert error.code() is CODE.INVALID_ARGUMENT
+        assert field_of(error) == field
+
+
+async def test_bad_input_names_its_field(orca: World) -> None:
+    """Also bytes that are no message; the next request works."""
+    generate = orca.serving.channel.unary_stream("/orca.v1.Orca/Generate")
+    text = pb.GenerateRequest(text="ab", max_new_tokens=1).SerializeToString()
+    for sent, field in [
+        (generation(max_new_tokens=0).SerializeToString(), "max_new_tokens"),
+        (text.replace(b"ab", b"\xff\xfe"), "text"),
+        (b"\xff" * 30, "message"),
+        (pb.GenerateRequest(text="x" * 1_100_000, max_new_tokens=1).SerializeToString(), "text"),
+    ]:
+        error = await error_of(generate(sent))
+        assert error.code() is CODE.INVALID_ARGUMENT
+        assert field_of(error) == field
+        assert (error.details() or "").startswith(f"{field}: ")
+    error = await error_of(generate(b"x" * (9 << 20)))
+    assert error.code() is CODE.RESOURCE_EXHAUSTED
+    check = orca.serving.channel.unary_unary("/grpc.health.v1.Health/Check")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await check(b"\xff\xff")
+    assert caught.value.code() is CODE.INVALID_ARGUMENT
+    async with orca.background(lambda record: [10]):
+        assert ids_of(await collect(orca.stub.Generate(generation(max_new_tokens=1)))) == [10]
+
+
+async def test_what_can_never_fit(orca: World) -> None:
+    error = await error_of(orca.stub.Generate(generation([1, 2], 220)))
+    assert error.code() is CODE.FAILED_PRECONDITION
+    assert "needs 222 slots" in (error.details() or "")
+    assert "the largest engine has 200" in (error.details() or "")
+
+
+async def test_bounds_of_queue_and_calls(orca: World) -> None:
+    """RESOURCE_EXHAUSTED says when to try again."""
+    async with serving(orca.redis_url, orca.name, orca.model, max_waiting=1, max_calls=2) as other:
+        calls = [other.stub.Generate(generation(request_id="first"))]
+        await calls[0].read()
+        error = await error_of(other.stub.Generate(generation()))
+        assert error.code() is CODE.RESOURCE_EXHAUSTED
+        assert "queue is full" in (error.details() or "")
+        assert detail_of(error, error_details_pb2.RetryInfo()).retry_delay.ToSeconds() == 1
+        await orca.engine.claim()
+        calls.append(other.stub.Generate(generation(request_id="second")))
+        await calls[1].read()
+        error = await error_of(other.stub.Generate(generation()))
+        assert error.code() is CODE.RESOURCE_EXHAUSTED
+        assert "2 streams" in (error.details() or "")
+
+
+async def test_the_queue_position(orca: World) -> None:
+    calls = []
+    for position in range(3):
+        calls.append(orca.stub.Generate(generation()))
+        first = await calls[-1].read()
+        assert isinstance(first, pb.GenerateResponse)
+        assert first.accepted.queue_position == position
+
+
+async def test_the_model(orca: World) -> None:
+    model = await orca.stub.GetModel(pb.GetModelRequest())
+    assert (model.name, model.vocab_size, model.max_positions) == ("tiny", 512, 256)
+    assert list(model.eos_token_ids) == [0]
+    assert model.has_tokenizer
+    assert [(engine.id, engine.slots) for engine in model.engines] == [("engine-0", 200)]
+
+
+async def test_health_and_reflection(orca: World) -> None:
+    check = orca.serving.channel.unary_unary(
+        "/grpc.health.v1.Health/Check",
+        health_pb2.HealthCheckRequest.SerializeToString,
+        health_pb2.HealthCheckResponse.FromString,
+    )
+
+    async def status(service: str) -> int:
+        return (await check(health_pb2.HealthCheckRequest(service=service))).status
+
+    async with asyncio.timeout(5):
+        while await status("orca.v1.Orca") != health_pb2.HealthCheckResponse.SERVING:
+            pass
+    assert await status("") == health_pb2.HealthCheckResponse.SERVING
+    ask = orca.serving.channel.stream_stream(
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        reflection_pb2.ServerReflectionRequest.SerializeToString,
+        reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    answers = ask(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+    names = [service.name async for answer in answers for service in answer.list_services_response.service]
+    assert "orca.v1.Orca" in names
+    assert "grpc.health.v1.Health" in names
+
+
+async def test_a_client_that_does_not_read(orca: World) -> None:
+    """Its packets are dropped, and read again from the pool when it reads: memory stays bounded, nothing is missed."""
+    async with serving(orca.redis_url, orca.name, orca.model, call_buffer=16) as other:
+        ids = [10 + n % 400 for n in range(150)]
+        async with await other.app.endpoint.generate(generation(max_new_tokens=150), None, {}) as call:
+            events = call.events()
+            assert isinstance(await anext(events), AcceptedEvent)
+            request = await orca.engine.claim()
+            await orca.engine.commit(request, 0, ids[:1])
+            assert (await anext(events))[1] == ids[0]
+            for n in range(1, 150):
+                await orca.engine.commit(request, n, [ids[n]], Reason.LENGTH if n == 149 else None)
+                assert call.buffered <= 16
+            tokens = [event async for event in events]
+        assert [event.token_id for event in tokens if isinstance(event, TokenEvent)] == ids[1:]
+        assert isinstance(tokens[-1], FinishedEvent)
+
+
+async def test_many_at_once(orca: World) -> None:
+    async with orca.background(lambda record: [record.prompt_ids[0]] * 4):
+        calls = [orca.stub.Generate(generation([1 + n], 4)) for n in range(30)]
+        answers = await asyncio.gather(*(collect(call) for call in calls))
+    assert [ids_of(answer) for answer in answers] == [[1 + n] * 4 for n in range(30)]
+
+
+async def test_leaving(orca: World) -> None:
+    """Drain: streams end UNAVAILABLE after the bound, their requests go on and are resumed elsewhere."""
+    async with serving(orca.redis_url, orca.name, orca.model) as other:
+        call = other.stub.Generate(generation(max_new_tokens=2, request_id="drained"))
+        request = await orca.engine.claim()
+        await orca.engine.commit(request, 0, [10])
+        seen = [await call.read() for _ in range(2)]
+        assert ids_of(seen) == [10]  # type: ignore[arg-type]
+        draining = asyncio.create_task(other.app.drain(0.3))
+        await until(lambda: other.app.endpoint.draining)
+        refused = await error_of(other.stub.Generate(generation()))
+        assert refused.code() is CODE.UNAVAILABLE
+        error = await error_of(call)
+        assert error.code() is CODE.UNAVAILABLE
+        await draining
+        assert await orca.engine.commit(request, 1, [11], Reason.LENGTH) == Committed.OK
+    rest = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="drained", from_index=1)))
+    assert ids_of(rest) == [11]

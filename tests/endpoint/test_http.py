@@ -1,0 +1,266 @@
+"""The HTTP door with OpenAI's own client, and with plain HTTP where a client would not send such a thing."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+from endpoint.harness import World, until
+from openai import AsyncOpenAI
+
+from orca_pool.records import Committed, Reason
+
+
+@pytest.fixture
+async def client(orca: World) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{orca.serving.http}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+async def http(orca: World) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=orca.serving.http) as client:
+        yield client
+
+
+def encode(orca: World, text: str) -> list[int]:
+    assert orca.serving.app.vocabulary is not None
+    return orca.serving.app.vocabulary.encode(text)
+
+
+async def test_a_completion(orca: World, client: AsyncOpenAI) -> None:
+    ids = encode(orca, "grüße 😀 und mehr")
+    async with orca.background(lambda record: ids):
+        answer = await client.completions.create(model="tiny", prompt="the pool", max_tokens=len(ids), temperature=0)
+    assert answer.object == "text_completion"
+    assert answer.choices[0].text == "grüße 😀 und mehr"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].logprobs is None
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(encode(orca, "the pool"))
+    assert answer.usage.completion_tokens == len(ids)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + len(ids)
+
+
+async def test_a_stream(orca: World, client: AsyncOpenAI) -> None:
+    ids = encode(orca, "grüße 😀 und mehr")
+    async with orca.background(lambda record: ids):
+        stream = await client.completions.create(
+            model="tiny",
+            prompt=[5, 6, 7],
+            max_tokens=len(ids),
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == "grüße 😀 und mehr"
+    assert "\ufffd" not in "".join(chunk.choices[0].text for chunk in chunks[:-1])
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 2) + ["length"]
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (3, len(ids))
+
+
+async def test_defaults_are_openais(orca: World, client: AsyncOpenAI) -> None:
+    seen = []
+
+    def script(record: Any) -> list[int]:
+        seen.append(record)
+        return [10] * 100
+
+    async with orca.background(script):
+        answer = await client.completions.create(model="tiny", prompt="a")
+        await client.completions.create(
+            model="tiny", prompt="a", top_p=0.5, seed=-3, extra_body={"top_k": 4, "ignore_eos": True}
+        )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 16
+    assert (seen[0].temperature, seen[0].top_p, seen[0].top_k, list(seen[0].end_token_ids)) == (1.0, 1.0, 0, [0])
+    assert (seen[1].top_p, seen[1].top_k, seen[1].seed) == (0.5, 4, 2**64 - 3)
+    assert not seen[1].end_token_ids
+
+
+async def test_a_stop_string_and_the_end_token(orca: World, client: AsyncOpenAI) -> None:
+    ids = encode(orca, "the pool 東京 and more")
+    async with orca.background(lambda record: ids):
+        answer = await client.completions.create(model="tiny", prompt="a", max_tokens=len(ids), stop="東京")
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("the pool ", "stop")
+    async with orca.background(lambda record: [*ids, 0, 9]):
+        answer = await client.completions.create(model="tiny", prompt="a", max_tokens=99, stop=["x", "yz"])
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("the pool 東京 and more", "stop")
+
+
+async def test_several_prompts(orca: World, client: AsyncOpenAI) -> None:
+    """Texts or lists of ids; a choice each, in their order."""
+    letters = {encode(orca, letter)[0]: letter for letter in "abc"}
+    async with orca.background(lambda record: [record.prompt_ids[0]] * 3):
+        answer = await client.completions.create(model="tiny", prompt=["a", "b", "c"], max_tokens=3)
+        stream = await client.completions.create(model="tiny", prompt=[[i] for i in letters], max_tokens=3, stream=True)
+        texts = ["", "", ""]
+        async for chunk in stream:
+            texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert [choice.text for choice in answer.choices] == ["aaa", "bbb", "ccc"]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert texts == [letter * 3 for letter in letters.values()]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 9)
+
+
+async def test_logprobs(orca: World, client: AsyncOpenAI) -> None:
+    ids = encode(orca, "the pool")
+    async with orca.background(lambda record: ids):
+        answer = await client.completions.create(model="tiny", prompt="a", max_tokens=len(ids), logprobs=1)
+        stream = await client.completions.create(model="tiny", prompt="a", max_tokens=len(ids), logprobs=0, stream=True)
+        chunks = [chunk async for chunk in stream]
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs == [-0.5] * len(ids)
+    assert "".join(logprobs.tokens or []) == "the pool"
+    streamed = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
+    assert [offset for part in streamed for offset in part.text_offset or []] == logprobs.text_offset
+
+
+async def test_the_models(client: AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == ["tiny"]
+    assert (await client.models.retrieve("tiny")).owned_by == "orca"
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("gpt-99")
+
+
+async def test_a_client_that_closes_its_connection(orca: World, http: httpx.AsyncClient) -> None:
+    """Streaming or not, its request ends."""
+    for stream in (True, False):
+        body = {"prompt": [5, 6], "max_tokens": 100, "stream": stream}
+        sending = asyncio.create_task(http.post("/v1/completions", json=body))
+        request = await orca.engine.claim()
+        await orca.engine.commit(request, 0, [10])
+        assert not sending.done()
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        await orca.serving.quiet()
+        assert await orca.engine.commit(request, 1, [11]) == Committed.GONE
+
+
+async def test_a_deadline(orca: World, http: httpx.AsyncClient) -> None:
+    body = {"prompt": [5, 6], "max_tokens": 100}
+    answer = await http.post("/v1/completions", json=body, headers={"X-Request-Timeout": "0.3"})
+    assert answer.status_code == 504
+    answer = await http.post("/v1/completions", json=body, headers={"X-Request-Timeout": "-1"})
+    assert answer.status_code == 504
+    answer = await http.post("/v1/completions", json=body, headers={"X-Request-Timeout": "soon"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "X-Request-Timeout")
+
+
+async def test_an_end_in_the_middle_of_a_stream(orca: World, client: AsyncOpenAI) -> None:
+    """Never a shortened answer: the stream's last event is the error."""
+    stream = await client.completions.create(
+        model="tiny", prompt="a", stream=True, extra_headers={"X-Request-Timeout": "0.3"}
+    )
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10])
+    with pytest.raises(openai.APIError, match="deadline has passed"):
+        _ = [chunk async for chunk in stream]
+
+
+async def test_a_request_that_is_cancelled_elsewhere(orca: World, http: httpx.AsyncClient) -> None:
+    sending = asyncio.create_task(http.post("/v1/completions", json={"prompt": "a"}))
+    request = await orca.engine.claim()
+    await orca.pool.cancel(request.request_id)
+    answer = await sending
+    assert answer.status_code == 499
+
+
+# body -> status, param, a part of the message
+CASES: dict[str, tuple[Any, int, str | None, str]] = {
+    "no prompt": ({}, 400, "prompt", "missing"),
+    "empty prompt": ({"prompt": ""}, 400, "prompt", "empty"),
+    "empty list": ({"prompt": []}, 400, "prompt", "empty"),
+    "prompt an object": ({"prompt": {}}, 400, "prompt", "string or a list"),
+    "mixed prompts": ({"prompt": ["a", 5]}, 400, "prompt[1]", "string or a list"),
+    "ids with a string": ({"prompt": [5, "a"]}, 400, "prompt[1]", "token id"),
+    "negative id": ({"prompt": [5, -1]}, 400, "prompt[1]", "-1"),
+    "unknown id": ({"prompt": [5, 99_999]}, 400, "prompt[1]", "99999"),
+    "unknown id of the second": ({"prompt": [[5], [5, 6, 99_999]]}, 400, "prompt[1][2]", "99999"),
+    "enormous id": ({"prompt": [1 << 80]}, 400, "prompt[0]", "no token id"),
+    "many prompts": ({"prompt": ["a"] * 33}, 400, "prompt", "at most 32"),
+    "lone surrogate": (b'{"prompt": "\\ud800"}', 400, "prompt", "surrogate"),
+    "max_tokens 0": ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "at least 1"),
+    "max_tokens negative": ({"prompt": "a", "max_tokens": -4}, 400, "max_tokens", "at least 1"),
+    "max_tokens enormous": ({"prompt": "a", "max_tokens": 1 << 70}, 400, "max_tokens", "are allowed"),
+    "max_tokens true": ({"prompt": "a", "max_tokens": True}, 400, "max_tokens", "an integer"),
+    "max_tokens 1.5": ({"prompt": "a", "max_tokens": 1.5}, 400, "max_tokens", "an integer"),
+    "temperature negative": ({"prompt": "a", "temperature": -1}, 400, "temperature", "-1"),
+    "temperature overflows": (b'{"prompt": "a", "temperature": 1e999}', 400, "temperature", "inf"),
+    "temperature a huge integer": ({"prompt": "a", "temperature": 10**400}, 400, "temperature", "large"),
+    "temperature text": ({"prompt": "a", "temperature": "1"}, 400, "temperature", "a number"),
+    "top_p": ({"prompt": "a", "top_p": 2}, 400, "top_p", "at most 1"),
+    "top_k": ({"prompt": "a", "top_k": 0}, 400, "top_k", "at least 1"),
+    "seed": ({"prompt": "a", "seed": 1 << 64}, 400, "seed", "64 bits"),
+    "n": ({"prompt": "a", "n": 2}, 400, "n", "must be 1"),
+    "n true": ({"prompt": "a", "n": True}, 400, "n", "must be 1"),
+    "best_of": ({"prompt": "a", "best_of": 3}, 400, "best_of", "must be 1"),
+    "echo": ({"prompt": "a", "echo": True}, 400, "echo", "must be false"),
+    "suffix": ({"prompt": "a", "suffix": "b"}, 400, "suffix", "not supported"),
+    "presence_penalty": ({"prompt": "a", "presence_penalty": 0.5}, 400, "presence_penalty", "not supported"),
+    "logit_bias": ({"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias", "not supported"),
+    "logprobs 5": ({"prompt": "a", "logprobs": 5}, 400, "logprobs", "0 or 1"),
+    "stop a number": ({"prompt": "a", "stop": 5}, 400, "stop", "a list of strings"),
+    "stop empty": ({"prompt": "a", "stop": ["x", ""]}, 400, "stop[1]", "empty"),
+    "stop_token_ids": ({"prompt": "a", "stop_token_ids": [9999]}, 400, "stop_token_ids[0]", "9999"),
+    "stream text": ({"prompt": "a", "stream": "yes"}, 400, "stream", "true or false"),
+    "usage text": (
+        {"prompt": "a", "stream_options": {"include_usage": 1}},
+        400,
+        "stream_options.include_usage",
+        "true",
+    ),
+    "unknown field": ({"prompt": "a", "tools": []}, 400, "tools", "not known"),
+    "another model": ({"prompt": "a", "model": "gpt-99"}, 404, "model", "gpt-99"),
+    "larger than every engine": ({"prompt": [1], "max_tokens": 220}, 400, None, "the largest engine has 200"),
+    "no JSON": (b"{", 400, "body", "not valid JSON"),
+    "deep JSON": (b"[" * 200_000, 400, "body", "not valid JSON"),
+    "NaN": (b'{"prompt": "a", "temperature": NaN}', 400, "body", "NaN"),
+    "no object": (b"[]", 400, "body", "JSON object"),
+    "no UTF-8": (b'{"prompt": "\xff"}', 400, "body", "UTF-8"),
+    "too large": (b" " * (9 << 20), 413, None, "bytes; at most"),
+}
+
+
+async def test_bad_input(orca: World, http: httpx.AsyncClient) -> None:
+    """OpenAI's shape of errors, the field in `param`; the next request works."""
+    for case, (body, status, param, part) in CASES.items():
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        answer = await http.post("/v1/completions", content=raw)
+        error = answer.json()["error"]
+        assert (case, answer.status_code, error["param"]) == (case, status, param)
+        assert part in error["message"], case
+        assert error["type"]
+    async with orca.background(lambda record: [10]):
+        answer = await http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, "stop": None, "n": 1})
+    assert answer.status_code == 200
+
+
+async def test_paths_and_methods(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/v1/nothing")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "invalid_request_error")
+    answer = await http.get("/v1/completions")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (405, "invalid_request_error")
+
+
+async def test_leaving(orca: World, http: httpx.AsyncClient) -> None:
+    """New requests hear 503 while those under way are waited for."""
+    sending = asyncio.create_task(http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}))
+    request = await orca.engine.claim()
+    draining = asyncio.create_task(orca.serving.app.drain(20))
+    await until(lambda: orca.serving.app.endpoint.draining)
+    refused = await http.post("/v1/completions", json={"prompt": "a"})
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"] == "1"
+    await orca.engine.commit(request, 0, [10], Reason.LENGTH)
+    assert (await sending).status_code == 200
+    await draining

@@ -1,0 +1,146 @@
+"""`python -m orca_endpoint` as a process: its line of JSON, status port, SIGTERM, SIGKILL, and refusals to start."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import httpx2 as httpx
+import pytest
+from endpoint.harness import World, collect, generation, ids_of, make_model
+
+from orca.v1 import orca_pb2 as pb
+from orca.v1.orca_pb2_grpc import OrcaStub
+from orca_pool.pool import Pool
+from orca_pool.records import Committed, Reason
+
+
+@asynccontextmanager
+async def process(redis_url: str, pool: str, model: Path, **settings: object) -> AsyncIterator[Process]:
+    values = {"redis_url": redis_url, "pool": pool, "model": model, **settings}
+    environment = {f"ORCA_{name.upper()}": str(value) for name, value in values.items()}
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "orca_endpoint",
+        env=os.environ | environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield child
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.communicate()
+
+
+async def ports(child: Process) -> dict[str, str]:
+    assert child.stdout is not None
+    return json.loads(await asyncio.wait_for(child.stdout.readline(), 30))
+
+
+async def ready(child: Process) -> dict[str, str]:
+    """Its ports, once /readyz says yes."""
+    answer = await ports(child)
+    async with httpx.AsyncClient() as client, asyncio.timeout(20):
+        while (await client.get(f"http://{answer['status']}/readyz")).status_code != 200:
+            await asyncio.sleep(0.05)
+        assert (await client.get(f"http://{answer['status']}/livez")).status_code == 200
+        models = await client.get(f"http://{answer['http']}/v1/models")
+        assert models.json()["data"][0]["id"] == "tiny"
+    return answer
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_the_end_of_a_process(orca: World, number: signal.Signals) -> None:
+    """However it ends, the request goes on and is resumed elsewhere; after SIGTERM it leaves by itself."""
+    async with process(orca.redis_url, orca.name, orca.model, drain_seconds=0.2) as child:
+        address = (await ready(child))["grpc"]
+        async with grpc.aio.insecure_channel(address) as channel:
+            call = OrcaStub(channel).Generate(generation(max_new_tokens=3, request_id="orphan"))
+            request = await orca.engine.claim()
+            await orca.engine.commit(request, 0, [10])
+            seen = [await call.read() for _ in range(2)]
+            child.send_signal(number)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await collect(call)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert await asyncio.wait_for(child.wait(), 10) == (0 if number is signal.SIGTERM else -number)
+    assert ids_of(seen) == [10]  # type: ignore[arg-type]
+    resumed = orca.stub.Resume(pb.ResumeRequest(request_id="orphan", from_index=1))
+    assert await orca.engine.commit(request, 1, [11, 12], Reason.LENGTH) == Committed.OK
+    assert ids_of(await collect(resumed)) == [11, 12]
+
+
+async def test_not_ready_until_an_engine_has_formed(redis_url: str, model: Path) -> None:
+    async with process(redis_url, "engineless", model) as child, httpx.AsyncClient() as client:
+        addresses = await ports(child)
+        answer = await client.get(f"http://{addresses['status']}/readyz")
+        assert answer.status_code == 503
+        async with grpc.aio.insecure_channel(addresses["grpc"]) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await collect(OrcaStub(channel).Generate(generation()))
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert "no engine has formed yet" in (caught.value.details() or "")
+        child.terminate()
+        assert await asyncio.wait_for(child.wait(), 10) == 0
+
+
+async def test_another_model(redis_url: str, model: Path, tmp_path: Path) -> None:
+    """It refuses to start, with a sentence."""
+    async with Pool(redis_url, "taken") as pool:
+        await pool.identify("0123456789abcdef", 8, 8)
+    async with process(redis_url, "taken", model) as child:
+        _, errors = await asyncio.wait_for(child.communicate(), 30)
+        assert child.returncode == 1
+        assert b"0123456789abcdef" in errors
+        assert b"Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"model": "/nowhere"}, "not a checkpoint folder"),
+        ({"port": "70000"}, "ORCA_PORT"),
+        ({"max_waiting": "many"}, "ORCA_MAX_WAITING"),
+        ({"host": "203.0.113.7"}, "203.0.113.7"),
+    ],
+)
+async def test_wrong_settings(redis_url: str, model: Path, settings: dict[str, str], sentence: str) -> None:
+    given = {"model": str(model)} | settings
+    path = Path(given.pop("model"))
+    async with process(redis_url, "settings", path, **given) as child:
+        _, errors = await asyncio.wait_for(child.communicate(), 30)
+        assert child.returncode == 1
+        assert sentence in errors.decode()
+        assert "Traceback" not in errors.decode()
+
+
+async def test_no_redis_yet(model: Path, tmp_path: Path) -> None:
+    """It waits for the pool, and can be ended meanwhile."""
+    async with process("redis://127.0.0.1:9/0", "nowhere", model, log_level="INFO") as child:
+        assert child.stderr is not None
+        async with asyncio.timeout(30):
+            while b"waiting for the pool" not in await child.stderr.readline():
+                pass
+        child.terminate()
+        assert await asyncio.wait_for(child.wait(), 10) == 0
+
+
+async def test_a_model_without_a_tokenizer(orca: World, tmp_path: Path) -> None:
+    """Ids go, text is refused with a sentence."""
+    folder = make_model(tmp_path / "ids", tokenizer=False)
+    async with process(orca.redis_url, "ids-only", folder) as child:
+        addresses = await ports(child)
+        async with grpc.aio.insecure_channel(addresses["grpc"]) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await collect(OrcaStub(channel).Generate(pb.GenerateRequest(text="a", max_new_tokens=1)))
+            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert not (await OrcaStub(channel).GetModel(pb.GetModelRequest())).has_tokenizer

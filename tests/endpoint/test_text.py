@@ -1,0 +1,157 @@
+"""Detokenization and stop strings: the pieces make up the whole text, and never hold half a character."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from endpoint.harness import VOCABULARY, make_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from orca_common.errors import FailedPrecondition
+from orca_endpoint.text import StopMatcher, TextStream, Vocabulary, WindowDetokenizer
+
+TOKEN_IDS = st.lists(st.integers(0, VOCABULARY + 3), max_size=80)  # some are beyond the tokenizer's vocabulary
+TEXTS = st.text(alphabet="ab the pool é東😀\n", max_size=60)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    path = tmp_path_factory.mktemp("text") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return Vocabulary(path)
+
+
+@settings(max_examples=300, deadline=None)
+@given(ids=TOKEN_IDS)
+def test_pieces_make_up_the_decoded_text(vocabulary: Vocabulary, tokenizer: Tokenizer, ids: list[int]) -> None:
+    """Any tokens at all, also such that are no UTF-8 together: the same text as decoding them at once."""
+    stream = TextStream(vocabulary, ())
+    pieces = [stream.push(i)[0] for i in ids] + [stream.flush()]
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=TEXTS)
+def test_no_piece_holds_half_a_character(vocabulary: Vocabulary, text: str) -> None:
+    stream = TextStream(vocabulary, ())
+    pieces = [stream.push(i)[0] for i in vocabulary.encode(text)]
+    assert "\ufffd" not in "".join(pieces)
+    assert "".join(pieces) == text
+    assert stream.flush() == ""
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=TEXTS)
+def test_the_window_gives_the_same(vocabulary: Vocabulary, text: str) -> None:
+    """The detokenizer for tokenizers that are not byte-level."""
+    window = WindowDetokenizer(vocabulary)
+    pieces = [window.push(i) for i in vocabulary.encode(text)]
+    assert "\ufffd" not in "".join(pieces)
+    assert "".join(pieces) + window.flush() == text
+
+
+def test_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
+    """Llama 2's kind: a space is part of a token, bytes are tokens of their own, the first space is taken away."""
+    names = ["<unk>", "▁Hello", "▁world", "!", "▁", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, [], byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(parts)  # type: ignore[arg-type]
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = Vocabulary(tmp_path / "tokenizer.json")
+    stream = TextStream(vocabulary, ())
+    assert isinstance(vocabulary.detokenizer(), WindowDetokenizer)
+    ids = [1, 2, *(5 + byte for byte in "é😀".encode()), 3]
+    pieces = [stream.push(i)[0] for i in ids]
+    assert pieces == ["Hello", " world", "", "é", "", "", "", "😀", "!"]
+    assert stream.flush() == ""
+
+
+def test_a_long_run_of_broken_bytes_is_given_out(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
+    """The window is bounded: a model that makes no character for ever costs no more per token."""
+    byte = tokenizer.token_to_id("\u0122")  # 0x80 in the byte alphabet: never a character's first byte
+    assert byte is not None
+    window = WindowDetokenizer(vocabulary)
+    pieces = [window.push(byte) for _ in range(200)]
+    assert sum(map(len, pieces)) > 150
+
+
+def test_truncation_in_the_file_is_not_obeyed(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    text = json.loads(tokenizer.to_str())
+    text["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(text))
+    assert len(Vocabulary(tmp_path / "tokenizer.json").encode("the request pool holds every request")) > 2
+
+
+def test_no_tokenizer_file(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(FailedPrecondition, match="is not a tokenizer"):
+        Vocabulary(tmp_path / "tokenizer.json")
+
+
+def cut(text: str, stops: list[str]) -> str | None:
+    """By the definition: the text before the stop string that is complete first, of several the longest."""
+    for end in range(1, len(text) + 1):
+        ended = [stop for stop in stops if text[:end].endswith(stop)]
+        if ended:
+            return text[: end - max(map(len, ended))]
+    return None
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    text=st.text(alphabet="ab", max_size=40),
+    stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=6), min_size=1, max_size=4),
+    borders=st.lists(st.integers(0, 40), max_size=12),
+)
+def test_stop_strings_by_definition(text: str, stops: list[str], borders: list[int]) -> None:
+    """Wherever the pieces' borders lie. What is given out before the end is never taken back."""
+    at = [0, *sorted(b for b in borders if b < len(text)), len(text)]
+    matcher, given_out, found = StopMatcher(stops), "", False
+    for start, end in pairwise(at):
+        piece, found = matcher.push(text[start:end])
+        given_out += piece
+        if found:
+            break
+        held = text[len(given_out) : end]
+        assert not held or any(stop.startswith(held) for stop in stops), "only a stop string's beginning is held back"
+    expected = cut(text, stops)
+    assert found == (expected is not None)
+    assert given_out + ("" if found else matcher.flush()) == (text if expected is None else expected)
+
+
+def test_a_stop_string_over_tokens(vocabulary: Vocabulary) -> None:
+    stream = TextStream(vocabulary, ["東京"])
+    given_out, stopped = "", False
+    ids = vocabulary.encode("the pool 東京 and more")
+    left = list(ids)
+    while left and not stopped:
+        piece, stopped = stream.push(left.pop(0))
+        given_out += piece
+    assert stopped
+    assert left
+    assert given_out == "the pool "
+
+
+def test_byte_level_with_added_tokens(tmp_path: Path) -> None:
+    """Added tokens are spelled as they are; special ones have no text."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<tool>", "naïve café"])
+    tokenizer.add_special_tokens(["<|im_start|>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = Vocabulary(tmp_path / "tokenizer.json")
+    ids = vocabulary.encode("<|im_start|>the <tool> naïve café 😀")
+    stream = TextStream(vocabulary, ())
+    text = "".join(stream.push(i)[0] for i in ids) + stream.flush()
+    assert text == tokenizer.decode(ids, skip_special_tokens=True)
+    assert "im_start" not in text
+    assert "<tool>" in text

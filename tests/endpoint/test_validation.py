@@ -1,0 +1,173 @@
+"""Each bad request has its field and its sentence; a good one becomes the pool's record."""
+
+import math
+from pathlib import Path
+
+import pytest
+from endpoint.harness import EOS, POSITIONS, VOCABULARY, generation, make_model
+from google.protobuf.duration_pb2 import Duration
+
+from orca.v1 import orca_pb2 as pb
+from orca_common.checkpoint import read_checkpoint
+from orca_common.errors import FailedPrecondition, InvalidArgument
+from orca_endpoint.settings import EndpointSettings
+from orca_endpoint.text import Vocabulary
+from orca_endpoint.validation import HTTP_NAMES, Validator, body_digest
+from orca_endpoint.wire import decoder
+
+
+@pytest.fixture
+def validator(model: Path) -> Validator:
+    return Validator(EndpointSettings(model=str(model)), read_checkpoint(model), Vocabulary(model / "tokenizer.json"))
+
+
+def sampling(**fields: float) -> pb.GenerateRequest:
+    return generation(sampling=pb.Sampling(**fields))  # type: ignore[arg-type]
+
+
+def grace(**fields: int) -> pb.GenerateRequest:
+    return generation(detach_grace=Duration(**fields))
+
+
+# request -> field, a part of the sentence
+CASES: dict[str, tuple[pb.GenerateRequest, str, str]] = {
+    "no prompt": (pb.GenerateRequest(max_new_tokens=1), "prompt", "missing"),
+    "empty text": (pb.GenerateRequest(text="", max_new_tokens=1), "text", "the prompt is empty"),
+    "no ids": (generation([]), "token_ids.ids", "the prompt is empty"),
+    "text of many bytes": (
+        pb.GenerateRequest(text="é" * (1 << 19) + "x", max_new_tokens=1),
+        "text",
+        "1048577 bytes; at most 1048576 are allowed",
+    ),
+    "text of many tokens": (
+        pb.GenerateRequest(text="pool " * 3000, max_new_tokens=1),
+        "text",
+        f"tokens; the model has {POSITIONS} positions",
+    ),
+    "ids beyond the positions": (generation([1] * POSITIONS), "token_ids.ids", f"the model has {POSITIONS} positions"),
+    "max_new_tokens 0": (generation(max_new_tokens=0), "max_new_tokens", "at least 1"),
+    "max_new_tokens beyond the positions": (
+        generation([1] * 6, POSITIONS),
+        "max_new_tokens",
+        "at most 250 are allowed",
+    ),
+    "text and max_new_tokens": (
+        pb.GenerateRequest(text="pool", max_new_tokens=POSITIONS),
+        "max_new_tokens",
+        "are allowed",
+    ),
+    "max_new_tokens huge": (generation(max_new_tokens=(1 << 32) - 1), "max_new_tokens", "4294967295"),
+    "temperature negative": (sampling(temperature=-0.5), "sampling.temperature", "it is -0.5"),
+    "temperature NaN": (sampling(temperature=math.nan), "sampling.temperature", "it is nan"),
+    "temperature infinite": (sampling(temperature=math.inf), "sampling.temperature", "it is inf"),
+    "top_p 0": (sampling(top_p=0.0), "sampling.top_p", "above 0 and at most 1"),
+    "top_p above 1": (sampling(top_p=1.01), "sampling.top_p", "it is 1.01"),
+    "top_p NaN": (sampling(top_p=math.nan), "sampling.top_p", "it is nan"),
+    "top_k 0": (sampling(top_k=0), "sampling.top_k", "at least 1"),
+    "unknown token": (generation([1, 2, 3, VOCABULARY]), "token_ids.ids[3]", f"has {VOCABULARY} tokens"),
+    "unknown stop token": (generation(stop_token_ids=[1, 9999]), "stop_token_ids[1]", "9999"),
+    "many stop tokens": (generation(stop_token_ids=[1] * 65), "stop_token_ids", "65 ids; at most 64 are allowed"),
+    "many stop strings": (generation(stop=["x"] * 17), "stop", "17 strings; at most 16 are allowed"),
+    "long stop string": (generation(stop=["x", "é" * 129]), "stop[1]", "258 bytes; at most 256 are allowed"),
+    "empty stop string": (generation(stop=["x", "y", ""]), "stop[2]", "empty"),
+    "grace negative": (grace(seconds=-1), "detach_grace", "negative"),
+    "grace with negative nanoseconds": (grace(nanos=-1), "detach_grace", "negative"),
+    "grace too large": (grace(seconds=3601), "detach_grace", "3601 s; at most 3600 s are allowed"),
+    "grace enormous": (grace(seconds=1 << 62), "detach_grace", "at most"),
+    "id too long": (generation(request_id="x" * 129), "request_id", "129 characters; at most 128 are allowed"),
+    "id with a space": (generation(request_id="a b"), "request_id", "letters, digits"),
+    "id with braces": (generation(request_id="{a}"), "request_id", "letters, digits"),
+    "id with a newline": (generation(request_id="a\n"), "request_id", "letters, digits"),
+    "attempt beyond doubles": (generation(attempt=1 << 53), "attempt", "below 2^53"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_refused(validator: Validator, case: str) -> None:
+    request, field, sentence = CASES[case]
+    with pytest.raises(InvalidArgument) as caught:
+        await validator.generate(request)
+    assert caught.value.field == field
+    assert sentence in caught.value.problem
+
+
+async def test_names_of_the_other_door(validator: Validator) -> None:
+    for case, field in [("max_new_tokens 0", "max_tokens"), ("top_p 0", "top_p"), ("unknown token", "prompt[3]")]:
+        with pytest.raises(InvalidArgument) as caught:
+            await validator.generate(CASES[case][0], HTTP_NAMES)
+        assert caught.value.field == field
+
+
+async def test_accepted(validator: Validator) -> None:
+    request = pb.GenerateRequest(
+        request_id="a-1",
+        text="the pool",
+        max_new_tokens=9,
+        sampling=pb.Sampling(temperature=0.5, top_k=100_000, top_p=0.9, seed=7),
+        stop=["x"],
+        stop_token_ids=[3],
+        detach_grace=Duration(seconds=2, nanos=500_000_000),
+        attempt=(1 << 53) - 1,
+    )
+    work = await validator.generate(request)
+    record = work.record
+    assert work.attempt == (1 << 53) - 1
+    assert work.need == len(record.prompt_ids) + 9
+    assert (record.temperature, record.top_k, record.top_p, record.seed) == (0.5, VOCABULARY, 0.9, 7)
+    assert list(record.end_token_ids) == [EOS, 3]
+    assert record.detach_grace == 2.5
+
+
+async def test_defaults(validator: Validator) -> None:
+    work = await validator.generate(generation(request_id="a", ignore_eos=True))
+    record = work.record
+    assert (record.temperature, record.top_k, record.top_p) == (0, 0, 1)
+    assert not record.end_token_ids
+    assert (await validator.generate(generation(request_id="a"))).record.seed == record.seed, "a retry draws the same"
+    assert (await validator.generate(generation(request_id="b"))).record.seed != record.seed
+    first, second = [await validator.generate(generation()) for _ in range(2)]
+    assert first.record.request_id != second.record.request_id
+    assert first.attempt < second.attempt
+
+
+async def test_a_tiny_temperature_is_greedy(validator: Validator) -> None:
+    assert (await validator.generate(sampling(temperature=1e-30))).record.temperature == 0
+
+
+def test_the_same_body() -> None:
+    """The id, the attempt and the grace are not part of it."""
+    one = generation(request_id="a", attempt=1, detach_grace=Duration(seconds=1))
+    assert body_digest(one) == body_digest(generation(request_id="b", attempt=2))
+    assert body_digest(one) != body_digest(generation(max_new_tokens=9))
+
+
+async def test_without_a_tokenizer(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "ids", tokenizer=False)
+    validator = Validator(EndpointSettings(model=str(folder)), read_checkpoint(folder), None)
+    with pytest.raises(FailedPrecondition, match="no tokenizer"):
+        await validator.generate(pb.GenerateRequest(text="a", max_new_tokens=1))
+    with pytest.raises(FailedPrecondition, match="no tokenizer"):
+        await validator.generate(generation(stop=["a"]))
+    assert (await validator.generate(generation([1, 2]))).need == 10
+
+
+def raw(request: pb.GenerateRequest, old: bytes = b"", new: bytes = b"") -> bytes:
+    return request.SerializeToString().replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("sent", "field", "problem"),
+    [
+        (raw(pb.GenerateRequest(text="ab"), b"ab", b"\xff\xfe"), "text", "not valid UTF-8"),
+        (raw(pb.GenerateRequest(request_id="ab"), b"ab", b"\xc3("), "request_id", "not valid UTF-8"),
+        (raw(generation(stop=["x", "ab"]), b"ab", b"\x80\x80"), "stop[1]", "not valid UTF-8"),
+        (b"\xff" * 20, "message", "not a valid orca.v1.GenerateRequest"),
+        (raw(generation())[:-1], "message", "not a valid orca.v1.GenerateRequest"),
+        (b"\x1a\x7f\x0a", "message", "not a valid orca.v1.GenerateRequest"),
+        (b"\x0b\x0b\x0b", "message", "not a valid orca.v1.GenerateRequest"),
+    ],
+)
+def test_bytes_that_are_no_request(sent: bytes, field: str, problem: str) -> None:
+    error = decoder(pb.GenerateRequest)(sent)
+    assert isinstance(error, InvalidArgument)
+    assert (error.field, error.problem) == (field, problem)
