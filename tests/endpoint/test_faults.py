@@ -6,11 +6,12 @@ from pathlib import Path
 import grpc
 import pytest
 from endpoint.harness import World, collect, generation, ids_of, until, world
+from google.protobuf.duration_pb2 import Duration
 from redis.asyncio import Redis
 from servers import RedisServer, redis_server
 
 from orca.v1 import orca_pb2 as pb
-from orca_pool.records import Reason
+from orca_pool.records import Committed, Reason
 
 CODE = grpc.StatusCode
 
@@ -148,6 +149,22 @@ async def test_tokens_that_redis_lost(orca: World, redis: Redis) -> None:
     await until(lambda: orca.serving.app.delivery.incarnation != old)
     await orca.engine.commit(request, 1, [11, 12, 13], Reason.LENGTH)
     assert ids_of([*seen, *await collect(call)]) == [10, 11, 12, 13]
+
+
+async def test_tokens_that_stay_lost(orca: World, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DATA_LOSS after the time for healing, and the request is not generated on for nobody."""
+    monkeypatch.setattr("orca_endpoint.call.HEALING", 0.5)
+    call = orca.stub.Generate(generation(request_id="lost", detach_grace=Duration(seconds=60)))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10, 11, 12])
+    await read(call, 4)
+    await forget(redis, orca, "lost", 1)
+    await orca.pool.leave_endpoint(orca.serving.app.delivery.incarnation)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(call)
+    assert caught.value.code() is CODE.DATA_LOSS
+    await orca.serving.quiet()
+    assert await orca.engine.commit(request, 1, [11]) == Committed.GONE
 
 
 async def test_tokens_that_healed_otherwise(orca: World, redis: Redis) -> None:

@@ -111,6 +111,16 @@ async def test_several_prompts(orca: World, client: AsyncOpenAI) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 9)
 
 
+async def test_one_prompt_of_several_is_refused(orca: World, http: httpx.AsyncClient) -> None:
+    """The others do not stay behind."""
+    sending = asyncio.create_task(http.post("/v1/completions", json={"prompt": [[5], [6]], "max_tokens": 2}))
+    requests = [await orca.engine.claim() for _ in range(2)]
+    await orca.pool.cancel(requests[0].request_id)
+    assert (await sending).status_code == 499
+    await orca.serving.quiet()
+    assert await orca.engine.commit(requests[1], 0, [10]) == Committed.GONE
+
+
 async def test_logprobs(orca: World, client: AsyncOpenAI) -> None:
     ids = encode(orca, "the pool")
     async with orca.background(lambda record: ids):

@@ -14,7 +14,7 @@ from orca_pool.pool import Pool
 
 from .delivery import RETRY, Delivery
 from .endpoint import Endpoint
-from .grpc_door import GrpcDoor
+from .grpc_door import GrpcDoor, address
 from .http_door import HttpDoor
 from .settings import EndpointSettings
 from .text import Vocabulary
@@ -67,7 +67,7 @@ class Application:
             "http": await self._http.start(settings.host, settings.http_port),
             "status": self.status.port,
         }
-        self.ports = {name: f"{settings.host}:{port}" for name, port in ports.items()}
+        self.ports = {name: address(settings.host, port) for name, port in ports.items()}
         work = {
             "renewal": self.delivery.renew(),
             "reader": self.delivery.read(),

@@ -7,6 +7,7 @@ Redis lost some, which heals, or the call ends with DATA_LOSS.
 
 import asyncio
 import hashlib
+import logging
 import math
 from array import array
 from collections import deque
@@ -46,9 +47,15 @@ RETRY_AFTER = 1.0  # seconds, for a client that found the queue full
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 
 class ClientGone(Exception):
     """The client closed its stream: nobody hears an answer."""
+
+
+# A call that ends so was ended by its client, or by the request's own deadline.
+CLIENTS_END = (ClientGone, DeadlineExceeded, asyncio.CancelledError, type(None))
 
 
 class AcceptedEvent(NamedTuple):
@@ -227,15 +234,21 @@ class Call:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._delivery.remove(self)
+        reason = self._reason(error)
         if self._span is not None:
-            self._span.set_attributes({"orca.tokens": len(self._ids), "orca.reason": self._reason(error)})
+            self._span.set_attributes({"orca.tokens": len(self._ids), "orca.reason": reason})
             self._span.end()
+        trace_id = trace_id_of(self.record.trace)
+        log.info(
+            "call ended",
+            extra={"request": self.request_id, "trace": trace_id, "tokens": len(self._ids), "reason": reason},
+        )
         if self._ended or self._operation is None:
             return
         grace = self.record.detach_grace if self._grace is None else self._grace
         if isinstance(error, DataLoss):
             grace = 0.0
-        elif self._delivery.own_fault() or not isinstance(error, (ClientGone, asyncio.CancelledError, type(None))):
+        elif self._delivery.own_fault() or not isinstance(error, CLIENTS_END):
             grace = max(grace, OWN_GRACE)
         self._delivery.detach(self.request_id, self.attempt, grace, self._operation)
 
@@ -300,7 +313,7 @@ class Call:
             answer = await self._patiently(self._attach_once, give_up)
             if answer is not Refusal.UNREGISTERED:
                 break
-            if give_up is not None and self._loop.time() > give_up:
+            if self._delivery.leaving or (give_up is not None and self._loop.time() > give_up):
                 raise Unavailable("this endpoint could not register with the request pool in time")
             await self._delivery.another(incarnation)
             incarnation = self._delivery.incarnation

@@ -45,6 +45,7 @@ class Endpoint:
         self._validator = Validator(settings, checkpoint, vocabulary)
         self._patience = Patience(settings.pool_patience, settings.call_buffer)
         self._formed = False  # an engine has, once
+        self._validating = 0  # requests whose text is being tokenized
         self.draining = False
 
     # -- readiness
@@ -80,7 +81,11 @@ class Endpoint:
     ) -> Call:
         """A call that will submit the request. `deadline`: a moment of the loop's clock; `names`: see validation."""
         self._admit(deadline)
-        work = await self._validator.generate(request, names)
+        self._validating += 1
+        try:
+            work = await self._validator.generate(request, names)
+        finally:
+            self._validating -= 1
         span = self._span("orca.request", work.record.request_id, carrier)
         work.record.trace.update(trace_of(span, carrier))
         return Call.generate(
@@ -157,7 +162,7 @@ class Endpoint:
             raise Unavailable("this endpoint is leaving; call another one")
         if deadline is not None and deadline <= asyncio.get_running_loop().time():
             raise DeadlineExceeded("the deadline had passed when the request came")
-        if self.delivery.count >= self.settings.max_calls:
+        if self.delivery.count + self._validating >= self.settings.max_calls:
             raise ResourceExhausted(f"this endpoint serves {self.settings.max_calls} streams already", RETRY_AFTER)
 
     def _span(self, name: str, request_id: str, carrier: Mapping[str, str]) -> Span | None:

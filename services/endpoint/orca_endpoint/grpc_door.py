@@ -111,6 +111,10 @@ class Encoder:
         return response.SerializeToString()
 
 
+def address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def timings(times: Times) -> Timings:
     def since(moment: int) -> float:
         return max(moment - times.submitted, 0) / 1e6 if moment else 0.0
@@ -187,7 +191,7 @@ class GrpcDoor:
         """The port. Raises Unavailable when it cannot be had."""
         await self.serving(False)
         try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
+            bound = self._server.add_insecure_port(address(host, port))
         except RuntimeError as error:
             raise Unavailable(f"port: {host}:{port} cannot be listened on ({error})") from None
         await self._server.start()

@@ -12,7 +12,7 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
@@ -27,9 +27,10 @@ from orca_common.errors import Cancelled, DeadlineExceeded, InvalidArgument, Not
 from orca_pool.records import Reason
 
 from .call import AcceptedEvent, Call, Event, FinishedEvent, TokenEvent
+from .completion_answer import BodyTooLarge, Choice, Chunks, completion, failure, finish_reason
+from .completion_request import Completion, ModelNotFound, parse
 from .endpoint import Endpoint
 from .failures import internal
-from .openai import BodyTooLarge, Choice, Chunks, Completion, ModelNotFound, completion, failure, finish_reason, parse
 
 log = logging.getLogger(__name__)
 
@@ -139,10 +140,8 @@ class Completions:
         for n, prompt in enumerate(wanted.prompts):
             prompt.request.request_id = name if len(wanted.prompts) == 1 else f"{name}-{n}"
             calls.append(await endpoint.generate(prompt.request, deadline, carrier, prompt.names))
-        async with AsyncExitStack() as stack, until(deadline):
-            for call in calls:
-                await stack.enter_async_context(call)
-            events = single(calls[0]) if len(calls) == 1 else await stack.enter_async_context(Merged(calls))
+        opened = Single(calls[0]) if len(calls) == 1 else Merged(calls)
+        async with opened as events, until(deadline):
             choices = [Choice() for _ in calls]
             if wanted.stream:
                 await self._stream(events, choices, wanted, name, answer)
@@ -221,9 +220,18 @@ async def until(deadline: float | None) -> AsyncIterator[None]:
         raise DeadlineExceeded("the deadline has passed") from None
 
 
-async def single(call: Call) -> Numbered:
-    async for event in call.events():
-        yield 0, event
+class Single:
+    """The events of one call."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    async def __aenter__(self) -> Numbered:
+        await self._call.__aenter__()
+        return ((0, event) async for event in self._call.events())
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._call.__aexit__(*error)
 
 
 class Merged:
@@ -245,8 +253,9 @@ class Merged:
 
     async def _pump(self, n: int, call: Call) -> None:
         try:
-            async for event in call.events():
-                await self._queue.put((n, event))
+            async with call:
+                async for event in call.events():
+                    await self._queue.put((n, event))
             await self._queue.put((n, None))
         except Exception as error:
             await self._queue.put((n, error))
@@ -258,7 +267,7 @@ class Merged:
             if event is None:
                 left -= 1
             elif isinstance(event, Exception):
-                raise event
+                raise event  # the others end as if their client had left
             else:
                 yield n, event
 

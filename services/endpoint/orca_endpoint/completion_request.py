@@ -1,20 +1,17 @@
-"""OpenAI's completions API as values: a JSON body to requests, events to JSON. No I/O.
+"""The body of OpenAI's `POST /v1/completions`: JSON to requests.
 
 What Orca cannot do is refused by the field's name, never ignored. Beyond OpenAI's fields: `top_k`, `ignore_eos`,
 `stop_token_ids`.
 """
 
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from orca.v1.orca_pb2 import GenerateRequest, Sampling, TokenIds
-from orca_common.errors import InvalidArgument, NotFound, OrcaError, ResourceExhausted, Unavailable
-from orca_pool.records import Reason
+from orca_common.errors import InvalidArgument, NotFound
 
-from .call import FinishedEvent, TokenEvent
 from .validation import HTTP_NAMES
 
 UINT32 = (1 << 32) - 1
@@ -49,28 +46,9 @@ KNOWN = {
     "user",
 }
 
-# HTTP status and OpenAI's error type of each error, by its gRPC status.
-STATUS: Mapping[str, tuple[int, str]] = {
-    "INVALID_ARGUMENT": (400, "invalid_request_error"),
-    "FAILED_PRECONDITION": (400, "invalid_request_error"),
-    "NOT_FOUND": (404, "invalid_request_error"),
-    "ALREADY_EXISTS": (409, "invalid_request_error"),
-    "ABORTED": (409, "invalid_request_error"),
-    "RESOURCE_EXHAUSTED": (429, "rate_limit_error"),
-    "CANCELLED": (499, "cancelled"),
-    "INTERNAL": (500, "server_error"),
-    "DATA_LOSS": (500, "server_error"),
-    "UNAVAILABLE": (503, "server_error"),
-    "DEADLINE_EXCEEDED": (504, "timeout"),
-}
-
 
 class ModelNotFound(NotFound):
     """The body names another model."""
-
-
-class BodyTooLarge(OrcaError):
-    """HTTP's 413."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +69,6 @@ class Completion:
     logprobs: bool
 
 
-# -- the body
 def parse(raw: bytes, model: str, max_prompts: int) -> Completion:
     """Raises InvalidArgument that names the field, or ModelNotFound."""
     body = load(raw)
@@ -239,116 +216,3 @@ def prompts_of(body: Mapping[str, Any], common: GenerateRequest, max_prompts: in
             raise InvalidArgument(field, "must be a string or a list of token ids")
         prompts.append(Prompt(request, {**HTTP_NAMES, "text": field, "token_ids.ids": field}))
     return prompts
-
-
-# -- the answer
-def finish_reason(reason: Reason) -> str:
-    return "length" if reason is Reason.LENGTH else "stop"
-
-
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
-
-
-class Choice:
-    """One prompt's text as it grows."""
-
-    def __init__(self) -> None:
-        self.pieces: list[str] = []
-        self.tokens: list[TokenEvent] = []
-        self.offset = 0  # characters given out
-        self.input_tokens = self.output_tokens = 0
-        self.finish: str | None = None
-
-    def logprobs(self, event: TokenEvent) -> dict[str, Any]:
-        """OpenAI's logprobs of one token. `top_logprobs` is null: the model's other choices are not known here."""
-        return {
-            "tokens": [event.text],
-            "token_logprobs": [event.logprob],
-            "top_logprobs": None,
-            "text_offset": [self.offset],
-        }
-
-
-class Chunks:
-    """The events of a stream as server-sent events. The constant parts are made once: a token costs one small dumps."""
-
-    def __init__(self, request_id: str, model: str, include_usage: bool, logprobs: bool) -> None:
-        head = {"id": request_id, "object": "text_completion", "created": int(time.time()), "model": model}
-        self._head = json.dumps(head)[:-1]
-        self._usage = ',"usage":null' if include_usage else ""
-        self._logprobs = logprobs
-
-    def token(self, n: int, choice: Choice, event: TokenEvent) -> bytes:
-        """Empty when there is nothing to tell."""
-        if not event.text and not self._logprobs:
-            return b""
-        logprobs = json.dumps(choice.logprobs(event)) if self._logprobs else "null"
-        choice.offset += len(event.text)
-        return self._chunk(n, event.text, logprobs, "null")
-
-    def finished(self, n: int, event: FinishedEvent) -> bytes:
-        return self._chunk(n, event.text, "null", json.dumps(finish_reason(event.reason)))
-
-    def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
-        counts = json.dumps(usage(prompt_tokens, completion_tokens))
-        return f'data: {self._head},"choices":[],"usage":{counts}}}\n\n'.encode()
-
-    def _chunk(self, n: int, text: str, logprobs: str, reason: str) -> bytes:
-        choice = f'{{"index":{n},"text":{json.dumps(text)},"logprobs":{logprobs},"finish_reason":{reason}}}'
-        return f'data: {self._head},"choices":[{choice}]{self._usage}}}\n\n'.encode()
-
-
-def completion(request_id: str, model: str, choices: list[Choice], logprobs: bool) -> dict[str, Any]:
-    """The whole answer of a request that does not stream."""
-    return {
-        "id": request_id,
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": model,
-        "choices": [
-            {
-                "index": n,
-                "text": "".join(choice.pieces),
-                "logprobs": logprobs_of(choice) if logprobs else None,
-                "finish_reason": choice.finish,
-            }
-            for n, choice in enumerate(choices)
-        ],
-        "usage": usage(sum(c.input_tokens for c in choices), sum(c.output_tokens for c in choices)),
-    }
-
-
-def logprobs_of(choice: Choice) -> dict[str, Any]:
-    offsets, at = [], 0
-    for event in choice.tokens:
-        offsets.append(at)
-        at += len(event.text)
-    return {
-        "tokens": [event.text for event in choice.tokens],
-        "token_logprobs": [event.logprob for event in choice.tokens],
-        "top_logprobs": None,
-        "text_offset": offsets,
-    }
-
-
-def failure(error: OrcaError) -> tuple[int, dict[str, str], dict[str, Any]]:
-    """HTTP status, headers and body of an error."""
-    status, kind = STATUS.get(error.code.name, (500, "server_error"))
-    headers, code, param = {}, None, None
-    match error:
-        case InvalidArgument():
-            param = error.field
-        case ModelNotFound():
-            param, code = "model", "model_not_found"
-        case BodyTooLarge():
-            status, kind = 413, "invalid_request_error"
-        case ResourceExhausted():
-            headers["Retry-After"] = str(max(1, round(error.retry_after)))
-        case Unavailable():
-            headers["Retry-After"] = "1"
-    return status, headers, {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
