@@ -89,7 +89,8 @@ class Link:
                 if not connection.is_connected:
                     await connection.connect()
                 # hiredis packs a commit of 32 rows in 40 us, the asyncio client's own Python in 90.
-                await connection.send_packed_command(pack_command(args), check_health=False)
+                packed = pack_command(args)  # pyright: ignore[reportArgumentType] (its stub says: a tuple of one)
+                await connection.send_packed_command(packed, check_health=False)
                 answer = await connection.read_response()
         except ResponseError as error:
             await self._keep(connection)

@@ -1,4 +1,5 @@
--- Ends a request at once; its engine frees it when it hears of it. ARGV: id. Returns 1: it was alive, 0: not, nil: unknown.
+-- Ends a request at once; its engine frees it when it hears of it.
+-- ARGV: id. Returns 1: it was alive, 0: it had ended, nil: unknown.
 local id = ARGV[1]
 local state = call('HGET', REQUEST .. id, 'state')
 if not state then

@@ -44,7 +44,8 @@ local function take()
     for i = 1, #page, 2 do
       local id, arrival = page[i], page[i + 1]
       local r = call('HMGET', REQUEST .. id, 'need', 'losses', 'deadline', 'detach_at', 'engines', 'claimed_at')
-      local need, suspect, reason = math.ceil(tonumber(r[1]) / block) * block, tonumber(r[2]) >= 2, overdue(r[3], r[4], time)
+      local need, suspect = math.ceil(r[1] / block) * block, tonumber(r[2]) >= 2
+      local reason = overdue(r[3], r[4], time)
       if reason then
         end_early(id, reason, committed(id))
       elseif need <= total then -- a larger one is for a larger engine

@@ -1,4 +1,5 @@
--- Nobody listens any more; without a newer call the request ends after the grace. ARGV: id, attempt, grace (microseconds).
+-- Nobody listens any more; without a newer call the request ends after the grace.
+-- ARGV: id, attempt, grace (microseconds).
 -- An attempt that is not attached yet counts as attached and detached: its attach may still come, and is then refused.
 local id, attempt, grace = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local key = REQUEST .. id

@@ -85,7 +85,9 @@ end
 local function deliver(endpoint, engine, packets)
   local key = ENDPOINT .. endpoint
   local n = (tonumber(call('HGET', key, 'entries')) or 0) + 1
-  if call('XADD', DELIVERY .. endpoint, 'NOMKSTREAM', 'MAXLEN', DELIVERY_LENGTH, '*', 'n', n, 'e', engine, 'p', packets) then
+  local added = call('XADD', DELIVERY .. endpoint, 'NOMKSTREAM', 'MAXLEN', DELIVERY_LENGTH, '*',
+    'n', n, 'e', engine, 'p', packets)
+  if added then
     call('HSET', key, 'entries', n)
   end
 end
@@ -96,7 +98,8 @@ local function close(id, reason, final)
   local r = call('HMGET', key, 'engine', 'submitted', 'claimed_at', 'first_token')
   call('ZREM', r[1] == '' and WAITING or CLAIMED .. r[1], id)
   call('ZREM', DUE, id)
-  call('HSET', key, 'state', 'ended', 'reason', reason, 'final', final, 'finished', int(time), 'claim', '', 'engine', '')
+  call('HSET', key, 'state', 'ended', 'reason', reason, 'final', final, 'finished', int(time),
+    'claim', '', 'engine', '')
   call('PEXPIRE', key, RETENTION)
   call('PEXPIRE', TOKENS .. id, RETENTION)
   return finish_part(reason, final, r[2], r[3], r[4], time)
@@ -153,11 +156,12 @@ local function attach(id, endpoint, attempt)
     set_due(id, r[4], '')
     position = (call('ZRANK', WAITING, id) or -1) + 1
   end
-  local rest = call('HMGET', key, 'record', 'engines', 'reason', 'final', 'submitted', 'claimed_at', 'first_token', 'finished')
-  return { rest[1], position, tokens, rest[2], rest[3], rest[4], rest[5], rest[6], rest[7], rest[8] }
+  local rest = call('HMGET', key, 'engines', 'reason', 'final', 'submitted', 'claimed_at', 'first_token', 'finished')
+  return { call('HGET', key, 'record'), position, tokens, unpack(rest) }
 end
 
--- Appends a claimed request to a reply: {id, claim, arrival, record, tokens, losses, microseconds to its deadline or ''}.
+-- Appends a claimed request to a reply:
+-- {id, claim, arrival, record, tokens, losses, microseconds to its deadline or '', submitted}.
 local function add_held(reply, id, time)
   local r = call('HMGET', REQUEST .. id, 'claim', 'arrival', 'record', 'losses', 'deadline', 'submitted')
   local left = r[5] == '' and '' or int(r[5] - time)

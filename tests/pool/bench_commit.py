@@ -1,0 +1,76 @@
+"""What a commit costs: `python tests/pool/bench_commit.py [rows]`, with tests/ on the path.
+
+Prints microseconds of server time per commit (Redis's own commandstats), of Python to build the command and parse the
+answer, of the whole round trip, and of the endpoint's parsing of one delivery entry. One token a row, one endpoint.
+"""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from hiredis import pack_command
+from servers import KINDS, redis_server
+
+from orca_pool.pool import Pool
+from orca_pool.records import Attached, CommitRow, CommittedToken, EngineInfo
+from orca_pool.wire import pack_tokens, unpack_packets
+
+ROUNDS = 400
+BATCH = 20  # commits in one reading of the statistics: on a busy machine the best batch is nearest to the truth
+
+
+async def measure(url: str, rows: int) -> dict[str, float]:
+    async with Pool(url, "bench") as pool:
+        await pool.renew_endpoint("e", register=True)
+        term = await pool.acquire("g", "s", None)
+        assert term is not None
+        await pool.renew("g", "s", term, form=EngineInfo("g", 1, 1, rows * 10, 0))
+        for i in range(rows):
+            call = {"deadline_in": None, "detach_grace": 0.0, "endpoint": "e", "attempt": 1, "max_waiting": rows}
+            assert isinstance(await pool.submit(f"request-{i:024}", b"x" * 2000, "d", 10, **call), Attached)
+        answer = await pool.claim("g", "s", term, 0, count=rows, slots=rows * 10, total=rows * 10)
+        assert answer is not None
+        claims = {held.request_id: held.claim for held in answer.requests}
+        building, trips, server = [], [], []
+        for index in range(ROUNDS):
+            tokens = pack_tokens([CommittedToken(index, -0.5, index)])
+            batch = [CommitRow(i, claim, index, tokens, None) for i, claim in claims.items()]
+            start = time.perf_counter()
+            args = ["g", "s", term]
+            for row in batch:
+                args += (row.request_id, row.claim, row.base, "", row.tokens)
+            pack_command(("EVALSHA", "0" * 40, 1, "orca:{bench}:pool", *args))  # pyright: ignore[reportArgumentType]
+            building.append(time.perf_counter() - start)
+            start = time.perf_counter()
+            assert await pool.commit("g", "s", term, batch) == [-1] * rows
+            trips.append(time.perf_counter() - start)
+            if index % BATCH == BATCH - 1:
+                stats = (await pool._link.command("INFO", "commandstats")).decode()
+                line = next(line for line in stats.splitlines() if line.startswith("cmdstat_evalsha:"))
+                server.append(float(line.split("usec_per_call=")[1].split(",")[0]))
+                await pool._link.command("CONFIG", "RESETSTAT")
+        raw = await pool._link.command("XREVRANGE", "orca:{bench}:delivery:e", "+", "-", "COUNT", 1)
+        entry = raw[0][1][5]
+        start = time.perf_counter()
+        for _ in range(ROUNDS):
+            unpack_packets(entry, "g")
+        parsing = (time.perf_counter() - start) / ROUNDS
+        return {
+            "server": median(server),
+            "server at best": min(server),
+            "building": median(building) * 1e6,
+            "round trip": median(trips) * 1e6,
+            "endpoint parses an entry": parsing * 1e6,
+        }
+
+
+if __name__ == "__main__":
+    for kind in KINDS:
+        for rows in [int(word) for word in sys.argv[1:]] or [1, 32, 64]:
+            with redis_server(kind) as server:
+                costs = asyncio.run(measure(server.url, rows))
+            print(kind, f"{rows} rows:", ", ".join(f"{name} {value:.0f} us" for name, value in costs.items()))

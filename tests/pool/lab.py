@@ -1,0 +1,229 @@
+"""A pool on a real server whose time the test sets, with the reading of everything that it keeps.
+
+The scripts take time from one function of lua/prelude.lua. Here it reads a key in place of TIME; nothing else differs.
+"""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from orca_pool.keys import Keys
+from orca_pool.pool import Pool
+from orca_pool.records import Attached, ClaimAnswer, CommitRow, CommittedToken, EngineInfo, Reason, Refusal
+from orca_pool.scripts import Constants, sources
+from orca_pool.wire import pack_tokens, unpack_packets, unpack_tokens
+
+CLOCK = """  local time = call('TIME')
+  return time[1] * 1000000 + time[2]
+"""
+TEST_CLOCK = """  return tonumber(call('GET', PREFIX .. 'now'))
+"""
+START = 1_700_000_000_000_000  # microseconds
+CONSTANTS = Constants(retention=3600.0, delivery_length=8, control_length=8)  # short enough to overflow in a test
+LAB_COUNT = itertools.count()
+
+# Everything under the pool's prefix: {key, type, content}.
+DUMP = """
+local out = {}
+for _, key in ipairs(redis.call('KEYS', ARGV[1] .. '*')) do
+  local kind = redis.call('TYPE', key).ok
+  local content
+  if kind == 'hash' then content = redis.call('HGETALL', key)
+  elseif kind == 'zset' then content = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+  elseif kind == 'set' then content = redis.call('SMEMBERS', key)
+  elseif kind == 'stream' then content = redis.call('XRANGE', key, '-', '+')
+  else content = redis.call('GET', key) end
+  out[#out + 1] = { key, content }
+end
+return out
+"""
+SNAPSHOT = """
+local out = {}
+for _, key in ipairs(redis.call('KEYS', ARGV[1] .. '*')) do
+  out[#out + 1] = key
+  out[#out + 1] = redis.call('DUMP', key)
+end
+return out
+"""
+ROLLBACK = """
+for _, key in ipairs(redis.call('KEYS', ARGV[1] .. '*')) do redis.call('DEL', key) end
+for i = 2, #ARGV, 2 do redis.call('RESTORE', ARGV[i], 0, ARGV[i + 1]) end
+"""
+
+
+def with_test_clock(lua: Mapping[str, str]) -> dict[str, str]:
+    """The scripts with the test's time."""
+    assert CLOCK in lua["prelude"]
+    return {**lua, "prelude": lua["prelude"].replace(CLOCK, TEST_CLOCK)}
+
+
+def tokens_of(first: int, count: int, iteration: int = 1) -> list[CommittedToken]:
+    """Tokens whose ids tell their index."""
+    return [CommittedToken(1000 + i, -0.5, iteration) for i in range(first, first + count)]
+
+
+class Lab:
+    """A pool of its own on a shared server; use as an asynchronous context manager. `now` is its time."""
+
+    def __init__(self, url: str, lua: Mapping[str, str] | None = None, constants: Constants = CONSTANTS) -> None:
+        name = f"lab{next(LAB_COUNT)}"
+        self.keys = Keys(name)
+        self.pool = Pool(url, name, constants=constants, lua=with_test_clock(lua or sources()))
+        self.now = START
+        self.terms: dict[str, tuple[str, int]] = {}
+        self.heard: dict[str, int] = {}
+
+    async def __aenter__(self) -> "Lab":
+        await self.pool.__aenter__()
+        await self.advance(0)
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self.pool.__aexit__(None, None, None)
+
+    async def redis(self, *command: str | bytes | int) -> Any:
+        return await self.pool._link.command(*command)
+
+    async def advance(self, seconds: float) -> None:
+        self.now += round(seconds * 1e6)
+        await self.redis("SET", f"{self.keys.prefix}now", self.now)
+
+    async def live(self, seconds: float, *endpoints: str) -> None:
+        """Time passes while a scheduler and these endpoints renew."""
+        for _ in range(round(seconds / 0.5)):
+            await self.advance(0.5)
+            for endpoint in endpoints:
+                assert await self.pool.renew_endpoint(endpoint) is not None
+            await self.pool.renew_scheduler("s")
+
+    # -- the usual moves
+    async def endpoint(self, name: str = "e") -> str:
+        assert await self.pool.renew_endpoint(name, register=True)
+        return name
+
+    async def engine(self, name: str = "g", slots: int = 64, owner: str = "s") -> str:
+        """Acquires and forms."""
+        term = await self.pool.acquire(name, owner, None)
+        assert term is not None
+        self.terms[name], self.heard[name] = (owner, term), 0
+        if slots:
+            await self.pool.renew(name, owner, term, form=EngineInfo(name, 1, 1, slots, 0))
+        return name
+
+    async def submit(
+        self,
+        request_id: str,
+        need: int = 8,
+        *,
+        digest: str = "d",
+        deadline_in: float | None = None,
+        grace: float = 0.0,
+        endpoint: str = "e",
+        attempt: int = 1,
+        max_waiting: int = 8,
+    ) -> Attached | Refusal:
+        return await self.pool.submit(
+            request_id,
+            b"record of " + request_id.encode(),
+            digest,
+            need,
+            deadline_in=deadline_in,
+            detach_grace=grace,
+            endpoint=endpoint,
+            attempt=attempt,
+            max_waiting=max_waiting,
+        )
+
+    async def claim(self, engine: str = "g", count: int = 8, slots: int = 64, total: int = 64) -> dict[str, int]:
+        """Request ids and claim numbers, heard by the master."""
+        answer = await self.pool.claim(
+            engine, *self.terms[engine], self.heard[engine], count=count, slots=slots, total=total
+        )
+        assert isinstance(answer, ClaimAnswer)
+        self.heard[engine] = answer.last_claim
+        return {held.request_id: held.claim for held in answer.requests}
+
+    async def commit(
+        self, request_id: str, claim: int, base: int, count: int, finish: Reason | None = None, engine: str = "g"
+    ) -> int:
+        answer = await self.pool.commit(
+            engine,
+            *self.terms[engine],
+            [CommitRow(request_id, claim, base, pack_tokens(tokens_of(base, count)), finish)],
+        )
+        assert answer is not None
+        return answer[0]
+
+    async def claimed(self, request_id: str, count: int = 0, **body: Any) -> int:
+        """Submits a request to one engine, which commits some tokens; its claim number."""
+        assert isinstance(await self.submit(request_id, **body), Attached)
+        claim = (await self.claim())[request_id]
+        if count:
+            assert await self.commit(request_id, claim, 0, count) == -1
+        return claim
+
+    async def lose(self, request_id: str, claim: int) -> None:
+        """Its engine is lost while it runs."""
+        await self.pool.give_back("g", *self.terms["g"], {request_id: (claim, True)})
+
+    async def record(self, request_id: str) -> dict[str, Any]:
+        return (await self.dump())["requests"][request_id]
+
+    # -- all that the pool keeps
+    async def snapshot(self) -> list[bytes]:
+        """What Redis has on its disk at this moment."""
+        return await self.redis("EVAL", SNAPSHOT, 1, self.keys.pool, self.keys.prefix)
+
+    async def rollback(self, snapshot: list[bytes]) -> None:
+        """Redis forgets what came after the snapshot. Its time goes on."""
+        await self.redis("EVAL", ROLLBACK, 1, self.keys.pool, self.keys.prefix, *snapshot)
+        await self.advance(0)
+
+    async def dump(self) -> dict[str, Any]:
+        """The pool's state in the form of model.Model.dump."""
+        found: dict[str, Any] = {
+            name: {} for name in ("claimed", "requests", "tokens", "delivery", "control", "engines", "endpoints")
+        }
+        single: dict[str, Any] = {name: {} for name in ("pool", "due", "schedulers", "renewals")} | {"waiting": []}
+        for raw_key, content in await self.redis("EVAL", DUMP, 1, self.keys.pool, self.keys.prefix):
+            kind, _, name = raw_key.decode()[len(self.keys.prefix) :].partition(":")
+            match kind:
+                case "waiting":
+                    single["waiting"] = [i.decode() for i in content[::2]]
+                case "claimed":
+                    found["claimed"][name] = [i.decode() for i in content[::2]]
+                case "due" | "schedulers":
+                    single[kind] = {k.decode(): int(v) for k, v in _pairs(content)}
+                case "endpoints":
+                    single["renewals"] = {k.decode(): int(v) for k, v in _pairs(content)}
+                case "request":
+                    found["requests"][name] = _fields(content)
+                case "tokens":
+                    found["tokens"][name] = unpack_tokens(content)
+                case "delivery":
+                    found["delivery"][name] = [(int(f[1]), unpack_packets(f[5], f[3].decode())) for _, f in content]
+                case "control":
+                    found["control"][name] = [f[1].decode() for _, f in content]
+                case "engine":
+                    found["engines"][name] = _fields(content)
+                case "endpoint":
+                    found["endpoints"][name] = _fields(content)
+                case "pool":
+                    single["pool"] = _fields(content)
+                case "engines":
+                    single["known"] = {i.decode() for i in content}
+                case _:
+                    assert kind == "now", f"a key that no table names: {raw_key}"
+        single["pool"] = {name: value for name, value in single["pool"].items() if value}  # 0: as if never set
+        assert single.pop("known", set()) == set(found["engines"])
+        return {**found, **single}
+
+
+def _pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _fields(flat: list[bytes]) -> dict[str, Any]:
+    """A hash, numbers as integers."""
+    texts = {name.decode(): value.decode() for name, value in _pairs(flat)}
+    return {name: int(text) if text.lstrip("-").isdigit() else text for name, text in texts.items()}

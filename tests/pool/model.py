@@ -1,0 +1,495 @@
+"""DESIGN section 4 as plain Python: what the pool must answer and keep after each operation.
+
+Written from the page and from reference/pool_model.py, not from the Lua, and without Redis's types: a request is in one
+place because one field says so. `now` is the pool's time, in microseconds. Signatures are those of orca_pool.pool.Pool.
+"""
+
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orca_pool.records import (
+    Attached,
+    ClaimAnswer,
+    Claimed,
+    CommitRow,
+    Committed,
+    CommittedToken,
+    EngineInfo,
+    EngineState,
+    Finish,
+    Packet,
+    Reason,
+    Refusal,
+    Renewed,
+    Times,
+)
+from orca_pool.scripts import Constants
+from orca_pool.wire import unpack_tokens
+
+
+@dataclass
+class Request:
+    request_id: str
+    record: bytes
+    digest: str
+    need: int
+    grace: int
+    arrival: int
+    submitted: int
+    deadline: int | None
+    endpoint: str | None
+    attempt: int
+    state: str = "waiting"  # waiting, claimed, ended
+    claim: int | None = None
+    engine: str | None = None
+    closed: bool = False
+    detach_at: int | None = None
+    losses: int = 0
+    loss_at: int = -1
+    tokens: list[CommittedToken] = field(default_factory=list)
+    engines: list[tuple[int, str]] = field(default_factory=list)
+    reason: Reason | None = None
+    final: int = 0
+    claimed_at: int = 0
+    first_token: int = 0
+    finished: int = 0
+
+    @property
+    def finish(self) -> Finish | None:
+        if self.reason is None:
+            return None
+        return Finish(self.reason, self.final, Times(self.submitted, self.claimed_at, self.first_token, self.finished))
+
+    @property
+    def due(self) -> int | None:
+        moments = [at for at in (self.deadline, self.detach_at) if at is not None]
+        return min(moments) if moments and self.state != "ended" else None
+
+
+@dataclass
+class Engine:
+    owner: str | None = None
+    term: int = 0
+    counter: int = 0
+    epoch: int = 0
+    reserved: int = 0
+    last_claim: int = 0
+    slots: int = 0
+    tp: int = 0
+    pp: int = 0
+    hints: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Endpoint:
+    number: int
+    renewed: int
+    entries: int = 0
+    stream: list[tuple[int, list[Packet]]] = field(default_factory=list)
+
+
+class Model:
+    def __init__(self, constants: Constants) -> None:
+        self.constants = constants
+        self.now = 0
+        self.arrival = self.last_claim = self.registration = self.largest = self.swept = self.reserved = 0
+        self.orphans = False
+        self.requests: dict[str, Request] = {}
+        self.engines: dict[str, Engine] = {}
+        self.endpoints: dict[str, Endpoint] = {}
+        self.schedulers: dict[str, int] = {}
+
+    # -- parts of operations
+    def _number(self, last: int) -> int:
+        return max(last + 1, self.now)
+
+    def _queue(self) -> list[Request]:
+        return sorted((r for r in self.requests.values() if r.state == "waiting"), key=lambda r: r.arrival)
+
+    def _held(self, engine: str) -> list[Request]:
+        return sorted((r for r in self.requests.values() if r.engine == engine), key=lambda r: r.arrival)
+
+    def _fenced(self, engine: str, owner: str, term: int) -> bool:
+        lease = self.engines.get(engine)
+        return lease is None or (lease.owner, lease.term) != (owner, term)
+
+    def _hint(self, engine: str, text: str) -> None:
+        hints = self.engines[engine].hints
+        hints.append(text)
+        del hints[: -self.constants.control_length]
+
+    def _hint_waiting(self) -> None:
+        for engine in self.engines:
+            self._hint(engine, "")
+
+    def _deliver(self, endpoint: str | None, packets: list[Packet]) -> None:
+        if endpoint in self.endpoints:
+            listener = self.endpoints[endpoint]
+            listener.entries += 1
+            listener.stream.append((listener.entries, packets))
+            del listener.stream[: -self.constants.delivery_length]
+
+    def _close(self, r: Request, reason: Reason, final: int) -> None:
+        r.state, r.reason, r.final, r.finished, r.claim, r.engine = "ended", reason, final, self.now, None, None
+
+    def _end(self, r: Request, reason: Reason, final: int | None = None) -> None:
+        """The end of a request outside of a commit."""
+        engine = r.engine
+        self._close(r, reason, len(r.tokens) if final is None else final)
+        self._deliver(r.endpoint, [Packet(r.request_id, r.attempt, r.final, "", [], r.finish)])
+        if engine is not None:
+            self._hint(engine, r.request_id)
+
+    def _supersede(self, r: Request) -> None:
+        finish = Finish(Reason.ABORTED, 0, Times(0, 0, 0, 0))
+        self._deliver(r.endpoint, [Packet(r.request_id, r.attempt, 0, "", [], finish)])
+
+    def _overdue(self, r: Request) -> Reason | None:
+        if r.deadline is not None and self.now >= r.deadline:
+            return Reason.DEADLINE
+        return Reason.DETACHED if r.detach_at is not None and self.now >= r.detach_at else None
+
+    def _remove_endpoint(self, endpoint: str) -> None:
+        self.orphans |= self.endpoints.pop(endpoint, None) is not None
+
+    def _attached(self, r: Request) -> Attached:
+        position = self._queue().index(r) + 1 if r.state == "waiting" else 0
+        tokens = r.tokens[: r.final] if r.state == "ended" else list(r.tokens)
+        return Attached(r.record, position, tokens, list(r.engines), r.finish)
+
+    def _full(self, r: Request) -> Claimed:
+        assert r.claim is not None
+        left = None if r.deadline is None else (r.deadline - self.now) / 1e6
+        return Claimed(r.request_id, r.claim, r.arrival, r.record, list(r.tokens), r.losses, left, r.submitted)
+
+    # -- endpoints
+    def renew_endpoint(self, incarnation: str, *, register: bool = False, replaces: str | None = None) -> int | None:
+        if replaces is not None:
+            self._remove_endpoint(replaces)
+        if incarnation not in self.endpoints:
+            if not register:
+                return None
+            self.registration = self._number(self.registration)
+            self.endpoints[incarnation] = Endpoint(self.registration, self.now)
+        self.endpoints[incarnation].renewed = self.now
+        return self.endpoints[incarnation].number
+
+    def leave_endpoint(self, incarnation: str) -> None:
+        self._remove_endpoint(incarnation)
+
+    def submit(
+        self,
+        request_id: str,
+        record: bytes,
+        body_digest: str,
+        need: int,
+        *,
+        deadline_in: float | None,
+        detach_grace: float,
+        endpoint: str,
+        attempt: int,
+        max_waiting: int,
+    ) -> Attached | Refusal:
+        if endpoint not in self.endpoints:
+            return Refusal.UNREGISTERED
+        if request_id in self.requests:
+            if self.requests[request_id].digest != body_digest:
+                return Refusal.OTHER_BODY
+            return self.attach(request_id, endpoint=endpoint, attempt=attempt)
+        if self.largest == 0:
+            return Refusal.NO_ENGINE
+        if need > self.largest:
+            return Refusal.NEVER_FITS
+        if len(self._queue()) >= max_waiting:
+            return Refusal.FULL
+        self.arrival += 1
+        deadline = None if deadline_in is None else self.now + round(deadline_in * 1e6)
+        grace = round(detach_grace * 1e6)
+        r = Request(request_id, record, body_digest, need, grace, self.arrival, self.now, deadline, endpoint, attempt)
+        self.requests[request_id] = r
+        self._hint_waiting()
+        return self._attached(r)
+
+    def attach(self, request_id: str, *, endpoint: str, attempt: int) -> Attached | Refusal:
+        if endpoint not in self.endpoints:
+            return Refusal.UNREGISTERED
+        r = self.requests.get(request_id)
+        if r is None:
+            return Refusal.UNKNOWN
+        if attempt < r.attempt or (attempt == r.attempt and r.closed):
+            return Refusal.STALE
+        if attempt > r.attempt:
+            self._supersede(r)
+        r.endpoint, r.attempt, r.closed, r.detach_at = endpoint, attempt, False, None
+        return self._attached(r)
+
+    def detach(self, request_id: str, *, attempt: int, grace: float) -> None:
+        r = self.requests.get(request_id)
+        if r is None or r.state == "ended" or attempt < r.attempt:
+            return
+        if attempt > r.attempt:
+            self._supersede(r)
+        r.endpoint, r.attempt, r.closed, r.detach_at = None, attempt, True, self.now + round(grace * 1e6)
+        if grace == 0:
+            self._end(r, Reason.DETACHED)
+
+    def cancel(self, request_id: str) -> bool | None:
+        r = self.requests.get(request_id)
+        if r is None:
+            return None
+        if r.state == "ended":
+            return False
+        self._end(r, Reason.CANCELLED)
+        return True
+
+    def finish_at(self, request_id: str, index: int, reason: Reason, digest: bytes) -> str:
+        r = self.requests.get(request_id)
+        if r is None or index >= len(r.tokens):
+            return "ahead"
+        if prefix_digest(r.tokens[: index + 1]) != digest:
+            return "other"
+        if r.state != "ended":
+            self._end(r, reason, index + 1)
+        elif index + 1 < r.final:
+            r.final, r.reason = index + 1, reason
+        return "ok"
+
+    # -- schedulers
+    def renew_scheduler(self, scheduler: str, *, detach_floor: float = 30.0) -> tuple[dict[str, EngineState], int]:
+        gap, self.swept = self.now - self.swept, self.now
+        if gap > self.constants.sweep_gap * 1e6:
+            for endpoint in self.endpoints.values():
+                endpoint.renewed = self.now
+            self.schedulers = dict.fromkeys(self.schedulers, self.now)
+        else:
+            self._sweep(round(detach_floor * 1e6))
+        self.schedulers[scheduler] = self.now
+        return {e: EngineState(g.owner, g.term, g.counter) for e, g in self.engines.items()}, len(self.schedulers)
+
+    def _sweep(self, floor: int) -> None:
+        oldest = self.now - self.constants.lease * 1e6
+        for name in [name for name, endpoint in self.endpoints.items() if endpoint.renewed < oldest]:
+            self._remove_endpoint(name)
+        self.schedulers = {name: at for name, at in self.schedulers.items() if at >= oldest}
+        live = [r for r in self.requests.values() if r.state != "ended"]
+        if self.orphans:
+            for r in live:
+                if r.endpoint is not None and r.endpoint not in self.endpoints and r.detach_at is None:
+                    r.detach_at = self.now + max(r.grace, floor)
+            self.orphans = False
+        for r in sorted((r for r in live if r.due is not None), key=lambda r: (r.due, r.request_id)):
+            if reason := self._overdue(r):
+                self._end(r, reason)
+        sizes = [engine.slots for engine in self.engines.values()]
+        if sizes and min(sizes) > 0:
+            for r in self._queue():
+                if r.need > max(sizes):
+                    self._end(r, Reason.NEVER_FITS)
+
+    def leave_scheduler(self, scheduler: str) -> None:
+        self.schedulers.pop(scheduler, None)
+
+    def acquire(self, engine: str, owner: str, seen: EngineState | None) -> int | None:
+        g = self.engines.get(engine)
+        if g is not None and g.owner == owner:
+            return g.term
+        if seen is None:
+            if g is not None and g.owner is not None:
+                return None
+        elif g is None or EngineState(g.owner, g.term, g.counter) != seen:
+            return None
+        if g is None:
+            g = self.engines[engine] = Engine(reserved=self.reserved)
+        g.owner, g.term, g.counter = owner, self._number(g.term), g.counter + 1
+        return g.term
+
+    def renew(
+        self,
+        engine: str,
+        owner: str,
+        term: int,
+        *,
+        epoch: int | None = None,
+        reserve: int | None = None,
+        form: EngineInfo | None = None,
+    ) -> Renewed | None:
+        if self._fenced(engine, owner, term):
+            return None
+        g = self.engines[engine]
+        g.counter += 1
+        g.epoch, g.reserved = max(g.epoch, epoch or 0), max(g.reserved, reserve or 0)
+        if form is not None:
+            g.slots, g.tp, g.pp = form.slots, form.tensor_parallel, form.pipeline_parallel
+            self.largest = max(self.largest, g.slots)
+        claims = {r.request_id: r.claim for r in self._held(engine) if r.claim is not None}
+        return Renewed(claims, g.epoch, g.reserved, g.last_claim)
+
+    def holding(self, engine: str, owner: str, term: int) -> ClaimAnswer | None:
+        if self._fenced(engine, owner, term):
+            return None
+        held = [self._full(r) for r in self._held(engine)]
+        return ClaimAnswer(held, self.engines[engine].last_claim, len(self._queue()))
+
+    def release(self, engine: str, owner: str, term: int) -> None:
+        if not self._fenced(engine, owner, term):
+            self.engines[engine].owner = None
+
+    def retire(self, engine: str, owner: str, term: int) -> None:
+        if not self._fenced(engine, owner, term) and not self._held(engine):
+            self.reserved = max(self.reserved, self.engines.pop(engine).reserved)
+
+    def claim(
+        self,
+        engine: str,
+        owner: str,
+        term: int,
+        have: int,
+        *,
+        count: int,
+        slots: int,
+        total: int,
+        block_size: int = 1,
+    ) -> ClaimAnswer | None:
+        if self._fenced(engine, owner, term):
+            return None
+        g = self.engines[engine]
+        if have < g.last_claim:
+            taken = [r for r in self._held(engine) if r.claim is not None and r.claim > have]
+        else:
+            taken = self._take(engine, count, slots, total, block_size)
+        return ClaimAnswer([self._full(r) for r in taken], g.last_claim, len(self._queue()))
+
+    def _take(self, engine: str, count: int, slots: int, total: int, block_size: int) -> list[Request]:
+        taken: list[Request] = []
+        for r in self._queue():
+            if reason := self._overdue(r):
+                self._end(r, reason)
+                continue
+            need = -(-r.need // block_size) * block_size  # whole blocks
+            if need > total:
+                continue
+            held = self._held(engine)
+            alone = any(other.losses >= 2 for other in held) or (r.losses >= 2 and bool(held))
+            if alone or count == len(taken) or need > slots:
+                break
+            g = self.engines[engine]
+            g.last_claim = self.last_claim = self._number(max(self.last_claim, g.last_claim))
+            r.state, r.claim, r.engine = "claimed", g.last_claim, engine
+            r.claimed_at = r.claimed_at or self.now
+            r.engines = [line for line in r.engines if line[0] != len(r.tokens)] + [(len(r.tokens), engine)]
+            slots -= need
+            taken.append(r)
+        return taken
+
+    def commit(self, engine: str, owner: str, term: int, rows: Sequence[CommitRow]) -> list[int] | None:
+        if self._fenced(engine, owner, term):
+            return None
+        answers: list[int] = []
+        packets: dict[str, list[Packet]] = {}
+        for row in rows:
+            r = self.requests.get(row.request_id)
+            if r is None or r.claim != row.claim or r.engine != engine:
+                answers.append(Committed.GONE)
+                continue
+            if row.base != len(r.tokens):
+                answers.append(len(r.tokens))
+                continue
+            tokens = unpack_tokens(row.tokens)
+            if tokens and not r.tokens:
+                r.first_token = self.now
+            r.tokens += tokens
+            if row.finish is not None:
+                self._close(r, row.finish, len(r.tokens))
+            if r.endpoint is not None:
+                packet = Packet(row.request_id, r.attempt, row.base, engine, tokens, r.finish)
+                packets.setdefault(r.endpoint, []).append(packet)
+            answers.append(Committed.OK)
+        for endpoint, parts in packets.items():
+            self._deliver(endpoint, parts)
+        return answers
+
+    def give_back(self, engine: str, owner: str, term: int, rows: Mapping[str, tuple[int, bool]]) -> None:
+        if self._fenced(engine, owner, term):
+            return
+        for request_id, (claim, lost) in rows.items():
+            r = self.requests.get(request_id)
+            if r is None or r.claim != claim or r.engine != engine:
+                continue
+            if lost:
+                r.losses = 1 if len(r.tokens) > r.loss_at else r.losses + 1
+                r.loss_at = len(r.tokens)
+            if r.losses >= 3:
+                self._end(r, Reason.INTERNAL)
+            else:
+                r.state, r.claim, r.engine = "waiting", None, None
+        self._hint_waiting()
+
+    # -- all of it
+    def dump(self) -> dict[str, Any]:
+        """The state as lab.Lab.dump reads it from Redis: what is not there has no key."""
+        engines = self.engines.items()
+        pool = {
+            "arrival": self.arrival,
+            "claim": self.last_claim,
+            "registration": self.registration,
+            "slots": self.largest,
+            "swept": self.swept,
+            "reserved": self.reserved,
+            "orphans": int(self.orphans),
+        }
+        return {
+            "waiting": [r.request_id for r in self._queue()],
+            "claimed": {e: [r.request_id for r in self._held(e)] for e in self.engines if self._held(e)},
+            "requests": {i: _request_fields(r) for i, r in self.requests.items()},
+            "tokens": {i: r.tokens for i, r in self.requests.items() if r.tokens},
+            "delivery": {name: endpoint.stream for name, endpoint in self.endpoints.items()},
+            "control": {e: g.hints for e, g in engines if g.hints},
+            "engines": {
+                e: {name: getattr(g, name) for name in Engine.__annotations__ if name != "hints"}
+                | {"owner": g.owner or ""}
+                for e, g in engines
+            },
+            "endpoints": {name: {"number": e.number, "entries": e.entries} for name, e in self.endpoints.items()},
+            "renewals": {name: e.renewed for name, e in self.endpoints.items()},
+            "schedulers": self.schedulers,
+            "due": {i: r.due for i, r in self.requests.items() if r.due is not None},
+            "pool": {name: value for name, value in pool.items() if value},
+        }
+
+
+def _request_fields(r: Request) -> dict[str, Any]:
+    def text(value: Any) -> Any:
+        return "" if value is None else value
+
+    return {
+        "record": r.record.decode(),
+        "digest": r.digest,
+        "need": r.need,
+        "grace": r.grace,
+        "state": r.state,
+        "arrival": r.arrival,
+        "claim": text(r.claim),
+        "engine": text(r.engine),
+        "endpoint": text(r.endpoint),
+        "attempt": r.attempt,
+        "closed": int(r.closed),
+        "losses": r.losses,
+        "loss_at": r.loss_at,
+        "reason": int(r.reason or 0),
+        "final": r.final,
+        "deadline": text(r.deadline),
+        "detach_at": text(r.detach_at),
+        "engines": "".join(f"{index} {engine}\n" for index, engine in r.engines),
+        "submitted": r.submitted,
+        "claimed_at": r.claimed_at,
+        "first_token": r.first_token,
+        "finished": r.finished,
+    }
+
+
+def prefix_digest(tokens: Sequence[CommittedToken]) -> bytes:
+    """SHA-1 of the ids as u32-le."""
+    return hashlib.sha1(b"".join(struct.pack("<I", token.token_id) for token in tokens)).digest()

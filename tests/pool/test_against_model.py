@@ -1,0 +1,317 @@
+"""Random operations on the real pool and on the model, side by side: same answers, same state, after each one.
+
+Operations come sent twice, late, from old owners and incarnations, with lost answers (the same as: sent again), over
+pauses, and over a Redis that forgets. Beside the model, sentences of DESIGN section 4 are checked on what Redis holds.
+"""
+
+import asyncio
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from pool.lab import CONSTANTS, Lab
+from pool.model import Model, Request, prefix_digest
+from servers import RedisServer
+
+from orca_pool.records import CommitRow, CommittedToken, EngineInfo, EngineState, Reason
+from orca_pool.wire import pack_tokens
+
+REQUESTS = st.sampled_from([f"r{i}" for i in range(4)])
+ENDPOINTS = st.sampled_from(["e0", "e1", "e2"])
+ENGINES = st.sampled_from(["g0", "g0", "g1", "g2"])
+OWNERS = st.sampled_from(["s0", "s1"])
+ATTEMPTS = st.integers(1, 3)
+SECONDS = st.sampled_from([0.0, 0.2, 0.5, 0.5, 0.7, 1.0, 1.6, 5.0])
+SIZES = st.sampled_from([4, 8, 13, 24, 32, 40])
+USUALLY = st.sampled_from([True] * 5 + [False])
+SELDOM = st.sampled_from([False] * 7 + [True])
+ENDS = st.sampled_from([None, None, None, Reason.LENGTH, Reason.EOS])
+
+
+class SideBySide(RuleBasedStateMachine):
+    url: str
+    runner: asyncio.Runner
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lab = Lab(self.url)
+        self.model = Model(CONSTANTS)
+        self.sent: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = []
+        self.leases: list[tuple[str, str, int]] = []  # every lease that was ever given
+        self.committed: dict[str, list[CommittedToken]] = {}
+        self.snapshot: tuple[list[bytes], Model] | None = None
+        self.now = self.lab.now
+        self.runner.run(self.lab.__aenter__())
+        self.model.now = self.lab.now
+
+    def teardown(self) -> None:
+        self.runner.run(self.lab.__aexit__())
+
+    def do(self, name: str, *args: Any, **options: Any) -> Any:
+        """One operation on both."""
+        self.sent.append((name, args, options))
+        expected = getattr(self.model, name)(*args, **options)
+        answer = self.runner.run(getattr(self.lab.pool, name)(*args, **options))
+        assert answer == expected, f"{name}{args}{options}: the pool answers {answer}, the model {expected}"
+        return answer
+
+    # -- what a lease, a claim number, a base index may be: mostly right, sometimes from before
+    def lease(self, engine: str, right: bool, which: int) -> tuple[str, str, int]:
+        g = self.model.engines.get(engine)
+        if (right or not self.leases) and g is not None and g.owner is not None:
+            return engine, g.owner, g.term
+        return self.leases[which % len(self.leases)] if self.leases else (engine, "s0", 7)
+
+    def request(self, request_id: str) -> Request | None:
+        return self.model.requests.get(request_id)
+
+    # -- a pool that works
+    @initialize(formed=USUALLY)
+    def begin(self, formed: bool) -> None:
+        self.do("renew_endpoint", "e0", register=True)
+        self.do("renew_endpoint", "e1", register=True)
+        self.leases.append(("g0", "s0", self.do("acquire", "g0", "s0", None)))
+        if formed:
+            self.do("renew", *self.leases[0], form=EngineInfo("g0", 1, 1, 32, 0))
+
+    # -- time, and messages of the past
+    @rule(seconds=SECONDS)
+    def time_passes(self, seconds: float) -> None:
+        self.runner.run(self.lab.advance(seconds))
+        self.model.now = self.lab.now
+
+    @rule(back=st.integers(0, 30))
+    def sent_again(self, back: int) -> None:
+        name, args, options = self.sent[-1 - back % len(self.sent)]
+        self.do(name, *args, **options)
+
+    @rule()
+    def remember(self) -> None:
+        self.snapshot = self.runner.run(self.lab.snapshot()), copy.deepcopy(self.model)
+
+    @rule(really=SELDOM)
+    def forget(self, really: bool) -> None:
+        if self.snapshot and really:
+            kept, model = self.snapshot
+            now = self.model.now
+            self.model = copy.deepcopy(model)
+            self.model.now = now
+            self.committed = {i: list(r.tokens) for i, r in self.model.requests.items()}
+            self.runner.run(self.lab.rollback(kept))
+
+    # -- endpoints
+    @rule(endpoint=ENDPOINTS, register=USUALLY, replaces=SELDOM, other=ENDPOINTS)
+    def renew_endpoint(self, endpoint: str, register: bool, replaces: bool, other: str) -> None:
+        self.do(
+            "renew_endpoint", endpoint, register=register, replaces=other if replaces and other != endpoint else None
+        )
+
+    @rule(endpoint=ENDPOINTS, really=SELDOM)
+    def leave_endpoint(self, endpoint: str, really: bool) -> None:
+        if really:
+            self.do("leave_endpoint", endpoint)
+
+    @rule(
+        request_id=REQUESTS,
+        other_body=SELDOM,
+        need=SIZES,
+        deadline_in=st.sampled_from([None, None, 1.0, 30.0]),
+        grace=st.sampled_from([0.0, 1.0, 40.0]),
+        endpoint=ENDPOINTS,
+        attempt=ATTEMPTS,
+    )
+    def submit(
+        self,
+        request_id: str,
+        other_body: bool,
+        need: int,
+        deadline_in: float | None,
+        grace: float,
+        endpoint: str,
+        attempt: int,
+    ) -> None:
+        self.do(
+            "submit",
+            request_id,
+            f"record of {request_id}".encode(),
+            f"other {request_id}" if other_body else f"body of {request_id}",
+            need,
+            deadline_in=deadline_in,
+            detach_grace=grace,
+            endpoint=endpoint,
+            attempt=attempt,
+            max_waiting=4,
+        )
+
+    @rule(request_id=REQUESTS, endpoint=ENDPOINTS, attempt=ATTEMPTS)
+    def attach(self, request_id: str, endpoint: str, attempt: int) -> None:
+        self.do("attach", request_id, endpoint=endpoint, attempt=attempt)
+
+    @rule(request_id=REQUESTS, shift=st.sampled_from([0, 0, 0, -1, 1]), grace=st.sampled_from([0.0, 1.0, 40.0]))
+    def detach(self, request_id: str, shift: int, grace: float) -> None:
+        r = self.request(request_id)
+        self.do("detach", request_id, attempt=max(0, (r.attempt if r else 1) + shift), grace=grace)
+
+    @rule(request_id=REQUESTS, really=SELDOM)
+    def cancel(self, request_id: str, really: bool) -> None:
+        if really:
+            self.do("cancel", request_id)
+
+    @rule(request_id=REQUESTS, index=st.integers(0, 5), right=USUALLY)
+    def finish_at(self, request_id: str, index: int, right: bool) -> None:
+        r = self.request(request_id)
+        tokens = r.tokens[: index + 1] if r and right else [CommittedToken(7, 0.0, 0)] * (index + 1)
+        self.do("finish_at", request_id, index, Reason.STOP, prefix_digest(tokens))
+
+    # -- schedulers
+    @rule(scheduler=OWNERS, floor=st.sampled_from([1.0, 30.0]))
+    def renew_scheduler(self, scheduler: str, floor: float) -> None:
+        self.do("renew_scheduler", scheduler, detach_floor=floor)
+
+    @rule(endpoints=st.sets(ENDPOINTS), rounds=st.integers(1, 5))
+    def life_goes_on(self, endpoints: set[str], rounds: int) -> None:
+        """Some endpoints and a scheduler renew in time: what did not renew dies."""
+        for _ in range(rounds):
+            self.time_passes(0.5)
+            for endpoint in sorted(endpoints):
+                self.do("renew_endpoint", endpoint)
+            self.do("renew_scheduler", "s0")
+
+    @rule(scheduler=OWNERS, really=SELDOM)
+    def leave_scheduler(self, scheduler: str, really: bool) -> None:
+        if really:
+            self.do("leave_scheduler", scheduler)
+
+    @rule(engine=ENGINES, owner=OWNERS, seen=st.sampled_from(["now", "now", "none", "old"]))
+    def acquire(self, engine: str, owner: str, seen: str) -> None:
+        g = self.model.engines.get(engine)
+        state = None
+        if seen != "none" and g is not None:
+            state = EngineState(g.owner, g.term, g.counter - (seen == "old"))
+        term = self.do("acquire", engine, owner, state)
+        if term is not None:
+            self.leases.append((engine, owner, term))
+
+    @rule(
+        engine=ENGINES,
+        right=USUALLY,
+        which=st.integers(0, 9),
+        epoch=st.none() | st.integers(0, 9),
+        reserve=st.none() | st.integers(0, 99),
+        slots=st.sampled_from([None, None, 16, 32]),
+    )
+    def renew(
+        self, engine: str, right: bool, which: int, epoch: int | None, reserve: int | None, slots: int | None
+    ) -> None:
+        form = None if slots is None else EngineInfo(engine, 2, 1, slots, 0)
+        self.do("renew", *self.lease(engine, right, which), epoch=epoch, reserve=reserve, form=form)
+
+    @rule(
+        engine=ENGINES, right=USUALLY, which=st.integers(0, 9), verb=st.sampled_from(["release", "retire", "holding"])
+    )
+    def release_or_retire(self, engine: str, right: bool, which: int, verb: str) -> None:
+        self.do(verb, *self.lease(engine, right, which))
+
+    @rule(
+        engine=ENGINES,
+        right=USUALLY,
+        which=st.integers(0, 9),
+        heard=USUALLY,
+        count=st.integers(0, 3),
+        slots=st.sampled_from([8, 16, 32]),
+        total=st.sampled_from([16, 32]),
+        block_size=st.sampled_from([1, 8]),
+    )
+    def claim(
+        self, engine: str, right: bool, which: int, heard: bool, count: int, slots: int, total: int, block_size: int
+    ) -> None:
+        g = self.model.engines.get(engine)
+        have = g.last_claim if g is not None and heard else 0
+        lease = self.lease(engine, right, which)
+        self.do("claim", *lease, have, count=count, slots=slots, total=total, block_size=block_size)
+
+    @rule(
+        engine=ENGINES,
+        right=USUALLY,
+        which=st.integers(0, 9),
+        rows=st.lists(st.tuples(REQUESTS, USUALLY, st.sampled_from([0, 0, 0, -1, 1]), st.integers(0, 3), ENDS)),
+    )
+    def commit(
+        self, engine: str, right: bool, which: int, rows: list[tuple[str, bool, int, int, Reason | None]]
+    ) -> None:
+        batch = []
+        for request_id, claimed, shift, count, finish in rows:
+            r = self.request(request_id)
+            claim = r.claim if r and r.claim is not None and claimed else 12345
+            base = max(0, (len(r.tokens) if r else 0) + shift)
+            tokens = [CommittedToken(len(self.sent) * 100 + i, -0.25, len(self.sent)) for i in range(count)]
+            batch.append(CommitRow(request_id, claim, base, pack_tokens(tokens), finish))
+        self.do("commit", *self.lease(engine, right, which), batch)
+
+    @rule(
+        engine=ENGINES,
+        right=USUALLY,
+        which=st.integers(0, 9),
+        rows=st.dictionaries(REQUESTS, st.tuples(USUALLY, st.booleans()), max_size=3),
+    )
+    def give_back(self, engine: str, right: bool, which: int, rows: dict[str, tuple[bool, bool]]) -> None:
+        claims = {}
+        for request_id, (claimed, lost) in rows.items():
+            r = self.request(request_id)
+            claims[request_id] = (r.claim if r and r.claim is not None and claimed else 12345, lost)
+        self.do("give_back", *self.lease(engine, right, which), claims)
+
+    # -- after each operation
+    @invariant()
+    def same_state(self) -> None:
+        state, expected = self.runner.run(self.lab.dump()), self.model.dump()
+        for part, content in expected.items():
+            assert state[part] == content, f"{part}: Redis holds {state[part]}, the model {content}"
+        self.check(state)
+
+    def check(self, state: dict[str, Any]) -> None:
+        places = [*state["waiting"], *(i for ids in state["claimed"].values() for i in ids)]
+        ended = [i for i, r in state["requests"].items() if r["state"] == "ended"]
+        assert sorted([*places, *ended]) == sorted(state["requests"]), "each request is in one place"
+        arrivals = [state["requests"][i]["arrival"] for i in state["waiting"]]
+        assert arrivals == sorted(arrivals), "the queue is in the order of arrival"
+        for request_id, before in self.committed.items():
+            now = state["tokens"].get(request_id, [])
+            assert now[: len(before)] == before, f"committed tokens of {request_id} changed"
+        self.committed = state["tokens"]
+        for stream in state["delivery"].values():
+            numbers = [number for number, _ in stream]
+            assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True, (
+                "numbers grow by one"
+            )
+
+
+def test_pool_is_the_model(server: RedisServer) -> None:
+    with asyncio.Runner() as runner:
+        SideBySide.url, SideBySide.runner = server.url, runner
+        run_state_machine_as_test(
+            SideBySide,
+            settings=settings(
+                max_examples=120,
+                stateful_step_count=60,
+                deadline=None,
+                suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+                print_blob=True,
+            ),
+        )
+
+
+@pytest.mark.parametrize("rows", [0, 1, 64])
+async def test_packed_tokens_come_back(lab: Lab, rows: int) -> None:
+    """The three binary forms agree with Lua's for any count."""
+    await lab.endpoint()
+    await lab.engine()
+    claim = await lab.claimed("r")
+    assert await lab.commit("r", claim, 0, rows) == -1
+    [entry] = await lab.pool.read("e", None, wait=0)
+    [packet] = entry.packets
+    assert [token.token_id for token in packet.tokens] == list(range(1000, 1000 + rows))

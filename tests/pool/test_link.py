@@ -1,0 +1,148 @@
+"""Redis away, frozen, killed, restarted; reads cancelled: the connections of orca_pool.link, on their own server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from pool.lab import tokens_of
+from servers import KINDS, RedisServer, redis_server
+
+from orca_common.errors import Unavailable
+from orca_pool.pool import Pool
+from orca_pool.records import Attached, CommitRow, EngineInfo, Reason
+from orca_pool.wire import pack_tokens
+
+CALL = {"deadline_in": None, "detach_grace": 0.0, "endpoint": "e", "attempt": 1, "max_waiting": 8}
+
+
+@pytest.fixture(params=KINDS)
+def own(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """A server that the test may break, with `appendfsync always`."""
+    with redis_server(request.param) as server:
+        yield server
+
+
+@pytest.fixture
+async def pool(own: RedisServer) -> AsyncIterator[Pool]:
+    async with Pool(own.url, "link", patience=0.5) as pool:
+        await pool.renew_endpoint("e", register=True)
+        term = await pool.acquire("g", "s", None)
+        assert term is not None
+        await pool.renew("g", "s", term, form=EngineInfo("g", 1, 1, 64, 0))
+        yield pool
+
+
+async def start_request(pool: Pool) -> CommitRow:
+    """A claimed request, as the first row that its engine will commit."""
+    assert isinstance(await pool.submit("r", b"record", "d", 8, **CALL), Attached)
+    term = (await pool.renew_scheduler("s"))[0]["g"].term
+    answer = await pool.claim("g", "s", term, 0, count=1, slots=64, total=64)
+    assert answer is not None
+    return CommitRow("r", answer.requests[0].claim, 0, pack_tokens(tokens_of(0, 2)), None)
+
+
+async def commit(pool: Pool, row: CommitRow) -> list[int] | None:
+    term = (await pool.renew_scheduler("s"))[0]["g"].term
+    return await pool.commit("g", "s", term, [row])
+
+
+async def test_a_read_waits_for_the_commit(pool: Pool) -> None:
+    row = await start_request(pool)
+    reading = asyncio.create_task(pool.read("e", None, wait=20))
+    await asyncio.sleep(0)
+    assert await commit(pool, row) == [-1]
+    [entry] = await reading
+    assert entry.number == 1
+    assert entry.packets[0].tokens == tokens_of(0, 2)
+    assert await pool.read("e", entry.cursor, wait=0.01) == []
+
+
+async def test_hints_wait_and_are_told_once(pool: Pool) -> None:
+    cursor, hints = await pool.hints("g", None, wait=0)
+    assert (cursor, hints) == (b"0", [])
+    waiting = asyncio.create_task(pool.hints("g", None, wait=20))
+    await asyncio.sleep(0)
+    await start_request(pool)
+    cursor, hints = await waiting
+    assert hints == [""]
+    await pool.cancel("r")
+    assert (await pool.hints("g", cursor, wait=1))[1] == ["r"]
+
+
+async def test_a_cancelled_read_disturbs_nothing(pool: Pool) -> None:
+    row = await start_request(pool)
+    readings = [asyncio.create_task(pool.read("e", None, wait=20)) for _ in range(5)]
+    await pool.ping()
+    for reading in readings:
+        reading.cancel()
+    assert all(isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*readings, return_exceptions=True))
+    assert await commit(pool, row) == [-1]
+    assert [entry.number for entry in await pool.read("e", None, wait=5)] == [1]
+    assert pool.generation == 0
+
+
+async def test_a_cancelled_operation_leaves_no_answer_for_another(pool: Pool) -> None:
+    await start_request(pool)
+    for _ in range(20):
+        task = asyncio.create_task(pool.attach("r", endpoint="e", attempt=1))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert await pool.cancel("nobody") is None
+
+
+async def test_a_killed_redis_kept_all_it_acknowledged(own: RedisServer, pool: Pool) -> None:
+    row = await start_request(pool)
+    assert await commit(pool, row) == [-1]
+    own.restart()
+    found = await pool.attach("r", endpoint="e", attempt=2)
+    assert isinstance(found, Attached)
+    assert found.tokens == tokens_of(0, 2)
+    assert pool.generation == 1
+    assert await commit(pool, CommitRow("r", row.claim, 2, pack_tokens(tokens_of(2, 1)), Reason.LENGTH)) == [-1]
+    assert pool.generation == 1
+
+
+async def test_a_blocked_read_over_a_restart(own: RedisServer, pool: Pool) -> None:
+    """It goes on by itself, on the new server, or says that the pool is away."""
+    reading = asyncio.create_task(pool.read("e", None, wait=20))
+    await pool.ping()
+    own.kill()
+    with pytest.raises(Unavailable):
+        await reading
+    own.restart()
+    row = await start_request(pool)
+    assert pool.generation == 1
+    assert await commit(pool, row) == [-1]
+    assert len(await pool.read("e", None, wait=5)) == 1
+
+
+async def test_a_frozen_redis_is_unavailable_in_time(own: RedisServer, pool: Pool) -> None:
+    own.freeze()
+    with pytest.raises(Unavailable, match=r"did not answer within 0\.5 s"):
+        await pool.ping()
+    own.thaw()
+    await pool.ping()
+    assert pool.generation == 1
+
+
+async def test_a_redis_that_is_not_there_is_unavailable(own: RedisServer) -> None:
+    own.kill()
+    async with Pool(own.url, "link") as pool:
+        with pytest.raises(Unavailable, match="away"):
+            await pool.ping()
+        own.restart()
+        await pool.ping()
+
+
+async def test_scripts_are_given_again_to_a_redis_that_lost_them(pool: Pool) -> None:
+    await pool._link.command("SCRIPT", "FLUSH")
+    assert await pool.cancel("nobody") is None
+
+
+async def test_a_redis_that_cannot_write_is_unavailable(pool: Pool) -> None:
+    await pool._link.command("CONFIG", "SET", "maxmemory", 1)
+    with pytest.raises(Unavailable, match="cannot serve now"):
+        await pool.submit("r", b"record", "d", 8, **CALL)
+    await pool._link.command("CONFIG", "SET", "maxmemory", 0)
+    assert isinstance(await pool.submit("r", b"record", "d", 8, **CALL), Attached)

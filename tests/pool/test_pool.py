@@ -1,0 +1,223 @@
+"""What a caller of orca_pool.pool.Pool can rely on, beside the rules (test_rules.py): answers, sizes, times, errors."""
+
+import pytest
+from pool.lab import START, Lab, tokens_of
+from pool.model import prefix_digest
+from servers import RedisServer
+
+from orca_common.errors import FailedPrecondition
+from orca_pool.keys import Keys
+from orca_pool.pool import Pool
+from orca_pool.records import Attached, CommitRow, EngineInfo, ModelIdentity, Reason, Refusal
+from orca_pool.scripts import Constants
+from orca_pool.wire import pack_tokens
+
+
+async def test_identity(lab: Lab) -> None:
+    assert await lab.pool.identity() is None
+    await lab.pool.identify("gpt2", 1024, 50257)
+    await lab.pool.identify("gpt2", 1024, 50257)
+    with pytest.raises(FailedPrecondition, match="gpt2"):
+        await lab.pool.identify("opt", 2048, 50272)
+    assert await lab.pool.identity() == ModelIdentity("gpt2", 1024, 50257, 0)
+    await lab.engine(slots=64)
+    assert await lab.pool.identity() == ModelIdentity("gpt2", 1024, 50257, 64)
+
+
+async def test_engine_infos_are_those_that_formed(lab: Lab) -> None:
+    await lab.engine("b")
+    await lab.engine("a", slots=0)
+    await lab.pool.renew("b", *lab.terms["b"], epoch=7, form=EngineInfo("b", 2, 3, 128, 7))
+    assert await lab.pool.engine_infos() == [EngineInfo("b", 2, 3, 128, 7)]
+
+
+async def test_a_stream_from_submit_to_finish(lab: Lab) -> None:
+    """Every time is Redis's, and rides in the finish of the packet and of a later attach."""
+    await lab.endpoint()
+    await lab.engine()
+    first = await lab.submit("r")
+    assert isinstance(first, Attached)
+    assert (first.position, first.tokens, first.finish) == (1, [], None)
+    second = await lab.submit("q", attempt=3)
+    assert isinstance(second, Attached)
+    assert second.position == 2
+    await lab.advance(1)
+    claim = (await lab.claim(count=1))["r"]
+    await lab.advance(1)
+    await lab.commit("r", claim, 0, 1)
+    await lab.advance(1)
+    await lab.commit("r", claim, 1, 2, Reason.EOS)
+    one, two = await lab.pool.read("e", None, wait=0)
+    assert [one.number, two.number] == [1, 2]
+    [packet] = two.packets
+    assert (packet.request_id, packet.first, packet.engine, packet.tokens) == ("r", 1, "g", tokens_of(1, 2))
+    assert packet.finish is not None
+    times = packet.finish.times
+    moments = (times.submitted, times.claimed, times.first_token, times.finished)
+    assert moments == tuple(START + seconds * 1_000_000 for seconds in (0, 1, 2, 3))
+    found = await lab.pool.attach("r", endpoint="e", attempt=2)
+    assert isinstance(found, Attached)
+    assert (found.finish, found.tokens, found.engines) == (packet.finish, tokens_of(0, 3), [(0, "g")])
+    assert found.record == b"record of r"
+
+
+async def test_one_entry_per_endpoint_and_commit(lab: Lab) -> None:
+    await lab.endpoint("e")
+    await lab.endpoint("f")
+    await lab.engine()
+    for request_id, endpoint in (("a", "e"), ("b", "f"), ("c", "e")):
+        await lab.submit(request_id, endpoint=endpoint)
+    rows = [CommitRow(i, claim, 0, pack_tokens(tokens_of(0, 1)), None) for i, claim in (await lab.claim()).items()]
+    assert await lab.pool.commit("g", *lab.terms["g"], rows) == [-1, -1, -1]
+    assert [[p.request_id for p in entry.packets] for entry in await lab.pool.read("e", None, wait=0)] == [["a", "c"]]
+    assert [[p.request_id for p in entry.packets] for entry in await lab.pool.read("f", None, wait=0)] == [["b"]]
+
+
+async def test_engines_that_made_the_tokens(lab: Lab) -> None:
+    """A claim that brought no token leaves no trace."""
+    await lab.endpoint()
+    await lab.engine("g")
+    await lab.engine("h")
+    await lab.engine("i")
+    await lab.submit("r", need=8)
+    for engine, count in (("g", 2), ("h", 0), ("i", 1)):
+        claim = (await lab.claim(engine))["r"]
+        base = 0 if engine == "g" else 2
+        await lab.commit("r", claim, base, count, engine=engine)
+        await lab.pool.give_back(engine, *lab.terms[engine], {"r": (claim, False)})
+    found = await lab.pool.attach("r", endpoint="e", attempt=2)
+    assert isinstance(found, Attached)
+    assert found.engines == [(0, "g"), (2, "i")]
+
+
+async def test_the_queue_is_bounded(lab: Lab) -> None:
+    await lab.endpoint()
+    await lab.engine()
+    assert isinstance(await lab.submit("a", max_waiting=1), Attached)
+    assert await lab.submit("b", max_waiting=1) is Refusal.FULL
+    assert isinstance(await lab.submit("a", max_waiting=1), Attached)
+    await lab.claim()
+    assert isinstance(await lab.submit("b", max_waiting=1), Attached)
+
+
+async def test_a_long_queue_is_walked_page_by_page(lab: Lab) -> None:
+    """Forty that are too large for this engine, and one behind them that is not."""
+    await lab.endpoint()
+    await lab.engine()
+    await lab.engine("small", slots=16)
+    for i in range(40):
+        await lab.submit(f"large{i}", 60, max_waiting=99)
+    await lab.submit("little", max_waiting=99)
+    assert list(await lab.claim("small", slots=16, total=16)) == ["little"]
+
+
+async def test_claims_carry_all_that_an_engine_needs(lab: Lab) -> None:
+    await lab.endpoint()
+    await lab.engine()
+    claim = await lab.claimed("r", 3, deadline_in=10.0)
+    await lab.advance(4)
+    held = await lab.pool.holding("g", *lab.terms["g"])
+    assert held is not None
+    [request] = held.requests
+    assert (request.request_id, request.claim, request.arrival) == ("r", claim, 1)
+    assert (request.record, request.tokens) == (b"record of r", tokens_of(0, 3))
+    assert (request.deadline_in, request.losses, request.submitted) == (6.0, 0, START)
+    assert (held.last_claim, held.waiting) == (claim, 0)
+
+
+async def test_a_request_takes_whole_blocks(lab: Lab) -> None:
+    await lab.endpoint()
+    await lab.engine()
+    for request_id in ("a", "b"):
+        await lab.submit(request_id, 9)
+    answer = await lab.pool.claim("g", *lab.terms["g"], 0, count=8, slots=31, total=64, block_size=16)
+    assert answer is not None
+    assert [held.request_id for held in answer.requests] == ["a"]
+
+
+async def test_the_smallest_stop_stays(lab: Lab) -> None:
+    await lab.endpoint()
+    await lab.engine()
+    await lab.claimed("r", 6)
+    for index, stands in ((3, 4), (4, 4), (1, 2)):
+        digest = prefix_digest(tokens_of(0, index + 1))
+        assert await lab.pool.finish_at("r", index, Reason.STOP, digest) == "ok"
+        found = await lab.pool.attach("r", endpoint="e", attempt=1)
+        assert isinstance(found, Attached)
+        assert found.finish is not None
+        assert (found.finish.output_tokens, len(found.tokens)) == (stands, stands)
+
+
+async def test_detach_with_no_grace_ends_at_once(lab: Lab) -> None:
+    await lab.endpoint()
+    await lab.engine()
+    claim = await lab.claimed("r", 1)
+    await lab.pool.detach("r", attempt=1, grace=0.0)
+    assert (await lab.record("r"))["reason"] == Reason.DETACHED
+    assert (await lab.pool.hints("g", None, wait=0))[1] == ["", "r"]
+    assert await lab.commit("r", claim, 1, 1) == -2
+
+
+async def test_an_expired_request_is_not_claimed(lab: Lab) -> None:
+    await lab.endpoint()
+    await lab.engine()
+    await lab.submit("a", deadline_in=1.0)
+    await lab.submit("b")
+    await lab.advance(2)
+    assert list(await lab.claim(count=1)) == ["b"]
+    assert (await lab.record("a"))["reason"] == Reason.DEADLINE
+
+
+async def test_two_releases_share_nothing(server: RedisServer, lab: Lab) -> None:
+    await lab.endpoint()
+    async with Lab(server.url) as other:
+        assert await other.pool.renew_endpoint("e") is None
+
+
+async def test_what_ended_is_kept_for_the_retention(server: RedisServer) -> None:
+    async with Lab(server.url, constants=Constants(retention=120.0)) as lab:
+        await lab.endpoint()
+        await lab.engine()
+        await lab.claimed("r", 1)
+        keys = [f"{lab.keys.prefix}{name}:r" for name in ("request", "tokens")]
+        assert [await lab.redis("PTTL", key) for key in keys] == [-1, -1]
+        await lab.pool.cancel("r")
+        for key in keys:
+            assert 100_000 < await lab.redis("PTTL", key) <= 120_000
+
+
+async def test_numbers_are_times_of_redis(lab: Lab) -> None:
+    seconds, _ = await lab.redis("TIME")
+    assert await lab.pool.number(0) >= int(seconds) * 1_000_000
+    assert await lab.pool.number(2**52) == 2**52 + 1
+
+
+async def test_the_packages_own_clock(server: RedisServer) -> None:
+    """The one function that the other tests replace."""
+    async with Pool(server.url, "own-clock") as pool:
+        registration = await pool.renew_endpoint("e", register=True)
+        assert registration is not None
+        assert 0 <= await pool.number(0) - registration < 60_000_000
+
+
+@pytest.mark.parametrize("attempt", [-1, 2**53])
+async def test_attempts_that_lua_would_round_are_refused(lab: Lab, attempt: int) -> None:
+    with pytest.raises(ValueError, match="attempt"):
+        await lab.pool.attach("r", endpoint="e", attempt=attempt)
+    assert await lab.pool.attach("r", endpoint="e", attempt=2**53 - 1) is Refusal.UNREGISTERED
+
+
+def test_a_pools_name_cannot_break_the_hash_tag() -> None:
+    with pytest.raises(ValueError, match="braces"):
+        Keys("a}b")
+
+
+async def test_large_attempts_survive_exactly(lab: Lab) -> None:
+    await lab.endpoint()
+    await lab.engine()
+    attempt = 2**53 - 3
+    claim = await lab.claimed("r", attempt=attempt)
+    await lab.commit("r", claim, 0, 1)
+    [entry] = await lab.pool.read("e", None, wait=0)
+    assert entry.packets[0].attempt == attempt
+    assert await lab.pool.attach("r", endpoint="e", attempt=attempt - 1) is Refusal.STALE

@@ -1,0 +1,520 @@
+"""The rules of DESIGN section 4 that live in the pool, each seen to be needed.
+
+A rule is a scenario that passes on the scripts as they are, and fails when the piece of Lua that carries the rule is
+taken out: `test_rule` runs it once each way. The names are those of RULES in reference/pool_model.py; where a rule
+stands in several places of the Lua, each place has a scenario of its own ("claim_cas", "claim_cas, owner and term").
+The rules pending, ep_revive, reconnect, from_zero and lease_reads live in the endpoint and the scheduler.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+from pool.lab import Lab, tokens_of
+from pool.model import prefix_digest
+from servers import RedisServer
+
+from orca_pool.records import Attached, CommittedToken, EngineInfo, EngineState, Packet, Reason, Refusal
+from orca_pool.scripts import sources
+
+Scenario = Callable[[Lab], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The scenario fails when, in lua/SCRIPT.lua, `old` becomes `new`."""
+
+    name: str
+    script: str
+    old: str
+    new: str
+    scenario: Scenario
+
+
+RULES: list[Rule] = []
+
+
+def rule(name: str, script: str, old: str, new: str = "") -> Callable[[Scenario], Scenario]:
+    def add(scenario: Scenario) -> Scenario:
+        RULES.append(Rule(name, script, old, new, scenario))
+        return scenario
+
+    return add
+
+
+async def packets_of(lab: Lab, endpoint: str = "e") -> list[Packet]:
+    return [packet for entry in await lab.pool.read(endpoint, None, wait=0) for packet in entry.packets]
+
+
+async def ready(lab: Lab) -> None:
+    await lab.endpoint()
+    await lab.engine()
+
+
+# -- claiming
+@rule("claim_cas", "claim", "if have < last then", "if false then")
+async def a_claim_whose_answer_was_lost_takes_nothing_more(lab: Lab) -> None:
+    await ready(lab)
+    for request_id in ("a", "b"):
+        await lab.submit(request_id)
+    first = await lab.pool.claim("g", *lab.terms["g"], 0, count=1, slots=64, total=64)
+    again = await lab.pool.claim("g", *lab.terms["g"], 0, count=1, slots=64, total=64)
+    assert again == first
+    assert (await lab.dump())["waiting"] == ["b"]
+
+
+@rule("claim_cas, owner and term", "claim", "if fenced(engine, owner, term) then", "if false then")
+async def an_old_master_claims_nothing(lab: Lab) -> None:
+    await ready(lab)
+    old = lab.terms["g"]
+    await lab.pool.release("g", *old)
+    await lab.pool.acquire("g", "t", None)
+    await lab.submit("a")
+    assert await lab.pool.claim("g", *old, 0, count=1, slots=64, total=64) is None
+    assert (await lab.dump())["waiting"] == ["a"]
+
+
+@rule("never_fit, claim", "claim", "elseif need <= total then", "else")
+async def a_request_for_a_larger_engine_holds_up_nobody(lab: Lab) -> None:
+    await ready(lab)
+    await lab.engine("small", slots=16)
+    await lab.submit("large", 60)
+    await lab.submit("little", 8)
+    assert list(await lab.claim("small", slots=16, total=16)) == ["little"]
+    assert list(await lab.claim("g")) == ["large"]
+
+
+@rule("never_fit, sweep", "renew_scheduler", "'need')) > largest then", "'need')) > math.huge then")
+async def what_fits_no_engine_any_more_ends(lab: Lab) -> None:
+    await ready(lab)
+    await lab.engine("small", slots=16)
+    await lab.submit("large", 60)
+    await lab.pool.retire("g", *lab.terms["g"])
+    await lab.live(1, "e")
+    assert (await lab.record("large"))["reason"] == Reason.NEVER_FITS
+
+
+@rule("never_fit, submit", "submit", "if need > largest then", "if false then")
+async def what_fits_no_engine_is_refused(lab: Lab) -> None:
+    await ready(lab)
+    assert await lab.submit("a", 65) is Refusal.NEVER_FITS
+
+
+@rule("unknown_size", "submit", "if largest == 0 then", "if false then")
+async def before_any_engine_has_formed_nothing_is_judged(lab: Lab) -> None:
+    await lab.endpoint()
+    await lab.engine(slots=0)
+    assert await lab.submit("a", 65) is Refusal.NO_ENGINE
+
+
+@rule("unknown_size, sweep", "renew_scheduler", "if slots == 0 then", "if false then")
+async def an_engine_that_has_not_formed_may_be_large(lab: Lab) -> None:
+    await ready(lab)
+    await lab.submit("large", 60)
+    await lab.engine("new", slots=0)
+    await lab.pool.renew("g", *lab.terms["g"], form=EngineInfo("g", 1, 1, 16, 0))
+    await lab.live(1, "e")
+    assert (await lab.record("large"))["state"] == "waiting"
+
+
+# -- calls
+@rule("attempt, older", "prelude", "if mine < theirs or (", "if (")
+async def an_older_call_does_not_come_back(lab: Lab) -> None:
+    await ready(lab)
+    await lab.submit("a", attempt=2)
+    assert await lab.pool.attach("a", endpoint="e", attempt=1) is Refusal.STALE
+    assert await lab.submit("a", attempt=1) is Refusal.STALE
+
+
+@rule("attempt, detached", "prelude", " or (mine == theirs and r[2] == '1') then", " then")
+async def a_late_attach_does_not_undo_its_detach(lab: Lab) -> None:
+    await ready(lab)
+    await lab.submit("a", attempt=2)
+    await lab.pool.detach("a", attempt=2, grace=1.0)
+    assert await lab.pool.attach("a", endpoint="e", attempt=2) is Refusal.STALE
+    assert isinstance(await lab.pool.attach("a", endpoint="e", attempt=3), Attached)
+
+
+@rule("packet_attempt", "prelude", "#id, attempt, first", "#id, 0, first")
+async def a_packet_names_its_call(lab: Lab) -> None:
+    await ready(lab)
+    claim = await lab.claimed("a", attempt=5)
+    await lab.pool.attach("a", endpoint="e", attempt=6)
+    await lab.commit("a", claim, 0, 1)
+    assert [packet.attempt for packet in await packets_of(lab)] == [5, 6]
+
+
+@rule("superseded", "prelude", "if mine ~= theirs then", "if false then")
+async def the_older_call_hears_of_the_newer(lab: Lab) -> None:
+    await ready(lab)
+    await lab.endpoint("f")
+    await lab.submit("a", attempt=1)
+    await lab.pool.attach("a", endpoint="f", attempt=2)
+    said = [(packet.attempt, packet.finish and packet.finish.reason) for packet in await packets_of(lab, "e")]
+    assert said == [(1, Reason.ABORTED)]
+
+
+@rule("detach_fence", "detach", " or attempt < tonumber(r[2]) then", " then")
+async def a_late_detach_leaves_the_newer_call(lab: Lab) -> None:
+    await ready(lab)
+    await lab.submit("a", attempt=1)
+    await lab.pool.attach("a", endpoint="e", attempt=2)
+    await lab.pool.detach("a", attempt=1, grace=0.0)
+    assert (await lab.record("a"))["state"] == "waiting"
+
+
+@rule("detach_fence, newer", "detach", "'attempt', ARGV[2], ")
+async def a_detach_that_overtook_its_attach_refuses_it(lab: Lab) -> None:
+    await ready(lab)
+    await lab.submit("a", attempt=1)
+    await lab.pool.detach("a", attempt=2, grace=1.0)
+    assert await lab.pool.attach("a", endpoint="e", attempt=2) is Refusal.STALE
+    said = [(packet.attempt, packet.finish and packet.finish.reason) for packet in await packets_of(lab)]
+    assert said == [(1, Reason.ABORTED)]
+
+
+@rule("registered, submit", "submit", "if not registered(endpoint) then", "if false then")
+async def an_unregistered_incarnation_submits_nothing(lab: Lab) -> None:
+    await ready(lab)
+    assert await lab.submit("a", endpoint="ghost") is Refusal.UNREGISTERED
+    assert (await lab.dump())["requests"] == {}
+
+
+@rule("registered, attach", "attach", "if not registered(ARGV[2]) then", "if false then")
+async def an_unregistered_incarnation_attaches_nothing(lab: Lab) -> None:
+    await ready(lab)
+    await lab.submit("a")
+    assert await lab.pool.attach("a", endpoint="ghost", attempt=2) is Refusal.UNREGISTERED
+    assert (await lab.record("a"))["endpoint"] == "e"
+
+
+@rule("cancel_ends", "cancel", "end_early(id, CANCELLED, committed(id))")
+async def cancel_ends_at_once_and_the_engine_hears_of_it(lab: Lab) -> None:
+    await ready(lab)
+    claim = await lab.claimed("a", 2)
+    assert await lab.pool.cancel("a") is True
+    assert (await lab.record("a"))["reason"] == Reason.CANCELLED
+    assert "a" in (await lab.pool.hints("g", None, wait=0))[1]
+    assert await lab.commit("a", claim, 2, 1) == -2
+    assert await lab.pool.cancel("a") is False
+
+
+@rule("digest", "finish_at", "if redis.sha1hex(ids) ~= ARGV[4] then", "if false then")
+async def a_stop_in_another_text_ends_nothing(lab: Lab) -> None:
+    await ready(lab)
+    await lab.claimed("a", 4)
+    other = prefix_digest([CommittedToken(7, 0.0, 0)] * 3)
+    assert await lab.pool.finish_at("a", 2, Reason.STOP, other) == "other"
+    assert await lab.pool.finish_at("a", 4, Reason.STOP, prefix_digest(tokens_of(0, 5))) == "ahead"
+    assert await lab.pool.finish_at("a", 2, Reason.STOP, prefix_digest(tokens_of(0, 3))) == "ok"
+    assert (await lab.record("a"))["final"] == 3
+
+
+@rule("digest, submit", "submit", "return digest == ARGV[3] and", "return")
+async def another_body_under_a_known_id_is_refused(lab: Lab) -> None:
+    await ready(lab)
+    await lab.submit("a", digest="one")
+    assert await lab.submit("a", digest="two", attempt=2) is Refusal.OTHER_BODY
+
+
+# -- delivery
+@rule("packet_number", "prelude", "'n', n, 'e'", "'n', 1, 'e'")
+async def a_reader_that_fell_behind_sees_a_hole(lab: Lab) -> None:
+    await ready(lab)
+    claim = await lab.claimed("a", 1)
+    [entry] = await lab.pool.read("e", None, wait=0)
+    for base in range(1, 12):  # more than the stream keeps
+        await lab.commit("a", claim, base, 1)
+    later = [entry.number for entry in await lab.pool.read("e", entry.cursor, wait=0)]
+    assert later == list(range(5, 13))
+
+
+@rule("no_mkstream", "prelude", "'NOMKSTREAM', ")
+async def a_dead_endpoints_stream_is_not_made_again(lab: Lab) -> None:
+    await ready(lab)
+    claim = await lab.claimed("a")
+    await lab.pool.leave_endpoint("e")
+    await lab.commit("a", claim, 0, 1)
+    state = await lab.dump()
+    assert state["delivery"] == {}
+    assert state["endpoints"] == {}
+
+
+# -- sweeping
+@rule("sweep, deadline", "renew_scheduler", "end_early(id, overdue(r[1], r[2], time), committed(id))")
+async def a_request_ends_at_its_deadline(lab: Lab) -> None:
+    await ready(lab)
+    claim = await lab.claimed("a", 1, deadline_in=2.0)
+    await lab.live(3, "e")
+    assert (await lab.record("a"))["reason"] == Reason.DEADLINE
+    assert await lab.commit("a", claim, 1, 1) == -2
+    assert (await lab.pool.hints("g", None, wait=0))[1] == ["", "a"]
+
+
+@rule("sweep, dead endpoint", "renew_scheduler", "    remove_endpoint(endpoint)\n")
+async def an_endpoint_that_does_not_renew_is_dead(lab: Lab) -> None:
+    await ready(lab)
+    await lab.submit("a")
+    await lab.live(2.5)
+    assert await lab.pool.renew_endpoint("e") is None
+    state = await lab.dump()
+    assert state["delivery"] == {}
+    assert state["requests"]["a"]["detach_at"] != ""
+
+
+@rule("endpoint_grace", "renew_scheduler", "math.max(tonumber(r[3]), floor)", "tonumber(r[3])")
+async def a_dead_endpoints_calls_have_the_longer_grace(lab: Lab) -> None:
+    await ready(lab)
+    await lab.submit("a", grace=0.0)
+    await lab.pool.leave_endpoint("e")
+    await lab.live(29)
+    assert (await lab.record("a"))["state"] == "waiting"
+    await lab.live(2)
+    assert (await lab.record("a"))["reason"] == Reason.DETACHED
+
+
+@rule("sweep_gap", "renew_scheduler", "if gap > SWEEP_GAP then", "if false then")
+async def after_an_outage_every_lease_starts_again(lab: Lab) -> None:
+    await ready(lab)
+    await lab.live(1, "e")
+    await lab.advance(10)
+    await lab.pool.renew_scheduler("s")
+    await lab.live(1)
+    assert await lab.pool.renew_endpoint("e") is not None
+
+
+# -- numbers and leases
+@rule(
+    "unique_numbers", "prelude", "return math.max((tonumber(last) or 0) + 1, now())", "return (tonumber(last) or 0) + 1"
+)
+async def a_redis_that_forgets_gives_no_number_twice(lab: Lab) -> None:
+    await lab.endpoint()
+    kept = await lab.snapshot()
+    numbers = []
+    for endpoint in ("x", "y"):
+        await lab.advance(0.001)
+        registration = await lab.pool.renew_endpoint(endpoint, register=True)
+        await lab.engine()
+        await lab.claimed("a")
+        numbers += [registration, lab.terms["g"][1], lab.heard["g"]]
+        await lab.rollback(kept)
+    assert len(set(numbers[:3]) & set(numbers[3:])) == 0
+
+
+@rule(
+    "acquire_cas", "acquire", "elseif g[1] ~= ARGV[4] or g[2] ~= ARGV[5] or g[3] ~= ARGV[6] then", "elseif false then"
+)
+async def a_lease_that_moved_is_not_taken(lab: Lab) -> None:
+    await ready(lab)
+    seen = (await lab.pool.renew_scheduler("t"))[0]["g"]
+    await lab.pool.renew("g", *lab.terms["g"])
+    assert await lab.pool.acquire("g", "t", seen) is None
+    now = (await lab.pool.renew_scheduler("t"))[0]["g"]
+    assert now == EngineState("s", seen.term, seen.counter + 1)
+    term = await lab.pool.acquire("g", "t", now)
+    assert term is not None
+    assert term > seen.term
+    assert await lab.pool.renew("g", *lab.terms["g"]) is None
+
+
+@rule("acquire_cas, none seen", "acquire", "if (g[1] or '') ~= '' then", "if false then")
+async def an_engine_that_appeared_meanwhile_is_not_taken(lab: Lab) -> None:
+    await ready(lab)
+    assert await lab.pool.acquire("g", "t", None) is None
+
+
+@rule("iteration_reserve", "renew", "int(math.max(tonumber(ARGV[5]), tonumber(g[2])))", "ARGV[5]")
+async def a_late_renewal_does_not_lower_the_reserve(lab: Lab) -> None:
+    await ready(lab)
+    await lab.pool.renew("g", *lab.terms["g"], reserve=200)
+    renewed = await lab.pool.renew("g", *lab.terms["g"], reserve=100)
+    assert renewed is not None
+    assert renewed.reserved == 200
+
+
+@rule("iteration_reserve, retired", "acquire", "call('HGET', POOL, 'reserved') or 0", "0")
+async def an_engine_that_comes_back_goes_on_above_its_reserve(lab: Lab) -> None:
+    await ready(lab)
+    await lab.pool.renew("g", *lab.terms["g"], reserve=200)
+    await lab.pool.retire("g", *lab.terms["g"])
+    await lab.engine()
+    renewed = await lab.pool.renew("g", *lab.terms["g"])
+    assert renewed is not None
+    assert renewed.reserved == 200
+
+
+@rule("reconcile", "renew", "reply[#reply + 1] = { id, call('HGET', REQUEST .. id, 'claim') }")
+async def a_renewal_answers_what_the_engine_holds(lab: Lab) -> None:
+    await ready(lab)
+    claim = await lab.claimed("a")
+    renewed = await lab.pool.renew("g", *lab.terms["g"])
+    assert renewed is not None
+    assert renewed.claims == {"a": claim}
+    assert renewed.last_claim == claim
+
+
+# -- committing and giving back
+@rule("engine_check", "commit", " or r[2] ~= engine then", " then")
+async def only_the_engine_that_claimed_commits(lab: Lab) -> None:
+    await ready(lab)
+    claim = await lab.claimed("a")
+    await lab.engine("h")
+    assert await lab.commit("a", claim, 0, 1, engine="h") == -2
+    assert "a" not in (await lab.dump())["tokens"]
+
+
+@rule("committing, claim", "commit", "r[1] ~= ARGV[i + 1] or ")
+async def a_claim_that_was_given_back_commits_nothing(lab: Lab) -> None:
+    await ready(lab)
+    old = await lab.claimed("a", 1)
+    await lab.lose("a", old)
+    new = (await lab.claim())["a"]
+    assert await lab.commit("a", old, 1, 1) == -2
+    assert await lab.commit("a", new, 1, 1) == -1
+
+
+@rule("committing, base", "commit", "elseif committed(id) ~= base then", "elseif false then")
+async def a_commit_sent_twice_appends_once(lab: Lab) -> None:
+    await ready(lab)
+    claim = await lab.claimed("a", 2)
+    assert await lab.commit("a", claim, 0, 2) == 2
+    assert await lab.commit("a", claim, 3, 1) == 2
+    assert (await lab.dump())["tokens"]["a"] == tokens_of(0, 2)
+
+
+@rule("committing, term", "commit", "if fenced(engine, ARGV[2], ARGV[3]) then", "if false then")
+async def an_old_master_commits_nothing(lab: Lab) -> None:
+    await ready(lab)
+    claim = await lab.claimed("a")
+    old = lab.terms["g"]
+    await lab.pool.release("g", *old)
+    await lab.pool.acquire("g", "t", None)
+    assert await lab.pool.commit("g", *old, []) is None
+    with pytest.raises(AssertionError):
+        await lab.commit("a", claim, 0, 1)
+
+
+@rule("give_back_fence, owner and term", "give_back", "if fenced(engine, ARGV[2], ARGV[3]) then", "if false then")
+async def an_old_master_gives_nothing_back(lab: Lab) -> None:
+    await ready(lab)
+    claim = await lab.claimed("a")
+    old = lab.terms["g"]
+    await lab.pool.release("g", *old)
+    await lab.pool.acquire("g", "t", None)
+    await lab.pool.give_back("g", *old, {"a": (claim, True)})
+    assert (await lab.record("a"))["state"] == "claimed"
+
+
+@rule("give_back_fence, claim", "give_back", "r[1] == ARGV[i + 1] and ")
+async def a_late_give_back_leaves_the_newer_claim(lab: Lab) -> None:
+    await ready(lab)
+    old = await lab.claimed("a")
+    await lab.lose("a", old)
+    await lab.claim()
+    await lab.lose("a", old)
+    record = await lab.record("a")
+    assert (record["state"], record["losses"]) == ("claimed", 1)
+
+
+@rule("give_back_fence, engine", "give_back", " and r[2] == engine then", " then")
+async def only_the_engine_that_claimed_gives_back(lab: Lab) -> None:
+    await ready(lab)
+    claim = await lab.claimed("a")
+    await lab.engine("h")
+    await lab.pool.give_back("h", *lab.terms["h"], {"a": (claim, False)})
+    assert (await lab.record("a"))["state"] == "claimed"
+
+
+@rule("progress", "give_back", "count > tonumber(r[5]) and 1 or losses + 1", "losses + 1")
+async def a_request_that_gets_on_is_no_poison(lab: Lab) -> None:
+    await ready(lab)
+    claim = await lab.claimed("a")
+    for count in range(5):
+        assert await lab.commit("a", claim, count, 1) == -1
+        await lab.lose("a", claim)
+        assert (await lab.record("a"))["state"] == "waiting"
+        claim = (await lab.claim())["a"]
+
+
+@rule("poison, ends", "give_back", "if losses >= 3 then", "if false then")
+async def the_third_loss_without_a_token_ends_a_request(lab: Lab) -> None:
+    await ready(lab)
+    claim = await lab.claimed("a", 1)
+    for _ in range(2):
+        await lab.lose("a", claim)
+        claim = (await lab.claim())["a"]
+    await lab.lose("a", claim)
+    assert (await lab.record("a"))["reason"] == Reason.INTERNAL
+
+
+@rule("poison, claimed by an empty engine", "claim", " or (suspect and not empty) then", " then")
+async def a_suspect_waits_for_an_empty_engine(lab: Lab) -> None:
+    await ready(lab)
+    await lab.engine("h")
+    suspect = await lab.claimed("a")
+    await lab.lose("a", suspect)
+    await lab.lose("a", (await lab.claim())["a"])
+    assert list(await lab.claim("h")) == ["a"]
+    busy = await lab.claimed("b")
+    await lab.pool.give_back("h", *lab.terms["h"], {"a": (lab.heard["h"], False)})
+    assert list(await lab.claim()) == []
+    await lab.commit("b", busy, 0, 1, Reason.LENGTH)
+    assert list(await lab.claim()) == ["a"]
+
+
+@rule("poison, alone", "claim", "if alone or count == 0", "if count == 0")
+async def a_suspect_runs_alone(lab: Lab) -> None:
+    await ready(lab)
+    claim = await lab.claimed("a")
+    await lab.lose("a", claim)
+    await lab.lose("a", (await lab.claim())["a"])
+    await lab.submit("b")
+    assert list(await lab.claim()) == ["a"]
+    assert list(await lab.claim()) == []
+
+
+@rule("orphans", "retire", " or call('ZCARD', CLAIMED .. engine) > 0 then", " then")
+async def an_engine_is_retired_after_its_claims_were_given_back(lab: Lab) -> None:
+    await ready(lab)
+    claim = await lab.claimed("a")
+    await lab.pool.retire("g", *lab.terms["g"])
+    assert "g" in (await lab.pool.renew_scheduler("s"))[0]
+    await lab.pool.give_back("g", *lab.terms["g"], {"a": (claim, False)})
+    await lab.pool.retire("g", *lab.terms["g"])
+    state = await lab.dump()
+    assert state["engines"] == state["claimed"] == state["control"] == {}
+    assert state["waiting"] == ["a"]
+
+
+NAMES = [rule.name for rule in RULES]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=NAMES)
+async def test_rule(rule: Rule, server: RedisServer) -> None:
+    lua = sources()
+    assert lua[rule.script].count(rule.old) == 1, f"the Lua of {rule.name} has moved"
+    async with Lab(server.url, lua) as lab:
+        await rule.scenario(lab)
+    without = {**lua, rule.script: lua[rule.script].replace(rule.old, rule.new)}
+    async with Lab(server.url, without) as lab:
+        with pytest.raises(AssertionError):
+            await rule.scenario(lab)
+
+
+def test_each_rule_of_the_pool_has_a_scenario() -> None:
+    rules = {
+        *(
+            "claim_cas",
+            "attempt",
+            "packet_attempt",
+            "superseded",
+            "detach_fence",
+            "sweep",
+            "cancel_ends",
+            "packet_number",
+        ),
+        *("no_mkstream", "unique_numbers", "orphans", "never_fit", "progress", "give_back_fence", "iteration_reserve"),
+        *("endpoint_grace", "digest", "acquire_cas", "sweep_gap", "unknown_size", "registered", "engine_check"),
+        "reconcile",
+    }
+    assert rules <= {name.split(",")[0] for name in NAMES}
