@@ -60,11 +60,20 @@ def make_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def make_timed(folder: Path, *, vocab: int = 256, positions: int = 2048, seconds: float = 0, **config: Any) -> Path:
-    """The model that only waits (`orca_worker.models.timed`), with the byte-level tokenizer when `vocab` allows."""
+def make_timed(
+    folder: Path,
+    *,
+    vocab: int = 256,
+    positions: int = 2048,
+    seconds: float = 0,
+    tokenizer: bool = False,
+    **config: Any,
+) -> Path:
+    """The model that only waits (`orca_worker.models.timed`); `tokenizer` as in make_gpt2."""
     folder.mkdir(parents=True, exist_ok=True)
     fields = {"model_type": "orca_timed", "vocab_size": vocab, "n_positions": positions, "seconds": seconds, **config}
     (folder / "config.json").write_text(json.dumps(fields))
-    if vocab >= 256:
+    if tokenizer:
+        assert vocab >= 256
         make_tokenizer().save(str(folder / "tokenizer.json"))
     return folder

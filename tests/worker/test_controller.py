@@ -265,7 +265,7 @@ async def test_a_failed_iteration_is_the_last(rank: Rank) -> None:
     run = rank.stub.Run()
     await rank.iterate(run, increment_rows=[6], increment_positions=[1], increment_tokens=[1])
     report = (await run.read()).iteration
-    assert report.error == "increments of rows [6]: not all are held"
+    assert report.error == "row 6 is not held"
     assert rank.failures == [report.error]
     assert rank.controller.ready() == "an iteration failed"
     await rank.iterate(run, initiations=[initiation(1, 1)])

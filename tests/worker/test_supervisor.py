@@ -58,6 +58,14 @@ class Pod:
                 return json.load(error)["reason"]
 
 
+async def make_member(channel: grpc.aio.Channel) -> worker_pb2_grpc.ControllerStub:
+    """Forms an engine of this one rank under epoch 1."""
+    stub = worker_pb2_grpc.ControllerStub(channel)
+    await stub.Form(pb.FormRequest(term=1, epoch=1, tensor_parallel=1, pipeline_parallel=1, block_size=16))
+    await stub.Allocate(pb.AllocateRequest(term=1, epoch=1, slots=160))
+    return stub
+
+
 @asynccontextmanager
 async def running(folder: Path, **settings: Any) -> AsyncIterator[Pod]:
     environment = os.environ | {"ORCA_MODEL": str(folder)} | {f"ORCA_{n.upper()}": str(v) for n, v in settings.items()}
@@ -152,10 +160,7 @@ async def test_the_pod_is_ready_when_its_ranks_are_members(tmp_path: Path) -> No
         assert reason is not None
         assert reason.startswith("rank 0")
         async with grpc.aio.insecure_channel(rank.address) as channel:
-            stub = worker_pb2_grpc.ControllerStub(channel)
-            form = pb.FormRequest(term=1, epoch=1, tensor_parallel=1, pipeline_parallel=1, block_size=16)
-            await stub.Form(form)
-            await stub.Allocate(pb.AllocateRequest(term=1, epoch=1, slots=160))
+            await make_member(channel)
         assert await asyncio.to_thread(pod.ready) is None
 
 
@@ -164,10 +169,7 @@ async def test_a_rank_that_aborts_in_an_iteration_comes_back(tmp_path: Path) -> 
         (rank,) = await pod.running()
         await pod.hello(rank)
         async with grpc.aio.insecure_channel(rank.address) as channel:
-            stub = worker_pb2_grpc.ControllerStub(channel)
-            form = pb.FormRequest(term=1, epoch=1, tensor_parallel=1, pipeline_parallel=1, block_size=16)
-            await stub.Form(form)
-            await stub.Allocate(pb.AllocateRequest(term=1, epoch=1, slots=160))
+            stub = await make_member(channel)
             run: Any = stub.Run()
             for number, token in ((1, 65), (2, 66)):
                 initiation = pb.Initiation(row=1, claim=1, token_ids=[token], blocks=[0])
@@ -186,14 +188,11 @@ async def test_a_failed_iteration_ends_the_process_behind_its_report(tmp_path: P
         (rank,) = await pod.running()
         await pod.hello(rank)
         async with grpc.aio.insecure_channel(rank.address) as channel:
-            stub = worker_pb2_grpc.ControllerStub(channel)
-            form = pb.FormRequest(term=1, epoch=1, tensor_parallel=1, pipeline_parallel=1, block_size=16)
-            await stub.Form(form)
-            await stub.Allocate(pb.AllocateRequest(term=1, epoch=1, slots=160))
+            stub = await make_member(channel)
             run: Any = stub.Run()
             iteration = pb.Iteration(term=1, epoch=1, number=1, increment_rows=[5], increment_positions=[1])
             await run.write(pb.ControlMessage(iteration=iteration))
-            assert (await run.read()).iteration.error == "increments of rows [5]: not all are held"
+            assert (await run.read()).iteration.error == "row 5 is not held"
         (successor,) = await pod.until(lambda ranks: ranks[0].restarts == 1 and ranks[0].pid != 0)
         assert successor.pid != rank.pid
 

@@ -5,6 +5,7 @@ operations see the flat rows.
 """
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -25,14 +26,17 @@ class Batch:
     token_ids: np.ndarray  # [T]
     positions: np.ndarray  # [T] index of each token in its request
     slots: np.ndarray  # [T] where its key and value go
-    block_table: np.ndarray  # [B, n]
     last: np.ndarray  # [B] flat index of each request's last token
     ends: np.ndarray  # [B] tokens of each request behind this iteration
     requests: np.ndarray  # [B] of rows.ROW
-    draws: np.ndarray  # [B] index of the output token that this iteration makes: of its draw
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def draws(self) -> np.ndarray:
+        """[B] index of the output token that this iteration makes: of its draw."""
+        return self.ends - self.requests["prompt"]
 
 
 def build_batch(
@@ -43,50 +47,51 @@ def build_batch(
     Increments without tokens (the scheduler ran ahead) go on from the token that this rank sampled last.
     Raises FailedPrecondition when the message does not fit what this rank holds.
     """
-    order = [initiation.row for initiation in iteration.initiations]
-    lengths = [len(initiation.token_ids) for initiation in iteration.initiations]
-    token_ids: list[int] = []
-    where: list[int] = []
-    for initiation in iteration.initiations:
-        token_ids += initiation.token_ids
-        where += range(len(initiation.token_ids))
-    contexts = [0] * len(order)
-
-    increments, at = list(iteration.increment_rows), list(iteration.increment_positions)
-    if increments:
-        if max(increments) >= len(rows.table) or not rows.table["held"][increments].all():
-            raise FailedPrecondition(f"increments of rows {increments}: not all are held")
-        tokens = list(iteration.increment_tokens) or rows.table["last_token"][increments].tolist()
-        if not len(increments) == len(at) == len(tokens):
-            raise FailedPrecondition(f"{len(increments)} increments have {len(at)} positions, {len(tokens)} tokens")
-        if (rows.table["length"][increments] < at).any():
-            raise FailedPrecondition(f"increments of rows {increments} at {at}: one lies ahead of what is in memory")
-        order += increments
-        lengths += [1] * len(increments)
-        contexts += at
-        token_ids += tokens
-        where += at
-    if not order:
+    initiations, tokens = iteration.initiations, list(iteration.increment_tokens)
+    rows_of = [*(initiation.row for initiation in initiations), *iteration.increment_rows]
+    if not rows_of:
         raise FailedPrecondition("an iteration without requests")
+    if max(rows_of) >= len(rows.table):
+        raise FailedPrecondition(f"row {max(rows_of)} is not held")
+    each = np.array(rows_of)
+    members = rows.table.take(each)  # 1.3 us for 32 rows; indexing takes 5
+    n_initiations, n_increments = len(initiations), len(iteration.increment_rows)
+    if not tokens:
+        tokens = members["last_token"][n_initiations:].tolist()
+    contexts = [*(0,) * n_initiations, *iteration.increment_positions]
+    if not len(contexts) - n_initiations == len(tokens) == n_increments:
+        raise FailedPrecondition(
+            f"{n_increments} increments have {len(contexts) - n_initiations} positions and {len(tokens)} tokens"
+        )
+    before = np.array(contexts)
+    if not members["held"].all():
+        raise FailedPrecondition(f"row {rows_of[members['held'].argmin()]} is not held")
+    if (before > members["length"]).any():
+        raise FailedPrecondition(f"rows {rows_of} have not come as far as {contexts}: a token would be missing")
 
-    each, flat, at_flat = np.array(order), np.array(token_ids), np.array(where)
-    if flat.max() >= vocab_size:
-        raise FailedPrecondition(f"token id {flat.max()} of a vocabulary of {vocab_size}")
-    if at_flat.max() >= max_positions:
-        raise FailedPrecondition(f"a token at {at_flat.max()} of a model with {max_positions} positions")
-    last = np.cumsum(lengths) - 1
-    ends = at_flat[last] + 1
-    members = rows.table[each]
+    if n_initiations:
+        lengths = [*(len(initiation.token_ids) for initiation in initiations), *(1,) * n_increments]
+        token_ids = np.array([*chain.from_iterable(initiation.token_ids for initiation in initiations), *tokens])
+        positions = np.concatenate([*(np.arange(length) for length in lengths[:n_initiations]), before[n_initiations:]])
+        last = np.cumsum(lengths) - 1
+        flat_rows = each.repeat(lengths)
+        ends = positions[last] + 1
+    else:  # each request is one row
+        lengths = [1] * n_increments
+        token_ids, positions, last, flat_rows = np.array(tokens), before, np.arange(n_increments), each
+        ends = positions + 1
+    if token_ids.max() >= vocab_size:
+        raise FailedPrecondition(f"token id {token_ids.max()} of a vocabulary of {vocab_size}")
+    if ends.max() > max_positions:
+        raise FailedPrecondition(f"a token at {ends.max() - 1} of a model with {max_positions} positions")
     return Batch(
         rows=each,
         query_lengths=lengths,
         contexts=contexts,
-        token_ids=flat,
-        positions=at_flat,
-        slots=kv.slots(each.repeat(lengths), at_flat),
-        block_table=kv.block_table(each, int(ends.max())),
+        token_ids=token_ids,
+        positions=positions,
+        slots=kv.slots(flat_rows, positions),
         last=last,
         ends=ends,
         requests=members,
-        draws=ends - members["prompt"],
     )

@@ -63,12 +63,12 @@ class Lane:
         """Ends the call behind what was put; None: well."""
         self._queue.put_nowait(error)
 
-    async def reports(self) -> AsyncIterator[worker_pb2.Report]:
-        """What was put, until the end. Raises the error that ended it."""
-        while (report := await self._queue.get()) is not None:
-            if isinstance(report, OrcaError):
-                raise report
-            yield report
+    async def next(self) -> worker_pb2.Report | None:
+        """What was put, in order; None at a good end. Raises the error that ended it."""
+        report = await self._queue.get()
+        if isinstance(report, OrcaError):
+            raise report
+        return report
 
 
 class Waiting(NamedTuple):
@@ -141,7 +141,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         try:
             self._open(lane, dict(context.invocation_metadata() or ()).get(TERM_METADATA))
             reader = asyncio.create_task(self._read(request_iterator, lane))
-            async for report in lane.reports():
+            while (report := await lane.next()) is not None:
                 if report.HasField("iteration"):
                     report.iteration.times.sent = time.time_ns()
                 await context.write(report)

@@ -78,7 +78,7 @@ class Rank:
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
         output = self._process.stdout.fileno()
-        loop.add_reader(output, self._read_line, output)
+        loop.add_reader(output, self._read_lines, output)
         loop.add_reader(self._pidfd, lambda: over.done() or over.set_result(None))
         try:
             await over
@@ -91,15 +91,17 @@ class Rank:
         self._process, self._pidfd, self.status = None, -1, None
         return code
 
-    def _read_line(self, output: int) -> None:
-        """The rank says where it listens, in one line; an unbuffered Python writes the line's end by itself."""
-        line = os.read(output, 4096)
-        if not line:
+    def _read_lines(self, output: int) -> None:
+        """The rank says where it listens in one line, written at once; what else it may print goes to the log."""
+        printed = os.read(output, 65536)
+        if not printed:
             asyncio.get_running_loop().remove_reader(output)
-        if not line.strip():
-            return
-        host, port = json.loads(line)["status"].rsplit(":", 1)
-        self.status = (host.strip("[]"), int(port))
+        for line in printed.decode(errors="replace").splitlines():
+            if line.startswith('{"address"'):
+                host, port = json.loads(line)["status"].rsplit(":", 1)
+                self.status = (host.strip("[]"), int(port))
+            else:
+                log.info("rank printed", extra={"rank": self.number, "line": line})
 
     def kill(self, number: signal.Signals) -> None:
         """Sends a signal to the running process; by its descriptor, so that no other process can be hit."""

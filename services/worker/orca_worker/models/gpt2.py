@@ -172,7 +172,7 @@ class GPT2:
         """Logits [B, V] of the token behind each request's last one."""
         config, on = self.config, self.device
         attention = SplitAttention(
-            torch.from_numpy(batch.block_table).to(on),
+            torch.from_numpy(kv.block_table(batch.rows, int(batch.ends.max()))).to(on),
             batch.query_lengths,
             batch.contexts,
             torch.from_numpy(batch.slots).to(on),

@@ -17,6 +17,8 @@ from ..batch import Batch
 from ..kv import KVManager, KVShape
 from . import Output
 
+TWENTY_NINE, THIRTY_TWO, MULTIPLIER = np.uint64(29), np.uint64(32), np.uint64(0x94D049BB133111EB)
+
 
 class TimedModel:
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -39,8 +41,7 @@ class TimedModel:
 
 
 def mix(token_ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """token_ids, positions [B] -> [B] uint64, well mixed: the finalizer of SplitMix64 (Steele et al., OOPSLA'14)."""
-    x = token_ids.astype(np.uint64) << np.uint64(32) | positions.astype(np.uint64) + np.uint64(1)
-    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return x ^ x >> np.uint64(31)
+    """token_ids, positions [B] -> [B] uint64, mixed: two rounds of multiply and shift, with SplitMix64's constants."""
+    x = (token_ids * 0x1E3779B97F4A7C15 + positions * 0x3F58476D1CE4E5B9).view(np.uint64)
+    x = (x ^ x >> TWENTY_NINE) * MULTIPLIER
+    return x ^ x >> THIRTY_TWO
