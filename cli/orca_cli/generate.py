@@ -1,0 +1,274 @@
+"""`orca generate`: prompts in, tokens out as they come.
+
+One prompt streams as plain text. Several run at once: side by side on a terminal, else one block after the other.
+`--json` prints every event as one line, in protobuf's JSON of `orca.v1` with its field names:
+
+    {"request_id": "..", "accepted": {"request_id": "..", "input_tokens": 4, "queue_position": 0}}
+    {"request_id": "..", "token": {"index": 0, "token_id": 17, "text": " a", "iteration": "8", "engine": "engine-0"}}
+    {"request_id": "..", "finished": {"reason": "FINISH_REASON_LENGTH", "output_tokens": 64, "text": "", ..}}
+
+Exit codes: 0; 1 with a sentence on stderr for each request that failed; 2 for a wrong command line; 130 after Ctrl-C.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, Protocol
+
+import typer
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from orca_client import Accepted, AsyncOrcaClient, Event, Finished, FinishReason, OrcaError, Token, message_of
+
+Prompt = str | list[int]
+HELLO_TIMEOUT = 5.0  # seconds for the first answer of an endpoint; a later outage is waited for
+PANEL_WIDTH = 40  # least columns of a terminal for one of several prompts
+
+
+def generate(
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; none or - reads one from stdin.")] = None,
+    address: Annotated[list[str] | None, typer.Option(help="Endpoint, host:port. May be given again.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(min=1)] = None,
+    top_p: Annotated[float | None, typer.Option()] = None,
+    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the generation. May be given again.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end-of-sequence token.")] = False,
+    logprobs: Annotated[bool, typer.Option("--logprobs", help="With --json: each token's logprob.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each event.")] = False,
+    token_ids: Annotated[str | None, typer.Option(help='The prompt as token ids: "1,2,3".')] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds for each request.")] = None,
+) -> None:
+    """Generates text for one or several prompts."""
+    if logprobs and not as_json:
+        raise typer.BadParameter("is shown only with --json", param_hint="--logprobs")
+    given = prompts_of(prompts or [], token_ids)
+    arguments = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "stop": stop or (),
+        "ignore_eos": ignore_eos,
+        "logprobs": logprobs,
+        "timeout": timeout,
+    }
+    try:
+        failures = asyncio.run(generate_all(address or ["127.0.0.1:50051"], given, arguments, as_json))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    for failure in failures:
+        typer.echo(failure, err=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+def prompts_of(prompts: Sequence[str], token_ids: str | None) -> list[Prompt]:
+    """The prompts of a command line. One line break at the very end of stdin is not part of the prompt."""
+    if token_ids is not None:
+        if prompts:
+            raise typer.BadParameter("takes the place of a prompt: give one of the two", param_hint="--token-ids")
+        try:
+            return [[int(part) for part in token_ids.split(",")]]
+        except ValueError:
+            raise typer.BadParameter('must be numbers and commas, as in "1,2,3"', param_hint="--token-ids") from None
+    if prompts.count("-") > 1:
+        raise typer.BadParameter("stdin can be read only once", param_hint="PROMPTS")
+    return [read_prompt() if prompt == "-" else prompt for prompt in prompts or ["-"]]
+
+
+def read_prompt() -> str:
+    if sys.stdin.isatty():
+        typer.echo("the prompt, until Ctrl-D:", err=True)
+    try:
+        return sys.stdin.buffer.read().decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        typer.echo(f"the prompt on stdin is not UTF-8: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+async def generate_all(
+    addresses: Sequence[str], prompts: Sequence[Prompt], arguments: dict[str, Any], as_json: bool
+) -> list[str]:
+    """Runs all prompts at once, and answers a sentence for each that failed. When cancelled (Ctrl-C), cancels all."""
+    failures: dict[int, str] = {}
+    closed = False
+
+    async def one(client: AsyncOrcaClient, n: int, prompt: Prompt, output: Output) -> None:
+        try:
+            async with client.generate(prompt, **arguments) as stream:
+                async for event in stream:
+                    output.show(n, stream.request_id, event)
+            if stream.finished is not None and stream.finished.reason is FinishReason.CANCELLED:
+                failures[n] = f"request {stream.request_id} was cancelled"
+        except OrcaError as error:
+            failures[n] = str(error)
+        output.end(n)
+
+    async with AsyncOrcaClient(addresses) as client:
+        try:
+            spells = (await client.get_model(timeout=HELLO_TIMEOUT)).has_tokenizer
+        except OrcaError as error:
+            return [f"no answer from {', '.join(addresses)}: {error}"]
+        output = output_for(prompts, spells, as_json)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for n, prompt in enumerate(prompts):
+                    group.create_task(one(client, n, prompt, output))
+        except* BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's last flush complains
+            closed = True
+        finally:
+            output.close()
+    if closed:
+        return ["stdout was closed by its reader; the requests were cancelled"]
+    return [f"prompt {n + 1}: {failures[n]}" if len(prompts) > 1 else failures[n] for n in sorted(failures)]
+
+
+# -- what is shown
+
+
+class Output(Protocol):
+    """Where events go; `n` is the prompt's place on the command line."""
+
+    def show(self, n: int, request_id: str, event: Event) -> None: ...
+
+    def end(self, n: int) -> None:
+        """This prompt is done, well or not."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def output_for(prompts: Sequence[Prompt], spells: bool, as_json: bool) -> Output:
+    if as_json:
+        return JsonLines()
+    if len(prompts) > 1 and sys.stdout.isatty():
+        return Panels(prompts, spells, Console())
+    return Blocks(prompts, spells)
+
+
+def piece(event: Event, spells: bool) -> str:
+    """The text of an event. A model without a tokenizer (`spells` False) shows token ids."""
+    match event:
+        case Accepted():
+            return ""
+        case Token() if not spells:
+            return f"{' ' if event.index else ''}{event.token_id}"
+        case Token() | Finished():
+            return event.text
+
+
+def title(prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else ",".join(map(str, prompt))
+
+
+class JsonLines:
+    """Every event at once, whichever request it is of."""
+
+    def show(self, n: int, request_id: str, event: Event) -> None:
+        fields = MessageToDict(
+            message_of(event), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+        print(json.dumps({"request_id": request_id, **fields}, ensure_ascii=False), flush=True)
+
+    def end(self, n: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Blocks:
+    """Plain text in the prompts' order: the first that has not ended is shown as it comes, later ones wait for it."""
+
+    def __init__(self, prompts: Sequence[Prompt], spells: bool) -> None:
+        self._prompts, self._spells = prompts, spells
+        self._shown = 0  # the prompt whose text is written as it comes
+        self._waiting = [""] * len(prompts)  # text not yet written
+        self._ended = [False] * len(prompts)
+        self._last = ""  # what was last written
+        self._head(0)
+
+    def show(self, n: int, request_id: str, event: Event) -> None:
+        self._waiting[n] += piece(event, self._spells)
+        if n == self._shown:
+            self._write(n)
+
+    def end(self, n: int) -> None:
+        self._ended[n] = True
+        while self._shown < len(self._prompts) and self._ended[self._shown]:
+            self._finish_line()
+            self._shown += 1
+            if self._shown < len(self._prompts):
+                self._head(self._shown)
+                self._write(self._shown)
+
+    def close(self) -> None:
+        self._finish_line()
+
+    def _head(self, n: int) -> None:
+        if len(self._prompts) > 1:
+            self._print(f"{chr(10) if n else ''}==> {title(self._prompts[n])} <==\n")
+
+    def _write(self, n: int) -> None:
+        text, self._waiting[n] = self._waiting[n], ""
+        self._print(text)
+
+    def _finish_line(self) -> None:
+        if self._last and not self._last.endswith("\n"):
+            self._print("\n")
+
+    def _print(self, text: str) -> None:
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self._last = text
+
+
+class Panels:
+    """One panel a prompt, side by side as far as the terminal is wide."""
+
+    def __init__(self, prompts: Sequence[Prompt], spells: bool, console: Console) -> None:
+        self._spells = spells
+        self._columns = max(1, min(len(prompts), console.width // PANEL_WIDTH))
+        self._texts = [Text(title(prompt), style="dim") for prompt in prompts]
+        self._states = ["sending"] * len(prompts)
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=12)
+        self._live.start()
+
+    def show(self, n: int, request_id: str, event: Event) -> None:
+        self._texts[n].append(piece(event, self._spells), style="not dim")
+        match event:
+            case Accepted():
+                self._states[n] = f"{event.queue_position} before it" if event.queue_position else "accepted"
+            case Token():
+                self._states[n] = f"{event.index + 1} tokens"
+            case Finished():
+                self._states[n] = f"{event.output_tokens} tokens, {event.reason}"
+
+    def end(self, n: int) -> None:
+        if "," not in self._states[n]:
+            self._states[n] += ", failed"
+
+    def close(self) -> None:
+        self._live.vertical_overflow = "visible"  # the last picture is a whole one, however long
+        self._live.stop()
+
+    def _render(self) -> Table:
+        panels = [Panel(text, subtitle=state) for text, state in zip(self._texts, self._states, strict=True)]
+        grid = Table.grid(expand=True)
+        for _ in range(self._columns):
+            grid.add_column(ratio=1)
+        for first in range(0, len(panels), self._columns):
+            grid.add_row(*panels[first : first + self._columns])
+        return grid

@@ -1,0 +1,153 @@
+"""What a stream yields, and what GetModel answers: the messages of orca.v1 as frozen dataclasses, with their names."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from orca.v1 import orca_pb2 as pb
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended (orca.v1.FinishReason without its prefix)."""
+
+    UNSPECIFIED = "UNSPECIFIED"
+    LENGTH = "LENGTH"  # max_new_tokens tokens were made
+    EOS = "EOS"  # the model's end-of-sequence token
+    STOP_TOKEN = "STOP_TOKEN"  # one of stop_token_ids
+    STOP = "STOP"  # one of the stop strings
+    CANCELLED = "CANCELLED"  # Cancel was called
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The request is durable: from now on it survives the death of any process."""
+
+    request_id: str
+    input_tokens: int
+    queue_position: int  # requests before this one in the queue
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token. `text` holds the characters that it completed, and may be empty."""
+
+    index: int  # 0 is the first generated token
+    token_id: int
+    text: str
+    logprob: float | None  # natural logarithm; None unless the request asked for logprobs
+    iteration: int
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds since the pool accepted the request, by the pool's clock."""
+
+    claimed: float
+    first_token: float
+    finished: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a generation. `text` holds the characters that were still held back."""
+
+    reason: FinishReason
+    output_tokens: int  # of the whole request, tokens before a Resume included
+    text: str
+    timings: Timings
+
+
+Event = Accepted | Token | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One copy of the model: tensor_parallel x pipeline_parallel ranks."""
+
+    id: str
+    tensor_parallel: int
+    pipeline_parallel: int
+    slots: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model that a release serves, its limits and its engines."""
+
+    name: str
+    digest: str
+    vocab_size: int
+    max_positions: int  # bound of input tokens + max_new_tokens
+    max_prompt_bytes: int
+    max_stop_strings: int
+    max_stop_bytes: int
+    eos_token_ids: tuple[int, ...]
+    has_tokenizer: bool  # False: prompts are token ids, and Token.text is empty
+    engines: tuple[Engine, ...]
+
+
+_PREFIX = "FINISH_REASON_"
+_REASONS = {number: FinishReason(name.removeprefix(_PREFIX)) for name, number in pb.FinishReason.items()}
+
+
+def accepted_of(message: pb.Accepted) -> Accepted:
+    return Accepted(message.request_id, message.input_tokens, message.queue_position)
+
+
+def token_of(message: pb.Token) -> Token:
+    logprob = message.logprob if message.HasField("logprob") else None
+    return Token(message.index, message.token_id, message.text, logprob, message.iteration, message.engine)
+
+
+def finished_of(message: pb.Finished) -> Finished:
+    """A reason that a newer server invented is UNSPECIFIED."""
+    timings = Timings(message.timings.claimed, message.timings.first_token, message.timings.finished)
+    reason = _REASONS.get(message.reason, FinishReason.UNSPECIFIED)
+    return Finished(reason, message.output_tokens, message.text, timings)
+
+
+def model_of(message: pb.GetModelResponse) -> Model:
+    return Model(
+        name=message.name,
+        digest=message.digest,
+        vocab_size=message.vocab_size,
+        max_positions=message.max_positions,
+        max_prompt_bytes=message.max_prompt_bytes,
+        max_stop_strings=message.max_stop_strings,
+        max_stop_bytes=message.max_stop_bytes,
+        eos_token_ids=tuple(message.eos_token_ids),
+        has_tokenizer=message.has_tokenizer,
+        engines=tuple(
+            Engine(engine.id, engine.tensor_parallel, engine.pipeline_parallel, engine.slots, engine.epoch)
+            for engine in message.engines
+        ),
+    )
+
+
+def message_of(event: Event) -> pb.GenerateResponse:
+    """The event as the wire had it (for protobuf's JSON)."""
+    match event:
+        case Accepted():
+            accepted = pb.Accepted(
+                request_id=event.request_id, input_tokens=event.input_tokens, queue_position=event.queue_position
+            )
+            return pb.GenerateResponse(accepted=accepted)
+        case Token():
+            token = pb.Token(
+                index=event.index,
+                token_id=event.token_id,
+                text=event.text,
+                logprob=event.logprob,
+                iteration=event.iteration,
+                engine=event.engine,
+            )
+            return pb.GenerateResponse(token=token)
+        case Finished(timings=t):
+            finished = pb.Finished(
+                reason=f"{_PREFIX}{event.reason}",
+                output_tokens=event.output_tokens,
+                text=event.text,
+                timings=pb.Timings(claimed=t.claimed, first_token=t.first_token, finished=t.finished),
+            )
+            return pb.GenerateResponse(finished=finished)

@@ -1,0 +1,62 @@
+"""When to try again after a failure, and when to give up. Pure: `now` is the seconds of any monotonic clock."""
+
+import random
+
+from .errors import DeadlineExceeded, OrcaError
+
+FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0  # seconds; doubled from try to try, the upper half of each is random
+
+
+class Patience:
+    """Bounded exponential backoff with jitter, from `now` on.
+
+    `bound` limits the seconds without a working call since the last progress; time in which a call works but has
+    nothing to say yet (a long queue) does not count. `deadline` (None: none) limits everything.
+    """
+
+    def __init__(self, bound: float, now: float, deadline: float | None, rng: random.Random) -> None:
+        self._bound, self._deadline, self._rng = bound, deadline, rng
+        self._failures = 0
+        self._spent = 0.0  # seconds without a working call since the last progress, before the present outage
+        self._down_since: float | None = now
+        self._last: OrcaError | None = None
+
+    def remaining(self, now: float) -> float | None:
+        """Seconds to the deadline. Raises DeadlineExceeded when it has passed."""
+        if self._deadline is None:
+            return None
+        if now >= self._deadline:
+            why = f"; the last try failed: {self._last}" if self._last else ""
+            raise DeadlineExceeded(f"the timeout passed{why}")
+        return self._deadline - now
+
+    def working(self, now: float) -> None:
+        """A call was answered."""
+        if self._down_since is not None:
+            self._spent += now - self._down_since
+            self._down_since = None
+
+    def progress(self) -> None:
+        """Something new came: the count starts again."""
+        if self._spent or self._failures or self._down_since is not None:
+            self._failures, self._spent, self._down_since, self._last = 0, 0.0, None, None
+
+    def failed(self, error: OrcaError, now: float) -> float:
+        """Seconds to wait before the next try. Raises the error when the bound would be reached before it."""
+        self._last = error
+        if self._down_since is None:
+            self._down_since = now
+        wait = min(LONGEST_WAIT, FIRST_WAIT * 2**self._failures) * self._rng.uniform(0.5, 1)
+        self._failures = min(self._failures + 1, 30)
+        if self._spent + now - self._down_since + wait >= self._bound:
+            raise error
+        return self._at_most(wait, now)
+
+    def refused(self, error: OrcaError, retry_after: float, now: float) -> float:
+        """Seconds to wait when the server named a delay: it is alive, so the deadline alone bounds these tries."""
+        self._last = error
+        self.working(now)
+        return self._at_most(retry_after * self._rng.uniform(1, 1.5), now)
+
+    def _at_most(self, wait: float, now: float) -> float:
+        return wait if self._deadline is None else max(0.0, min(wait, self._deadline - now))

@@ -1,0 +1,66 @@
+"""The arguments of `generate` as a GenerateRequest. The server checks limits; here, what the wire cannot hold."""
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+
+from google.protobuf.duration_pb2 import Duration
+
+from orca.v1.orca_pb2 import GenerateRequest
+
+from .errors import InvalidArgument
+
+
+def generate_request(
+    request_id: str,
+    prompt: str | Sequence[int],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int | None,
+    stop: Sequence[str],
+    stop_token_ids: Sequence[int],
+    ignore_eos: bool,
+    logprobs: bool,
+    detach_grace: float,
+) -> GenerateRequest:
+    """Raises InvalidArgument with the field's name for a value that the field cannot hold (a negative count, ..)."""
+    request = GenerateRequest(ignore_eos=ignore_eos, logprobs=logprobs)
+    with _field("request_id"):
+        request.request_id = request_id
+    if isinstance(prompt, str):
+        with _field("text"):
+            request.text = prompt
+    else:
+        with _field("token_ids.ids"):
+            request.token_ids.SetInParent()  # an empty prompt is still a prompt of token ids
+            request.token_ids.ids.extend(prompt)
+    with _field("max_new_tokens"):
+        request.max_new_tokens = max_new_tokens
+    for name, value in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p), ("seed", seed)):
+        if value is not None:
+            with _field(f"sampling.{name}"):
+                setattr(request.sampling, name, value)
+    with _field("stop"):
+        request.stop.extend([stop] if isinstance(stop, str) else stop)
+    with _field("stop_token_ids"):
+        request.stop_token_ids.extend(stop_token_ids)
+    with _field("detach_grace"):
+        request.detach_grace.CopyFrom(_duration(detach_grace))
+    return request
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration
+
+
+@contextmanager
+def _field(name: str):
+    """Names the field of a value that protobuf refuses."""
+    try:
+        yield
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(f"{name}: {error}", name) from None

@@ -1,0 +1,141 @@
+"""How one request lives on over many calls. Pure: no I/O, no clock; `now` is the seconds of any monotonic clock.
+
+A driver (`client.py`, `aio.py`) makes the call that `call` names, gives every response to `take` and every failure to
+`failed`, which answers how long to wait before the next call, or raises what ends the request:
+
+    call -> take* -> failed -> wait -> call -> take* -> .. -> finished
+"""
+
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from orca.v1.orca_pb2 import GenerateRequest, GenerateResponse, ResumeRequest
+
+from .errors import DataLoss, OrcaError, ResourceExhausted, Unavailable
+from .events import Accepted, Event, Finished, Token, accepted_of, finished_of, token_of
+from .patience import Patience
+
+
+@dataclass(frozen=True)
+class Call:
+    """The call to make next; the request's type names the rpc. `timeout` is what is left of the request's."""
+
+    request: GenerateRequest | ResumeRequest
+    timeout: float | None
+
+
+class Resumption:
+    """The state of one request as its client saw it: accepted or not, tokens, end.
+
+    With a `body` the first call is Generate, again after each failure until the server has accepted (the id makes that
+    one request); from then on, and from the start without a body, it is Resume from the first token not seen.
+
+    `seen` are the ids of the tokens before `from_index`; None when unknown, then no digest is sent.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        body: GenerateRequest | None,
+        *,
+        patience: Patience,
+        next_attempt: Callable[[], int],
+        retry_when_full: bool = False,
+        from_index: int = 0,
+        seen: Sequence[int] | None = (),
+    ) -> None:
+        self.request_id = request_id
+        self.accepted: Accepted | None = None
+        self.tokens: list[Token] = []
+        self.finished: Finished | None = None
+        self._body, self._patience, self._next_attempt = body, patience, next_attempt
+        self._retry_when_full = retry_when_full
+        self._from_index, self._seen = from_index, seen
+        self._ended: OrcaError | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come: the request has finished, or an error ended it for this client."""
+        return self.finished is not None or self._ended is not None
+
+    def call(self, now: float) -> Call:
+        """The next call. Raises DeadlineExceeded, or what has ended the request already."""
+        if self._ended is not None:
+            raise self._ended
+        timeout = self._patience.remaining(now)
+        if self._body is not None and self.accepted is None:
+            self._body.attempt = self._next_attempt()
+            return Call(self._body, timeout)
+        request = ResumeRequest(
+            request_id=self.request_id,
+            from_index=self._from_index + len(self.tokens),
+            attempt=self._next_attempt(),
+            digest=self._digest(),
+        )
+        return Call(request, timeout)
+
+    def take(self, response: GenerateResponse, now: float) -> Event | None:
+        """The event to show; None for what was shown already. Raises DataLoss for a hole, or another past."""
+        kind = response.WhichOneof("event")
+        if kind == "token":
+            return self._token(response)
+        if kind == "accepted":
+            self._patience.working(now)
+            if self.accepted is None:
+                self.accepted = accepted_of(response.accepted)
+                return self.accepted
+        elif kind == "finished":
+            return self._finish(response)
+        return None  # an event of a newer server, or Accepted of a later call
+
+    def failed(self, error: OrcaError, now: float) -> float:
+        """Seconds to wait before `call`. Raises the error when the request must not, or no longer, be tried again."""
+        try:
+            if isinstance(error, Unavailable):
+                return self._patience.failed(error, now)
+            if isinstance(error, ResourceExhausted) and self._retry_when_full and error.retry_after is not None:
+                return self._patience.refused(error, error.retry_after, now)
+            raise error
+        except OrcaError:
+            self._ended = error
+            raise
+
+    def broken(self) -> Unavailable:
+        """The error of a call that ended well before the request did."""
+        return Unavailable(f"request {self.request_id}: the stream ended before its last event")
+
+    # -- the parts
+    def _token(self, response: GenerateResponse) -> Token | None:
+        message = response.token
+        place = message.index - self._from_index - len(self.tokens)
+        if place == 0:
+            self._patience.progress()
+            token = token_of(message)
+            self.tokens.append(token)
+            return token
+        known = len(self.tokens) + place  # where in `tokens` it was
+        if place > 0 or (known >= 0 and self.tokens[known].token_id != message.token_id):
+            raise self._loss(f"token {message.index} came where {self._from_index + len(self.tokens)} was due")
+        return None
+
+    def _finish(self, response: GenerateResponse) -> Finished:
+        finished = finished_of(response.finished)
+        if finished.output_tokens != self._from_index + len(self.tokens):
+            shown = self._from_index + len(self.tokens)
+            raise self._loss(f"the request ended with {finished.output_tokens} tokens, but {shown} were shown")
+        self.finished = finished
+        return finished
+
+    def _loss(self, problem: str) -> DataLoss:
+        error = DataLoss(f"request {self.request_id}: {problem}")
+        self._ended = error
+        return error
+
+    def _digest(self) -> bytes:
+        """SHA-1 of the ids of all tokens seen, each as 4 bytes little-endian. Made per call, not per token."""
+        ids = [*(self._seen or ()), *(token.token_id for token in self.tokens)]
+        if self._seen is None or not ids:
+            return b""
+        return hashlib.sha1(struct.pack(f"<{len(ids)}I", *ids), usedforsecurity=False).digest()

@@ -1,0 +1,468 @@
+"""Both clients against scripted endpoints: what reaches the caller, and what reaches the server."""
+
+import asyncio
+import hashlib
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+from client.conftest import Stage
+from client.scripted import FINISH, IDS, Act, Face, Script, Threads, indexes, rest, take, without_attempt
+
+import orca_client
+from orca.v1 import orca_pb2 as pb
+from orca_client import (
+    Accepted,
+    Cancelled,
+    DataLoss,
+    DeadlineExceeded,
+    Finished,
+    FinishReason,
+    InvalidArgument,
+    NotFound,
+    Timings,
+    Token,
+    Unavailable,
+)
+from orca_common import errors
+
+Connect = Callable[..., Any]
+ALL = list(range(len(IDS)))
+AWAY = errors.Unavailable("the request pool is away")
+
+
+def digest(count: int) -> bytes:
+    return hashlib.sha1(struct.pack(f"<{count}I", *IDS[:count])).digest()
+
+
+async def test_stream(stage: Stage, face: Face, connect: Connect) -> None:
+    """Every field of every event; every argument of the call."""
+    script = Script()
+    client = connect((await stage.endpoint(script)).address, metadata=[("authorization", "Bearer k")])
+    stream = client.generate(
+        [1, 2, 3],
+        max_new_tokens=6,
+        temperature=0.5,
+        top_k=4,
+        top_p=0.75,
+        seed=2**64 - 1,
+        stop=["\n"],
+        stop_token_ids=[5],
+        ignore_eos=True,
+        logprobs=True,
+        detach_grace=1.5,
+    )
+    events = await rest(face, stream)
+    assert events[0] == Accepted(stream.request_id, input_tokens=3, queue_position=1) == stream.accepted
+    assert events[1] == Token(0, 100, " w0", -0.5, 10, "engine-0")
+    assert events[-1] == Finished(FinishReason.LENGTH, 6, "!", Timings(0.5, 1, 2)) == stream.finished
+    assert [event.token_id for event in events[1:-1] if isinstance(event, Token)] == IDS
+    assert stream.tokens == events[1:-1]
+    assert await face.run(stream.text) == " w0 w1 w2 w3 w4 w5!"  # also after the end
+    [call] = script.calls
+    expected = pb.GenerateRequest(
+        request_id=stream.request_id,
+        token_ids=pb.TokenIds(ids=[1, 2, 3]),
+        max_new_tokens=6,
+        sampling=pb.Sampling(temperature=0.5, top_k=4, top_p=0.75, seed=2**64 - 1),
+        stop=["\n"],
+        stop_token_ids=[5],
+        ignore_eos=True,
+        logprobs=True,
+    )
+    expected.detach_grace.FromMilliseconds(1500)
+    assert without_attempt(call.request) == expected
+    assert call.request.attempt > 1_700_000_000_000_000
+    assert len(stream.request_id) == 32
+    assert call.remaining is None
+    assert call.metadata["authorization"] == "Bearer k"
+
+
+async def test_defaults(stage: Stage, face: Face, connect: Connect) -> None:
+    """Text, greedy, nothing optional on the wire; a known id is kept."""
+    script = Script()
+    client = connect((await stage.endpoint(script)).address)
+    assert await face.run(client.generate("Ünï", max_new_tokens=6, request_id="mine").text) == " w0 w1 w2 w3 w4 w5!"
+    expected = pb.GenerateRequest(request_id="mine", text="Ünï", max_new_tokens=6, sampling=pb.Sampling())
+    expected.detach_grace.FromSeconds(30)
+    sent = without_attempt(script.calls[0].request)
+    assert isinstance(sent, pb.GenerateRequest)
+    assert sent.sampling == pb.Sampling()
+    sent.ClearField("sampling")
+    expected.ClearField("sampling")
+    assert sent == expected
+
+
+async def test_death_of_an_endpoint(stage: Stage, face: Face, connect: Connect) -> None:
+    """The first endpoint dies in mid-stream; the second one goes on after the last token seen."""
+    script = Script(Act(upto=3, end="die"))
+    first, second = await stage.endpoint(script, "a"), await stage.endpoint(script, "b")
+    client = connect(first.address, second.address)
+    stream = client.generate("x", max_new_tokens=6)
+    events = await rest(face, stream)
+    assert indexes(events) == ALL
+    assert [type(event) for event in events] == [Accepted, *[Token] * 6, Finished]
+    generate, resume = script.calls
+    assert (generate.endpoint, resume.endpoint) == ("a", "b")
+    assert without_attempt(resume.request) == pb.ResumeRequest(
+        request_id=stream.request_id, from_index=3, digest=digest(3)
+    )
+    assert resume.request.attempt > generate.request.attempt
+
+
+async def test_connection_reset(stage: Stage, face: Face, connect: Connect) -> None:
+    """One address, as behind a Kubernetes Service: the same address is called again, as often as it takes."""
+    script = Script(Act(upto=1), Act(upto=1), Act(upto=4))
+    endpoint = await stage.endpoint(script)
+    wire, address = await stage.wire(endpoint.address)
+    reader = asyncio.create_task(rest(face, connect(address).generate("x", max_new_tokens=6)))
+    for _ in range(3):
+        await script.said.get()
+        wire.cut()  # and what is on its way is lost
+    assert indexes(await reader) == ALL
+    assert len(script.calls) == 4
+    for call in script.calls:
+        if isinstance(call.request, pb.ResumeRequest):
+            seen = call.request.from_index
+            assert call.request.digest == (digest(seen) if seen else b"")
+
+
+async def test_frozen_endpoint(stage: Stage, face: Face, connect: Connect) -> None:
+    """An endpoint that stays silent on an open connection is noticed by keepalive."""
+    script = Script(Act(upto=2))
+    first, second = await stage.endpoint(script, "a"), await stage.endpoint(script, "b")
+    wire, address = await stage.wire(first.address)
+    stream = connect(address, second.address, keepalive=0.3).generate("x", max_new_tokens=6)
+    events = await take(face, stream, 3)
+    wire.freeze()
+    assert indexes(events + await rest(face, stream)) == ALL
+    assert [call.endpoint for call in script.calls] == ["a", "b"]
+
+
+async def test_not_yet_accepted(stage: Stage, face: Face, connect: Connect) -> None:
+    """Until the request is accepted, the very same Generate is sent again, and only its attempt grows."""
+    script = Script(Act(accept=False, end=AWAY), Act(accept=False, end="die"), Act(accept=False, end=AWAY))
+    first, second = await stage.endpoint(script, "a"), await stage.endpoint(script, "b")
+    stream = connect(second.address, first.address).generate("x", max_new_tokens=6, seed=1)
+    assert indexes(await rest(face, stream)) == ALL
+    assert len(script.calls) == 4
+    attempts = [call.request.attempt for call in script.calls]
+    assert attempts == sorted(set(attempts))
+    bodies = [without_attempt(call.request) for call in script.calls]
+    assert all(isinstance(body, pb.GenerateRequest) and body == bodies[0] for body in bodies)
+
+
+@pytest.mark.parametrize("end", ["return", "raise", "internal"])
+async def test_broken_stream(stage: Stage, face: Face, connect: Connect, end: Any) -> None:
+    """An end without Finished, and errors that bear no word of Orca's (a proxy's, grpc's own), are the transport's."""
+    script = Script(Act(upto=2, end=end))
+    stream = connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6)
+    assert indexes(await rest(face, stream)) == ALL
+    assert [type(call.request) for call in script.calls] == [pb.GenerateRequest, pb.ResumeRequest]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        errors.InvalidArgument("sampling.top_p", "must be above 0 and at most 1; it is 7"),
+        errors.FailedPrecondition("the request needs 9000 slots; the largest engine has 640"),
+        errors.AlreadyExists("request mine is known with another body"),
+        errors.NotFound("request mine is not known"),
+        errors.ResourceExhausted("the queue is full", 2.5),
+        errors.DeadlineExceeded("the deadline passed"),
+        errors.Cancelled("the request was cancelled"),
+        errors.Aborted("a newer call took over"),
+        errors.DataLoss("the pool lost tokens"),
+        errors.Internal("the request took its engine down three times", "0af7651916cd43dd8448eb211c80319c"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("upto", [0, 2])
+async def test_refusals(stage: Stage, face: Face, connect: Connect, refusal: errors.OrcaError, upto: int) -> None:
+    """The server's errors come as their namesakes, with their sentence and fields, and nothing is sent again."""
+    script = Script(Act(upto=upto, end=refusal, accept=upto > 0))
+    stream = connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6)
+    await take(face, stream, upto + 1 if upto else 0)
+    kind = getattr(orca_client, type(refusal).__name__)
+    with pytest.raises(kind) as raised:
+        await face.next(stream)
+    assert str(raised.value) == str(refusal)
+    assert raised.value.code is refusal.code
+    for field in ("field", "retry_after", "trace_id"):
+        assert getattr(raised.value, field, None) == getattr(refusal, field, None)
+    with pytest.raises(kind):
+        await face.next(stream)  # the end is the end
+    await face.run(stream.close)
+    assert len(script.calls) == 1
+    assert script.cancelled == []
+
+
+async def test_resume_timeout(stage: Stage, face: Face, connect: Connect) -> None:
+    """Tries go on with growing pauses until the bound, then the last error is raised."""
+    script = Script(Act(upto=2, end=AWAY), *[Act(accept=False, end=AWAY)] * 100)
+    stream = connect((await stage.endpoint(script)).address, resume_timeout=0.6).generate("x", max_new_tokens=6)
+    await take(face, stream, 3)
+    with pytest.raises(Unavailable, match="the request pool is away"):
+        await face.next(stream)
+    assert 3 <= len(script.calls) <= 7
+
+
+async def test_nobody_there(stage: Stage, face: Face, connect: Connect) -> None:
+    gone = await stage.endpoint(Script())
+    await gone.server.stop(0)
+    client = connect(gone.address, resume_timeout=0.3)
+    with pytest.raises(Unavailable, match="failed to connect"):
+        await face.next(client.generate("x", max_new_tokens=6))
+    with pytest.raises(Unavailable, match="failed to connect"):
+        await face.run(client.get_model, timeout=0.3)
+
+
+async def test_full_queue(stage: Stage, face: Face, connect: Connect) -> None:
+    """With retry_when_full the server's delay is kept; the request is the same one."""
+    full = Act(accept=False, end=errors.ResourceExhausted("the queue is full", 0.01))
+    script = Script(full, full)
+    client = connect((await stage.endpoint(script)).address, retry_when_full=True)
+    stream = client.generate("x", max_new_tokens=6)
+    assert indexes(await rest(face, stream)) == ALL
+    assert {call.request.request_id for call in script.calls} == {stream.request_id}
+    assert len(script.calls) == 3
+
+
+async def test_full_queue_until_the_deadline(stage: Stage, face: Face, connect: Connect) -> None:
+    script = Script(*[Act(accept=False, end=errors.ResourceExhausted("the queue is full", 60))] * 2)
+    client = connect((await stage.endpoint(script)).address, retry_when_full=True)
+    with pytest.raises(DeadlineExceeded, match="the queue is full"):
+        await face.next(client.generate("x", max_new_tokens=6, timeout=0.3))
+
+
+async def test_deadline(stage: Stage, face: Face, connect: Connect) -> None:
+    """One deadline for the whole request: each call gets what is left of it."""
+    script = Script(Act(upto=1, end=AWAY), Act(upto=2, end=AWAY), Act(upto=3, end="hang"))
+    stream = connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6, timeout=0.6)
+    await take(face, stream, 4)
+    with pytest.raises(DeadlineExceeded):
+        await face.next(stream)
+    left = [call.remaining or 0 for call in script.calls]
+    assert 0.7 > left[0] > left[1] > left[2] > 0
+    assert left[0] - left[2] > 0.04  # the pauses between
+
+
+async def test_dropping_detaches(stage: Stage, face: Face, connect: Connect) -> None:
+    """A stream that is dropped ends its call, and sends no Cancel; the request can be resumed."""
+    script = Script(Act(upto=2))
+    client = connect((await stage.endpoint(script)).address)
+    stream = client.generate("x", max_new_tokens=6)
+    request_id = stream.request_id
+    await take(face, stream, 3)
+    await script.said.get()
+    del stream
+    await script.left.get()
+    assert script.cancelled == []
+    resumed = client.resume(request_id, 2, seen=IDS[:2])
+    assert indexes(await rest(face, resumed)) == ALL[2:]
+    assert without_attempt(script.calls[1].request) == pb.ResumeRequest(
+        request_id=request_id, from_index=2, digest=digest(2)
+    )
+
+
+async def test_detach_and_close_wake_the_reader(stage: Stage, face: Face, connect: Connect) -> None:
+    """Both end the stream under its reader as Cancelled; only close cancels the request."""
+    script = Script(Act(), Act())
+    client = connect((await stage.endpoint(script)).address)
+    for close, cancels in ((False, 0), (True, 1)):
+        stream = client.generate("x", max_new_tokens=6)
+        await face.next(stream)
+        reader = asyncio.create_task(face.next(stream))
+        await script.said.get()
+        if close:
+            await face.run(stream.close)
+        else:
+            stream.detach()
+        with pytest.raises(Cancelled, match="closed here"):
+            await reader
+        with pytest.raises(Cancelled, match="closed here"):
+            await face.run(stream.text)
+        await script.left.get()
+        assert len(script.cancelled) == cancels
+    assert len(script.calls) == 2
+
+
+async def test_leaving_a_with_block_cancels(stage: Stage, face: Face, connect: Connect) -> None:
+    script = Script(Act(upto=2), FINISH)
+    client = connect((await stage.endpoint(script)).address)
+
+    def left() -> Any:
+        with client.generate("x", max_new_tokens=6) as stream:
+            next(stream)
+        with client.generate("x", max_new_tokens=6) as whole:
+            list(whole)
+        return stream
+
+    async def left_async() -> Any:
+        async with client.generate("x", max_new_tokens=6) as stream:
+            await anext(stream)
+        async with client.generate("x", max_new_tokens=6) as whole:
+            [event async for event in whole]
+        return stream
+
+    stream = await asyncio.to_thread(left) if isinstance(face, Threads) else await left_async()
+    await script.left.get()
+    assert script.cancelled == [stream.request_id]  # not the one that had ended
+
+
+async def test_cancel(stage: Stage, face: Face, connect: Connect) -> None:
+    """The stream of a cancelled request ends with that reason; text() does not pass it off as whole."""
+    script = Script(Act(upto=2, end=AWAY), Act(upto=2, end="finish"))
+    client = connect((await stage.endpoint(script)).address)
+    stream = client.generate("x", max_new_tokens=6)
+    await take(face, stream, 3)
+    assert await face.run(stream.cancel)
+    with pytest.raises(Cancelled, match="was cancelled after 2 tokens"):
+        await face.run(stream.text)
+    assert stream.finished.reason is FinishReason.CANCELLED
+    assert script.cancelled == [stream.request_id]
+
+
+async def test_unary_calls(stage: Stage, face: Face, connect: Connect) -> None:
+    """GetModel and Cancel go past an endpoint that is away."""
+    script = Script()
+    gone, endpoint = await stage.endpoint(script), await stage.endpoint(script)
+    await gone.server.stop(0)
+    client = connect(gone.address, endpoint.address)
+    model = await face.run(client.get_model)
+    assert (model.name, model.vocab_size, model.eos_token_ids, model.has_tokenizer) == ("demo", 512, (1, 2), True)
+    assert model.engines == (orca_client.Engine("engine-0", 2, 1, 640, 3),)
+    assert await face.run(client.cancel, "some")
+    with pytest.raises(NotFound, match="request unknown is not known"):
+        await face.run(client.cancel, "unknown")
+
+
+@pytest.mark.parametrize(
+    ("act", "problem"),
+    [
+        (Act(upto=4, first=3), "token 3 came where 2 was due"),
+        (Act(upto=2, first=0, ids=[100, 8]), "token 1 came where 2 was due"),
+        (Act(upto=5, end="finish", first=5), "ended with 5 tokens, but 2 were shown"),
+    ],
+    ids=["gap", "another past", "too few"],
+)
+async def test_wrong_streams(stage: Stage, face: Face, connect: Connect, act: Act, problem: str) -> None:
+    """What cannot be joined to the tokens shown is DataLoss, and never shown."""
+    script = Script(Act(upto=2, end=AWAY), act)
+    stream = connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6)
+    await take(face, stream, 3)
+    for _ in range(2):
+        with pytest.raises(DataLoss, match=problem):
+            await face.next(stream)
+    assert len(script.calls) == 2
+
+
+async def test_tokens_again(stage: Stage, face: Face, connect: Connect) -> None:
+    """Tokens that were shown before are not shown twice."""
+    script = Script(Act(upto=4, end=AWAY), Act(upto=6, first=1, end="finish"))
+    stream = connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6)
+    assert indexes(await rest(face, stream)) == ALL
+
+
+async def test_resume_unknown_past(stage: Stage, face: Face, connect: Connect) -> None:
+    """Without the tokens seen there is no digest, also after a death."""
+    script = Script(Act(upto=4, end=AWAY))
+    client = connect((await stage.endpoint(script)).address)
+    assert indexes(await rest(face, client.resume("mine", 2))) == ALL[2:]
+    assert [(call.request.from_index, call.request.digest) for call in script.calls] == [(2, b""), (4, b"")]
+    with pytest.raises(InvalidArgument, match="number of tokens seen"):
+        client.resume("mine", 2, seen=[1])
+
+
+async def test_spread(stage: Stage, face: Face, connect: Connect) -> None:
+    """Requests go round the addresses."""
+    script = Script()
+    endpoints = [await stage.endpoint(script, name) for name in "abc"]
+    client = connect(*(endpoint.address for endpoint in endpoints))
+    for _ in range(4):
+        await rest(face, client.generate("x", max_new_tokens=6))
+    assert [call.endpoint for call in script.calls] == list("abca")
+
+
+async def test_closing_the_client(stage: Stage, face: Face, connect: Connect) -> None:
+    """Streams detach and end as Cancelled; nothing can be sent any more."""
+    script = Script(Act())
+    client = connect((await stage.endpoint(script)).address)
+    stream = client.generate("x", max_new_tokens=6)
+    await face.next(stream)
+    reader = asyncio.create_task(face.next(stream))
+    await script.said.get()
+    await face.run(client.close)
+    with pytest.raises(Cancelled, match="the client was closed"):
+        await reader
+    await script.left.get()
+    with pytest.raises(Cancelled, match="the client was closed"):
+        client.generate("x", max_new_tokens=6)
+    with pytest.raises(Cancelled, match="the client was closed"):
+        await face.run(client.get_model)
+    assert script.cancelled == []
+
+
+async def test_started_before_it_is_read(stage: Stage, face: Face, connect: Connect) -> None:
+    """Several requests run at once, whoever is read first."""
+    script = Script(Act(upto=6), Act(upto=6))
+    client = connect((await stage.endpoint(script)).address)
+    streams = [client.generate("x", max_new_tokens=6) for _ in range(2)]
+    await script.said.get()
+    await script.said.get()
+    assert len({stream.request_id for stream in streams}) == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "arguments"),
+    [
+        ("max_new_tokens", {"max_new_tokens": -1}),
+        ("sampling.top_k", {"top_k": 2**32}),
+        ("sampling.seed", {"seed": -1}),
+        ("sampling.temperature", {"temperature": "hot"}),
+        ("stop_token_ids", {"stop_token_ids": [1, 2**40]}),
+        ("text", {"prompt": "half a \udce9"}),
+        ("token_ids.ids", {"prompt": [1, -1]}),
+        ("detach_grace", {"detach_grace": float("inf")}),
+        ("detach_grace", {"detach_grace": float("nan")}),
+    ],
+)
+async def test_what_the_wire_cannot_hold(connect: Connect, field: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        connect("127.0.0.1:1").generate(**{"prompt": "x", "max_new_tokens": 1, **arguments})
+    assert raised.value.field == field
+
+
+async def test_an_impatient_reader(stage: Stage) -> None:
+    """asyncio only: a read that is cancelled ends the call, as grpc has it; the next read resumes, nothing is lost."""
+    script = Script(Act(upto=2), Act(upto=2), FINISH)
+    async with orca_client.AsyncOrcaClient((await stage.endpoint(script)).address) as client:
+        stream = client.generate("x", max_new_tokens=6)
+        events = [await anext(stream) for _ in range(3)]
+        for _ in range(2):
+            reader = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)  # it reads now
+            await script.said.get()
+            reader.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reader
+            await script.left.get()
+        events += [event async for event in stream]
+    assert indexes(events) == ALL
+    assert [type(call.request) for call in script.calls] == [pb.GenerateRequest, pb.ResumeRequest, pb.ResumeRequest]
+
+
+async def test_wrong_credentials_are_a_plain_error(stage: Stage, face: Face, connect: Connect) -> None:
+    """A status outside the tree is an OrcaError with that code, and is not tried again."""
+
+    class Strange(errors.OrcaError):
+        code = grpc.StatusCode.UNAUTHENTICATED
+
+    script = Script(Act(accept=False, end=Strange("no API key")))
+    with pytest.raises(orca_client.OrcaError, match="no API key") as raised:
+        await face.next(connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6))
+    assert type(raised.value) is orca_client.OrcaError
+    assert raised.value.code is grpc.StatusCode.UNAUTHENTICATED
+    assert len(script.calls) == 1

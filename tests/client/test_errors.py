@@ -1,0 +1,74 @@
+"""A call's status as an error: what Orca said, what the transport did, what nobody expected."""
+
+import grpc
+import pytest
+from google.protobuf.any_pb2 import Any as Packed
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+
+from orca_client.errors import DETAILS, Internal, InvalidArgument, OrcaError, ResourceExhausted, Unavailable, error_of
+
+Code = grpc.StatusCode
+
+
+def details(*messages: error_details_pb2.RetryInfo | error_details_pb2.BadRequest | error_details_pb2.Help) -> bytes:
+    packed = []
+    for message in messages:
+        packed.append(Packed())
+        packed[-1].Pack(message)
+    return status_pb2.Status(code=3, message="m", details=packed).SerializeToString()
+
+
+@pytest.mark.parametrize("code", [Code.CANCELLED, Code.INTERNAL, Code.UNKNOWN, Code.UNAVAILABLE])
+def test_the_transport(code: grpc.StatusCode) -> None:
+    """Without a status of Orca's, a broken call is Unavailable: it is tried again."""
+    error = error_of(code, "Stream removed", ())
+    assert type(error) is Unavailable
+    assert "Stream removed" in str(error)
+
+
+def test_a_bug_is_no_broken_stream() -> None:
+    error = error_of(Code.INTERNAL, "a bug (trace id 0af7)", [(DETAILS, details())])
+    assert isinstance(error, Internal)
+    assert error.trace_id == "0af7"
+
+
+def test_details() -> None:
+    """Fields are found among other details, with values of every size."""
+    violation = error_details_pb2.BadRequest.FieldViolation(field="stop[3]", description="d" * 1000)
+    bad = error_details_pb2.BadRequest(field_violations=[violation])
+    other = error_details_pb2.Help(links=[error_details_pb2.Help.Link(url="u")])
+    error = error_of(Code.INVALID_ARGUMENT, "m", [("a", "b"), (DETAILS, details(other, bad))])
+    assert isinstance(error, InvalidArgument)
+    assert error.field == "stop[3]"
+    retry = error_details_pb2.RetryInfo(retry_delay=Duration(seconds=90, nanos=250_000_000))
+    error = error_of(Code.RESOURCE_EXHAUSTED, "m", [(DETAILS, details(other, retry))])
+    assert isinstance(error, ResourceExhausted)
+    assert error.retry_after == 90.25
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xff", b"\x1a\x05abc", b"\x1a\x02\x0a\xff", b"\x18\x01", details()])
+def test_broken_details(raw: bytes) -> None:
+    """Bytes that are no google.rpc.Status cost the fields, not the error."""
+    error = error_of(Code.INVALID_ARGUMENT, "m", [(DETAILS, raw)])
+    assert isinstance(error, InvalidArgument)
+    assert error.field == ""
+    error = error_of(Code.RESOURCE_EXHAUSTED, "m", [(DETAILS, raw)])
+    assert isinstance(error, ResourceExhausted)
+    assert error.retry_after is None
+
+
+@pytest.mark.parametrize("raw", [b"\x0a\x01\xff", b"\xff", b"\x08\x01"])
+def test_broken_detail(raw: bytes) -> None:
+    """The same one level deeper."""
+    for name in ("BadRequest", "RetryInfo"):
+        packed = Packed(type_url=f"type.googleapis.com/google.rpc.{name}", value=raw)
+        status = status_pb2.Status(details=[packed]).SerializeToString()
+        for code in (Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED):
+            assert error_of(code, "m", [(DETAILS, status)]).code is code
+
+
+def test_without_a_sentence() -> None:
+    error = error_of(Code.UNIMPLEMENTED, None, None)
+    assert type(error) is OrcaError
+    assert (error.code, str(error)) == (Code.UNIMPLEMENTED, "UNIMPLEMENTED (UNIMPLEMENTED)")

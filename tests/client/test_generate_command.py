@@ -1,0 +1,180 @@
+"""`orca generate` as a process, against scripted endpoints."""
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from client.conftest import Stage
+from client.scripted import IDS, Act, Script
+from typer.testing import CliRunner
+
+from orca.v1 import orca_pb2 as pb
+from orca_cli.generate import generate
+from orca_common import errors
+
+COMMAND = [sys.executable, "-c", "import typer; from orca_cli.generate import generate; typer.run(generate)"]
+TEXT = " w0 w1 w2 w3 w4 w5!"
+
+
+async def start(*arguments: str, stdout: int = asyncio.subprocess.PIPE) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(*COMMAND, *arguments, stdin=pipe, stdout=stdout, stderr=pipe)
+
+
+async def orca(*arguments: str, stdin: bytes = b"") -> tuple[int | None, str, str]:
+    """Exit code, stdout, stderr."""
+    process = await start(*arguments)
+    out, err = await process.communicate(stdin)
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_one_prompt(stage: Stage) -> None:
+    """Plain text and a line break; options become fields; a second address is used when the first is gone."""
+    script = Script()
+    gone, endpoint = await stage.endpoint(script, "gone"), await stage.endpoint(script)
+    await gone.server.stop(0)
+    addresses = ["--address", gone.address, "--address", endpoint.address]
+    options = ["--max-new-tokens", "6", "--temperature", "0.5", "--top-k", "3", "--top-p", "0.9", "--seed", "7"]
+    options += ["--stop", "a", "--stop", "b", "--ignore-eos", "--timeout", "60"]
+    assert await orca("Hello", *addresses, *options) == (0, TEXT + "\n", "")
+    request = script.calls[0].request
+    assert request.text == "Hello"
+    assert request.max_new_tokens == 6
+    assert request.sampling == pb.Sampling(temperature=0.5, top_k=3, top_p=0.9, seed=7)
+    assert (list(request.stop), request.ignore_eos) == (["a", "b"], True)
+    assert 0 < (script.calls[0].remaining or 0) <= 61
+
+
+async def test_stdin_and_token_ids(stage: Stage) -> None:
+    """Standard input is the prompt but for its last line break; ids go as ids."""
+    script = Script()
+    address = (await stage.endpoint(script)).address
+    *fine, broken = await asyncio.gather(
+        orca("--address", address, stdin="zwei\nZeilen ü\n".encode()),
+        orca("-", "--address", address, stdin=b"x"),
+        orca("--token-ids", "1, 2,3", "--address", address),
+        orca("--address", address, stdin=b"\xff"),
+    )
+    assert [code for code, _, _ in fine] == [0, 0, 0]
+    assert {call.request.text for call in script.calls} == {"zwei\nZeilen ü", "x", ""}
+    [ids] = [call.request.token_ids.ids for call in script.calls if call.request.HasField("token_ids")]
+    assert list(ids) == [1, 2, 3]
+    code, _, err = broken
+    assert (code, err.startswith("the prompt on stdin is not UTF-8")) == (1, True)
+
+
+async def test_json(stage: Stage) -> None:
+    """Each event is a line with the protocol's names, default values included."""
+    script = Script()
+    address = (await stage.endpoint(script)).address
+    code, out, _ = await orca("Hello", "--address", address, "--json", "--logprobs")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    request = script.calls[0].request
+    assert {line["request_id"] for line in lines} == {request.request_id}
+    assert request.logprobs
+    accepted = {"request_id": request.request_id, "input_tokens": 3, "queue_position": 1}
+    assert lines[0]["accepted"] == accepted
+    token = {"index": 0, "token_id": 100, "text": " w0", "logprob": -0.5, "iteration": "10", "engine": "engine-0"}
+    assert lines[1]["token"] == token
+    assert [line["token"]["token_id"] for line in lines[1:-1]] == IDS
+    timings = {"claimed": 0.5, "first_token": 1.0, "finished": 2.0}
+    finished = {"reason": "FINISH_REASON_LENGTH", "output_tokens": 6, "text": "!", "timings": timings}
+    assert lines[-1]["finished"] == finished
+
+
+async def test_several_prompts(stage: Stage) -> None:
+    """They run at once; blocks come in the prompts' order; one that fails does not stop the others."""
+    refusal = errors.InvalidArgument("text", "the prompt has 9 tokens; the model has 8 positions")
+    script = Script(Act(upto=2, end=refusal))
+    address = (await stage.endpoint(script)).address
+    code, out, err = await orca("one", "two", "three", "--address", address)
+    [failed] = [call.request.text for call in script.calls[:1]]
+    blocks = [f"==> {name} <==\n{' w0 w1' if name == failed else TEXT}\n" for name in ("one", "two", "three")]
+    assert (code, out) == (1, "\n".join(blocks))
+    number = ["one", "two", "three"].index(failed) + 1
+    assert err == f"prompt {number}: text: the prompt has 9 tokens; the model has 8 positions\n"
+
+
+async def test_panels_on_a_terminal(stage: Stage) -> None:
+    script = Script()
+    address = (await stage.endpoint(script)).address
+    ours, theirs = pty.openpty()
+    process = await start("one", "two", "--address", address, stdout=theirs)
+    os.close(theirs)
+    shown = bytearray()
+
+    def read() -> None:
+        try:
+            while data := os.read(ours, 65536):
+                shown.extend(data)
+        except OSError:  # a terminal's way to say that the other side has closed
+            pass
+
+    await asyncio.gather(asyncio.to_thread(read), process.wait())
+    os.close(ours)
+    picture = shown.decode()
+    assert process.returncode == 0
+    assert picture.count("6 tokens, LENGTH") >= 2
+    assert "w5!" in picture
+
+
+async def test_errors(stage: Stage) -> None:
+    """One sentence on stderr, and 1."""
+    script = Script(Act(accept=False, end=errors.ResourceExhausted("the queue is full", 1)))
+    endpoint = await stage.endpoint(script)
+    assert await orca("x", "--address", endpoint.address) == (1, "", "the queue is full\n")
+    assert await orca("x", "--address", endpoint.address, "--timeout", "0") == (1, "", "the timeout passed\n")
+    script.cancelled.append("by somebody else")
+    code, out, err = await orca("x", "--address", endpoint.address)
+    assert (code, out) == (1, TEXT + "\n")
+    assert err == f"request {script.calls[-1].request.request_id} was cancelled\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["x", "--max-new-tokens", "0"],
+        ["x", "--temperature", "warm"],
+        ["x", "--logprobs"],
+        ["x", "--token-ids", "1"],
+        ["--token-ids", "1,b"],
+        ["-", "-"],
+    ],
+)
+def test_usage(arguments: list[str]) -> None:
+    app = typer.Typer()
+    app.command()(generate)
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Invalid value" in result.stderr
+
+
+async def test_ctrl_c_cancels(stage: Stage) -> None:
+    script = Script(Act(upto=2), Act(upto=2))
+    process = await start("one", "two", "--address", (await stage.endpoint(script)).address)
+    for _ in range(2):
+        await script.said.get()
+    process.send_signal(signal.SIGINT)
+    _, err = await process.communicate()
+    assert (process.returncode, err) == (130, b"")
+    assert sorted(script.cancelled) == sorted(call.request.request_id for call in script.calls)
+
+
+async def test_a_closed_pipe_cancels(stage: Stage, tmp_path: Path) -> None:
+    """As in `orca generate .. | head -1`."""
+    script = Script(Act(upto=6))
+    read, write = os.pipe()
+    os.close(read)
+    process = await start("x", "--json", "--address", (await stage.endpoint(script)).address, stdout=write)
+    os.close(write)
+    _, err = await process.communicate()
+    assert process.returncode == 1
+    assert err == b"stdout was closed by its reader; the requests were cancelled\n"
+    assert len(script.cancelled) == 1

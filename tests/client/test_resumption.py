@@ -1,0 +1,142 @@
+"""The pure parts: the state of a request over many calls, patience, addresses, attempts. Instant and exact."""
+
+import random
+import re
+
+import pytest
+from client.scripted import IDS, token
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orca.v1 import orca_pb2 as pb
+from orca_client.addresses import SUSPECT, Addresses
+from orca_client.attempts import Attempts
+from orca_client.errors import DataLoss, DeadlineExceeded, OrcaError, Unavailable
+from orca_client.events import Accepted, Event, Finished, Token, message_of
+from orca_client.patience import FIRST_WAIT, LONGEST_WAIT, Patience
+from orca_client.resumption import Resumption
+
+AWAY = Unavailable("away")
+
+
+def patience(bound: float = 60, deadline: float | None = None) -> Patience:
+    return Patience(bound, 0, deadline, random.Random(0))
+
+
+def served(request: pb.GenerateRequest | pb.ResumeRequest) -> list[pb.GenerateResponse]:
+    """All that an honest endpoint answers."""
+    first = request.from_index if isinstance(request, pb.ResumeRequest) else 0
+    tokens = [pb.GenerateResponse(token=token(index, IDS[index])) for index in range(first, len(IDS))]
+    finished = pb.Finished(
+        reason=pb.FINISH_REASON_EOS, output_tokens=len(IDS), text="!", timings=pb.Timings(finished=2.5)
+    )
+    accepted = pb.Accepted(request_id=request.request_id, input_tokens=3)
+    return [pb.GenerateResponse(accepted=accepted), *tokens, pb.GenerateResponse(finished=finished)]
+
+
+@given(st.lists(st.integers(0, len(IDS) + 1), max_size=20))
+def test_any_breaks(breaks: list[int]) -> None:
+    """Wherever calls break, the caller sees one Accepted, every index once, one Finished."""
+    attempts = Attempts(lambda: 5_000)
+    body = pb.GenerateRequest(request_id="mine", text="x")
+    resumption = Resumption("mine", body, patience=patience(), next_attempt=attempts)
+    events: list[Event] = []
+    requests = []
+    for count in [*breaks, len(IDS) + 2]:
+        request = resumption.call(0).request
+        requests.append(type(request)())
+        requests[-1].CopyFrom(request)
+        for response in served(request)[:count]:
+            event = resumption.take(response, 0)
+            if event is not None:
+                events.append(event)
+        if resumption.finished:
+            break
+        resumption.failed(AWAY, 0)
+    assert [type(event) for event in events] == [Accepted, *[Token] * len(IDS), Finished]
+    assert [event.token_id for event in events if isinstance(event, Token)] == IDS
+    assert [request.attempt for request in requests] == list(range(5, 5 + len(requests)))
+    kinds = [isinstance(request, pb.GenerateRequest) for request in requests]
+    assert kinds == sorted(kinds, reverse=True)  # Generate until accepted, then Resume
+
+
+def test_messages_and_events_are_one() -> None:
+    """An event holds all that its message holds."""
+    resumption = Resumption("mine", None, patience=patience(), next_attempt=Attempts())
+    for response in served(pb.GenerateRequest(request_id="mine")):
+        event = resumption.take(response, 0)
+        assert event is not None
+        assert message_of(event) == response
+
+
+def test_a_newer_server() -> None:
+    """An event and a reason of a later protocol do not end the stream."""
+    resumption = Resumption("mine", None, patience=patience(), next_attempt=Attempts())
+    assert resumption.take(pb.GenerateResponse.FromString(b"\x7a\x02\x08\x01"), 0) is None
+    finished = resumption.take(pb.GenerateResponse.FromString(b"\x1a\x02\x08\x63"), 0)
+    assert isinstance(finished, Finished)
+    assert finished.reason == "UNSPECIFIED"
+
+
+def test_the_end_stays() -> None:
+    """After DataLoss there is no further call."""
+    resumption = Resumption("mine", None, patience=patience(), next_attempt=Attempts())
+    with pytest.raises(DataLoss):
+        resumption.take(pb.GenerateResponse(token=token(2, 7)), 0)
+    assert resumption.ended
+    with pytest.raises(DataLoss):
+        resumption.call(0)
+
+
+# -- patience
+def test_waits_grow_and_are_jittered() -> None:
+    patient = patience(bound=1e9)
+    for n in range(20):
+        longest = min(LONGEST_WAIT, FIRST_WAIT * 2**n)
+        assert longest / 2 <= patient.failed(AWAY, 0) <= longest
+
+
+def test_the_bound_counts_only_outages() -> None:
+    """Ten minutes in a queue, with endpoints that die now and then, are no reason to give up; ten seconds down are."""
+    patient = patience(bound=10)
+    for minute in range(10):
+        now = minute * 60.0
+        patient.working(now)
+        patient.failed(AWAY, now + 59.5)
+    patient.progress()
+    patient.failed(AWAY, 700)
+    patient.working(704)  # 4 s
+    patient.failed(AWAY, 800)
+    with pytest.raises(Unavailable):
+        patient.failed(AWAY, 806)  # and 6 s
+    patient.progress()
+    patient.failed(AWAY, 900)
+
+
+def test_the_deadline_is_last() -> None:
+    patient = patience(deadline=5)
+    assert patient.remaining(1) == 4
+    assert patient.failed(AWAY, 4.99) == pytest.approx(0.01)
+    with pytest.raises(DeadlineExceeded, match=re.escape("the timeout passed; the last try failed: away")):
+        patient.remaining(5)
+    assert patience().remaining(1e9) is None
+
+
+def test_a_named_delay_is_kept() -> None:
+    assert 3 <= patience(bound=1).refused(OrcaError("full"), 3, 1000) <= 4.5
+
+
+# -- addresses
+def test_addresses() -> None:
+    """Round robin; who failed is passed over for a while, and used when nobody else is left."""
+    addresses = Addresses(["a", "b", "c"], 1)
+    assert [addresses.pick(0) for _ in range(4)] == ["b", "c", "a", "b"]
+    addresses.failed("c", 10)
+    assert [addresses.pick(10) for _ in range(3)] == ["a", "b", "a"]
+    addresses.failed("a", 11)
+    addresses.failed("b", 12)
+    assert addresses.pick(12) == "c"  # failed longest ago
+    assert addresses.pick(10 + SUSPECT) == "c"
+    assert [addresses.pick(12 + SUSPECT) for _ in range(3)] == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="at least one address"):
+        Addresses([], 0)
