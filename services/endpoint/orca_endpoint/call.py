@@ -210,8 +210,10 @@ class Call:
     def put(self, packet: Packet) -> None:
         self._inbox.append(packet)
         self.buffered += len(packet.tokens)
-        if self.buffered > self._patience.buffer:
-            self.doubt()  # its client does not read: what we drop here is read again from the pool
+        if self.buffered > max(self._patience.buffer, len(self._ids)):
+            # Its client does not read: what we drop is read again from the pool, with all tokens before it. As many
+            # may wait before that, so that a slow client's token is read some two times, however long its stream.
+            self.doubt()
         elif self._waiter is not None:
             self.wake()
 
