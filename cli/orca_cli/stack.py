@@ -6,10 +6,8 @@ Every process is a child of this one or of a supervisor, and ends with its paren
 """
 
 import asyncio
-import ctypes
 import json
 import os
-import signal
 import sys
 import urllib.error
 import urllib.request
@@ -29,8 +27,6 @@ DEMO_MODEL = Path(__file__).parent / "demo_model"
 START_SECONDS = 120.0  # bound of a process's first line; importing torch on a cold disk takes its time
 END_SECONDS = 45.0  # bound of a process's drain; then it is killed
 BACKOFF = (0.2, 5.0)  # seconds before a dead process is started again: first, longest
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -157,13 +153,12 @@ class Stack:
     async def _spawn(self, service: Service) -> None:
         with (self._run_dir / "logs" / f"{service.name}.log").open("ab") as log:
             service.process = await asyncio.create_subprocess_exec(
-                *service.command,
+                *(sys.executable, "-m", "orca_cli.tether", str(os.getpid()), *service.command),
                 env={**os.environ, **service.environment},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log if service.role == "redis" else asyncio.subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,  # a Ctrl-C at the terminal is ours to pass on, in order
-                preexec_fn=_die_with_parent,
             )
 
     async def _launch(self, service: Service) -> None:
@@ -273,10 +268,6 @@ class Stack:
             self._say(f"{service.name} (pid {service.process.pid}) does not drain, killing it")
             service.process.kill()
             await service.process.wait()
-
-
-def _die_with_parent() -> None:
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _unready(address: str) -> str | None:

@@ -75,17 +75,3 @@ def greedy(model: GPT2LMHeadModel, prompt: list[int], max_new_tokens: int) -> li
     )
     return out[0, len(prompt) :].tolist()
 
-
-async def test_three_unbatchable_cases_in_one_batch(tmp_path: Path) -> None:
-    """Figure 4: x1 and x2 increment at different indexes, x3 and x4 initiate with 2 and 3 tokens: a batch of [7, H]."""
-    model = tmp_path / "model"
-    make_gpt2(model, heads=3, layers=2, hidden=24, vocab=211, positions=96, seed=4)
-    prompts = [[5], [7, 9, 11], [13, 17], [19, 23, 29]]
-    lengths = [40, 40, 6, 6]
-    async with running(tmp_path / "run", model, max_batch_size=4) as stack:
-        streams: list[asyncio.Task[list[int]]] = []
-        for prompt, n in zip(prompts, lengths, strict=True):
-            streams.append(asyncio.create_task(answer(stack, prompt, n, 0)))
-        got = await asyncio.gather(*streams)
-    reference = GPT2LMHeadModel.from_pretrained(model, dtype=torch.float32).eval()
-    assert got == [greedy(reference, prompt, n) for prompt, n in zip(prompts, lengths, strict=True)]

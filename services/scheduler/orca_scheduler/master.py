@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Awaitable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from orca.v1 import worker_pb2 as pb
 from orca_common.errors import FailedPrecondition, Unavailable
@@ -47,6 +48,13 @@ REFORM_SECONDS, LONGEST_SECONDS = 0.2, 5.0  # between attempts to form the engin
 TICK_SECONDS = 0.05  # resolution of deadlines
 
 
+class InFlight(NamedTuple):
+    """A batch on the ranks: its claims in the core's order, and where the report has each one's token."""
+
+    claims: tuple[int, ...]
+    places: tuple[int, ...]
+
+
 class EngineMaster:
     """Masters one engine until it is deposed, or has left after `leave`."""
 
@@ -74,7 +82,7 @@ class EngineMaster:
         self._ranks: Ranks | None = None  # None: not formed
         self._epoch = 0
         self._stale_rows: list[int] = []  # that the ranks hold from an earlier master of this epoch
-        self._in_flight: dict[int, tuple[int, ...]] = {}  # iteration -> claims of its batch
+        self._in_flight: dict[int, InFlight] = {}  # by iteration
         self._tracing = Tracing(telemetry.tracer, self.engine) if telemetry.enabled else None
         self._journal: Journal | None = None
         if settings.run_dir is not None:
@@ -206,7 +214,7 @@ class EngineMaster:
         match action:
             case ScheduleBatch():
                 assert self._ranks is not None, "a batch was scheduled without an engine"
-                self._in_flight[action.iteration] = tuple(member.claim for member in action.members)
+                self._in_flight[action.iteration] = in_flight(action)
                 await self._ranks.send(self._control_message(action))
             case Commit():
                 self._commit(action, report)
@@ -248,9 +256,9 @@ class EngineMaster:
         """Tokens and ends for the next commit to the pool."""
         logprobs: dict[int, float] = {}
         if action.iteration is not None:
-            claims = self._in_flight.pop(action.iteration)
+            batch = self._in_flight.pop(action.iteration)
             if report is not None and report.logprobs:
-                logprobs = dict(zip(claims, report.logprobs, strict=True))
+                logprobs = {c: report.logprobs[place] for c, place in zip(batch.claims, batch.places, strict=True)}
         for claim, _, token, finish in action.outcomes:
             logprob = logprobs.get(claim, math.nan)
             packed = b"" if token is None else TOKEN.pack(token, logprob, action.iteration)
@@ -286,7 +294,8 @@ class EngineMaster:
 
     async def _reading(self, ranks: Ranks) -> None:
         async for report in ranks.reports():
-            event = BatchReturned(self._now, report.number, tuple(report.token_ids))
+            token_ids, batch = report.token_ids, self._in_flight[report.number]
+            event = BatchReturned(self._now, report.number, tuple([token_ids[place] for place in batch.places]))
             await self._inbox.put((event, report))
 
     async def _arrived(self, requests: list[Claimed]) -> None:
@@ -342,3 +351,13 @@ class EngineMaster:
     @property
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def in_flight(action: ScheduleBatch) -> InFlight:
+    """The ranks run initiations before increments; among each kind they keep the batch's order."""
+    first = [n for n, member in enumerate(action.members) if member.token is None]
+    then = [n for n, member in enumerate(action.members) if member.token is not None]
+    places = [0] * len(action.members)
+    for place, n in enumerate(first + then):
+        places[n] = place
+    return InFlight(tuple([member.claim for member in action.members]), tuple(places))
