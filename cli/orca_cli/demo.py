@@ -16,6 +16,7 @@ from rich.text import Text
 from orca_client import AsyncOrcaClient, Finished, Token
 
 COLOURS = ("cyan", "magenta", "yellow", "green")
+SEED = 11  # the same text in every run
 SHOWN = 40  # iterations of the table; the middle of a longer run is left out
 
 
@@ -63,7 +64,13 @@ async def play(addresses: list[str], console: Console) -> tuple[Actor, ...]:
             async def act(actor: Actor, cue: asyncio.Event) -> None:
                 await cue.wait()
                 actor.ended = "waiting"
-                stream = client.generate(actor.prompt, max_new_tokens=actor.max_new_tokens, ignore_eos=True)
+                stream = client.generate(
+                    actor.prompt,
+                    max_new_tokens=actor.max_new_tokens,
+                    temperature=0.7,
+                    seed=SEED,
+                    ignore_eos=True,
+                )
                 actor.request_id = stream.request_id
                 async for event in stream:
                     match event:

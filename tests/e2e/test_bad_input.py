@@ -10,17 +10,19 @@ from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 from checkpoints import make_timed
 from google.rpc import error_details_pb2, status_pb2
 from stacks import Running, generation, running
 
 from orca.v1 import orca_pb2 as pb
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 INVALID, FAILED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
 POSITIONS, SLOTS = 512, 256
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
     folder = tmp_path_factory.mktemp("bad-input")
     model = make_timed(folder / "model", seconds=0.01, positions=POSITIONS, tokenizer=True)

@@ -7,10 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 from checkpoints import make_gpt2
+from reference import Reference
 from stacks import Running, running
-from transformers import GPT2LMHeadModel
 
 from orca_client import Token
 
@@ -33,8 +32,8 @@ async def test_no_token_is_lost(tmp_path: Path, role: str) -> None:
         got = await asyncio.wait_for(asyncio.gather(*streams), 120)
         await stack.until(lambda: victim not in {process["pid"] for process in stack.processes()})
         await stack.until(lambda: role in {process["role"] for process in stack.processes()})
-    reference = GPT2LMHeadModel.from_pretrained(model, dtype=torch.float32).eval()
-    assert got == [greedy(reference, prompt) for prompt in prompts]
+    reference = Reference(model)
+    assert got == [reference.greedy(prompt, NEW_TOKENS) for prompt in prompts]
 
 
 async def stream(stack: Running, prompt: list[int], seen: list[int], n: int) -> list[int]:
@@ -46,18 +45,3 @@ async def stream(stack: Running, prompt: list[int], seen: list[int], n: int) -> 
             tokens.append(event.token_id)
             seen[n] += 1
     return tokens
-
-
-@torch.inference_mode()
-def greedy(model: GPT2LMHeadModel, prompt: list[int]) -> list[int]:
-    ids = torch.tensor([prompt])
-    out = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=NEW_TOKENS,
-        min_new_tokens=NEW_TOKENS,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return out[0, len(prompt) :].tolist()

@@ -5,10 +5,9 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 from checkpoints import make_gpt2
+from reference import Reference
 from stacks import Running, running
-from transformers import GPT2LMHeadModel
 
 from orca_client import Finished, Token
 
@@ -41,8 +40,8 @@ async def test_tokens_equal_transformers(
         got = await asyncio.gather(
             *(answer(stack, prompt, n, at) for (prompt, n, _), at in zip(asked, arrivals, strict=True))
         )
-    reference = GPT2LMHeadModel.from_pretrained(model, dtype=torch.float32).eval()
-    wanted = [greedy(reference, prompt, n) for prompt, n, _ in asked]
+    reference = Reference(model)
+    wanted = [reference.greedy(prompt, n) for prompt, n, _ in asked]
     assert got == wanted
     assert len({tuple(tokens) for tokens in wanted}) > REQUESTS // 2, "a model that repeats itself proves nothing"
 
@@ -58,20 +57,3 @@ async def answer(stack: Running, prompt: list[int], max_new_tokens: int, at: flo
         elif isinstance(event, Finished):
             assert event.output_tokens == max_new_tokens == len(tokens)
     return tokens
-
-
-@torch.inference_mode()
-def greedy(model: GPT2LMHeadModel, prompt: list[int], max_new_tokens: int) -> list[int]:
-    """transformers' own greedy continuation, one request at a time."""
-    ids = torch.tensor([prompt])
-    out = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=max_new_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return out[0, len(prompt) :].tolist()
-

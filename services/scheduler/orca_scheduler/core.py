@@ -7,8 +7,8 @@ whether they come from a live engine, a simulation or a journal.
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import astuple, dataclass
+from typing import Any, NamedTuple
 
 from .request import Arrival, Phase, Reason, Request
 from .selection import Selection, Stop, select
@@ -35,7 +35,7 @@ class EngineLost:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Requests were claimed from the pool. One that is known already changes nothing."""
+    """Requests were claimed from the pool. One that is known already changes nothing; a lost engine gives them back."""
 
     now: float
     requests: tuple[Arrival, ...]
@@ -199,6 +199,30 @@ class Core:
             actions.append(batch)
         return actions
 
+    def state(self) -> dict[str, Any]:
+        """All that has become of the core, as plain values: a journal may begin with it. `restore` takes it."""
+        return {
+            "slots": self.slots.state(),
+            "requests": [astuple(request) for request in self._pool],
+            "in_flight": [(iteration, [request.claim for request in batch]) for iteration, batch in self.in_flight],
+            "free_rows": self._free_rows,
+            "iteration": self._iteration,
+            "last_arrival": self._last_arrival,
+            "formed": self._formed,
+            "draining": self._draining,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on where another core, of the same numbers, stood; its `state` may have gone through JSON."""
+        self.slots = Slots.restored(state["slots"], self.block_size)
+        self._pool = [Request.restored(values) for values in state["requests"]]
+        self._claims = {request.claim: request for request in self._pool}
+        batches = ((iteration, tuple(self._claims[c] for c in claims)) for iteration, claims in state["in_flight"])
+        self.in_flight = deque(batches)
+        self._free_rows, self._iteration = list(state["free_rows"]), state["iteration"]
+        self._last_arrival = state["last_arrival"]
+        self._formed, self._draining = state["formed"], state["draining"]
+
     def _schedule(self) -> ScheduleBatch | None:
         """Algorithm 1, lines 3 to 7: one batch, if one may be in flight and there is work for it."""
         if not self._formed or self._draining or self.n_scheduled >= self.n_workers:  # line 8
@@ -231,6 +255,8 @@ class Core:
         )
 
     def _arrived(self, event: Arrived) -> list[Action]:
+        if not self._formed:  # claimed while the engine was lost: this is no place to end them
+            return [GiveBack(tuple((arrival.claim, False) for arrival in event.requests))] if event.requests else []
         refused = []
         for arrival in event.requests:
             if arrival.claim in self._claims:

@@ -1,8 +1,9 @@
 """A request in an engine's hands, as the scheduler core sees it: numbers only, no text and no tokens but the last."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Phase(StrEnum):
@@ -37,6 +38,12 @@ class Arrival(NamedTuple):
     @property
     def max_tokens(self) -> int:
         return self.input_tokens + self.max_new_tokens
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> "Arrival":
+        """From its fields, which may have gone through JSON."""
+        claim, arrival, input_tokens, max_new_tokens, generated, eos, stop, deadline = values
+        return cls(claim, arrival, input_tokens, max_new_tokens, generated, tuple(eos), tuple(stop), deadline)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,3 +80,9 @@ class Request:
 
     def overdue(self, now: float) -> bool:
         return self.arrived.deadline is not None and now >= self.arrived.deadline
+
+    @classmethod
+    def restored(cls, values: Sequence[Any]) -> "Request":
+        """From its fields, which may have gone through JSON."""
+        arrived, in_order, generated, phase, running, row, blocks, *rest = values
+        return cls(Arrival.of(arrived), in_order, generated, Phase(phase), running, row, tuple(blocks), *rest)

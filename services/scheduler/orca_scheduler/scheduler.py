@@ -45,10 +45,12 @@ class Scheduler:
         self._masters: dict[str, tuple[EngineMaster, asyncio.Task[None]]] = {}
         self._sights: dict[str, Sight] = {}
         self._loop = asyncio.get_running_loop()
-        self._last_look = self._loop.time() - 3600
+        self._last_look: float | None = None
 
     def unready(self) -> str | None:
         """Why the scheduler is not ready; None when it is."""
+        if self._last_look is None:
+            return "the pool has not been reached yet"
         since = self._loop.time() - self._last_look
         if since > 5:
             return f"the pool was last reached {since:.0f} s ago"
@@ -78,7 +80,7 @@ class Scheduler:
     async def _look(self) -> None:
         engines, living = await self._pool.renew_scheduler(self._name)
         now = self._loop.time()
-        if now - self._last_look > HOLE_SECONDS:
+        if self._last_look is None or now - self._last_look > HOLE_SECONDS:
             self._sights.clear()
         self._last_look = now
         known = sorted(engines.keys() | self._candidates.keys())

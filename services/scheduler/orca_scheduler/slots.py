@@ -5,6 +5,7 @@ A slot holds the key and value of one token; a block is `block_size` slots in a 
 """
 
 import heapq
+from typing import Any
 
 
 class Slots:
@@ -55,3 +56,15 @@ class Slots:
     def rows(self) -> dict[int, tuple[int, ...]]:
         """Rows in use and their blocks."""
         return dict(self._held)
+
+    def state(self) -> list[Any]:
+        """All of it as plain values; `restored` makes it again."""
+        return [self.n_slots, self._free_blocks, list(self._held.items()), self._free_rows, self._next_row]
+
+    @classmethod
+    def restored(cls, state: list[Any], block_size: int) -> "Slots":
+        n_slots, free_blocks, held, free_rows, next_row = state
+        slots = cls(n_slots, block_size)
+        slots._free_blocks, slots._free_rows, slots._next_row = list(free_blocks), list(free_rows), next_row
+        slots._held = {row: tuple(blocks) for row, blocks in held}
+        return slots
