@@ -260,6 +260,16 @@ async def test_a_report_goes_to_the_lane_that_asked(tmp_path: Path) -> None:
         assert (await run.read()).iteration.number == 2
 
 
+async def test_iterations_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orca_worker.controller.MAX_WAITING", 2)
+    async with serving(make_timed(tmp_path, seconds=0.3)) as rank:
+        await rank.member()
+        run = rank.stub.Run()
+        for row in range(3):
+            await rank.iterate(run, initiations=[initiation(row, 1)])
+        assert await ending(run) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "2 iterations wait here already")
+
+
 async def test_a_failed_iteration_is_the_last(rank: Rank) -> None:
     await rank.member()
     run = rank.stub.Run()

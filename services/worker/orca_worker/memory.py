@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-CPU_SHARE = 1 << 30  # bytes: a modest share, since a CPU's memory is everybody's
+CPU_SHARE = 1 << 30  # bytes, when no number of slots was asked for: a CPU's memory is everybody's
 GPU_SHARE = 0.9  # of what is free behind the weights; the rest is for intermediates
 SLOTS_OF_NOTHING = 1 << 20  # of a model that keeps nothing for a token
 
 
-def free_bytes(device: torch.device | None) -> int:
-    """Bytes that keys and values may take on a device now."""
+def free_bytes(device: torch.device | None, modest: bool) -> int:
+    """Bytes that keys and values may take on a device now. `modest`: on a CPU, at most CPU_SHARE."""
     if device is not None and device.type == "cuda":
         import torch
 
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE)
-    return min(CPU_SHARE, available_bytes() // 2)
+    half = available_bytes() // 2
+    return min(CPU_SHARE, half) if modest else half
 
 
 def available_bytes() -> int:

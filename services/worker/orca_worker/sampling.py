@@ -7,6 +7,7 @@ then logits that differ in the last bit (another batch shape) hardly ever change
 """
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -20,26 +21,28 @@ from .models import Output
 FIRST_GUESS = 1024  # candidates looked at before a whole vocabulary is sorted for top-p
 
 
-def philox(seeds: np.ndarray, indexes: np.ndarray) -> np.ndarray:
-    """seeds, indexes [B] uint64 -> [B, 4] uint64, each 32 random bits: Philox4x32-10."""
-    low = np.uint64(0xFFFFFFFF)
-    half = np.uint64(32)
-    multipliers = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-    bumps = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
-    key = [seeds & low, seeds >> half]
-    zero = np.zeros_like(indexes)
-    c0, c1, c2, c3 = indexes & low, indexes >> half, zero, zero
+LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+BUMPS = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+
+
+def philox(counter: Sequence[np.ndarray], key: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Philox4x32-10: four counter words and two key words, each [B] uint64 of 32 bits -> four random words [B]."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
     for _ in range(10):
-        p0, p1 = multipliers[0] * c0, multipliers[1] * c2
-        c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ key[0], p1 & low, (p0 >> half) ^ c3 ^ key[1], p0 & low
-        key = [key[0] + bumps[0] & low, key[1] + bumps[1] & low]
-    return np.stack([c0, c1, c2, c3], axis=1)
+        p0, p1 = MULTIPLIERS[0] * c0, MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (p1 >> HALF) ^ c1 ^ k0, p1 & LOW, (p0 >> HALF) ^ c3 ^ k1, p0 & LOW
+        k0, k1 = k0 + BUMPS[0] & LOW, k1 + BUMPS[1] & LOW
+    return [c0, c1, c2, c3]
 
 
 def uniform(seeds: np.ndarray, indexes: np.ndarray) -> np.ndarray:
     """seeds, indexes [B] -> [B] float64 in [0, 1), 53 bits each."""
-    bits = philox(seeds.astype(np.uint64), indexes.astype(np.uint64))
-    return ((bits[:, 0] >> np.uint64(5)) * 2.0**26 + (bits[:, 1] >> np.uint64(6))) * 2.0**-53
+    seeds, indexes = seeds.astype(np.uint64), indexes.astype(np.uint64)
+    zero = np.zeros_like(indexes)
+    high, low, _, _ = philox((indexes & LOW, indexes >> HALF, zero, zero), (seeds & LOW, seeds >> HALF))
+    return ((high >> np.uint64(5)) * 2.0**26 + (low >> np.uint64(6))) * 2.0**-53
 
 
 def sample(logits: Tensor, requests: np.ndarray, draws: np.ndarray) -> Output:

@@ -49,7 +49,7 @@ class Stage:
             self._model = self._load()
             self._kv = KVManager(self._model.kv_shape)
         shape = self._model.kv_shape
-        free = free_bytes(self._device)
+        free = free_bytes(self._device, modest=self._max_slots is None)
         slot_bytes = shape.slot_bytes if shape is not None else 0
         slots = free // slot_bytes if slot_bytes else SLOTS_OF_NOTHING
         if self._max_slots is not None:

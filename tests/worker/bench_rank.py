@@ -1,0 +1,88 @@
+"""What an iteration of a rank costs: CPU of its process, and the round trip that its master sees.
+
+    python tests/worker/bench_rank.py [BATCH] [CHECKPOINT]
+
+Without a checkpoint it is the no-op model: then the cost is the control plane's alone.
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from orca.v1 import worker_pb2 as pb
+from orca.v1 import worker_pb2_grpc
+
+PROMPT = 100
+BLOCK_SIZE = 16
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of all threads of a process."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+async def measure(address: str, pid: int, batch: int, iterations: int) -> None:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = worker_pb2_grpc.ControllerStub(channel)
+        await stub.Form(pb.FormRequest(term=1, epoch=1, tensor_parallel=1, pipeline_parallel=1, block_size=BLOCK_SIZE))
+        blocks = -(-(PROMPT + iterations) // BLOCK_SIZE)
+        await stub.Allocate(pb.AllocateRequest(term=1, epoch=1, slots=batch * blocks * BLOCK_SIZE))
+        run: Any = stub.Run()
+        first = pb.Iteration(term=1, epoch=1, number=1)
+        for row in range(batch):
+            mine = range(row * blocks, (row + 1) * blocks)
+            first.initiations.add(row=row, claim=row + 1, token_ids=[1 + row % 90] * PROMPT, blocks=mine)
+        await run.write(pb.ControlMessage(iteration=first))
+        tokens = (await run.read()).iteration.token_ids
+        began, trips, stages = cpu_seconds(pid), [], []
+        for i in range(iterations):
+            started = time.perf_counter()
+            iteration = pb.Iteration(
+                term=1,
+                epoch=1,
+                number=i + 2,
+                increment_rows=range(batch),
+                increment_positions=[PROMPT + i] * batch,
+                increment_tokens=tokens,
+            )
+            await run.write(pb.ControlMessage(iteration=iteration))
+            report = (await run.read()).iteration
+            trips.append(time.perf_counter() - started)
+            tokens, times = report.token_ids, report.times
+            stages.append((times.computed - times.started) / 1e9)
+        spent = (cpu_seconds(pid) - began) / iterations
+    print(
+        f"batch {batch}: rank's CPU {spent * 1e6:.0f} us an iteration; round trip median "
+        f"{statistics.median(trips) * 1e6:.0f} us, of it in the stage {statistics.median(stages) * 1e6:.0f} us"
+    )
+
+
+def main() -> None:
+    batch = int(sys.argv[1]) if len(sys.argv) > 1 else 32
+    with tempfile.TemporaryDirectory() as folder:
+        config = {"model_type": "orca_timed", "vocab_size": 50257, "n_positions": 4096}
+        Path(folder, "config.json").write_text(json.dumps(config))
+        model, iterations = (sys.argv[2], 100) if len(sys.argv) > 2 else (folder, 3000)
+        command = [sys.executable, "-m", "orca_worker.rank"]
+        environment = os.environ | {"ORCA_MODEL": model, "ORCA_LOG_LEVEL": "WARNING", "ORCA_THREADS": "1"}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as rank:
+            assert rank.stdout is not None
+            address = json.loads(rank.stdout.readline())["address"]
+            try:
+                asyncio.run(measure(address, rank.pid, batch, iterations))
+            finally:
+                rank.terminate()
+
+
+if __name__ == "__main__":
+    main()
