@@ -238,6 +238,7 @@ def field_of(error: grpc.aio.AioRpcError) -> str | None:
     """The field in the google.rpc.BadRequest of an error's details."""
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
+            assert isinstance(value, bytes)
             for detail in status_pb2.Status.FromString(value).details:
                 bad = error_details_pb2.BadRequest()
                 if detail.Unpack(bad):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ WIDE = {**os.environ, "COLUMNS": "160", "NO_COLOR": "1"}
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+def served(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, str]]:
     """`orca serve` with the demo model, ready."""
     command = [ORCA, "serve", "--port", "0", "--http-port", "0", "--run-dir", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=WIDE) as process:
@@ -30,7 +31,7 @@ def served(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
         else:
             pytest.fail("".join(said))
         try:
-            yield process, tmp_path
+            yield process, tmp_path, "".join(said)
         finally:
             process.kill()
 
@@ -39,8 +40,8 @@ def roles(run_dir: Path) -> dict[str, dict[str, object]]:
     return {process["role"]: process for process in json.loads((run_dir / "processes.json").read_text())}
 
 
-def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path]) -> None:
-    process, run_dir = served
+def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, str]) -> None:
+    process, run_dir, said = served
     found = roles(run_dir)
     assert set(found) == {"redis", "endpoint", "scheduler", "supervisor", "rank"}
     assert {"engine", "stage", "rank"} <= set(found["rank"])
@@ -57,7 +58,9 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path]) -
     assert generate("import ").rstrip("\n").endswith(text.rstrip("\n"))
     assert generate("def ", "class ").count("def ") >= 1
 
-    client = OpenAI(base_url=f"http://{json_http(run_dir)}/v1", api_key="none")
+    door = re.search(r"http://\S+/v1", said)
+    assert door
+    client = OpenAI(base_url=door[0], api_key="none")
     with client:
         model = client.models.list().data[0].id
         answer = client.completions.create(model=model, prompt="import ", max_tokens=6, temperature=0)
@@ -72,17 +75,8 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path]) -
     assert json.loads((run_dir / "processes.json").read_text()) == []
 
 
-def json_http(run_dir: Path) -> str:
-    """The HTTP door's address, from the endpoint's log of its start."""
-    for line in (run_dir / "logs" / "endpoint-0.log").read_text().splitlines():
-        entry = json.loads(line)
-        if "http" in entry:
-            return entry["http"]
-    raise AssertionError("the endpoint did not log its HTTP door")
-
-
-def test_serve_killed_leaves_nothing(served: tuple[subprocess.Popen[str], Path]) -> None:
-    process, _ = served
+def test_serve_killed_leaves_nothing(served: tuple[subprocess.Popen[str], Path, str]) -> None:
+    process, _, _ = served
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     _, alive = psutil.wait_procs(children, timeout=60)

@@ -1,4 +1,4 @@
-"""A request can be followed from its client to the ranks: its spans reach an OTLP collector, linked as they should be."""
+"""A request can be followed from its client to the ranks: its spans reach an OTLP collector, linked rightly."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
