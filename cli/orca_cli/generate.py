@@ -176,10 +176,12 @@ class JsonLines:
     """Every event at once, whichever request it is of."""
 
     def show(self, n: int, request_id: str, event: Event) -> None:
-        fields = MessageToDict(
-            message_of(event), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        )
-        print(json.dumps({"request_id": request_id, **fields}, ensure_ascii=False), flush=True)
+        response = message_of(event)
+        name = response.WhichOneof("event") or ""
+        message = getattr(response, name)
+        fields = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        ordered = {field.name: fields[field.name] for field in message.DESCRIPTOR.fields if field.name in fields}
+        print(json.dumps({"request_id": request_id, name: ordered}, ensure_ascii=False), flush=True)
 
     def end(self, n: int) -> None:
         pass
