@@ -52,8 +52,26 @@ class HeldRow(_message.Message):
     length: int
     def __init__(self, row: _Optional[int] = ..., claim: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
+class HostStoreRequest(_message.Message):
+    __slots__ = ("term", "epoch")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    epoch: int
+    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class HostStoreResponse(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class RelayResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class FormRequest(_message.Message):
-    __slots__ = ("term", "epoch", "tensor_parallel", "pipeline_parallel", "stage", "tensor_rank", "block_size", "max_batch_size")
+    __slots__ = ("term", "epoch", "tensor_parallel", "pipeline_parallel", "stage", "tensor_rank", "block_size", "max_batch_size", "store", "controllers")
     TERM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +80,8 @@ class FormRequest(_message.Message):
     TENSOR_RANK_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     term: int
     epoch: int
     tensor_parallel: int
@@ -70,7 +90,9 @@ class FormRequest(_message.Message):
     tensor_rank: int
     block_size: int
     max_batch_size: int
-    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., block_size: _Optional[int] = ..., max_batch_size: _Optional[int] = ...) -> None: ...
+    store: str
+    controllers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., block_size: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., store: _Optional[str] = ..., controllers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FormResponse(_message.Message):
     __slots__ = ("slots", "free_bytes", "slot_bytes")
@@ -182,20 +204,26 @@ class IterationReport(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
 
 class StageTimes(_message.Message):
-    __slots__ = ("received", "started", "computed", "sent", "stage", "tensor_rank")
+    __slots__ = ("received", "started", "computed", "sent", "taken", "control_bytes", "data_bytes", "stage", "tensor_rank")
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
     SENT_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATA_BYTES_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_RANK_FIELD_NUMBER: _ClassVar[int]
     received: int
     started: int
     computed: int
     sent: int
+    taken: int
+    control_bytes: int
+    data_bytes: int
     stage: int
     tensor_rank: int
-    def __init__(self, received: _Optional[int] = ..., started: _Optional[int] = ..., computed: _Optional[int] = ..., sent: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_rank: _Optional[int] = ...) -> None: ...
+    def __init__(self, received: _Optional[int] = ..., started: _Optional[int] = ..., computed: _Optional[int] = ..., sent: _Optional[int] = ..., taken: _Optional[int] = ..., control_bytes: _Optional[int] = ..., data_bytes: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_rank: _Optional[int] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("number", "iteration")

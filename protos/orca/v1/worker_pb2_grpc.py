@@ -41,6 +41,11 @@ class ControllerStub:
                 request_serializer=orca_dot_v1_dot_worker__pb2.HelloRequest.SerializeToString,
                 response_deserializer=orca_dot_v1_dot_worker__pb2.HelloResponse.FromString,
                 _registered_method=True)
+        self.HostStore = channel.unary_unary(
+                '/orca.v1.Controller/HostStore',
+                request_serializer=orca_dot_v1_dot_worker__pb2.HostStoreRequest.SerializeToString,
+                response_deserializer=orca_dot_v1_dot_worker__pb2.HostStoreResponse.FromString,
+                _registered_method=True)
         self.Form = channel.unary_unary(
                 '/orca.v1.Controller/Form',
                 request_serializer=orca_dot_v1_dot_worker__pb2.FormRequest.SerializeToString,
@@ -56,6 +61,11 @@ class ControllerStub:
                 request_serializer=orca_dot_v1_dot_worker__pb2.ControlMessage.SerializeToString,
                 response_deserializer=orca_dot_v1_dot_worker__pb2.Report.FromString,
                 _registered_method=True)
+        self.Relay = channel.stream_unary(
+                '/orca.v1.Controller/Relay',
+                request_serializer=orca_dot_v1_dot_worker__pb2.Iteration.SerializeToString,
+                response_deserializer=orca_dot_v1_dot_worker__pb2.RelayResponse.FromString,
+                _registered_method=True)
 
 
 class ControllerServicer:
@@ -70,9 +80,17 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HostStore(self, request, context):
+        """Hosts the store at which the ranks of a new epoch find each other; asked of one rank before all of them form.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Form(self, request, context):
-        """Takes a place in a new formation of the engine: loads this rank's slice of the model (kept if it is the same as
-        before), drops all rows, and says how many slots its memory holds.
+        """Takes a place in a new formation of the engine: leaves the process groups of the epoch before, loads this rank's
+        slice of the model (kept if it is the same as before), joins the new groups, drops all rows, and says how many slots
+        its memory holds. Asked of all ranks at once: it returns when all have joined.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,8 +104,17 @@ class ControllerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Run(self, request_iterator, context):
-        """The control lane: iterations and beats down, reports and beats up, for as long as the master lives. A new Run
-        ends the one before.
+        """The control lane between the master and this rank: beats down and up, reports up, for as long as the master lives.
+        Iterations come down the lane of stage 0's controller (its tensor rank 0) alone. A new Run ends the one before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Relay(self, request_iterator, context):
+        """The way of an iteration from a controller to its tensor peers and to the controller of the next stage, which send it
+        on at once (pre-send). One long-lived stream an epoch; an iteration of another epoch or an old term ends it with
+        FAILED_PRECONDITION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,6 +127,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.Hello,
                     request_deserializer=orca_dot_v1_dot_worker__pb2.HelloRequest.FromString,
                     response_serializer=orca_dot_v1_dot_worker__pb2.HelloResponse.SerializeToString,
+            ),
+            'HostStore': grpc.unary_unary_rpc_method_handler(
+                    servicer.HostStore,
+                    request_deserializer=orca_dot_v1_dot_worker__pb2.HostStoreRequest.FromString,
+                    response_serializer=orca_dot_v1_dot_worker__pb2.HostStoreResponse.SerializeToString,
             ),
             'Form': grpc.unary_unary_rpc_method_handler(
                     servicer.Form,
@@ -115,6 +147,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.Run,
                     request_deserializer=orca_dot_v1_dot_worker__pb2.ControlMessage.FromString,
                     response_serializer=orca_dot_v1_dot_worker__pb2.Report.SerializeToString,
+            ),
+            'Relay': grpc.stream_unary_rpc_method_handler(
+                    servicer.Relay,
+                    request_deserializer=orca_dot_v1_dot_worker__pb2.Iteration.FromString,
+                    response_serializer=orca_dot_v1_dot_worker__pb2.RelayResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -146,6 +183,33 @@ class Controller:
             '/orca.v1.Controller/Hello',
             orca_dot_v1_dot_worker__pb2.HelloRequest.SerializeToString,
             orca_dot_v1_dot_worker__pb2.HelloResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HostStore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/orca.v1.Controller/HostStore',
+            orca_dot_v1_dot_worker__pb2.HostStoreRequest.SerializeToString,
+            orca_dot_v1_dot_worker__pb2.HostStoreResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -227,6 +291,33 @@ class Controller:
             '/orca.v1.Controller/Run',
             orca_dot_v1_dot_worker__pb2.ControlMessage.SerializeToString,
             orca_dot_v1_dot_worker__pb2.Report.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Relay(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/orca.v1.Controller/Relay',
+            orca_dot_v1_dot_worker__pb2.Iteration.SerializeToString,
+            orca_dot_v1_dot_worker__pb2.RelayResponse.FromString,
             options,
             channel_credentials,
             insecure,
