@@ -24,6 +24,7 @@ from orca_cli import embedded_pool
 from orca_common.errors import FailedPrecondition
 from orca_common.settings import child_environment
 
+LOOPBACK = "127.0.0.1"
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 START_SECONDS = 120.0  # bound of a process's first line; importing torch on a cold disk takes its time
 END_SECONDS = 45.0  # bound of a process's drain; then it is killed
@@ -125,7 +126,7 @@ class Stack:
 
     def _service(self, role: str, name: str, module: str, settings: dict[str, str]) -> Service:
         environment = {
-            "ORCA_HOST": self._plan.host,
+            "ORCA_HOST": self._plan.host if role == "endpoint" else LOOPBACK,  # only the doors are for others
             "ORCA_MODEL": str(self._plan.model),
             "ORCA_REDIS_URL": self._redis_url,
             "ORCA_RUN_DIR": str(self._run_dir),
