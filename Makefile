@@ -27,4 +27,4 @@ protos: $(STAMP)
 	$(BIN)/python protos/generate.py
 
 bench: $(STAMP)
-	$(BIN)/python -m orca_lab.control_plane
+	$(BIN)/python -m orca_cli.control_plane

@@ -49,7 +49,7 @@ def panels(actors: tuple[Actor, ...]) -> Columns:
     for actor, colour in zip(actors, COLOURS, strict=True):
         body = Text(actor.prompt, style="dim") + Text(actor.text, style=colour)
         title = f"[{colour}]{actor.name}[/] {actor.tokens}/{actor.max_new_tokens}"
-        shown.append(Panel(body, title=title, subtitle=actor.ended, width=44, height=14))
+        shown.append(Panel(body, title=title, subtitle=actor.ended, width=38, height=11))
     return Columns(shown)
 
 
@@ -91,6 +91,7 @@ async def play(addresses: list[str], console: Console) -> tuple[Actor, ...]:
 
             reached[0].set()
             await asyncio.gather(*(act(actor, cue) for actor, cue in zip(actors, reached, strict=True)))
+    console.print()
     return actors
 
 
@@ -113,11 +114,11 @@ def batches(run_dir: Path) -> list[dict[str, Any]]:
 def iteration_table(actors: tuple[Actor, ...], iterations: list[dict[str, Any]]) -> Table:
     """Which request ran in which phase in each iteration; rows of the flat batch and slots beside it."""
     table = Table(title="iterations of engine-0: one line is one run of all layers over one batch")
-    table.add_column("iteration", justify="right")
+    table.add_column("no.", justify="right")
     for actor, colour in zip(actors, COLOURS, strict=True):
         table.add_column(actor.name, style=colour, justify="center")
-    table.add_column("batch [ΣL, H]", justify="right")
-    table.add_column("slots reserved", justify="right")
+    table.add_column("batch", justify="right")
+    table.add_column("slots", justify="right")
     edge = SHOWN // 2
     for position, entry in enumerate(iterations):
         if len(iterations) > SHOWN and position == edge:
@@ -128,12 +129,15 @@ def iteration_table(actors: tuple[Actor, ...], iterations: list[dict[str, Any]])
         for actor in actors:
             phase, length = entry["members"].get(actor.request_id, ("", 0))
             rows += length
-            cells.append({"initiation": f"INITIATION of {length}", "increment": "increment", "": "·"}[phase])
+            cells.append({"initiation": f"initiate {length}", "increment": "increment", "": "·"}[phase])
         table.add_row(str(entry["iteration"]), *cells, f"[{rows}, H]", str(entry["reserved"]))
     return table
 
 
-LEGEND = """\
-[bold]Iteration-level scheduling:[/] a request joins at the next iteration after it came, and leaves when it is done;
-nobody waits for the longest. [bold]Selective batching:[/] tokens of different requests, phases and positions run as one
-flat batch [ΣL, H] through every linear layer; attention alone is split by request."""
+LEGEND = (
+    "[bold]Iteration-level scheduling:[/] a request joins at the next iteration after it came, and leaves when it is "
+    "done; nobody waits for the longest. [bold]Selective batching:[/] all tokens of an iteration, of different "
+    "requests, phases and positions, run as one flat batch \\[ΣL, H] through every linear layer; attention alone is "
+    "split by request. [bold]Slots[/] are reserved for a request's whole length at its first iteration, and released "
+    "at its end."
+)

@@ -20,7 +20,12 @@ from orca_common.checkpoint import resolve_model
 from orca_common.errors import OrcaError
 from orca_common.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Orca serves Transformer models: iteration-level scheduling, selective batching.",
+)
 app.command()(generate)
 console = Console(highlight=False)
 SERVICES = {
@@ -69,7 +74,9 @@ def serve(
     slots: Annotated[int | None, typer.Option(min=1, help="Slots of an engine; without it, what memory holds.")] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Slots in a block.")] = 16,
     redis_url: Annotated[str | None, typer.Option(help="A Redis of yours; an embedded server without it.")] = None,
-    host: Annotated[str, typer.Option()] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address of the doors; the other processes stay on loopback.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="gRPC; 0 takes a free one.")] = 50051,
     http_port: Annotated[int, typer.Option(min=0, max=65535, help="OpenAI's API; 0 takes a free one.")] = 8000,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of logs, journals, processes.json and the pool.")] = None,

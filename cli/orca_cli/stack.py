@@ -22,7 +22,9 @@ from orca.v1 import worker_pb2 as pb
 from orca.v1.worker_pb2_grpc import SupervisorStub
 from orca_cli import embedded_pool
 from orca_common.errors import FailedPrecondition
+from orca_common.settings import child_environment
 
+LOOPBACK = "127.0.0.1"
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 START_SECONDS = 120.0  # bound of a process's first line; importing torch on a cold disk takes its time
 END_SECONDS = 45.0  # bound of a process's drain; then it is killed
@@ -124,7 +126,7 @@ class Stack:
 
     def _service(self, role: str, name: str, module: str, settings: dict[str, str]) -> Service:
         environment = {
-            "ORCA_HOST": self._plan.host,
+            "ORCA_HOST": self._plan.host if role == "endpoint" else LOOPBACK,  # only the doors are for others
             "ORCA_MODEL": str(self._plan.model),
             "ORCA_REDIS_URL": self._redis_url,
             "ORCA_RUN_DIR": str(self._run_dir),
@@ -154,7 +156,7 @@ class Stack:
         with (self._run_dir / "logs" / f"{service.name}.log").open("ab") as log:
             service.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "orca_cli.tether", str(os.getpid()), *service.command),
-                env={**os.environ, **service.environment},
+                env=child_environment(service.environment),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log if service.role == "redis" else asyncio.subprocess.PIPE,
                 stderr=log,

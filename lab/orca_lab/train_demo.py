@@ -11,9 +11,11 @@ import argparse
 import copy
 import math
 import random
+import re
 import sysconfig
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,14 +26,17 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 
 END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT_ID = 0  # the trainer numbers special tokens first
 VOCAB_SIZE = 4096
 N_POSITIONS = 512
+TOKENS_PER_STEP = 4096
 
 # Tests are another kind of prose; charmaps and help topics would be a fifth of the text and are not code.
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
 # Written when the interpreter was built: they hold the paths of the machine, which a model must not learn.
 SKIPPED_PREFIXES = ("_sysconfigdata", "config-")
 
+STATEMENT = re.compile(r"^(?:class|def|for|from|if|import|while|with) ", re.MULTILINE)
 PROMPTS = ("def ", "import ", "class Foo:\n    def __init__(self")
 
 
@@ -54,7 +59,7 @@ def read_library(seed: int, n_held_out: int = 12) -> tuple[list[str], list[str]]
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
-    """Learn GPT-2's kind of tokenizer (byte-level BPE); the special token gets id 0."""
+    """Learn GPT-2's kind of tokenizer, byte-level BPE, from `texts`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -86,16 +91,15 @@ def cut(text: str, rng: random.Random, mean_length: int = 200) -> list[str]:
 
 def encode(tokenizer: Tokenizer, texts: list[str], rng: random.Random | None = None) -> Tensor:
     """Return one stream of token ids [n], an end-of-text before each file; with `rng` the files are cut."""
-    end_of_text = tokenizer.token_to_id(END_OF_TEXT)
     ids: list[int] = []
     for text in texts:
-        ids.append(end_of_text)
+        ids.append(END_OF_TEXT_ID)
         for encoding in tokenizer.encode_batch(cut(text, rng) if rng else [text], add_special_tokens=False):
             ids.extend(encoding.ids)
     return torch.tensor(ids)
 
 
-def new_model(end_of_text: int) -> GPT2LMHeadModel:
+def new_model() -> GPT2LMHeadModel:
     """Return an untrained model of 2.7 million parameters; input and output embedding are one matrix."""
     config = GPT2Config(
         vocab_size=VOCAB_SIZE,
@@ -106,12 +110,12 @@ def new_model(end_of_text: int) -> GPT2LMHeadModel:
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
-        bos_token_id=end_of_text,
-        eos_token_id=end_of_text,
+        bos_token_id=END_OF_TEXT_ID,
+        eos_token_id=END_OF_TEXT_ID,
         tie_word_embeddings=True,
     )
     model = GPT2LMHeadModel(config)
-    model.generation_config = GenerationConfig(bos_token_id=end_of_text, eos_token_id=end_of_text)
+    model.generation_config = GenerationConfig(bos_token_id=END_OF_TEXT_ID, eos_token_id=END_OF_TEXT_ID)
     return model
 
 
@@ -133,7 +137,7 @@ def validate(model: GPT2LMHeadModel, stream: Tensor, batch: int = 8) -> float:
 
 def save(model: GPT2LMHeadModel, tokenizer: Tokenizer, out: Path) -> None:
     """Put model (as bf16) and tokenizer into `out`, file by file, so that a reader never sees half a file."""
-    shipped = copy.deepcopy(model).to(torch.bfloat16)
+    shipped = copy.deepcopy(model).bfloat16()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         shipped.save_pretrained(folder)
@@ -143,42 +147,77 @@ def save(model: GPT2LMHeadModel, tokenizer: Tokenizer, out: Path) -> None:
             file.replace(out / file.name)
 
 
+def library_windows(stream: Tensor, n_tokens: int) -> Callable[[int], Tensor]:
+    """Return a function that picks windows [B, L + 1] anywhere in `stream` [n]; B x L = `n_tokens`."""
+    windows_of = {length: stream.unfold(0, length + 1, 1) for length in (N_POSITIONS // 2, N_POSITIONS)}
+
+    def pick(step: int) -> Tensor:
+        # Every fourth step is long, so that all positions are trained.
+        length = N_POSITIONS if step % 4 == 0 else N_POSITIONS // 2
+        windows = windows_of[length]
+        return windows[torch.randint(len(windows), (n_tokens // length,))]
+
+    return pick
+
+
+def prompt_windows(tokenizer: Tokenizer, texts: list[str], rng: random.Random) -> Callable[[int], Tensor]:
+    """Return a function that picks windows [8, 257] which begin as a user does: "def ", "import ".
+
+    A window from anywhere hardly ever begins with a statement: without these, greedy decoding went on from
+    "import " with "importer" and from "class " with a comment. In half of the windows the first word and its
+    space are encoded apart, as typed.
+    """
+    heads = [(text, match) for text in texts for match in STATEMENT.finditer(text)]
+    length = N_POSITIONS // 2 + 1
+
+    def window() -> list[int]:
+        while True:
+            text, match = rng.choice(heads)
+            split = rng.choice((match.start(), match.end()))
+            pieces = text[match.start() : split], text[split : match.start() + 8 * length]
+            ids = [i for piece in pieces for i in tokenizer.encode(piece).ids]
+            if len(ids) >= length:  # else the file ends too soon
+                return ids[:length]
+
+    return lambda step: torch.tensor([window() for _ in range(8)])
+
+
 def train(
-    model: GPT2LMHeadModel, tokenizer: Tokenizer, stream: Tensor, held_out: Tensor, args: argparse.Namespace
+    model: GPT2LMHeadModel,
+    sources: list[Callable[[int], Tensor]],
+    steps: int,
+    lr: float,
+    after_step: Callable[[int], None],
 ) -> None:
-    """Run `args.steps` steps of AdamW on random windows of `stream` [n], saving to `args.out` on the way."""
+    """Run `steps` steps of AdamW on the mean loss over `sources`; `lr` is the highest learning rate."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95))
-    warmup = min(200, args.steps // 10 + 1)
+    optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95))
+    warmup = min(200, steps // 10 + 1)
 
     def scale(step: int) -> float:
         if step < warmup:
             return (step + 1) / warmup
-        progress = (step - warmup) / max(1, args.steps - warmup)
+        progress = (step - warmup) / max(1, steps - warmup)
         return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress))
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, scale)
-    windows_of = {length: stream.unfold(0, length + 1, 1) for length in (N_POSITIONS // 2, N_POSITIONS)}
     started = time.monotonic()
-    for step in range(1, args.steps + 1):
-        # Every fourth step is long, so that all positions are trained.
-        length = N_POSITIONS if step % 4 == 0 else N_POSITIONS // 2
-        windows = windows_of[length]
-        picked = torch.randint(len(windows), (args.tokens_per_step // length,))
-        loss = loss_of(model, windows[picked])
-        loss.backward()
+    for step in range(1, steps + 1):
+        total = 0.0
+        for source in sources:
+            loss = loss_of(model, source(step)) / len(sources)
+            loss.backward()
+            total += loss.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
         if step % 50 == 0:
             seconds = time.monotonic() - started
-            print(f"step {step}/{args.steps}  loss {loss.item():.3f}  {seconds:.0f} s", flush=True)
-        if step % args.save_every == 0:
-            save(model, tokenizer, args.out)
-            print(f"step {step}  saved  validation loss {validate(model, held_out):.3f}", flush=True)
+            print(f"step {step}/{steps}  loss {total:.3f}  {seconds:.0f} s", flush=True)
+        after_step(step)
 
 
 @torch.no_grad()
@@ -186,10 +225,15 @@ def show_samples(model: GPT2LMHeadModel, tokenizer: Tokenizer) -> None:
     """Print a greedy and a sampled continuation (temperature 0.8, top_p 0.95) of each prompt."""
     for prompt in PROMPTS:
         ids = torch.tensor([tokenizer.encode(prompt).ids])
+        common = {
+            "attention_mask": torch.ones_like(ids),
+            "max_new_tokens": 100,
+            "pad_token_id": END_OF_TEXT_ID,
+        }
         sampling = {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "top_k": 0}
         for name, options in {"greedy": {"do_sample": False}, "sampled": sampling}.items():
-            mask = torch.ones_like(ids)
-            generated = model.generate(ids, attention_mask=mask, max_new_tokens=100, pad_token_id=0, **options)
+            # Transformers types `self` of generate with a protocol that its own models do not meet.
+            generated = model.generate(ids, **common, **options)  # pyright: ignore[reportAttributeAccessIssue]
             print(f"--- {name}, prompt {prompt!r}\n{tokenizer.decode(generated[0].tolist())}")
 
 
@@ -197,17 +241,17 @@ def main() -> None:
     """Train, save, and say what came of it, measured on the files as saved."""
     parser = argparse.ArgumentParser(description="train the demo model on the standard library's source")
     parser.add_argument("--out", type=Path, required=True, help="folder that receives the model")
-    parser.add_argument("--steps", type=int, default=3600)
+    parser.add_argument("--steps", type=int, default=3600, help="steps on the library")
+    parser.add_argument("--prompt-steps", type=int, default=400, help="steps after those, half of them on prompts")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate")
-    parser.add_argument("--tokens-per-step", type=int, default=4096)
+    parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate; a third of it for prompts")
     parser.add_argument("--save-every", type=int, default=300, help="steps between two checkpoints")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--go-on", action="store_true", help="skip the steps on the library: OUT holds their model")
     args = parser.parse_args()
 
     logging.disable_progress_bar()
     torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
     texts, held_out_texts = read_library(args.seed)
     tokenizer = train_tokenizer(texts)
     stream = encode(tokenizer, texts, random.Random(args.seed))
@@ -215,8 +259,23 @@ def main() -> None:
     print(f"training: {len(texts)} files, {len(stream)} tokens", flush=True)
     print(f"validation: {len(held_out_texts)} files, {len(held_out)} tokens", flush=True)
 
-    model = new_model(tokenizer.token_to_id(END_OF_TEXT))
-    train(model, tokenizer, stream, held_out, args)
+    def checkpoint(step: int) -> None:
+        if step % args.save_every == 0:
+            save(model, tokenizer, args.out)
+            print(f"step {step}  saved  validation loss {validate(model, held_out):.3f}", flush=True)
+
+    torch.manual_seed(args.seed)
+    if not args.go_on:
+        model = new_model()
+        train(model, [library_windows(stream, TOKENS_PER_STEP)], args.steps, args.lr, checkpoint)
+        save(model, tokenizer, args.out)
+
+    # From the saved weights and a fresh seed, so that --go-on and a whole run give the same model.
+    torch.manual_seed(args.seed)
+    model = GPT2LMHeadModel.from_pretrained(args.out, dtype=torch.float32)
+    prompts = prompt_windows(tokenizer, texts, random.Random(args.seed))
+    library = library_windows(stream, TOKENS_PER_STEP // 2)
+    train(model, [library, prompts], args.prompt_steps, args.lr / 3, checkpoint)
     save(model, tokenizer, args.out)
 
     shipped = GPT2LMHeadModel.from_pretrained(args.out, dtype=torch.float32)

@@ -86,6 +86,6 @@ def test_serve_killed_leaves_nothing(served: tuple[subprocess.Popen[str], Path, 
 def test_demo_shows_mixed_batches() -> None:
     shown = subprocess.run([ORCA, "demo"], capture_output=True, text=True, env=WIDE, timeout=120, check=False)
     assert shown.returncode == 0, shown.stdout + shown.stderr
-    rows = [line for line in shown.stdout.splitlines() if "INITIATION of" in line]
+    rows = [line for line in shown.stdout.splitlines() if "initiate " in line]
     assert rows, shown.stdout
     assert any("increment" in row for row in rows), "an initiation and an increment share an iteration"

@@ -8,6 +8,7 @@ from checkpoints import make_timed
 from stacks import Running, generation, running
 
 from orca.v1 import orca_pb2 as pb
+from orca_scheduler.journal import replay
 
 
 async def collect(
@@ -48,6 +49,11 @@ async def test_a_newcomer_joins_the_next_iteration_and_an_early_finisher_leaves(
     # The short one was FINISHED at its client while its batch-mates went on.
     end = log.index(("short", "finished", short[-1].iteration))
     assert {name for name, kind, _ in log[end:] if kind == "token"} == {"long", "late"}
+    # The core, fed the same events again, does the same.
+    (recorded,) = (tmp_path / "run").glob("journal-*.jsonl")
+    steps = list(replay(recorded))
+    assert len(steps) > 60
+    assert all(step.actions == again for step, again in steps)
     # From its arrival at the engine a request waits for the running iteration at most.
     for name in ("short", "late"):
         assert wait_of(journal, name) <= 1

@@ -57,3 +57,23 @@ async def answer(stack: Running, prompt: list[int], max_new_tokens: int, at: flo
         elif isinstance(event, Finished):
             assert event.output_tokens == max_new_tokens == len(tokens)
     return tokens
+
+
+async def test_a_draw_depends_on_seed_and_index_alone(tmp_path: Path) -> None:
+    """Sampled streams are the same whatever else runs, on either engine, and again after all of it."""
+    model = make_gpt2(tmp_path / "model", heads=3, layers=2, hidden=24, vocab=211, positions=96, seed=9)
+    async with running(tmp_path / "run", model, engines=2, max_batch_size=3) as stack:
+
+        async def draw(seed: int) -> list[tuple[int, float | None]]:
+            stream = stack.client.generate(
+                [7, 8, 9], max_new_tokens=20, temperature=1.5, top_k=50, top_p=0.9, seed=seed, logprobs=True
+            )
+            return [(event.token_id, event.logprob) async for event in stream if isinstance(event, Token)]
+
+        alone = [await draw(seed) for seed in range(4)]
+        together = await asyncio.gather(*(draw(seed) for seed in [0, 1, 2, 3, 3, 2, 1, 0]))
+    ids = [[token for token, _ in stream] for stream in alone]
+    assert [[token for token, _ in stream] for stream in together] == [*ids, *reversed(ids)]
+    assert len({tuple(stream) for stream in ids}) == 4
+    for one, other in zip(alone, together, strict=False):
+        assert [p for _, p in one] == pytest.approx([p for _, p in other], abs=1e-4)

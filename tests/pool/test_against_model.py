@@ -25,9 +25,11 @@ ENDPOINTS = st.sampled_from(["e0", "e1", "e2"])
 ENGINES = st.sampled_from(["g0", "g0", "g1", "g2"])
 OWNERS = st.sampled_from(["s0", "s1"])
 ATTEMPTS = st.integers(1, 3)
+SHIFTS = st.sampled_from([0, 0, 1, -1])  # from what is attached, committed or claimed
 SECONDS = st.sampled_from([0.0, 0.2, 0.5, 0.5, 0.7, 1.0, 1.6, 5.0])
 SIZES = st.sampled_from([4, 8, 13, 24, 32, 40])
 USUALLY = st.sampled_from([True] * 5 + [False])
+SOMETIMES = st.sampled_from([False, False, True])
 SELDOM = st.sampled_from([False] * 7 + [True])
 ENDS = st.sampled_from([None, None, None, Reason.LENGTH, Reason.EOS])
 
@@ -69,14 +71,21 @@ class SideBySide(RuleBasedStateMachine):
     def request(self, request_id: str) -> Request | None:
         return self.model.requests.get(request_id)
 
+    def attempt(self, request_id: str, shift: int) -> int:
+        r = self.request(request_id)
+        return max(0, (r.attempt if r else 1) + shift)
+
     # -- a pool that works
-    @initialize(formed=USUALLY)
-    def begin(self, formed: bool) -> None:
+    @initialize(formed=USUALLY, needs=st.lists(SIZES, max_size=3))
+    def begin(self, formed: bool, needs: list[int]) -> None:
         self.do("renew_endpoint", "e0", register=True)
         self.do("renew_endpoint", "e1", register=True)
         self.leases.append(("g0", "s0", self.do("acquire", "g0", "s0", None)))
         if formed:
             self.do("renew", *self.leases[0], form=EngineInfo("g0", 1, 1, 32, 0))
+            for i, need in enumerate(needs):
+                self.submit(f"r{i}", False, need, None, 1.0, "e0", 1, True)
+            self.an_iteration("g0", 32, 2, None)
 
     # -- time, and messages of the past
     @rule(seconds=SECONDS)
@@ -117,12 +126,13 @@ class SideBySide(RuleBasedStateMachine):
 
     @rule(
         request_id=REQUESTS,
-        other_body=SELDOM,
+        other_body=SOMETIMES,
         need=SIZES,
         deadline_in=st.sampled_from([None, None, 1.0, 30.0]),
         grace=st.sampled_from([0.0, 1.0, 40.0]),
         endpoint=ENDPOINTS,
         attempt=ATTEMPTS,
+        alive=USUALLY,
     )
     def submit(
         self,
@@ -133,7 +143,10 @@ class SideBySide(RuleBasedStateMachine):
         grace: float,
         endpoint: str,
         attempt: int,
+        alive: bool,
     ) -> None:
+        if alive:
+            self.do("renew_endpoint", endpoint, register=True)
         self.do(
             "submit",
             request_id,
@@ -147,23 +160,25 @@ class SideBySide(RuleBasedStateMachine):
             max_waiting=4,
         )
 
-    @rule(request_id=REQUESTS, endpoint=ENDPOINTS, attempt=ATTEMPTS)
-    def attach(self, request_id: str, endpoint: str, attempt: int) -> None:
-        self.do("attach", request_id, endpoint=endpoint, attempt=attempt)
+    @rule(request_id=REQUESTS, endpoint=ENDPOINTS, shift=SHIFTS, alive=USUALLY)
+    def attach(self, request_id: str, endpoint: str, shift: int, alive: bool) -> None:
+        if alive:
+            self.do("renew_endpoint", endpoint, register=True)
+        self.do("attach", request_id, endpoint=endpoint, attempt=self.attempt(request_id, shift))
 
-    @rule(request_id=REQUESTS, shift=st.sampled_from([0, 0, 0, -1, 1]), grace=st.sampled_from([0.0, 1.0, 40.0]))
+    @rule(request_id=REQUESTS, shift=SHIFTS, grace=st.sampled_from([0.0, 1.0, 40.0]))
     def detach(self, request_id: str, shift: int, grace: float) -> None:
-        r = self.request(request_id)
-        self.do("detach", request_id, attempt=max(0, (r.attempt if r else 1) + shift), grace=grace)
+        self.do("detach", request_id, attempt=self.attempt(request_id, shift), grace=grace)
 
-    @rule(request_id=REQUESTS, really=SELDOM)
+    @rule(request_id=REQUESTS, really=SOMETIMES)
     def cancel(self, request_id: str, really: bool) -> None:
         if really:
             self.do("cancel", request_id)
 
-    @rule(request_id=REQUESTS, index=st.integers(0, 5), right=USUALLY)
-    def finish_at(self, request_id: str, index: int, right: bool) -> None:
+    @rule(request_id=REQUESTS, back=st.sampled_from([0, 1, 1, 2, 3]), right=st.booleans())
+    def finish_at(self, request_id: str, back: int, right: bool) -> None:
         r = self.request(request_id)
+        index = max(0, (len(r.tokens) if r else 0) - back)
         tokens = r.tokens[: index + 1] if r and right else [CommittedToken(7, 0.0, 0)] * (index + 1)
         self.do("finish_at", request_id, index, Reason.STOP, prefix_digest(tokens))
 
@@ -234,6 +249,21 @@ class SideBySide(RuleBasedStateMachine):
         lease = self.lease(engine, right, which)
         self.do("claim", *lease, have, count=count, slots=slots, total=total, block_size=block_size)
 
+    @rule(engine=ENGINES, total=st.sampled_from([16, 32]), count=st.integers(1, 3), finish=ENDS)
+    def an_iteration(self, engine: str, total: int, count: int, finish: Reason | None) -> None:
+        """What a healthy engine does: it claims what fits, and commits tokens of all it holds."""
+        g = self.model.engines.get(engine)
+        if g is None or g.owner is None:
+            return
+        free = total - sum(r.need for r in self.model.requests.values() if r.engine == engine)
+        lease = engine, g.owner, g.term
+        self.do("claim", *lease, g.last_claim, count=count, slots=free, total=total)
+        held = [r for r in self.model.requests.values() if r.engine == engine]
+        tokens = [CommittedToken(len(self.sent) * 100 + i, -0.25, len(self.sent)) for i in range(count)]
+        ends = [finish, *[None] * len(held)]
+        rows = [(r.request_id, r.claim or 0, len(r.tokens), end) for r, end in zip(held, ends, strict=False)]
+        self.do("commit", *lease, [CommitRow(i, claim, base, pack_tokens(tokens), end) for i, claim, base, end in rows])
+
     @rule(
         engine=ENGINES,
         right=USUALLY,
@@ -264,6 +294,17 @@ class SideBySide(RuleBasedStateMachine):
             r = self.request(request_id)
             claims[request_id] = (r.claim if r and r.claim is not None and claimed else 12345, lost)
         self.do("give_back", *self.lease(engine, right, which), claims)
+
+    @rule(engine=ENGINES, times=st.integers(1, 3), total=st.sampled_from([16, 32]))
+    def ranks_are_lost(self, engine: str, times: int, total: int) -> None:
+        """All that runs is lost and claimed again, perhaps before a token was made."""
+        g = self.model.engines.get(engine)
+        for _ in range(times if g is not None and g.owner is not None else 0):
+            assert g is not None
+            lease = self.lease(engine, True, 0)
+            held = {r.request_id: (r.claim or 0, True) for r in self.model.requests.values() if r.engine == engine}
+            self.do("give_back", *lease, held)
+            self.do("claim", *lease, g.last_claim, count=2, slots=total, total=total)
 
     # -- after each operation
     @invariant()

@@ -1,6 +1,7 @@
 """The life of a service: start, serve until SIGTERM or SIGINT, drain within a bound, end. And its status port."""
 
 import asyncio
+import gc
 import json
 import logging
 import signal
@@ -113,6 +114,10 @@ async def cancel(*tasks: asyncio.Task[None]) -> None:
 def run(main: Callable[[], Awaitable[None]]) -> None:
     """Runs a service's main on uvloop."""
     import uvloop
+
+    # Each iteration makes a few hundred short-lived containers and no cycles: young collections at the default of 700
+    # objects took 4 % of a scheduler's time.
+    gc.set_threshold(50_000)
 
     async def body() -> None:
         await main()

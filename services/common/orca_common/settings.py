@@ -3,14 +3,21 @@
 This module and its subclasses' files (`settings.py` of each service) are all that reads the environment.
 """
 
+import os
+from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
+def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a child process: this process's own, and settings over it."""
+    return {**os.environ, **settings}
+
+
 class Settings(BaseSettings):
-    """Base of a service's settings. A field `max_batch_size` is `ORCA_MAX_BATCH_SIZE`, `--max-batch-size`, `maxBatchSize`."""
+    """Base of a service's settings. A field `max_batch_size` is `ORCA_MAX_BATCH_SIZE` and `--max-batch-size`."""
 
     model_config = SettingsConfigDict(env_prefix="ORCA_", frozen=True, extra="forbid")
 

@@ -39,9 +39,11 @@ Context = grpc.aio.ServicerContext
 OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),  # clients may look after a silent stream
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # clients may look after a silent stream
     ("grpc.keepalive_time_ms", 30_000),  # a client that vanished is noticed
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # with grpcio 1.85 the line before alone needs 2 minutes
+    ("grpc.http2.max_pings_without_data", 0),  # a stream may wait in the queue for long
 ]
 
 

@@ -121,7 +121,7 @@ class Ranks:
 
     def open(self) -> None:
         """Opens the control lane."""
-        self._lane = self._controller.Run()
+        self._lane = self._controller.Run(metadata=(("orca-term", str(self._term)),))
         self._last_heard = self._pulse.last
 
     async def send(self, iteration: pb.Iteration) -> None:

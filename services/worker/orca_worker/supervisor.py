@@ -23,6 +23,7 @@ from orca.v1 import worker_pb2, worker_pb2_grpc
 from orca_common import logs, service
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, InvalidArgument, abort
+from orca_common.settings import child_environment
 
 from .models import check_model_type
 from .process import join_address, reserve_port
@@ -67,7 +68,7 @@ class Rank:
         )
         command = [sys.executable, "-m", "orca_worker.rank"]
         self._process = subprocess.Popen(
-            command, env=os.environ | rank.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+            command, env=child_environment(rank.environment()), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
         )
         self._pidfd = os.pidfd_open(self._process.pid)
 

@@ -1,6 +1,6 @@
 """What the control plane costs: CPU seconds per iteration of every process of ours, with a model that computes nothing.
 
-    python -m orca_lab.control_plane [--batches 1,8,32,64] [--seconds 5] [--json FILE]
+    python -m orca_cli.control_plane [--batches 1,8,32,64] [--seconds 5] [--json FILE]
 
 The stack is that of `orca serve` with a model of type `orca_timed` (0 s per iteration). For each batch size so many
 requests run at once; over a window the CPU time of endpoint, scheduler, rank and Redis is divided by the iterations
@@ -88,7 +88,7 @@ async def measure(stack: Stack, run_dir: Path, batch: int, seconds: float) -> di
     client = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "orca_lab.control_plane",
+        "orca_cli.control_plane",
         "--load",
         stack.grpc_addresses[0],
         "--batches",

@@ -1,0 +1,463 @@
+"""Algorithm 1 of the paper and its traps, one by one (reference/paper.md, section b; M4, M13, M16)."""
+
+import pytest
+
+from orca_scheduler.core import (
+    Action,
+    Arrived,
+    BatchReturned,
+    Cancelled,
+    Commit,
+    Core,
+    Drain,
+    EngineLost,
+    EngineReady,
+    GiveBack,
+    Outcome,
+    ScheduleBatch,
+    Tick,
+)
+from orca_scheduler.request import Arrival, Phase, Reason, Request
+from orca_scheduler.selection import Stop, select
+from orca_scheduler.slots import Slots
+
+WORD, EOS = 7, 0
+
+
+def formed(max_bs: int, n_workers: int = 1, n_slots: int = 1000, block_size: int = 1) -> Core:
+    core = Core(max_bs, n_workers, block_size)
+    assert core.step(EngineReady(0.0, n_slots, 1)) == []
+    return core
+
+
+def ask(claim: int, input_tokens: int = 3, max_new_tokens: int = 5, arrival: int | None = None) -> Arrival:
+    """A request; its place in the queue is its claim number, unless given."""
+    return Arrival(claim, claim if arrival is None else arrival, input_tokens, max_new_tokens, eos_token_ids=(EOS,))
+
+
+def arrive(core: Core, *arrivals: Arrival) -> list[list[int]]:
+    """The batches that arrivals cause, as lists of claims."""
+    return batches(core.step(Arrived(0.0, arrivals)))
+
+
+def back(core: Core, *tokens: int) -> list[Action]:
+    """The oldest batch returns, with these tokens or WORD for everyone."""
+    iteration, batch = core.in_flight[0]
+    return core.step(BatchReturned(0.0, iteration, tokens or (WORD,) * len(batch)))
+
+
+def batches(actions: list[Action]) -> list[list[int]]:
+    return [[m.claim for m in action.members] for action in actions if isinstance(action, ScheduleBatch)]
+
+
+def only_batch(actions: list[Action]) -> ScheduleBatch:
+    [batch] = [action for action in actions if isinstance(action, ScheduleBatch)]
+    return batch
+
+
+def finishes(actions: list[Action]) -> dict[int, Reason]:
+    outcomes = [outcome for action in actions if isinstance(action, Commit) for outcome in action.outcomes]
+    return {outcome.claim: outcome.finish for outcome in outcomes if outcome.finish is not None}
+
+
+# -- the loop, lines 1 to 14
+
+
+def test_figure_8a() -> None:
+    """Three workers, max_bs 2: AB, CD, EF, then AB again. No batch waits for n_workers batches to fill."""
+    core = formed(max_bs=2, n_workers=3)
+    a, b, c, d, e, f = range(1, 7)
+    assert arrive(core, *(ask(claim) for claim in (a, b, c, d, e, f))) == [[a, b], [c, d], [e, f]]
+    for again in ([a, b], [c, d], [e, f], [a, b], [c, d], [e, f]):
+        assert batches(back(core)) == [again]
+        assert core.n_scheduled == 3
+
+
+def test_a_batch_does_not_wait_for_the_pipeline_to_fill() -> None:
+    """Trap of figure 8: scheduling never waits until there is work for all workers."""
+    core = formed(max_bs=2, n_workers=3)
+    assert arrive(core, ask(1)) == [[1]]
+    assert arrive(core, ask(2)) == [[2]]
+    assert batches(back(core)) == [[1]]
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("max_bs", [1, 2, 5])
+def test_n_scheduled_counts_batches(max_bs: int, n_workers: int) -> None:
+    """Line 7: n_scheduled grows by one a batch, not by one a request."""
+    core = formed(max_bs, n_workers)
+    wanted = max_bs * n_workers
+    made = arrive(core, *(ask(claim) for claim in range(1, wanted + 4)))
+    assert [len(batch) for batch in made] == [max_bs] * n_workers
+    assert core.n_scheduled == n_workers
+    assert len(batches(back(core))) == 1
+    assert core.n_scheduled == n_workers
+
+
+def test_nothing_is_scheduled_at_n_workers() -> None:
+    """Line 8: then it waits for a return, whatever arrives."""
+    core = formed(max_bs=4, n_workers=2)
+    assert arrive(core, ask(1)) == [[1]]
+    assert arrive(core, ask(2)) == [[2]]
+    assert arrive(core, ask(3)) == []
+    assert core.step(Tick(1.0)) == []
+    assert batches(back(core)) == [[1, 3]]
+
+
+def test_increments_run() -> None:
+    """Trap 1: the request joins the batch in both phases, not in its initiation alone."""
+    core = formed(max_bs=1)
+    first = only_batch(core.step(Arrived(0.0, (ask(1, input_tokens=3, max_new_tokens=4),))))
+    seen = [(first.members[0].phase, first.members[0].length, first.members[0].token)]
+    for token in (11, 12, 13):
+        [member] = only_batch(back(core, token)).members
+        seen.append((member.phase, member.length, member.token))
+    assert seen == [
+        (Phase.INITIATION, 3, None),
+        (Phase.INCREMENT, 4, 11),
+        (Phase.INCREMENT, 5, 12),
+        (Phase.INCREMENT, 6, 13),
+    ]
+    assert back(core, 14) == [Commit(4, (Outcome(1, 3, 14, Reason.LENGTH),))]
+
+
+def test_a_running_request_is_not_selected_again() -> None:
+    """Lines 6 and 17."""
+    core = formed(max_bs=2, n_workers=4)
+    assert arrive(core, ask(1)) == [[1]]
+    assert core.step(Tick(0.0)) == []
+    assert arrive(core, ask(2)) == [[2]]
+    assert core.n_scheduled == 2
+
+
+def test_finished_requests_release_their_slots() -> None:
+    """Lines 11 to 13, for the length, an end token and a stop token alike."""
+    core = formed(max_bs=3, n_slots=30)
+    requests = (ask(1, 3, 1), ask(2, 3, 5), ask(3, 3, 5)._replace(stop_token_ids=(9,)), ask(4, 3, 5))
+    assert arrive(core, *requests) == [[1, 2, 3]]
+    assert core.slots.reserved == 4 + 8 + 8
+    actions = back(core, WORD, EOS, 9)
+    assert finishes(actions) == {1: Reason.LENGTH, 2: Reason.EOS, 3: Reason.STOP_TOKEN}
+    assert batches(actions) == [[4]]
+    assert core.slots.reserved == 8
+    assert sorted(only_batch(actions).free_rows) == [0, 1, 2]
+
+
+# -- iterations: who joins and who leaves
+
+
+def test_an_arrival_joins_the_very_next_iteration() -> None:
+    """Section 3.1: a new request waits for one iteration at most, while others generate."""
+    core = formed(max_bs=3)
+    assert arrive(core, ask(1), ask(2)) == [[1, 2]]
+    assert batches(back(core)) == [[1, 2]]
+    assert arrive(core, ask(3)) == []
+    batch = only_batch(back(core))
+    assert [(m.claim, m.phase) for m in batch.members] == [
+        (1, Phase.INCREMENT),
+        (2, Phase.INCREMENT),
+        (3, Phase.INITIATION),
+    ]
+
+
+def test_an_early_finisher_leaves_while_its_batch_mates_go_on() -> None:
+    """Figure 3's dead weight does not exist: its end is told with the return, and its place is another's."""
+    core = formed(max_bs=2)
+    assert arrive(core, ask(1, 2, 5), ask(2, 2, 2), ask(3, 2, 5)) == [[1, 2]]
+    assert batches(back(core)) == [[1, 2]]
+    actions = back(core, 21, 22)
+    assert actions[0] == Commit(2, (Outcome(1, 1, 21, None), Outcome(2, 1, 22, Reason.LENGTH)))
+    assert batches(actions) == [[1, 3]]
+
+
+def test_a_later_request_may_finish_earlier() -> None:
+    core = formed(max_bs=2)
+    arrive(core, ask(1, 2, 5), ask(2, 2, 1))
+    assert finishes(back(core)) == {2: Reason.LENGTH}
+    assert [request.claim for request in core.requests] == [1]
+
+
+def test_mixed_phases_lengths_and_indexes_share_a_batch() -> None:
+    """M5 and figure 5: two increments at different indexes, and two initiations of different lengths."""
+    core = formed(max_bs=4)
+    arrive(core, ask(1, 4))
+    back(core)
+    arrive(core, ask(2, 2))
+    back(core)
+    arrive(core, ask(3, 2), ask(4, 3))
+    members = only_batch(back(core)).members
+    assert [(m.claim, m.phase, m.length) for m in members] == [
+        (1, Phase.INCREMENT, 7),
+        (2, Phase.INCREMENT, 3),
+        (3, Phase.INITIATION, 2),
+        (4, Phase.INITIATION, 3),
+    ]
+
+
+def test_the_order_is_of_arrival_not_of_coming() -> None:
+    """Line 18: a request that was given back comes late and stands before those that arrived after it."""
+    core = formed(max_bs=2)
+    assert arrive(core, ask(1, arrival=5), ask(2, arrival=6)) == [[1, 2]]
+    assert arrive(core, ask(3, arrival=2)._replace(generated=2)) == []
+    batch = only_batch(back(core))
+    assert [m.claim for m in batch.members] == [3, 1]
+    assert batch.members[0].phase is Phase.INITIATION
+    assert batch.members[0].length == 3 + 2
+
+
+def test_committed_tokens_join_the_initiation_and_keep_their_indexes() -> None:
+    core = formed(max_bs=1)
+    again = ask(1, 3, 5)._replace(generated=3)
+    [member] = only_batch(core.step(Arrived(0.0, (again,)))).members
+    assert (member.phase, member.length, member.token) == (Phase.INITIATION, 6, None)
+    assert len(member.blocks) == 8  # of max_tokens, as ever
+    assert back(core, 31)[0] == Commit(1, (Outcome(1, 3, 31, None),))
+    assert back(core, 32)[0] == Commit(2, (Outcome(1, 4, 32, Reason.LENGTH),))
+
+
+# -- slots
+
+
+def test_a_failed_reservation_lets_nobody_overtake() -> None:
+    """Trap 2: the scan stops for INITIATION, though a later request would fit."""
+    core = formed(max_bs=3, n_slots=10)
+    assert arrive(core, ask(1, 3, 3)) == [[1]]
+    assert arrive(core, ask(2, 4, 4), ask(3, 1, 1)) == []
+    batch = only_batch(back(core))
+    assert [m.claim for m in batch.members] == [1]
+    assert batch.stop is Stop.SLOTS
+    assert batch.reserved == 6
+    assert batches(back(core)) == [[1]]
+    actions = back(core)
+    assert finishes(actions) == {1: Reason.LENGTH}
+    assert batches(actions) == [[2, 3]]
+
+
+def test_a_failed_reservation_keeps_no_increment_out() -> None:
+    """Trap 2: a given-back request may stand before INCREMENT requests and not fit; they go on, and so free slots."""
+    core = formed(max_bs=3, n_slots=10)
+    assert arrive(core, ask(1, 3, 3, arrival=8)) == [[1]]
+    assert arrive(core, ask(2, 4, 4, arrival=2), ask(3, 1, 1, arrival=9)) == []
+    batch = only_batch(back(core))
+    assert [m.claim for m in batch.members] == [1]
+    assert batch.stop is Stop.SLOTS
+    assert batches(back(core)) == [[1]]
+    assert batches(back(core)) == [[2, 3]]
+
+
+def test_an_increment_takes_no_new_slots() -> None:
+    core = formed(max_bs=1, n_slots=8)
+    arrive(core, ask(1, 3, 5))
+    assert core.slots.free == 0
+    for _ in range(4):
+        batch = only_batch(back(core))
+        assert batch.members[0].blocks == ()
+        assert batch.reserved == 8
+
+
+def test_never_fits_is_refused() -> None:
+    """Trap 4: it would stand at the head of the queue for ever. What is exactly as large as the engine runs."""
+    core = formed(max_bs=2, n_slots=10)
+    actions = core.step(Arrived(0.0, (ask(1, 6, 5), ask(2, 5, 5))))
+    assert actions[0] == Commit(None, (Outcome(1, 0, None, Reason.NEVER_FITS),))
+    assert batches(actions) == [[2]]
+    assert core.slots.free == 0
+    assert [request.claim for request in core.requests] == [2]
+
+
+def test_never_fits_counts_whole_blocks() -> None:
+    """19 slots in blocks of 8 are two blocks: 16 tokens fit, 17 never do."""
+    core = formed(max_bs=2, n_slots=19, block_size=8)
+    assert finishes(core.step(Arrived(0.0, (ask(1, 16, 1),)))) == {1: Reason.NEVER_FITS}
+    assert arrive(core, ask(2, 15, 1)) == [[2]]
+    assert core.slots.reserved == 16
+
+
+def test_a_block_is_reserved_whole() -> None:
+    """Nine tokens in blocks of 8 take 16 slots, and so a third block stays for a third request alone."""
+    core = formed(max_bs=3, n_slots=24, block_size=8)
+    batch = only_batch(core.step(Arrived(0.0, (ask(1, 8, 1), ask(2, 8, 1)))))
+    assert [m.claim for m in batch.members] == [1]
+    assert (batch.reserved, batch.stop) == (16, Stop.SLOTS)
+
+
+# -- no empty batches, nothing spins (trap 3)
+
+
+def test_no_empty_batch_is_scheduled() -> None:
+    core = Core(2, 3, 1)
+    assert core.step(Tick(0.0)) == []
+    assert core.step(EngineReady(0.0, 10, 1)) == []
+    assert core.step(Arrived(0.0, ())) == []
+    assert core.step(Cancelled(0.0, (1,))) == []
+    assert arrive(core, ask(1, 3, 1)) == [[1]]
+    assert core.step(Tick(0.0)) == []  # RUNNING, and two workers idle
+    assert arrive(core, ask(2, 5, 5)) == []  # does not fit beside it
+    assert back(core)[1:] != []
+    assert batches(back(core)) == [[2]]
+    core.step(Cancelled(0.0, (2,)))
+    assert back(core) == []
+    assert core.n_scheduled == 0
+
+
+# -- ends that the paper leaves out (trap 5)
+
+
+def test_a_cancelled_running_request_keeps_its_slots_until_its_batch_returns() -> None:
+    core = formed(max_bs=1, n_workers=2, n_slots=16)
+    assert arrive(core, ask(1)) == [[1]]
+    assert arrive(core, ask(2)) == [[2]]
+    assert arrive(core, ask(3)) == []
+    assert core.step(Cancelled(0.0, (1,))) == []
+    assert core.slots.reserved == 16
+    actions = back(core)
+    assert actions == [only_batch(actions)]  # its token is void
+    assert batches(actions) == [[3]]
+    assert only_batch(actions).free_rows == (0,)
+    assert core.slots.reserved == 16
+
+
+def test_a_cancelled_running_request_keeps_its_slots_while_workers_idle() -> None:
+    core = formed(max_bs=1, n_workers=3, n_slots=8)
+    assert arrive(core, ask(1)) == [[1]]
+    assert core.step(Cancelled(0.0, (1,))) == []
+    assert arrive(core, ask(2)) == []
+    assert core.step(Cancelled(0.0, (1,))) == []
+    assert core.slots.reserved == 8
+    assert batches(back(core)) == [[2]]
+
+
+def test_a_cancelled_increment_frees_its_slots_at_once() -> None:
+    """Claim 2 has run and waits beside a full batch; the row it leaves is told to the ranks with its reuse."""
+    core = formed(max_bs=1, n_workers=2, n_slots=24)
+    assert arrive(core, ask(2, arrival=2)) == [[2]]
+    assert arrive(core, ask(1, arrival=1)) == [[1]]
+    assert arrive(core, ask(0, arrival=0)) == []
+    assert batches(back(core)) == [[0]]  # claim 2 is in INCREMENT and waits
+    assert core.slots.reserved == 24
+    assert core.step(Cancelled(0.0, (2,))) == []
+    assert core.slots.reserved == 16
+    assert arrive(core, ask(3, arrival=3)) == []
+    batch = only_batch(back(core, EOS))
+    assert [(m.claim, m.row) for m in batch.members] == [(3, 0)]
+    assert sorted(batch.free_rows) == [0, 1]
+
+
+def test_a_cancelled_waiting_request_never_runs() -> None:
+    core = formed(max_bs=1)
+    assert arrive(core, ask(1), ask(2), ask(3)) == [[1]]
+    assert core.step(Cancelled(0.0, (2,))) == []
+    assert batches(back(core, EOS)) == [[3]]
+
+
+def test_a_deadline_ends_the_waiting_at_the_tick_and_the_running_at_its_return() -> None:
+    """Never a shortened answer: a late token is not committed."""
+    core = formed(max_bs=1)
+    late = [ask(claim)._replace(deadline=1.0) for claim in (1, 2)]
+    assert arrive(core, *late) == [[1]]
+    assert core.step(Tick(0.9)) == []
+    assert core.step(Tick(1.0)) == [Commit(None, (Outcome(2, 0, None, Reason.DEADLINE),))]
+    assert core.slots.reserved == 8
+    assert core.step(BatchReturned(1.1, 1, (WORD,))) == [Commit(1, (Outcome(1, 0, None, Reason.DEADLINE),))]
+    assert core.slots.reserved == 0
+
+
+def test_a_loss_gives_back_who_had_not_ended() -> None:
+    """Claim 1 is RUNNING, claim 2 was cancelled while RUNNING, claim 3 waits."""
+    core = formed(max_bs=2)
+    assert arrive(core, ask(1), ask(2), ask(3)) == [[1, 2]]
+    core.step(Cancelled(0.0, (2,)))
+    assert core.step(EngineLost(0.0)) == [GiveBack(((1, True), (3, False)))]
+    assert core.step(EngineLost(0.0)) == []
+    assert core.step(EngineReady(0.0, 8, 50)) == []
+    batch = only_batch(core.step(Arrived(0.0, (ask(4, arrival=1),))))
+    assert (batch.iteration, batch.free_rows) == (50, ())  # the new ranks know no rows
+
+
+def test_a_drained_core_lets_its_batches_return_and_schedules_none() -> None:
+    core = formed(max_bs=1, n_workers=2)
+    assert arrive(core, ask(1), ask(2)) == [[1], [2]]
+    assert core.step(Drain(0.0)) == []
+    assert batches(back(core)) == []
+    assert batches(back(core)) == []
+    assert core.n_scheduled == 0
+    assert arrive(core, ask(3)) == []
+    assert core.step(EngineLost(0.0)) == [GiveBack(((1, False), (2, False), (3, False)))]
+
+
+def test_a_return_out_of_order_is_our_own_mistake() -> None:
+    core = formed(max_bs=1, n_workers=2)
+    arrive(core, ask(1), ask(2))
+    with pytest.raises(AssertionError, match="iteration 2 returned before 1"):
+        core.step(BatchReturned(0.0, 2, (WORD,)))
+
+
+# -- select, lines 15 to 27
+
+
+def a_request(arrival: int, size: int = 4, phase: Phase = Phase.INITIATION, running: bool = False) -> Request:
+    arrived = Arrival(arrival, arrival, size - 1, 1)
+    row = None if phase is Phase.INITIATION else arrival
+    return Request(arrived, in_order=True, generated=0, phase=phase, running=running, row=row)
+
+
+def selected(pool: list[Request], max_bs: int, n_slots: int) -> tuple[list[int], Stop]:
+    selection = select(pool, max_bs, Slots(n_slots, 1))
+    return [request.claim for request in selection.batch], selection.stop
+
+
+def test_select_stops_at_max_bs() -> None:
+    assert selected([a_request(1), a_request(2), a_request(3)], 2, 100) == ([1, 2], Stop.BATCH_FULL)
+
+
+def test_select_stops_at_the_slots() -> None:
+    assert selected([a_request(1), a_request(2, size=8), a_request(3)], 3, 10) == ([1], Stop.SLOTS)
+    assert selected([a_request(1, size=11)], 3, 10) == ([], Stop.SLOTS)
+
+
+def test_select_stops_at_the_pools_end() -> None:
+    assert selected([], 2, 10) == ([], Stop.POOL)
+    assert selected([a_request(1), a_request(2)], 2, 8) == ([1, 2], Stop.POOL)  # full, and nobody else waits
+    assert selected([a_request(1), a_request(2), a_request(3, running=True)], 2, 8) == ([1, 2], Stop.POOL)
+    assert selected([a_request(1, running=True)], 2, 8) == ([], Stop.POOL)
+
+
+def test_select_passes_a_blocked_initiation_for_increments_alone() -> None:
+    pool = [a_request(1, size=8), a_request(2, phase=Phase.INCREMENT), a_request(3), a_request(4, size=1)]
+    assert selected(pool, 4, 4) == ([2], Stop.SLOTS)
+    assert selected(pool, 4, 12) == ([1, 2, 3], Stop.SLOTS)
+    assert selected(pool, 1, 4) == ([2], Stop.BATCH_FULL)
+
+
+def test_select_counts_what_it_has_selected() -> None:
+    """Two requests that fit one by one, and not together."""
+    assert selected([a_request(1, size=6), a_request(2, size=6)], 2, 10) == ([1], Stop.SLOTS)
+
+
+def test_select_changes_nothing() -> None:
+    pool, slots = [a_request(1), a_request(2, size=9)], Slots(10, 1)
+    first = select(pool, 2, slots)
+    assert (slots.free, slots.rows()) == (10, {})
+    assert all(request.row is None and not request.running and not request.iterations for request in pool)
+    assert select(pool, 2, slots) == first
+
+
+# -- slots
+
+
+def test_slots_hand_out_and_take_back() -> None:
+    slots = Slots(35, 8)
+    assert (slots.n_slots, slots.free, slots.reserved) == (32, 32, 0)
+    assert [slots.size(tokens) for tokens in (1, 8, 9)] == [8, 8, 16]
+    (one, first), (two, second) = slots.reserve(9), slots.reserve(8)
+    assert one != two
+    assert (len(first), len(second), len({*first, *second})) == (2, 1, 3)
+    assert (slots.free, slots.reserved) == (8, 24)
+    assert slots.rows() == {one: first, two: second}
+    slots.release(one)
+    assert (slots.free, slots.rows()) == (24, {two: second})
+    with pytest.raises(KeyError):
+        slots.release(one)  # exactly once
+    assert slots.reserve(24)[0] == one  # rows are small: the lowest free one
+    with pytest.raises(AssertionError, match="more than is free"):
+        slots.reserve(1)

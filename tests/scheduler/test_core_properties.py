@@ -1,0 +1,319 @@
+"""Every invariant of DESIGN section 5, over random sequences of events (the checks themselves are in `world.py`)."""
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from scheduler.world import EOS, STOP, WORD, Asked, World, storm
+
+from orca_scheduler.core import Arrived, BatchReturned, Commit, Core, EngineReady, GiveBack
+from orca_scheduler.invariants import violations
+from orca_scheduler.request import Arrival, Phase, Reason
+from orca_scheduler.selection import Stop
+
+ASKED = st.builds(
+    Asked,
+    input_tokens=st.integers(1, 12),
+    max_new_tokens=st.integers(1, 8),
+    eos=st.booleans(),
+    stop=st.booleans(),
+    patience=st.none() | st.floats(0, 3),
+)
+TOKENS = st.lists(st.sampled_from((EOS, STOP, WORD, WORD + 1, WORD + 2)), min_size=5, max_size=5)
+INDEX = st.integers(0, 30)
+
+
+class Schedules(RuleBasedStateMachine):
+    """All events in any legal order. What `World` finds wrong fails the run, and hypothesis makes it short."""
+
+    world: World
+    n_slots: int
+
+    @initialize(
+        max_bs=st.integers(1, 5),
+        n_workers=st.integers(1, 4),
+        block_size=st.sampled_from((1, 4, 16)),
+        n_slots=st.integers(8, 40),
+    )
+    def start(self, max_bs: int, n_workers: int, block_size: int, n_slots: int) -> None:
+        self.n_slots = n_slots
+        self.world = World(max_bs, n_workers, block_size)
+        self.world.form(n_slots)
+
+    @rule(asked=st.lists(ASKED, min_size=1, max_size=4))
+    def arrive(self, asked: list[Asked]) -> None:
+        self.world.arrive(*asked)
+
+    @rule(asked=ASKED, generated=st.integers(0, 7))
+    def detour(self, asked: Asked, generated: int) -> None:
+        self.world.detour(asked, generated)
+
+    @precondition(lambda self: self.world.queue)
+    @rule(index=INDEX)
+    def again(self, index: int) -> None:
+        self.world.again(index)
+
+    @precondition(lambda self: self.world.lives)
+    @rule(index=INDEX)
+    def echo(self, index: int) -> None:
+        self.world.echo(index)
+
+    @precondition(lambda self: self.world.in_flight)
+    @rule(tokens=TOKENS)
+    def back(self, tokens: list[int]) -> None:
+        self.world.back(*tokens)
+
+    @precondition(lambda self: self.world.in_flight)
+    @rule(tokens=TOKENS, times=st.integers(2, 6))
+    def backs(self, tokens: list[int], times: int) -> None:
+        for _ in range(times):
+            if self.world.in_flight:
+                self.world.back(*tokens)
+
+    @precondition(lambda self: self.world.lives)
+    @rule(index=INDEX, twice=st.booleans())
+    def cancel(self, index: int, twice: bool) -> None:
+        claims = sorted(self.world.lives)
+        claim = claims[index % len(claims)]
+        self.world.cancel(*([claim, claim] if twice else [claim]))
+
+    @rule(claim=st.integers(0, 99))
+    def cancel_anybody(self, claim: int) -> None:
+        self.world.cancel(claim)
+
+    @rule(seconds=st.floats(0, 2))
+    def tick(self, seconds: float) -> None:
+        self.world.tick(seconds)
+
+    @precondition(lambda self: len(self.world.record) % 8 == 7)  # rarely: or everything is short
+    @rule()
+    def lose(self) -> None:
+        self.world.lose()
+
+    @precondition(lambda self: not self.world.formed)
+    @rule(gap=st.integers(1, 5))
+    def form(self, gap: int) -> None:
+        self.world.form(self.n_slots, gap)
+
+    @precondition(lambda self: len(self.world.record) % 25 == 24)
+    @rule()
+    def drain(self) -> None:
+        self.world.drain()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.quiesce()
+
+
+Schedules.TestCase.settings = settings(
+    max_examples=300,
+    stateful_step_count=50,
+    deadline=None,
+    database=None,
+    report_multiple_bugs=False,  # the first one, made short soon
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestSchedules = Schedules.TestCase
+
+
+@pytest.mark.parametrize("first", range(0, 400, 50))
+def test_long_storms(first: int) -> None:
+    """Longer sequences than hypothesis makes, with small slots; at their end everything ends."""
+    for seed in range(first, first + 50):
+        world = storm(random.Random(seed), 250)
+        world.quiesce()
+
+
+def test_storms_reach_everything() -> None:
+    """The random sequences meet every case that the checks are about."""
+    stops: Counter[Stop] = Counter()
+    finishes: Counter[Reason | None] = Counter()
+    given: Counter[bool] = Counter()
+    deepest = 0
+    past_blocked = 0  # increments in a batch from which an initiation was kept out by the slots
+    for seed in range(60):
+        world = storm(random.Random(seed), 250)
+        stops += world.stops
+        for _, actions in world.record:
+            for action in actions:
+                if isinstance(action, Commit):
+                    finishes.update(outcome.finish for outcome in action.outcomes)
+                elif isinstance(action, GiveBack):
+                    given.update(running for _, running in action.requests)
+                else:
+                    phases = {member.phase for member in action.members}
+                    past_blocked += action.stop is Stop.SLOTS and Phase.INCREMENT in phases
+        deepest = max(deepest, world.n_workers)
+    assert set(stops) == set(Stop)
+    assert set(finishes) == {None, *Reason}
+    assert set(given) == {True, False}
+    assert min(*stops.values(), *finishes.values(), *given.values(), past_blocked) >= 20
+    assert deepest == 4
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_arrivals_within_room_never_wait_for_slots(seed: int) -> None:
+    """`room` is what may be claimed: who comes within it can start as soon as a batch may be scheduled."""
+    draw = random.Random(seed)
+    world = World(max_bs=draw.randint(1, 5), n_workers=draw.randint(1, 4), block_size=draw.choice((1, 4, 16)))
+    world.form(world.block_size * draw.randint(3, 20))
+    came = 0
+    for _ in range(300):
+        room = world.core.room()
+        if draw.random() < 0.5 and room.requests and room.slots > 1:
+            total = draw.randint(2, min(room.slots, 24))
+            inputs = draw.randint(1, total - 1)
+            world.arrive(Asked(inputs, total - inputs))
+            came += 1
+        elif world.in_flight:
+            world.back(*[WORD] * world.max_bs)
+    assert came > 20
+    assert world.stops[Stop.SLOTS] == 0
+    world.quiesce()
+
+
+def test_the_same_events_give_the_same_actions() -> None:
+    for seed in range(30):
+        world = storm(random.Random(seed), 150)
+        again = Core(world.max_bs, world.n_workers, world.block_size)
+        for event, actions in world.record:
+            assert again.step(event) == actions
+
+
+def test_claims_that_reach_a_lost_engine_are_given_back() -> None:
+    """A claim's answer may come after the loss; the request is not the engine's to end."""
+    world = World(2, 1, 1)
+    world.form(8)
+    world.lose()
+    world.arrive(Asked(2, 2))
+    assert world.record[-1][1] == [GiveBack(((1, False),))]
+    world.form(8)
+    world.again(0)
+    world.quiesce()
+
+
+# -- invariants.violations finds planted damage
+
+
+def a_busy_core() -> Core:
+    """Two workers, max_bs 2, blocks of 4: claims 1 and 2 in flight as increments, 3 as initiation; 4 does not fit."""
+    core = Core(max_bs=2, n_workers=2, block_size=4)
+    core.step(EngineReady(0.0, 32, 1))
+    core.step(Arrived(0.0, tuple(Arrival(n, n, 4, 4) for n in (1, 2, 3))))
+    core.step(Arrived(0.0, (Arrival(4, 4, 4, 12),)))
+    core.step(BatchReturned(0.0, 1, (WORD, WORD)))
+    return core
+
+
+def a_batch_too_many(core: Core) -> None:
+    core.n_workers = 1
+
+
+def a_batch_above_max_bs(core: Core) -> None:
+    core.max_bs = 1
+
+
+def an_empty_batch(core: Core) -> None:
+    core.in_flight[0] = (core.in_flight[0][0], ())
+    for request in core.requests:
+        request.running = any(request in batch for _, batch in core.in_flight)
+
+
+def in_flight_twice(core: Core) -> None:
+    core.in_flight[0] = (core.in_flight[0][0], (core.requests[2], core.requests[0]))
+
+
+def in_flight_and_not_running(core: Core) -> None:
+    core.in_flight[0][1][0].running = False
+
+
+def running_and_not_in_flight(core: Core) -> None:
+    core.in_flight.popleft()
+
+
+def released_too_early(core: Core) -> None:
+    row = core.requests[0].row
+    assert row is not None
+    core.slots.release(row)
+
+
+def never_released(core: Core) -> None:
+    core.slots.reserve(4)
+
+
+def a_block_with_two_holders(core: Core) -> None:
+    first, second = core.requests[:2]
+    assert second.row is not None
+    second.blocks = core.slots._held[second.row] = first.blocks
+
+
+def a_block_that_does_not_exist(core: Core) -> None:
+    first = core.requests[0]
+    assert first.row is not None
+    first.blocks = core.slots._held[first.row] = (99, *first.blocks[1:])
+
+
+def more_reserved_than_needed(core: Core) -> None:
+    first = core.requests[0]
+    first.arrived = first.arrived._replace(max_new_tokens=0)
+
+
+def a_later_one_ran_more(core: Core) -> None:
+    core.requests[1].iterations += 5
+
+
+def ended_and_kept(core: Core) -> None:
+    core.requests[3].ended = True
+
+
+def increment_without_a_row(core: Core) -> None:
+    core.requests[3].phase = Phase.INCREMENT
+
+
+def iterations_without_a_row(core: Core) -> None:
+    core.requests[3].iterations = 1
+
+
+DAMAGE: list[tuple[Callable[[Core], None], str]] = [
+    (a_batch_too_many, r"2 batches are in flight, n_workers is 1"),
+    (a_batch_above_max_bs, r"iteration \d has 2 requests"),
+    (an_empty_batch, r"iteration \d has 0 requests"),
+    (in_flight_twice, r"a request is in flight twice"),
+    (in_flight_and_not_running, r"RUNNING requests are not those in flight"),
+    (running_and_not_in_flight, r"RUNNING requests are not those in flight"),
+    (released_too_early, r"slots are held by rows \[1, 2\], live requests have \[0, 1, 2\]"),
+    (never_released, r"slots are held by rows \[0, 1, 2, 3\], live requests have \[0, 1, 2\]"),
+    (a_block_with_two_holders, r"a block is held twice"),
+    (a_block_that_does_not_exist, r"a block is held twice, or does not exist"),
+    (more_reserved_than_needed, r"24 slots are reserved, live requests need 20"),
+    (a_later_one_ran_more, r"claim 2 ran 7 iterations, claim 1 before it 2"),
+    (ended_and_kept, r"claim 4 ended and was kept"),
+    (increment_without_a_row, r"claim 4 is in increment with 0 iterations and row None"),
+    (iterations_without_a_row, r"claim 4 is in initiation with 1 iterations and row None"),
+]
+
+
+def test_the_busy_core_is_well() -> None:
+    core = a_busy_core()
+    assert violations(core) == []
+    assert [request.running for request in core.requests] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(("damage", "sentence"), DAMAGE, ids=lambda value: getattr(value, "__name__", ""))
+def test_damage_is_found(damage: Callable[[Core], None], sentence: str) -> None:
+    core = a_busy_core()
+    damage(core)
+    found = violations(core)
+    assert any(re.search(sentence, one) for one in found), found
+
+
+def test_a_cancelled_running_request_released_at_once_is_found() -> None:
+    """The trap itself as damage: the pool forgets it while its batch is in flight."""
+    core = a_busy_core()
+    core._remove(core.requests[0])
+    assert "RUNNING requests are not those in flight" in violations(core)

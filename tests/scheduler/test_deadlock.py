@@ -1,0 +1,126 @@
+"""Why slots are reserved (paper section 4.2, M15): naive allocation deadlocks, Algorithm 1 does not.
+
+The naive engine is the very loop of the core with another Select: it takes a slot when a token needs one. An engine of
+endless slots puts the core's own reservation out of action; what binds is the naive engine's memory.
+"""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orca_scheduler.core import Action, Arrived, BatchReturned, Commit, Core, EngineReady
+from orca_scheduler.request import Arrival, Request
+from orca_scheduler.selection import Selection, Stop
+from orca_scheduler.slots import Slots
+
+ENDLESS = 1 << 20
+WORD = 7
+
+
+class OnDemand:
+    """The Attention K/V manager without reservation: a token's slot is taken in the iteration that stores it."""
+
+    def __init__(self, n_slots: int) -> None:
+        self.n_slots = n_slots
+        self.stored: dict[int, int] = {}  # claim -> slots that it holds
+
+    @property
+    def free(self) -> int:
+        return self.n_slots - sum(self.stored.values())
+
+    def needs(self, request: Request) -> int:
+        """Slots for its next iteration: all its input tokens', later one token's."""
+        return request.length - self.stored.get(request.claim, 0)
+
+    def select(self, pool: list[Request], max_bs: int, _: Slots) -> Selection:
+        """Whoever finds slots now, by arrival; nobody's failure stops another."""
+        live = {request.claim for request in pool}
+        self.stored = {claim: count for claim, count in self.stored.items() if claim in live}
+        batch: list[Request] = []
+        for request in pool:
+            if not request.running and len(batch) < max_bs and self.needs(request) <= self.free:
+                self.stored[request.claim] = request.length
+                batch.append(request)
+        return Selection(tuple(batch), Stop.POOL)
+
+
+def run(core: Core, n_slots: int, requests: list[Arrival]) -> tuple[dict[int, int], int]:
+    """Runs until nothing is in flight: the number of tokens of those who finished, and how many iterations it took."""
+    tokens: dict[int, int] = {}
+    finished: set[int] = set()
+
+    def hear(actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Commit):
+                for claim, _, token, finish in action.outcomes:
+                    tokens[claim] = tokens.get(claim, 0) + (token is not None)
+                    if finish is not None:
+                        finished.add(claim)
+
+    hear(core.step(EngineReady(0.0, n_slots, 1)))
+    hear(core.step(Arrived(0.0, tuple(requests))))
+    iterations = 0
+    while core.in_flight:
+        iteration, batch = core.in_flight[0]
+        hear(core.step(BatchReturned(0.0, iteration, (WORD,) * len(batch))))
+        iterations += 1
+        assert iterations < 10_000, "iterations return and requests do not advance"
+    return {claim: tokens[claim] for claim in finished}, iterations
+
+
+# x1 "my cat is", x2 "I": with six slots, both hold what they have after two iterations, and the third finds none.
+EXAMPLE = [Arrival(1, 1, 3, 3), Arrival(2, 2, 1, 5)]
+
+
+def test_naive_allocation_deadlocks() -> None:
+    memory = OnDemand(6)
+    core = Core(2, 1, 1, memory.select)
+    finished, iterations = run(core, ENDLESS, EXAMPLE)
+    assert finished == {}
+    assert iterations == 2
+    assert memory.stored == {1: 4, 2: 2}
+    assert memory.free == 0
+    assert [request.generated for request in core.requests] == [2, 2]  # both wait for their next slot
+    assert all(memory.needs(request) == 1 for request in core.requests)
+    assert core.step(Arrived(1.0, ())) == []  # and for ever
+
+
+def test_each_alone_fits_the_naive_engine() -> None:
+    """It is the sharing that deadlocks: neither request is too large."""
+    for request in EXAMPLE:
+        memory = OnDemand(6)
+        assert run(Core(2, 1, 1, memory.select), ENDLESS, [request])[0] == {request.claim: request.max_new_tokens}
+
+
+def test_reservation_finishes_the_same_requests() -> None:
+    core = Core(2, 1, 1)
+    finished, iterations = run(core, 6, EXAMPLE)
+    assert finished == {1: 3, 2: 5}
+    assert iterations == 8
+    assert core.slots.reserved == 0
+
+
+REQUESTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 8)), min_size=1, max_size=12)
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(sizes=REQUESTS, max_bs=st.integers(1, 5), n_workers=st.integers(1, 4), spare=st.integers(0, 6))
+def test_reservation_never_deadlocks(sizes: list[tuple[int, int]], max_bs: int, n_workers: int, spare: int) -> None:
+    """Any requests, with memory for little more than the largest of them."""
+    requests = [Arrival(n, n, inputs, new) for n, (inputs, new) in enumerate(sizes, 1)]
+    n_slots = max(request.max_tokens for request in requests) + spare
+    core = Core(max_bs, n_workers, 1)
+    finished, _ = run(core, n_slots, requests)
+    assert finished == {request.claim: request.max_new_tokens for request in requests}
+    assert core.slots.reserved == 0
+
+
+def test_naive_allocation_deadlocks_in_a_pipeline_too() -> None:
+    """Figure 8's engine, three workers: equal requests grow alike until no one can."""
+    requests = [Arrival(n, n, 4, 8) for n in range(1, 7)]
+    memory = OnDemand(36)  # each alone needs 11, reserved 12
+    core = Core(2, 3, 1, memory.select)
+    finished, _ = run(core, ENDLESS, requests)
+    assert finished == {}
+    assert memory.free == 0
+    assert len(core.requests) == 6
+    assert run(Core(2, 3, 1), 36, requests)[0] == dict.fromkeys(range(1, 7), 8)

@@ -1,0 +1,225 @@
+"""Who may import whom: the rules of the house (DESIGN, section 2), held against every import in the tree."""
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HOME = {  # import package -> the folder that holds it
+    "orca": "protos",
+    "orca_common": "services/common",
+    "orca_pool": "services/pool",
+    "orca_endpoint": "services/endpoint",
+    "orca_scheduler": "services/scheduler",
+    "orca_worker": "services/worker",
+    "orca_kernels": "kernels",
+    "orca_client": "client",
+    "orca_lab": "lab",
+    "orca_cli": "cli",
+}
+CORE = ("request", "slots", "selection", "core")  # the pure modules of orca_scheduler
+IMPURE = {  # modules of the standard library with a clock, chance or the world in them
+    *("asyncio", "concurrent", "contextvars", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "queue"),
+    *("random", "sched", "secrets", "select", "selectors", "shutil", "signal", "socket", "subprocess", "sys"),
+    *("tempfile", "threading", "time", "uuid"),
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """`module` is absolute: `from .core import X` in orca_scheduler is `orca_scheduler.core`, with `name` X."""
+
+    path: Path
+    line: int
+    module: str
+    name: str | None = None
+
+    @property
+    def top(self) -> str:
+        return self.module.partition(".")[0]
+
+    def within(self, *modules: str) -> bool:
+        """Whether it is one of these modules, or of what is in them."""
+        full = f"{self.module}.{self.name}" if self.name else self.module
+        return any(full == module or full.startswith(f"{module}.") for module in modules)
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} imports {self.module}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`allows` judges one import of a module that the rule is about; `about` is the folder or the modules."""
+
+    sentence: str
+    package: str
+    allows: Callable[[Import], bool]
+    modules: tuple[str, ...] | None = None  # file names without .py; None: all of the package
+
+
+def ours(found: Import, *allowed: str) -> bool:
+    """Of our own packages only these (and itself, which each rule adds)."""
+    return found.top not in HOME or found.within(*allowed)
+
+
+def third_party(found: Import, *allowed: str) -> bool:
+    return found.top in HOME or found.top in sys.stdlib_module_names or found.within(*allowed)
+
+
+RULES = [
+    Rule("orca_common imports nothing of ours but orca.v1", "orca_common", lambda i: ours(i, "orca_common", "orca.v1")),
+    Rule(
+        "orca_pool -> orca_common, orca.v1",
+        "orca_pool",
+        lambda i: ours(i, "orca_pool", "orca_common", "orca.v1"),
+    ),
+    Rule(
+        "orca_endpoint -> orca_pool, orca_common, orca.v1; never torch, never orca_scheduler or orca_worker",
+        "orca_endpoint",
+        lambda i: ours(i, "orca_endpoint", "orca_pool", "orca_common", "orca.v1") and not i.within("torch"),
+    ),
+    Rule(
+        "orca_scheduler -> orca_pool, orca_common, orca.v1; never torch",
+        "orca_scheduler",
+        lambda i: ours(i, "orca_scheduler", "orca_pool", "orca_common", "orca.v1") and not i.within("torch"),
+    ),
+    Rule(
+        "kubernetes is imported only in orca_scheduler/discovery.py",
+        "orca_scheduler",
+        lambda i: not i.within("kubernetes", "kubernetes_asyncio") or i.path.name == "discovery.py",
+    ),
+    Rule(
+        "orca_worker -> orca_kernels, orca_common, orca.v1; never kubernetes",
+        "orca_worker",
+        lambda i: ours(i, "orca_worker", "orca_kernels", "orca_common", "orca.v1") and not i.within("kubernetes"),
+    ),
+    Rule(
+        "orca_kernels -> torch, triton; nothing of ours",
+        "orca_kernels",
+        lambda i: ours(i, "orca_kernels") and third_party(i, "torch", "triton"),
+    ),
+    Rule(
+        "orca_client -> orca.v1; grpcio and protobuf only",
+        "orca_client",
+        lambda i: ours(i, "orca_client", "orca.v1") and third_party(i, "grpc", "google.protobuf"),
+    ),
+    Rule(
+        "orca_lab -> the scheduler's pure core, orca_worker, orca_kernels, orca_client, orca.v1",
+        "orca_lab",
+        lambda i: ours(
+            i,
+            *("orca_lab", "orca_worker", "orca_kernels", "orca_client", "orca.v1"),
+            *(f"orca_scheduler.{name}" for name in CORE),
+        ),
+    ),
+    Rule(
+        "core modules (request, slots, selection, core) import the standard library and each other only: no clock, no "
+        "I/O, no protobuf",
+        "orca_scheduler",
+        lambda i: (
+            i.within(*(f"orca_scheduler.{name}" for name in CORE))
+            or (i.top in sys.stdlib_module_names and i.top not in IMPURE)
+        ),
+        modules=CORE,
+    ),
+    *[
+        Rule("orca_pool is the only importer of redis", package, lambda i: not i.within("redis", "valkey"))
+        for package in HOME
+        if package != "orca_pool"
+    ],
+]
+
+
+def sources(root: Path, package: str) -> Iterator[Path]:
+    for path in sorted((root / HOME[package] / package).rglob("*.py")):
+        if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
+            yield path
+
+
+def imports(path: Path, home: Path) -> Iterator[Import]:
+    """All imports of a file, also inside functions, as absolute names. `home` is the folder that holds its package."""
+    here = path.relative_to(home).with_suffix("").parts
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        match node:
+            case ast.Import(names=names):
+                for alias in names:
+                    yield Import(path, node.lineno, alias.name)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                base = [*here[: len(here) - level], *([module] if module else [])] if level else [module or ""]
+                for alias in names:
+                    yield Import(path, node.lineno, ".".join(base), alias.name)
+
+
+def violations(root: Path, rule: Rule) -> list[str]:
+    found = []
+    for path in sources(root, rule.package):
+        if rule.modules is None or path.stem in rule.modules:
+            found += [str(i) for i in imports(path, root / HOME[rule.package]) if not rule.allows(i)]
+    return sorted(set(found))
+
+
+def environment_readers(root: Path) -> list[str]:
+    """Uses of os.environ and os.getenv outside settings.py."""
+    names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+    found = []
+    for path in (path for package in HOME for path in sources(root, package) if path.name != "settings.py"):
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            match node:
+                case ast.Attribute(value=ast.Name(id="os"), attr=name) if name in names:
+                    found.append(f"{path}:{node.lineno} uses os.{name}")
+                case ast.ImportFrom(module="os", names=aliases):
+                    found += [f"{path}:{node.lineno} imports os.{a.name}" for a in aliases if a.name in names]
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.package}: {rule.sentence}")
+def test_imports(rule: Rule) -> None:
+    assert not violations(ROOT, rule), rule.sentence
+
+
+def test_environment() -> None:
+    assert not environment_readers(ROOT), "nothing but a settings.py reads the environment"
+
+
+@pytest.mark.parametrize(("package", "home"), HOME.items())
+def test_homes(package: str, home: str) -> None:
+    """Every package is where the rules look for it, and no folder around one is itself a package."""
+    assert (ROOT / home / package / "__init__.py").is_file()
+    folder = ROOT / home
+    while folder != ROOT:
+        assert not (folder / "__init__.py").exists(), "the folder of an import package is never itself a package"
+        folder = folder.parent
+
+
+def test_every_package_has_a_home() -> None:
+    """A new package must be given its rules."""
+    tops = {Path(home).parts[0] for home in HOME.values()}
+    roots = {path.parent for top in tops for path in (ROOT / top).rglob("__init__.py")}
+    packages = {folder.name for folder in roots if not (folder.parent / "__init__.py").exists()}
+    assert packages == set(HOME)
+
+
+def test_the_walk_itself(tmp_path: Path) -> None:
+    """What the rules would miss if the walk were blind: relative, nested, aliased and star imports."""
+    package = tmp_path / "services/scheduler/orca_scheduler"
+    package.mkdir(parents=True)
+    (package / "core.py").write_text(
+        "import collections.abc as a, time\n"
+        "from . import slots, master\n"
+        "from .request import *\n"
+        "def f():\n"
+        "    if a:\n"
+        "        from orca.v1 import pool_pb2\n"
+        "        from os import path\n"
+    )
+    [rule] = [rule for rule in RULES if rule.modules]
+    lines = [line.partition(":")[2] for line in violations(tmp_path, rule)]
+    assert lines == ["1 imports time", "2 imports orca_scheduler", "6 imports orca.v1", "7 imports os"]
+    (package / "master.py").write_text("import os\nfrom os import getenv\nprint(os.environ['A'])\n")
+    (package / "settings.py").write_text("import os\nprint(os.environ['A'])\n")
+    lines = [line.partition(":")[2] for line in environment_readers(tmp_path)]
+    assert sorted(lines) == ["2 imports os.getenv", "3 uses os.environ"]
