@@ -21,7 +21,8 @@ async def serve(settings: SchedulerSettings) -> None:
     """Runs until SIGTERM, then hands its engines over."""
     name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     telemetry, pulse, stop = Telemetry("orca-scheduler", name), LoopPulse(), stop_event()
-    engines = candidates([pod.strip() for pod in settings.workers.split(",") if pod.strip()], settings.pp * settings.tp)
+    pods = [pod.strip() for pod in settings.workers.split(",") if pod.strip()]
+    engines = candidates(pods, settings.pods_per_engine)
     async with Pool(settings.redis_url, settings.pool) as pool:
         scheduler = Scheduler(name, engines, pool, settings, telemetry, pulse)
         status = StatusPort(settings.host, settings.status_port, scheduler.unready, pulse.alive)

@@ -7,9 +7,10 @@ import asyncio
 import contextlib
 import logging
 import math
+import time
 from collections.abc import Awaitable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from orca.v1 import worker_pb2 as pb
 from orca_common.errors import FailedPrecondition, Unavailable
@@ -46,6 +47,20 @@ from .tracing import Tracing
 log = logging.getLogger(__name__)
 REFORM_SECONDS, LONGEST_SECONDS = 0.2, 5.0  # between attempts to form the engine: first, longest
 TICK_SECONDS = 0.05  # resolution of deadlines
+
+
+# What a note of an iteration's times holds for each rank, in this order.
+TIMES = (
+    "stage",
+    "tensor_rank",
+    "received",
+    "taken",
+    "started",
+    "computed",
+    "sent",
+    "control_bytes",
+    "data_bytes",
+)
 
 
 class InFlight(NamedTuple):
@@ -125,18 +140,23 @@ class EngineMaster:
 
     async def _life(self) -> None:
         """One formation, from its first greeting to the loss of a rank."""
-        async with Ranks(self._candidate, self._term, self._pulse) as ranks:
+        ranks = Ranks(self._candidate, self._term, self._settings, self._pulse, self._returned, self._timed)
+        async with ranks:
             try:
-                await self._form(ranks)
-                await self._until_one_ends(self._looping(), self._reading(ranks), ranks.watch())
+                await self._until_one_ends(self._living(ranks), ranks.watch())
             except RankLost as verdict:
                 log.error("rank lost", extra={"engine": self.engine, "verdict": str(verdict)})
-                await ranks.condemn(str(verdict))
+                self._note(lost=str(verdict))
+                await ranks.condemn(verdict)
             finally:
                 formed, self._ranks = self._ranks is not None, None
                 self.unready = f"{self.engine} is being formed"
         if formed:
             await self._lost()
+
+    async def _living(self, ranks: Ranks) -> None:
+        await self._form(ranks)
+        await self._looping()
 
     async def _until_one_ends(self, *parts: Awaitable[None]) -> None:
         tasks = [asyncio.ensure_future(part) for part in parts]
@@ -149,21 +169,23 @@ class EngineMaster:
 
     async def _form(self, ranks: Ranks) -> None:
         """Makes the ranks one engine: in the epoch where they stand, if it is the pool's, else in a new one."""
-        hello = await ranks.greet()
-        await self._pool.identify(hello.model_digest, hello.max_positions, hello.vocab_size)
-        ledger, settings = self._ledger, self._settings
-        if hello.epoch and hello.epoch == ledger.epoch and hello.slots:
-            self._epoch, n_slots = hello.epoch, hello.slots
-            self._stale_rows = [held.row for held in hello.rows]
+        hellos = await ranks.greet()
+        for hello in hellos:
+            await self._pool.identify(hello.model_digest, hello.max_positions, hello.vocab_size)
+        ledger, settings, stand = self._ledger, self._settings, ranks.standing()
+        if stand is not None and stand.epoch == ledger.epoch:
+            self._epoch, n_slots = stand.epoch, stand.slots
+            self._stale_rows = list(stand.rows)
         else:
             await ledger.give_back(dict.fromkeys(ledger.outputs.held, self._taken_over))
-            self._epoch = await ledger.new_epoch(hello.epoch)
+            self._epoch = await ledger.new_epoch(max(hello.epoch for hello in hellos))
             n_slots = await ranks.form(self._epoch, settings.block_size, settings.max_batch_size, settings.slots)
             self._stale_rows = []
-        first = max(ledger.iteration, hello.iteration) + 1
+        first = max(ledger.iteration, *(hello.iteration for hello in hellos)) + 1
         await ledger.formed(EngineInfo(self.engine, settings.tp, settings.pp, n_slots, self._epoch))
-        ranks.open()
+        ranks.run()
         self._ranks, self._taken_over, self.unready = ranks, True, None
+        self._note(formed=self._epoch, slots=n_slots, tp=settings.tp, pp=settings.pp)
         log.info("engine formed", extra={"engine": self.engine, "epoch": self._epoch, "slots": n_slots})
         await self._apply(EngineReady(self._now, n_slots, first))
         kept = [held.claimed for held in ledger.outputs.held.values() if held.finish is None]
@@ -202,8 +224,8 @@ class EngineMaster:
         if isinstance(event, Cancelled):
             self._cancelled(event.claims)
         actions = self._core.step(event)
-        if self._journal is not None:
-            self._record(self._journal, event, actions, report)
+        if self._journal is not None and (actions or not isinstance(event, Tick)):
+            self._journal.step(event, actions)
         for action in actions:
             await self._perform(action, report)
         self._ledger.claimable()
@@ -283,20 +305,24 @@ class EngineMaster:
         if self._journal is not None:
             self._journal.flush()
 
-    def _record(self, journal: Journal, event: Event, actions: list[Action], report: pb.IterationReport | None) -> None:
-        if actions or not isinstance(event, Tick):
-            journal.step(event, actions)
-        if report is not None:
-            t = report.times
-            journal.note(iteration=report.number, times=[t.received, t.started, t.computed, t.sent])
+    def _note(self, **fields: Any) -> None:
+        """A note that is in the file at once, with the moment on both clocks: the core's, and the wall's in ns."""
+        if self._journal is not None:
+            self._journal.note(**fields, now=self._now, wall=time.time_ns())
+            self._journal.flush()
+
+    def _timed(self, iteration: int, times: list[pb.StageTimes]) -> None:
+        """All ranks have told their times of an iteration."""
+        if self._journal is not None:
+            self._journal.note(iteration=iteration, times=[[getattr(t, name) for name in TIMES] for t in times])
 
     # -- the inbox
 
-    async def _reading(self, ranks: Ranks) -> None:
-        async for report in ranks.reports():
-            token_ids, batch = report.token_ids, self._in_flight[report.number]
-            event = BatchReturned(self._now, report.number, tuple([token_ids[place] for place in batch.places]))
-            await self._inbox.put((event, report))
+    async def _returned(self, report: pb.IterationReport) -> None:
+        """The tokens of an iteration, from the ranks."""
+        token_ids, batch = report.token_ids, self._in_flight[report.number]
+        event = BatchReturned(self._now, report.number, tuple([token_ids[place] for place in batch.places]))
+        await self._inbox.put((event, report))
 
     async def _arrived(self, requests: list[Claimed]) -> None:
         """Claimed requests, on their way to the core; returns when they are there."""

@@ -1,181 +1,234 @@
-"""The ranks of one engine, as its master reaches them: dialling, formation, and the control lane (DESIGN section 6)."""
+"""The ranks of one engine, as its master reaches them (DESIGN section 6).
+
+Greeting, formation, control lanes, and the verdict on a lost rank.
+"""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
-
-import grpc
+from typing import Any, Never, Self, TypeVar
 
 from orca.v1 import worker_pb2 as pb
-from orca.v1.worker_pb2_grpc import ControllerStub, SupervisorStub
 from orca_common.errors import FailedPrecondition
-from orca_common.service import LoopPulse
+from orca_common.service import LoopPulse, cancel
 
-from .discovery import Candidate
+from .channels import DIAL_SECONDS
+from .discovery import Candidate, Place, places
+from .pods import Pod
+from .rank import Rank
+from .settings import SchedulerSettings
+from .signs import Kind, Sign, Signs
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
-PROTOCOL = 1
-DIAL_SECONDS = 5.0  # bound of one attempt to reach a supervisor or a rank
-LOAD_SECONDS = 600.0  # bound of loading a rank's slice of the model
-BEAT_SECONDS = 0.5
 SILENCE_SECONDS = 2.0  # without a beat: the verdict (DESIGN section 6)
-OPTIONS = [
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 500),
-]
+FORMING_SILENCE_SECONDS = 15.0  # the same while ranks load: Python's lock is not always free then
+DOUBT_SECONDS = SILENCE_SECONDS + 1.0  # for a silent rank to be found after its peers complained
+LOOK_SECONDS = 0.1  # between looks at the silence of all ranks
+START_SECONDS = 120.0  # bound of a rank's start: importing torch on a cold disk takes its time
 
 
 class RankLost(Exception):
-    """A rank is gone, or judged so. The sentence names stage, rank, host and last iteration."""
+    """Ranks are gone, or judged so. The sentence names stage, rank, host and last iteration of each."""
+
+    def __init__(self, verdict: str, lost: tuple[Rank, ...] = ()) -> None:
+        super().__init__(verdict)
+        self.lost = lost  # to be killed by their supervisors, if they still live
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where all ranks stand alike."""
+
+    epoch: int
+    iteration: int
+    slots: int
+    rows: tuple[int, ...]  # that they hold
 
 
 class Ranks:
-    """One engine's ranks under one master's term. An async context manager: leaving it closes all channels."""
+    """One engine's ranks under one master's term. An async context manager: leaving it closes all channels.
 
-    def __init__(self, candidate: Candidate, term: int, pulse: LoopPulse) -> None:
-        self._candidate, self._term, self._pulse = candidate, term, pulse
-        self._channels: list[grpc.aio.Channel] = []
-        self._entry = pb.RankEntry()
-        self.hello = pb.HelloResponse()
-        self.stage_times: pb.StageTimes | None = None
-        self._writing = asyncio.Lock()
-        self._last_heard = 0.0
-        self._last_iteration = 0
+    `returned` takes a report with tokens; `timed` takes the times of all ranks of an iteration, when the last of them
+    has come (that may be after its tokens).
+    """
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        term: int,
+        settings: SchedulerSettings,
+        pulse: LoopPulse,
+        returned: Callable[[pb.IterationReport], Awaitable[None]],
+        timed: Callable[[int, list[pb.StageTimes]], None],
+    ) -> None:
+        self._candidate, self._term, self._settings, self._pulse = candidate, term, settings, pulse
+        self._returned, self._timed = returned, timed
+        self._signs = Signs(DOUBT_SECONDS)
+        self._news = asyncio.Event()  # of pods
+        self._pods: list[Pod] = []
+        self._ranks: list[Rank] = []
+        self._times: dict[int, list[pb.StageTimes]] = {}  # by iteration, until all ranks have reported it
+        self._silence = FORMING_SILENCE_SECONDS
 
     async def __aenter__(self) -> Self:
+        settings, engine = self._settings, self._candidate.engine
+        self._pods = [Pod(address, self._look) for address in self._candidate.pods]
+        self._ranks = [
+            Rank(place, engine, self._term, self._pods[place.pod], self._signs, self._reported)
+            for place in places(settings.tp, settings.pp, settings.ranks_per_pod)
+        ]
+        self._last = self._ranks[-settings.tp].place  # it samples: the last stage's first tensor rank
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for channel in self._channels:
-            await channel.close()
+        await asyncio.gather(*(part.close() for part in [*self._ranks, *self._pods]))
 
-    def _dial(self, address: str) -> grpc.aio.Channel:
-        channel = grpc.aio.insecure_channel(address, options=OPTIONS)
-        self._channels.append(channel)
-        return channel
+    # -- formation
 
-    async def greet(self) -> pb.HelloResponse:
-        """Finds the rank by its pod's supervisor and says Hello.
+    async def greet(self) -> list[pb.HelloResponse]:
+        """Finds the ranks by their pods' supervisors, says Hello and opens the control lanes.
 
-        Raises RankLost when it cannot be reached, FailedPrecondition when it speaks another protocol.
+        Raises RankLost when pods cannot be reached, FailedPrecondition when a rank does not fit in this engine.
         """
+        await self._all([self._found(pod) for pod in self._pods])
         try:
-            self._supervisor = SupervisorStub(self._dial(self._candidate.pods[0]))
-            async with asyncio.timeout(DIAL_SECONDS):
-                self._entry = await self._running_rank()
-            self._controller = ControllerStub(self._dial(self._entry.address))
-            request = pb.HelloRequest(protocol=PROTOCOL, engine=self._candidate.engine, term=self._term)
-            self.hello = await self._controller.Hello(request, timeout=DIAL_SECONDS, wait_for_ready=True)
-        except (grpc.aio.AioRpcError, TimeoutError) as error:
-            raise RankLost(f"{self._name()} cannot be reached: {_reason(error)}") from None
-        if self.hello.protocol != PROTOCOL:
-            raise FailedPrecondition(
-                f"{self._name()} speaks protocol {self.hello.protocol} and this scheduler {PROTOCOL}: "
-                "an engine of mixed versions never forms"
-            )
-        self._last_iteration = self.hello.iteration
-        return self.hello
+            async with asyncio.timeout(START_SECONDS):
+                hellos = await self._all([rank.greet() for rank in self._ranks])
+        except TimeoutError:
+            late = [rank for rank in self._ranks if not rank.hello.incarnation]
+            sentence = f"not listening after {START_SECONDS:.0f} s: {', '.join(map(str, late))}"
+            raise RankLost(sentence, tuple(late)) from None
+        for rank in self._ranks:
+            rank.look()
+            rank.open()
+        return hellos
 
-    async def _running_rank(self) -> pb.RankEntry:
-        call = self._supervisor.Watch(pb.WatchRequest(), wait_for_ready=True)
+    async def _found(self, pod: Pod) -> None:
         try:
-            async for table in call:
-                if all(rank.pid for rank in table.ranks):
-                    return table.ranks[0]
-        finally:
-            call.cancel()
-        raise RankLost(f"the supervisor at {self._candidate.pods[0]} ended its list of ranks")
+            async with asyncio.timeout(DIAL_SECONDS):
+                while pod.table is None:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            why = pod.away or "no answer"
+            raise RankLost(
+                f"the supervisor at {pod.address} of {self._candidate.engine} cannot be reached: {why}"
+            ) from None
+        if len(pod.table) != self._settings.ranks_per_pod:
+            raise FailedPrecondition(
+                f"gpus_per_pod: the pod at {pod.address} has {len(pod.table)} ranks, not {self._settings.ranks_per_pod}"
+            )
+
+    def standing(self) -> Standing | None:
+        """Where the ranks stand, if all stand alike as members of one epoch."""
+        stands = {
+            Standing(h.epoch, h.iteration, h.slots, tuple(sorted(held.row for held in h.rows)))
+            for h in (rank.hello for rank in self._ranks)
+        }
+        stand = stands.pop()
+        return stand if not stands and stand.epoch and stand.slots else None
 
     async def form(self, epoch: int, block_size: int, max_batch_size: int, slots: int | None) -> int:
-        """Forms the engine under a new epoch: its `n_slots`. Raises RankLost."""
-        try:
-            request = pb.FormRequest(
-                term=self._term,
-                epoch=epoch,
-                tensor_parallel=1,
-                pipeline_parallel=1,
-                block_size=block_size,
-                max_batch_size=max_batch_size,
-            )
-            formed = await self._controller.Form(request, timeout=LOAD_SECONDS)
-            if slots is not None and slots > formed.slots:
-                raise FailedPrecondition(f"slots: {slots} do not fit, {self._name()} has room for {formed.slots}")
-            n_slots = (slots or formed.slots) // block_size * block_size
-            if n_slots == 0:
-                raise FailedPrecondition(
-                    f"slots: {self._name()} has room for {slots or formed.slots}, a block is {block_size}"
-                )
-            allocate = pb.AllocateRequest(term=self._term, epoch=epoch, slots=n_slots)
-            await self._controller.Allocate(allocate, timeout=LOAD_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
-                raise FailedPrecondition(f"{self._name()} does not form: {error.details()}") from None
-            raise RankLost(f"{self._name()} was lost while it formed: {_reason(error)}") from None
+        """Forms the engine under a new epoch: its `n_slots`, the smallest rank's. Raises FailedPrecondition."""
+        ranks, settings = self._ranks, self._settings
+        request = pb.FormRequest(
+            term=self._term,
+            epoch=epoch,
+            tensor_parallel=settings.tp,
+            pipeline_parallel=settings.pp,
+            block_size=block_size,
+            max_batch_size=max_batch_size,
+            controllers=[rank.address for rank in ranks],
+            store=await ranks[0].host_store(epoch) if len(ranks) > 1 else "",
+        )
+        formed = await self._all([rank.form(request) for rank in ranks])
+        room = min(response.slots for response in formed)
+        smallest = next(rank for rank, response in zip(ranks, formed, strict=True) if response.slots == room)
+        if slots is not None and slots > room:
+            raise FailedPrecondition(f"slots: {slots} do not fit, {smallest} has room for {room}")
+        n_slots = (slots or room) // block_size * block_size
+        if n_slots == 0:
+            raise FailedPrecondition(f"slots: {smallest} has room for {slots or room}, a block is {block_size}")
+        await self._all([rank.allocate(epoch, n_slots) for rank in ranks])
         return n_slots
 
-    def open(self) -> None:
-        """Opens the control lane."""
-        self._lane = self._controller.Run(metadata=(("orca-term", str(self._term)),))
-        self._last_heard = self._pulse.last
+    async def _all(self, parts: list[Coroutine[Any, Any, T]]) -> list[T]:
+        """All results. The first failure is raised, when all others have ended."""
+        tasks = [asyncio.ensure_future(part) for part in parts]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    # -- control lanes
+
+    def run(self) -> None:
+        """The engine runs from here on: a rank answers beats at once."""
+        self._silence = SILENCE_SECONDS
+        for rank in self._ranks:
+            rank.heard()
 
     async def send(self, iteration: pb.Iteration) -> None:
-        """Puts an iteration on the control lane. Raises RankLost."""
-        await self._write(pb.ControlMessage(iteration=iteration))
+        """Puts an iteration on the control lane of stage 0's controller."""
+        await self._ranks[0].send(iteration)
 
-    async def _write(self, message: pb.ControlMessage) -> None:
+    async def _reported(self, rank: Rank, report: pb.IterationReport) -> None:
+        times = self._times.setdefault(report.number, [])
+        times.append(report.times)
+        if len(times) == len(self._ranks):
+            del self._times[report.number]
+            self._timed(report.number, times)
+        if rank.place == self._last:
+            await self._returned(report)
+
+    # -- verdicts
+
+    def _look(self) -> None:
+        """There is news of a pod."""
+        self._news.set()
+        for rank in self._ranks:
+            rank.look()
+
+    async def watch(self) -> Never:
+        """Judges the ranks. Ends by RankLost alone."""
+        listening = asyncio.create_task(self._listening())
         try:
-            async with self._writing:  # gRPC allows one write at a time: a beat must not meet an iteration
-                await self._lane.write(message)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise RankLost(f"{self._name()} closed the control lane: {_reason(error)}") from None
+            signs = await self._signs.lost()
+        finally:
+            await cancel(listening)
+        raise self._verdict(signs)
 
-    async def reports(self) -> AsyncIterator[pb.IterationReport]:
-        """Reports of iterations, in order. Ends by RankLost alone."""
-        try:
-            async for report in self._lane:
-                self._last_heard = self._pulse.last
-                if report.WhichOneof("report") == "iteration":
-                    if report.iteration.error:
-                        raise RankLost(f"{self._name()} failed: {report.iteration.error}")
-                    self._last_iteration = report.iteration.number
-                    yield report.iteration
-            raise RankLost(f"{self._name()} closed the control lane: {await self._lane.details()}")
-        except grpc.aio.AioRpcError as error:
-            raise RankLost(f"{self._name()} left the control lane: {_reason(error)}") from None
-
-    async def watch(self) -> None:
-        """Sends beats and judges their absence, while this process itself is on time. Ends by RankLost alone."""
-        number = 0
+    async def _listening(self) -> None:
+        """Finds silent ranks, while this process itself is on time."""
         while True:
-            number += 1
-            await self._write(pb.ControlMessage(beat=pb.Beat(number=number)))
-            await asyncio.sleep(BEAT_SECONDS)
-            silent = asyncio.get_running_loop().time() - self._last_heard
-            if silent > SILENCE_SECONDS + BEAT_SECONDS and self._pulse.on_time(SILENCE_SECONDS):
-                raise RankLost(f"{self._name()} has been silent for {silent:.1f} s")
+            await asyncio.sleep(LOOK_SECONDS)
+            now = asyncio.get_running_loop().time()
+            for rank in self._ranks:
+                silent = 0.0 if rank.last_heard is None else now - rank.last_heard
+                if silent > self._silence and self._pulse.on_time(self._silence):
+                    rank.last_heard = None
+                    self._signs.put(rank.place, Kind.SILENT, f"no beat for {silent:.1f} s")
 
-    async def condemn(self, verdict: str) -> None:
-        """Has the rank killed by its supervisor, if it still lives. Returns when that was tried."""
-        request = pb.CondemnRequest(local_rank=self._entry.local_rank, pid=self._entry.pid, verdict=verdict)
-        try:
-            await self._supervisor.Condemn(request, timeout=DIAL_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            log.warning("supervisor away", extra={"pod": self._candidate.pods[0], "error": _reason(error)})
+    def _verdict(self, signs: list[Sign]) -> RankLost:
+        by_place: dict[Place, Rank] = {rank.place: rank for rank in self._ranks}
+        lost = [(by_place[sign.place], sign) for sign in signs]
+        sentence = "; ".join(f"{rank}: {sign.kind.sentence} ({sign.detail})" for rank, sign in lost)
+        return RankLost(sentence, tuple(rank for rank, sign in lost if sign.kind is not Kind.REFUSED))
 
-    def _name(self) -> str:
-        return (
-            f"stage 0 rank 0 of {self._candidate.engine} at {self._entry.address or self._candidate.pods[0]} "
-            f"(host {self.hello.host or 'unknown'}, pid {self._entry.pid}, last iteration {self._last_iteration})"
+    async def condemn(self, lost: RankLost) -> None:
+        """Has the lost ranks killed, if they still live. Returns when that was tried."""
+        pods = self._pods
+        await asyncio.gather(
+            *(
+                pods[rank.place.pod].condemn(rank.place.local_rank, rank.pid, str(lost))
+                for rank in lost.lost
+                if rank.pid
+            )
         )
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return str(error) or type(error).__name__

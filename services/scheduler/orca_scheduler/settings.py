@@ -1,8 +1,8 @@
 """Settings of the scheduler."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from orca_common.settings import PoolSettings, ServiceSettings
 
@@ -15,6 +15,21 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     workers: str  # "host:port,host:port,.."
     tp: Positive = 1
     pp: Positive = 1
+    gpus_per_pod: Positive | None = None  # ranks of a pod, all of one stage; None: tp
     max_batch_size: Positive = 8  # max_bs of Algorithm 1
     block_size: Positive = 16  # slots in a block
     slots: Positive | None = None  # per engine; None: as many as the smallest rank's memory holds
+
+    @model_validator(mode="after")
+    def _pods_hold_whole_shares(self) -> Self:
+        if self.tp % self.ranks_per_pod:
+            raise ValueError(f"gpus_per_pod: {self.gpus_per_pod} is no divisor of tp, {self.tp}")
+        return self
+
+    @property
+    def ranks_per_pod(self) -> int:
+        return self.gpus_per_pod or self.tp
+
+    @property
+    def pods_per_engine(self) -> int:
+        return self.tp * self.pp // self.ranks_per_pod

@@ -1,0 +1,88 @@
+"""What tells a master that a rank may be lost, and how sure it is (DESIGN section 6, Verdicts)."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Never
+
+from .discovery import Place
+
+
+class Kind(Enum):
+    """`sure` signs condemn the rank that they name. The others may come from a rank whose peer is the one that is lost:
+    its data plane broke. They condemn only when no rank is surely lost soon after."""
+
+    GONE = "its process has ended", True
+    SILENT = "it has been silent", True
+    STUCK = "it makes no progress", True
+    FAILED = "it failed", False
+    CLOSED = "it left the control lane", False
+    REFUSED = "it refused the control lane", False  # a newer master has it, or it is of another epoch: not to be killed
+
+    def __init__(self, sentence: str, sure: bool) -> None:
+        self.sentence, self.sure = sentence, sure
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    place: Place
+    kind: Kind
+    detail: str
+
+
+class Signs:
+    """The signs of one life of an engine, in the order in which they came. `doubt_seconds`: see `first`."""
+
+    def __init__(self, doubt_seconds: float) -> None:
+        self._doubt = doubt_seconds
+        self._queue: asyncio.Queue[Sign] = asyncio.Queue()
+        self._crash: asyncio.Future[Never] = asyncio.get_running_loop().create_future()
+
+    def put(self, place: Place, kind: Kind, detail: str) -> None:
+        self._queue.put_nowait(Sign(place, kind, detail))
+
+    def guard(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        """An error that ends this task is raised by `lost`: it is a bug of ours, not a rank's."""
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._crash.done():
+            self._crash.set_exception(error)
+
+    async def lost(self) -> list[Sign]:
+        """What `_lost` says, unless a guarded task fails before."""
+        judging = asyncio.ensure_future(self._lost())
+        try:
+            await asyncio.wait([judging, self._crash], return_when=asyncio.FIRST_COMPLETED)
+            return self._crash.result() if self._crash.done() else judging.result()
+        finally:
+            judging.cancel()
+
+    async def _lost(self) -> list[Sign]:
+        """Waits until a rank is lost: one sign for each rank that is known to be.
+
+        A doubtful sign waits `doubt_seconds` for a sure one; after that the first doubtful one condemns its rank.
+        """
+        seen = [await self._queue.get()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._doubt):
+                while not seen[-1].kind.sure:
+                    seen.append(await self._queue.get())
+        while not self._queue.empty():
+            seen.append(self._queue.get_nowait())
+        return condemned(seen)
+
+
+def condemned(seen: Iterable[Sign]) -> list[Sign]:
+    """The signs that condemn, one a rank: all sure ones, else the first. A rank that failed first is told as that."""
+    seen = list(seen)
+    sure = {sign.place: sign for sign in reversed(seen) if sign.kind.sure}
+    if not sure:
+        doubtful = sorted(seen, key=lambda sign: sign.kind is not Kind.FAILED)  # an error says more than a closed lane
+        return doubtful[:1]
+    failed = {sign.place: sign for sign in reversed(seen) if sign.kind is Kind.FAILED}
+    return [failed.get(place, sign) for place, sign in reversed(sure.items())]
