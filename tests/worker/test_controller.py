@@ -20,6 +20,7 @@ from orca.v1 import worker_pb2_grpc
 from orca_common.checkpoint import read_checkpoint
 from orca_common.telemetry import Telemetry
 from orca_worker.controller import TERM_METADATA, Controller
+from orca_worker.data_plane import Rendezvous
 from orca_worker.server import listen, new_server
 from orca_worker.stage import Stage
 
@@ -44,8 +45,8 @@ class Rank:
     async def hello(self, term: int, protocol: int = 1) -> pb.HelloResponse:
         return await self.stub.Hello(pb.HelloRequest(protocol=protocol, engine="e-0", term=term))
 
-    async def form(self, term: int, epoch: int, **fields: int) -> pb.FormResponse:
-        fields = {"tensor_parallel": 1, "pipeline_parallel": 1, "block_size": 16, "max_batch_size": 8} | fields
+    async def form(self, term: int, epoch: int, **fields: Any) -> pb.FormResponse:
+        fields = {"tensor_parallel": 1, "pipeline_parallel": 1, "block_size": 16, "max_batch_size": 8, **fields}
         return await self.stub.Form(pb.FormRequest(term=term, epoch=epoch, **fields))
 
     async def iterate(self, run: Stream, term: int = 1, epoch: int = 1, **fields: Any) -> None:
@@ -64,7 +65,8 @@ async def serving(folder: Path, telemetry: Telemetry | None = None) -> AsyncIter
         torch_device = torch.device("cpu")
     stage = Stage(checkpoint, "float32", torch_device, None, 1)
     failures: list[str] = []
-    controller = Controller(checkpoint, stage, telemetry or Telemetry("test"), failures.append)
+    rendezvous = Rendezvous("127.0.0.1", torch_device)
+    controller = Controller(checkpoint, stage, telemetry or Telemetry("test"), rendezvous, failures.append)
     server, _ = await new_server("orca.v1.Controller")
     worker_pb2_grpc.add_ControllerServicer_to_server(controller, server)
     port = listen(server, "127.0.0.1", 0)
@@ -208,7 +210,8 @@ async def test_formations(rank: Rank) -> None:
     assert formed.slots % 16 == 0
     assert (await rank.form(1, 3)).slots == formed.slots  # the answer was lost
     for fields, sentence in [
-        ({"tensor_parallel": 2}, "an engine of 2 x 1 ranks (tp x pp) is not built yet; this rank runs 1 x 1"),
+        ({"tensor_parallel": 2}, "0 controllers of a 2 x 1 engine (tp x pp)"),
+        ({"pipeline_parallel": 0}, "stage 0, tensor rank 0 of a 1 x 0 engine"),
         ({"stage": 1}, "stage 1, tensor rank 0 of a 1 x 1 engine"),
         ({"block_size": 0}, "block_size is 0"),
     ]:

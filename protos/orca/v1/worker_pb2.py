@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14orca/v1/worker.proto\x12\x07orca.v1\">\n\x0cHelloRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x04\"\xe3\x01\n\rHelloResponse\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x11\n\titeration\x18\x06 \x01(\x04\x12\r\n\x05slots\x18\x07 \x01(\x04\x12\x1e\n\x04rows\x18\x08 \x03(\x0b\x32\x10.orca.v1.HeldRow\x12\x14\n\x0cmodel_digest\x18\t \x01(\t\x12\x15\n\rmax_positions\x18\n \x01(\r\x12\x12\n\nvocab_size\x18\x0b \x01(\r\"5\n\x07HeldRow\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05\x63laim\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\r\"/\n\x10HostStoreRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"$\n\x11HostStoreResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x0f\n\rRelayResponse\"\xd2\x01\n\x0b\x46ormRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x17\n\x0ftensor_parallel\x18\x03 \x01(\r\x12\x19\n\x11pipeline_parallel\x18\x04 \x01(\r\x12\r\n\x05stage\x18\x05 \x01(\r\x12\x13\n\x0btensor_rank\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x16\n\x0emax_batch_size\x18\x08 \x01(\r\x12\r\n\x05store\x18\t \x01(\t\x12\x13\n\x0b\x63ontrollers\x18\n \x03(\t\"E\n\x0c\x46ormResponse\x12\r\n\x05slots\x18\x01 \x01(\x04\x12\x12\n\nfree_bytes\x18\x02 \x01(\x04\x12\x12\n\nslot_bytes\x18\x03 \x01(\x04\"=\n\x0f\x41llocateRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05slots\x18\x03 \x01(\x04\"\x12\n\x10\x41llocateResponse\"c\n\x0e\x43ontrolMessage\x12\'\n\titeration\x18\x01 \x01(\x0b\x32\x12.orca.v1.IterationH\x00\x12\x1d\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\r.orca.v1.BeatH\x00\x42\t\n\x07message\"\xa0\x02\n\tIteration\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x11\n\tfree_rows\x18\x04 \x03(\r\x12(\n\x0binitiations\x18\x05 \x03(\x0b\x32\x13.orca.v1.Initiation\x12\x16\n\x0eincrement_rows\x18\x06 \x03(\r\x12\x1b\n\x13increment_positions\x18\x07 \x03(\r\x12\x18\n\x10increment_tokens\x18\x08 \x03(\r\x12,\n\x05trace\x18\t \x03(\x0b\x32\x1d.orca.v1.Iteration.TraceEntry\x1a,\n\nTraceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xb1\x01\n\nInitiation\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05\x63laim\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x11\n\tgenerated\x18\x04 \x01(\r\x12\x0e\n\x06\x62locks\x18\x05 \x03(\r\x12\x13\n\x0btemperature\x18\x06 \x01(\x01\x12\r\n\x05top_k\x18\x07 \x01(\r\x12\r\n\x05top_p\x18\x08 \x01(\x01\x12\x0c\n\x04seed\x18\t \x01(\x06\x12\x10\n\x08logprobs\x18\n \x01(\x08\"`\n\x06Report\x12-\n\titeration\x18\x01 \x01(\x0b\x32\x18.orca.v1.IterationReportH\x00\x12\x1d\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\r.orca.v1.BeatH\x00\x42\x08\n\x06report\"\x88\x01\n\x0fIterationReport\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\"\n\x05times\x18\x05 \x01(\x0b\x32\x13.orca.v1.StageTimes\x12\r\n\x05\x65rror\x18\x06 \x01(\t\"\xad\x01\n\nStageTimes\x12\x10\n\x08received\x18\x01 \x01(\x03\x12\x0f\n\x07started\x18\x02 \x01(\x03\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x03\x12\x0c\n\x04sent\x18\x04 \x01(\x03\x12\r\n\x05taken\x18\x07 \x01(\x03\x12\x15\n\rcontrol_bytes\x18\x08 \x01(\x04\x12\x12\n\ndata_bytes\x18\t \x01(\x04\x12\r\n\x05stage\x18\x05 \x01(\r\x12\x13\n\x0btensor_rank\x18\x06 \x01(\r\")\n\x04\x42\x65\x61t\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\titeration\x18\x02 \x01(\x04\"\x0e\n\x0cWatchRequest\".\n\tRankTable\x12!\n\x05ranks\x18\x01 \x03(\x0b\x32\x12.orca.v1.RankEntry\"O\n\tRankEntry\x12\x12\n\nlocal_rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x10\n\x08restarts\x18\x04 \x01(\r\"B\n\x0e\x43ondemnRequest\x12\x12\n\nlocal_rank\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0f\n\x07verdict\x18\x03 \x01(\t\"!\n\x0f\x43ondemnResponse\x12\x0e\n\x06killed\x18\x01 \x01(\x08\x32\xea\x02\n\nController\x12\x36\n\x05Hello\x12\x15.orca.v1.HelloRequest\x1a\x16.orca.v1.HelloResponse\x12\x42\n\tHostStore\x12\x19.orca.v1.HostStoreRequest\x1a\x1a.orca.v1.HostStoreResponse\x12\x33\n\x04\x46orm\x12\x14.orca.v1.FormRequest\x1a\x15.orca.v1.FormResponse\x12?\n\x08\x41llocate\x12\x18.orca.v1.AllocateRequest\x1a\x19.orca.v1.AllocateResponse\x12\x33\n\x03Run\x12\x17.orca.v1.ControlMessage\x1a\x0f.orca.v1.Report(\x01\x30\x01\x12\x35\n\x05Relay\x12\x12.orca.v1.Iteration\x1a\x16.orca.v1.RelayResponse(\x01\x32\x80\x01\n\nSupervisor\x12\x34\n\x05Watch\x12\x15.orca.v1.WatchRequest\x1a\x12.orca.v1.RankTable0\x01\x12<\n\x07\x43ondemn\x12\x17.orca.v1.CondemnRequest\x1a\x18.orca.v1.CondemnResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14orca/v1/worker.proto\x12\x07orca.v1\">\n\x0cHelloRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x04\"\xe3\x01\n\rHelloResponse\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x11\n\titeration\x18\x06 \x01(\x04\x12\r\n\x05slots\x18\x07 \x01(\x04\x12\x1e\n\x04rows\x18\x08 \x03(\x0b\x32\x10.orca.v1.HeldRow\x12\x14\n\x0cmodel_digest\x18\t \x01(\t\x12\x15\n\rmax_positions\x18\n \x01(\r\x12\x12\n\nvocab_size\x18\x0b \x01(\r\"5\n\x07HeldRow\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05\x63laim\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\r\"/\n\x10HostStoreRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"$\n\x11HostStoreResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x0f\n\rRelayResponse\"\xe9\x01\n\x0b\x46ormRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x17\n\x0ftensor_parallel\x18\x03 \x01(\r\x12\x19\n\x11pipeline_parallel\x18\x04 \x01(\r\x12\r\n\x05stage\x18\x05 \x01(\r\x12\x13\n\x0btensor_rank\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x16\n\x0emax_batch_size\x18\x08 \x01(\r\x12\r\n\x05store\x18\t \x01(\t\x12\x13\n\x0b\x63ontrollers\x18\n \x03(\t\x12\x15\n\rreturn_tokens\x18\x0b \x01(\x08\"E\n\x0c\x46ormResponse\x12\r\n\x05slots\x18\x01 \x01(\x04\x12\x12\n\nfree_bytes\x18\x02 \x01(\x04\x12\x12\n\nslot_bytes\x18\x03 \x01(\x04\"=\n\x0f\x41llocateRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05slots\x18\x03 \x01(\x04\"\x12\n\x10\x41llocateResponse\"c\n\x0e\x43ontrolMessage\x12\'\n\titeration\x18\x01 \x01(\x0b\x32\x12.orca.v1.IterationH\x00\x12\x1d\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\r.orca.v1.BeatH\x00\x42\t\n\x07message\"\xa0\x02\n\tIteration\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x11\n\tfree_rows\x18\x04 \x03(\r\x12(\n\x0binitiations\x18\x05 \x03(\x0b\x32\x13.orca.v1.Initiation\x12\x16\n\x0eincrement_rows\x18\x06 \x03(\r\x12\x1b\n\x13increment_positions\x18\x07 \x03(\r\x12\x18\n\x10increment_tokens\x18\x08 \x03(\r\x12,\n\x05trace\x18\t \x03(\x0b\x32\x1d.orca.v1.Iteration.TraceEntry\x1a,\n\nTraceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xb1\x01\n\nInitiation\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05\x63laim\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x11\n\tgenerated\x18\x04 \x01(\r\x12\x0e\n\x06\x62locks\x18\x05 \x03(\r\x12\x13\n\x0btemperature\x18\x06 \x01(\x01\x12\r\n\x05top_k\x18\x07 \x01(\r\x12\r\n\x05top_p\x18\x08 \x01(\x01\x12\x0c\n\x04seed\x18\t \x01(\x06\x12\x10\n\x08logprobs\x18\n \x01(\x08\"`\n\x06Report\x12-\n\titeration\x18\x01 \x01(\x0b\x32\x18.orca.v1.IterationReportH\x00\x12\x1d\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\r.orca.v1.BeatH\x00\x42\x08\n\x06report\"\x9b\x01\n\x0fIterationReport\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\"\n\x05times\x18\x05 \x01(\x0b\x32\x13.orca.v1.StageTimes\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x11\n\tpeer_lost\x18\x07 \x01(\x08\"\xad\x01\n\nStageTimes\x12\x10\n\x08received\x18\x01 \x01(\x03\x12\x0f\n\x07started\x18\x02 \x01(\x03\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x03\x12\x0c\n\x04sent\x18\x04 \x01(\x03\x12\r\n\x05taken\x18\x07 \x01(\x03\x12\x15\n\rcontrol_bytes\x18\x08 \x01(\x04\x12\x12\n\ndata_bytes\x18\t \x01(\x04\x12\r\n\x05stage\x18\x05 \x01(\r\x12\x13\n\x0btensor_rank\x18\x06 \x01(\r\")\n\x04\x42\x65\x61t\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\titeration\x18\x02 \x01(\x04\"\x0e\n\x0cWatchRequest\".\n\tRankTable\x12!\n\x05ranks\x18\x01 \x03(\x0b\x32\x12.orca.v1.RankEntry\"O\n\tRankEntry\x12\x12\n\nlocal_rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x10\n\x08restarts\x18\x04 \x01(\r\"B\n\x0e\x43ondemnRequest\x12\x12\n\nlocal_rank\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0f\n\x07verdict\x18\x03 \x01(\t\"!\n\x0f\x43ondemnResponse\x12\x0e\n\x06killed\x18\x01 \x01(\x08\x32\xea\x02\n\nController\x12\x36\n\x05Hello\x12\x15.orca.v1.HelloRequest\x1a\x16.orca.v1.HelloResponse\x12\x42\n\tHostStore\x12\x19.orca.v1.HostStoreRequest\x1a\x1a.orca.v1.HostStoreResponse\x12\x33\n\x04\x46orm\x12\x14.orca.v1.FormRequest\x1a\x15.orca.v1.FormResponse\x12?\n\x08\x41llocate\x12\x18.orca.v1.AllocateRequest\x1a\x19.orca.v1.AllocateResponse\x12\x33\n\x03Run\x12\x17.orca.v1.ControlMessage\x1a\x0f.orca.v1.Report(\x01\x30\x01\x12\x35\n\x05Relay\x12\x12.orca.v1.Iteration\x1a\x16.orca.v1.RelayResponse(\x01\x32\x80\x01\n\nSupervisor\x12\x34\n\x05Watch\x12\x15.orca.v1.WatchRequest\x1a\x12.orca.v1.RankTable0\x01\x12<\n\x07\x43ondemn\x12\x17.orca.v1.CondemnRequest\x1a\x18.orca.v1.CondemnResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,41 +46,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RELAYRESPONSE']._serialized_start=469
   _globals['_RELAYRESPONSE']._serialized_end=484
   _globals['_FORMREQUEST']._serialized_start=487
-  _globals['_FORMREQUEST']._serialized_end=697
-  _globals['_FORMRESPONSE']._serialized_start=699
-  _globals['_FORMRESPONSE']._serialized_end=768
-  _globals['_ALLOCATEREQUEST']._serialized_start=770
-  _globals['_ALLOCATEREQUEST']._serialized_end=831
-  _globals['_ALLOCATERESPONSE']._serialized_start=833
-  _globals['_ALLOCATERESPONSE']._serialized_end=851
-  _globals['_CONTROLMESSAGE']._serialized_start=853
-  _globals['_CONTROLMESSAGE']._serialized_end=952
-  _globals['_ITERATION']._serialized_start=955
-  _globals['_ITERATION']._serialized_end=1243
-  _globals['_ITERATION_TRACEENTRY']._serialized_start=1199
-  _globals['_ITERATION_TRACEENTRY']._serialized_end=1243
-  _globals['_INITIATION']._serialized_start=1246
-  _globals['_INITIATION']._serialized_end=1423
-  _globals['_REPORT']._serialized_start=1425
-  _globals['_REPORT']._serialized_end=1521
-  _globals['_ITERATIONREPORT']._serialized_start=1524
-  _globals['_ITERATIONREPORT']._serialized_end=1660
-  _globals['_STAGETIMES']._serialized_start=1663
-  _globals['_STAGETIMES']._serialized_end=1836
-  _globals['_BEAT']._serialized_start=1838
-  _globals['_BEAT']._serialized_end=1879
-  _globals['_WATCHREQUEST']._serialized_start=1881
-  _globals['_WATCHREQUEST']._serialized_end=1895
-  _globals['_RANKTABLE']._serialized_start=1897
-  _globals['_RANKTABLE']._serialized_end=1943
-  _globals['_RANKENTRY']._serialized_start=1945
-  _globals['_RANKENTRY']._serialized_end=2024
-  _globals['_CONDEMNREQUEST']._serialized_start=2026
-  _globals['_CONDEMNREQUEST']._serialized_end=2092
-  _globals['_CONDEMNRESPONSE']._serialized_start=2094
-  _globals['_CONDEMNRESPONSE']._serialized_end=2127
-  _globals['_CONTROLLER']._serialized_start=2130
-  _globals['_CONTROLLER']._serialized_end=2492
-  _globals['_SUPERVISOR']._serialized_start=2495
-  _globals['_SUPERVISOR']._serialized_end=2623
+  _globals['_FORMREQUEST']._serialized_end=720
+  _globals['_FORMRESPONSE']._serialized_start=722
+  _globals['_FORMRESPONSE']._serialized_end=791
+  _globals['_ALLOCATEREQUEST']._serialized_start=793
+  _globals['_ALLOCATEREQUEST']._serialized_end=854
+  _globals['_ALLOCATERESPONSE']._serialized_start=856
+  _globals['_ALLOCATERESPONSE']._serialized_end=874
+  _globals['_CONTROLMESSAGE']._serialized_start=876
+  _globals['_CONTROLMESSAGE']._serialized_end=975
+  _globals['_ITERATION']._serialized_start=978
+  _globals['_ITERATION']._serialized_end=1266
+  _globals['_ITERATION_TRACEENTRY']._serialized_start=1222
+  _globals['_ITERATION_TRACEENTRY']._serialized_end=1266
+  _globals['_INITIATION']._serialized_start=1269
+  _globals['_INITIATION']._serialized_end=1446
+  _globals['_REPORT']._serialized_start=1448
+  _globals['_REPORT']._serialized_end=1544
+  _globals['_ITERATIONREPORT']._serialized_start=1547
+  _globals['_ITERATIONREPORT']._serialized_end=1702
+  _globals['_STAGETIMES']._serialized_start=1705
+  _globals['_STAGETIMES']._serialized_end=1878
+  _globals['_BEAT']._serialized_start=1880
+  _globals['_BEAT']._serialized_end=1921
+  _globals['_WATCHREQUEST']._serialized_start=1923
+  _globals['_WATCHREQUEST']._serialized_end=1937
+  _globals['_RANKTABLE']._serialized_start=1939
+  _globals['_RANKTABLE']._serialized_end=1985
+  _globals['_RANKENTRY']._serialized_start=1987
+  _globals['_RANKENTRY']._serialized_end=2066
+  _globals['_CONDEMNREQUEST']._serialized_start=2068
+  _globals['_CONDEMNREQUEST']._serialized_end=2134
+  _globals['_CONDEMNRESPONSE']._serialized_start=2136
+  _globals['_CONDEMNRESPONSE']._serialized_end=2169
+  _globals['_CONTROLLER']._serialized_start=2172
+  _globals['_CONTROLLER']._serialized_end=2534
+  _globals['_SUPERVISOR']._serialized_start=2537
+  _globals['_SUPERVISOR']._serialized_end=2665
 # @@protoc_insertion_point(module_scope)

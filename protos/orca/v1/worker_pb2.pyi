@@ -71,7 +71,7 @@ class RelayResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class FormRequest(_message.Message):
-    __slots__ = ("term", "epoch", "tensor_parallel", "pipeline_parallel", "stage", "tensor_rank", "block_size", "max_batch_size", "store", "controllers")
+    __slots__ = ("term", "epoch", "tensor_parallel", "pipeline_parallel", "stage", "tensor_rank", "block_size", "max_batch_size", "store", "controllers", "return_tokens")
     TERM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class FormRequest(_message.Message):
     MAX_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     term: int
     epoch: int
     tensor_parallel: int
@@ -92,7 +93,8 @@ class FormRequest(_message.Message):
     max_batch_size: int
     store: str
     controllers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., block_size: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., store: _Optional[str] = ..., controllers: _Optional[_Iterable[str]] = ...) -> None: ...
+    return_tokens: bool
+    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., block_size: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., store: _Optional[str] = ..., controllers: _Optional[_Iterable[str]] = ..., return_tokens: _Optional[bool] = ...) -> None: ...
 
 class FormResponse(_message.Message):
     __slots__ = ("slots", "free_bytes", "slot_bytes")
@@ -188,20 +190,22 @@ class Report(_message.Message):
     def __init__(self, iteration: _Optional[_Union[IterationReport, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
 
 class IterationReport(_message.Message):
-    __slots__ = ("epoch", "number", "token_ids", "logprobs", "times", "error")
+    __slots__ = ("epoch", "number", "token_ids", "logprobs", "times", "error", "peer_lost")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    PEER_LOST_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedScalarFieldContainer[float]
     times: StageTimes
     error: str
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+    peer_lost: bool
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., error: _Optional[str] = ..., peer_lost: _Optional[bool] = ...) -> None: ...
 
 class StageTimes(_message.Message):
     __slots__ = ("received", "started", "computed", "sent", "taken", "control_bytes", "data_bytes", "stage", "tensor_rank")

@@ -1,7 +1,9 @@
 """The controller of a rank: the engine master's side of it. It never touches a tensor and never waits for the GPU.
 
-Iterations come down one stream, Run, and go to the GPU thread at once; what they made goes up the same stream. Beats
-are answered by this loop alone, whatever the GPU thread does.
+Iterations come down one stream, Run, to the controller of stage 0; it hands them to its GPU thread and, without waiting
+for that, to its tensor peers and to the controller of the next stage, over Relay streams; that one does the same (paper
+section 4.2, Figure 7). Each rank reports what it made up its own Run. Beats are answered by this loop alone, whatever
+the GPU thread does.
 """
 
 import asyncio
@@ -13,6 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import grpc
@@ -31,23 +34,48 @@ from orca_common.errors import (
 )
 from orca_common.telemetry import Telemetry, context_of
 
+from .data_plane import DataPlane, Loopback, Rendezvous, Store
 from .gpu_thread import GpuThread
-from .stage import Stage
+from .partition import Place, check_partition
+from .process import join_address
+from .relay import Neighbour
+from .stage import Memory, Stage
 
 log = logging.getLogger(__name__)
 
 PROTOCOL = 1
+RELAY_TIMEOUT = 10.0  # seconds for the neighbours' streams to open
 MAX_WAITING = 64  # iterations that were accepted and have not been reported; a master has a few in flight
 TERM_METADATA = "orca-term"  # of a Run call, so that a master of an old term ends nobody's stream
 
 
 @dataclass(frozen=True)
-class Formation:
-    """An epoch that this rank was asked to form, with the block size of its memory."""
+class Forming:
+    """An epoch that this rank was asked to form."""
 
     epoch: int
+    place: Place
     block_size: int
-    slots: int  # that the memory holds
+    controllers: tuple[str, ...]
+    memory: asyncio.Future[Memory]  # when all have joined
+
+
+@dataclass(frozen=True)
+class Member:
+    """The epoch that this rank is a member of."""
+
+    epoch: int
+    place: Place
+    slots: int
+    relays: tuple[Neighbour, ...]
+
+
+class Hosted(NamedTuple):
+    """The store that this rank hosts for an epoch."""
+
+    epoch: int
+    address: str
+    store: Store
 
 
 class Lane:
@@ -72,9 +100,10 @@ class Lane:
 
 
 class Waiting(NamedTuple):
-    """An accepted iteration: the lane that brought it, and what its span needs."""
+    """An accepted iteration: the lane that brought it (None: a relay) in whose term, and what its span needs."""
 
-    lane: Lane
+    lane: Lane | None
+    term: int
     members: int
     trace: dict[str, str]
 
@@ -83,16 +112,25 @@ class Controller(worker_pb2_grpc.ControllerServicer):
     """`on_failure` is called once, with a sentence, when this rank is not to be used again."""
 
     def __init__(
-        self, checkpoint: Checkpoint, stage: Stage, telemetry: Telemetry, on_failure: Callable[[str], None]
+        self,
+        checkpoint: Checkpoint,
+        stage: Stage,
+        telemetry: Telemetry,
+        rendezvous: Rendezvous,
+        on_failure: Callable[[str], None],
     ) -> None:
-        self._checkpoint, self._stage, self._telemetry, self._on_failure = checkpoint, stage, telemetry, on_failure
+        self._checkpoint, self._stage, self._telemetry = checkpoint, stage, telemetry
+        self._rendezvous, self._on_failure = rendezvous, on_failure
         self._loop = asyncio.get_running_loop()
         self._gpu = GpuThread(stage, self._from_gpu_thread)
         self.incarnation = uuid.uuid4().hex
         self._engine = ""
         self._term = 0
-        self._forming: Formation | None = None  # formed, not yet allocated
-        self._member: Formation | None = None  # slots: those of the epoch
+        self._forming: Forming | None = None  # not yet allocated
+        self._member: Member | None = None
+        self._plane: DataPlane = Loopback()  # of the epoch that is being formed, or that this rank is a member of
+        self._lost: str | None = None  # why the member's epoch has come to its end
+        self._hosted: Hosted | None = None
         self._last_epoch = 0
         self._accepted = 0  # number of the last iteration taken
         self._waiting: deque[Waiting] = deque()
@@ -101,13 +139,21 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         self._lane: Lane | None = None
         self._leaving = False
 
-    # The four calls
+    # The calls
 
     async def Hello(  # noqa: N802 the proto's name
         self, request: worker_pb2.HelloRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.HelloResponse:
         try:
             return await self._hello(request)
+        except OrcaError as error:
+            await abort(context, error)
+
+    async def HostStore(  # noqa: N802 the proto's name
+        self, request: worker_pb2.HostStoreRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.HostStoreResponse:
+        try:
+            return await self._host_store(request)
         except OrcaError as error:
             await abort(context, error)
 
@@ -142,8 +188,6 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             self._open(lane, dict(context.invocation_metadata() or ()).get(TERM_METADATA))
             reader = asyncio.create_task(self._read(request_iterator, lane))
             while (report := await lane.next()) is not None:
-                if report.HasField("iteration"):
-                    report.iteration.times.sent = time.time_ns()
                 await context.write(report)
         except OrcaError as error:
             await abort(context, error)
@@ -153,6 +197,18 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             if self._lane is lane:
                 self._lane = None
 
+    async def Relay(  # noqa: N802 the proto's name
+        self, request_iterator: AsyncIterator[worker_pb2.Iteration], context: grpc.aio.ServicerContext
+    ) -> worker_pb2.RelayResponse:
+        try:
+            await context.send_initial_metadata(())  # the sender waits for it before its first iteration
+            async for iteration in request_iterator:
+                self._take(iteration, None)
+        except OrcaError as error:
+            log.warning("relay refused: %s", error)
+            await abort(context, error)
+        return worker_pb2.RelayResponse()
+
     # What they do
 
     def ready(self) -> str | None:
@@ -161,6 +217,8 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             return "leaving"
         if self._gpu.failed:
             return "an iteration failed"
+        if self._lost is not None:
+            return self._lost
         return None if self._member is not None else "not a member of an engine's epoch yet"
 
     async def leave(self, timeout: float) -> bool:
@@ -168,6 +226,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         self._leaving = True
         self._gpu.stop()
         await self._idle_within(timeout)
+        self._leave_epoch("this rank is leaving")
         if self._lane is not None:
             self._lane.end(Unavailable("this rank is leaving"))
         return await asyncio.to_thread(self._gpu.join, 0 if self._waiting else 1)
@@ -188,7 +247,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             # What an earlier lane brought still runs. Its end makes the rows and the iteration stand still; a longer
             # one is no harm, since whatever comes next runs behind it.
             await self._idle_within(1.0)
-        member = self._member
+        member = self._member if self._lost is None else None
         return worker_pb2.HelloResponse(
             protocol=PROTOCOL,
             incarnation=self.incarnation,
@@ -203,41 +262,114 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             vocab_size=self._checkpoint.vocab_size,
         )
 
+    async def _host_store(self, request: worker_pb2.HostStoreRequest) -> worker_pb2.HostStoreResponse:
+        self._raise_term(request.term, None)
+        hosted = self._hosted
+        if hosted is None or hosted.epoch != request.epoch:
+            if request.epoch <= self._last_epoch:
+                raise FailedPrecondition(f"epoch {request.epoch} is old: this rank has seen {self._last_epoch}")
+            store = await asyncio.to_thread(self._rendezvous.open_store)
+            hosted = self._hosted = Hosted(request.epoch, join_address(self._rendezvous.host, store.port), store)
+        return worker_pb2.HostStoreResponse(address=hosted.address)
+
     async def _form(self, request: worker_pb2.FormRequest) -> worker_pb2.FormResponse:
         self._raise_term(request.term, None)
-        if (request.tensor_parallel, request.pipeline_parallel) != (1, 1):
-            cut = f"{request.tensor_parallel} x {request.pipeline_parallel} ranks"
-            raise FailedPrecondition(f"an engine of {cut} (tp x pp) is not built yet; this rank runs 1 x 1")
-        if request.stage or request.tensor_rank:
-            raise FailedPrecondition(f"stage {request.stage}, tensor rank {request.tensor_rank} of a 1 x 1 engine")
+        place = self._place_of(request)
+        forming = self._forming
+        if forming is None or (forming.epoch, forming.place) != (request.epoch, place):  # else an answer was lost
+            if request.epoch <= self._last_epoch:
+                raise FailedPrecondition(f"epoch {request.epoch} is old: this rank has seen {self._last_epoch}")
+            self._last_epoch = request.epoch
+            self._leave_epoch(f"epoch {request.epoch} is being formed")
+            plane = self._rendezvous.plane
+            if place.ranks > 1:
+                arguments = place, request.epoch, request.store, request.return_tokens
+                self._plane = await asyncio.to_thread(plane, *arguments)
+                self._check_newest(request.epoch)
+            else:
+                self._plane = plane(place, request.epoch, request.store, False)
+            memory = self._gpu.call(partial(self._stage.form, request.block_size, place, self._plane))
+            forming = self._forming = Forming(
+                request.epoch, place, request.block_size, tuple(request.controllers), asyncio.wrap_future(memory)
+            )
+        try:
+            memory = await asyncio.shield(forming.memory)
+        except Exception:
+            if self._forming is forming:
+                self._forming = None
+            raise
+        self._check_newest(request.epoch)
+        return worker_pb2.FormResponse(slots=memory.slots, free_bytes=memory.free_bytes, slot_bytes=memory.slot_bytes)
+
+    def _place_of(self, request: worker_pb2.FormRequest) -> Place:
+        """This rank's place in the engine. Raises FailedPrecondition when there is no such place."""
+        tp, pp = request.tensor_parallel, request.pipeline_parallel
+        check_partition(self._checkpoint, tp, pp)
+        if request.stage >= pp or request.tensor_rank >= tp:
+            where = f"stage {request.stage}, tensor rank {request.tensor_rank}"
+            raise FailedPrecondition(f"{where} of a {tp} x {pp} engine")
         if request.block_size < 1:
             raise FailedPrecondition("block_size is 0")
-        pending = self._forming is not None and self._forming.epoch == request.epoch
-        if request.epoch <= self._last_epoch and not pending:
-            raise FailedPrecondition(f"epoch {request.epoch} is old: this rank has seen {self._last_epoch}")
-        self._last_epoch = request.epoch
-        self._member = self._forming = None
-        memory = await asyncio.wrap_future(self._gpu.call(lambda: self._stage.form(request.block_size)))
-        self._check_newest(request.epoch)
-        self._forming = Formation(request.epoch, request.block_size, memory.slots)
-        return worker_pb2.FormResponse(slots=memory.slots, free_bytes=memory.free_bytes, slot_bytes=memory.slot_bytes)
+        if tp * pp > 1 and len(request.controllers) != tp * pp:
+            raise FailedPrecondition(f"{len(request.controllers)} controllers of a {tp} x {pp} engine (tp x pp)")
+        return Place(tp, pp, request.stage, request.tensor_rank)
+
+    def _leave_epoch(self, reason: str) -> None:
+        """Leaves the epoch that this rank is in; its GPU thread wakes if it waits for a neighbour."""
+        self._plane.abort(reason)
+        for relay in self._member.relays if self._member is not None else ():
+            relay.close()
+        if self._hosted is not None and self._hosted.epoch < self._last_epoch:
+            self._hosted = None
+        self._plane, self._member, self._forming, self._lost = Loopback(), None, None, None
 
     async def _allocate(self, request: worker_pb2.AllocateRequest) -> worker_pb2.AllocateResponse:
         self._raise_term(request.term, None)
         slots, forming, member = request.slots, self._forming, self._member
         if member is not None and (member.epoch, member.slots) == (request.epoch, slots):
             return worker_pb2.AllocateResponse()
-        if forming is None or forming.epoch != request.epoch:
+        if forming is None or forming.epoch != request.epoch or not forming.memory.done():
             raise FailedPrecondition(f"epoch {request.epoch} is not being formed here")
-        if not forming.block_size <= slots <= forming.slots:
-            raise FailedPrecondition(
-                f"{slots} slots: this rank's memory holds {forming.slots}, a block {forming.block_size}"
-            )
+        holds = forming.memory.result().slots
+        if not forming.block_size <= slots <= holds:
+            raise FailedPrecondition(f"{slots} slots: this rank's memory holds {holds}, a block {forming.block_size}")
         await asyncio.wrap_future(self._gpu.call(lambda: self._stage.allocate(slots, forming.block_size)))
         self._check_newest(request.epoch)
-        self._member, self._forming = Formation(request.epoch, forming.block_size, slots), None
+        relays = await self._open_relays(forming)
+        if request.epoch != self._last_epoch:
+            for relay in relays:
+                relay.close()
+            self._check_newest(request.epoch)
+        self._member, self._forming = Member(request.epoch, forming.place, slots, relays), None
         log.info("member", extra={"engine": self._engine, "epoch": request.epoch, "slots": slots})
         return worker_pb2.AllocateResponse()
+
+    async def _open_relays(self, forming: Forming) -> tuple[Neighbour, ...]:
+        """From a controller to that of the next stage, which has the farthest to go, and to its own tensor peers."""
+        place = forming.place
+        if place.tensor_rank:
+            return ()
+        end = place.index + place.tensor_parallel
+        numbers = [*(() if place.is_last else (end,)), *range(place.index + 1, end)]
+        broken = partial(self._lose_peer, forming.epoch)
+        relays = tuple(Neighbour(forming.controllers[number], broken) for number in numbers)
+        try:
+            async with asyncio.timeout(RELAY_TIMEOUT):
+                await asyncio.gather(*(relay.connected() for relay in relays))
+        except (TimeoutError, OrcaError) as error:
+            for relay in relays:
+                relay.close()
+            reason = str(error) or f"no answer within {RELAY_TIMEOUT} s"
+            raise Unavailable(f"the neighbours of epoch {forming.epoch}: {reason}") from None
+        return relays
+
+    def _lose_peer(self, epoch: int, reason: str) -> None:
+        """A neighbour is gone: this rank's epoch has come to its end, but the rank has not."""
+        if self._member is None or self._member.epoch != epoch or self._lost is not None:
+            return
+        log.warning("neighbour lost: %s", reason, extra={"epoch": epoch})
+        self._lost = reason
+        self._plane.abort(reason)
 
     def _check_newest(self, epoch: int) -> None:
         if epoch != self._last_epoch:
@@ -281,26 +413,31 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         else:
             lane.end(None)
 
-    def _take(self, iteration: worker_pb2.Iteration, lane: Lane) -> None:
-        """Hands an iteration to the GPU thread."""
+    def _take(self, iteration: worker_pb2.Iteration, lane: Lane | None) -> None:
+        """Hands an iteration on, and to the GPU thread. `lane` None: it came by a relay."""
         received = time.time_ns()
         self._raise_term(iteration.term, lane)
-        if self._lane is not lane:
+        if lane is not None and self._lane is not lane:
             raise Aborted("a newer Run took over")
         if self._leaving or self._gpu.failed:
             raise Unavailable("this rank is leaving" if self._leaving else "this rank has failed and is about to end")
         if self._member is None or iteration.epoch != self._member.epoch:
             has = f"a member of {self._member.epoch}" if self._member is not None else "a member of none"
             raise FailedPrecondition(f"iteration {iteration.number} is of epoch {iteration.epoch}: this rank is {has}")
+        if (self._member.place.index == 0) != (lane is not None):
+            way, right = ("Run", "a relay") if lane is not None else ("a relay", "Run")
+            raise FailedPrecondition(f"iteration {iteration.number} came by {way}: here they come by {right}")
         if iteration.number <= self._accepted:
             raise FailedPrecondition(f"iteration {iteration.number} is old: this rank has taken {self._accepted}")
         if len(self._waiting) >= MAX_WAITING:
             raise ResourceExhausted(f"{MAX_WAITING} iterations wait here already", 0.1)
+        for relay in self._member.relays:
+            relay.put(iteration)
         self._accepted = iteration.number
         self._idle.clear()
         members = len(iteration.initiations) + len(iteration.increment_rows)
         trace = dict(iteration.trace) if self._telemetry.enabled else {}
-        self._waiting.append(Waiting(lane, members, trace))
+        self._waiting.append(Waiting(lane, iteration.term, members, trace))
         self._gpu.submit(iteration, received)
 
     def _from_gpu_thread(self, report: worker_pb2.Report) -> None:
@@ -308,15 +445,19 @@ class Controller(worker_pb2_grpc.ControllerServicer):
 
     def _reported(self, report: worker_pb2.Report) -> None:
         """An iteration is done. Only the lane that brought it hears of it: behind a broken one the master starts over,
-        and no other master knows the batch."""
+        and no other master knows the batch. What a relay brought goes up this rank's own lane, of the same master."""
         done = self._waiting.popleft()
         if not self._waiting:
             self._idle.set()
         result = report.iteration
-        done.lane.put(report)
+        lane = done.lane if done.lane is not None or done.term != self._term else self._lane
+        if lane is not None:
+            lane.put(report)
         if self._telemetry.enabled:
             self._trace(done, result)
-        if result.error:
+        if result.peer_lost:
+            self._lose_peer(result.epoch, result.error)
+        elif result.error:
             self._waiting.clear()
             self._idle.set()
             self._on_failure(result.error)

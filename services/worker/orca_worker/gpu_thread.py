@@ -11,6 +11,7 @@ from typing import TypeVar
 from orca.v1 import worker_pb2
 from orca_common.errors import OrcaError, Unavailable
 
+from .data_plane import PeerLost
 from .stage import Stage
 
 T = TypeVar("T")
@@ -19,7 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class GpuThread:
-    """`report` is called in this thread with what each iteration made. A failed iteration is the last one."""
+    """`report` is called in this thread with what each iteration made. A failed iteration is the last one, unless it
+    was a neighbour that failed: then the rank can form again."""
 
     def __init__(self, stage: Stage, report: Callable[[worker_pb2.Report], None]) -> None:
         self._stage, self._report = stage, report
@@ -67,19 +69,25 @@ class GpuThread:
         if self.failed:
             return
         report = worker_pb2.Report()
-        result = report.iteration
+        result, times = report.iteration, report.iteration.times
         result.epoch, result.number = iteration.epoch, iteration.number
-        result.times.received, result.times.started = received, time.time_ns()
+        times.received, times.taken = received, time.time_ns()
+        times.control_bytes = iteration.ByteSize()
+        where = {"epoch": iteration.epoch, "iteration": iteration.number}
         try:
-            output = self._stage.run(iteration)
+            output = self._stage.run(iteration, times)
+        except PeerLost as error:
+            log.warning("iteration abandoned: %s", error, extra=where)
+            result.error, result.peer_lost = str(error), True
         except Exception as error:
             # The rank's memory is in doubt now: the master hears why, and the process ends.
             self.failed = True
-            log.exception("iteration failed", extra={"epoch": iteration.epoch, "iteration": iteration.number})
+            log.exception("iteration failed", extra=where)
             result.error = str(error) if isinstance(error, OrcaError) else f"{type(error).__name__}: {error}"
         else:
             self.iteration = iteration.number
             result.token_ids.extend(output.token_ids)
             result.logprobs.extend(output.logprobs)
-        result.times.computed = time.time_ns()
+        if result.error:
+            times.sent = time.time_ns()
         self._report(report)

@@ -21,6 +21,7 @@ from orca_common.errors import FailedPrecondition
 from orca_common.telemetry import Telemetry
 
 from .controller import Controller
+from .data_plane import Rendezvous
 from .models import check_model_type, needs_torch
 from .process import die_with_parent, join_address
 from .server import listen, new_server
@@ -70,7 +71,8 @@ async def main() -> None:
     telemetry = Telemetry("orca-worker", f"{settings.reachable_host}/{settings.local_rank}")
     failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     stage = Stage(checkpoint, settings.dtype, device, settings.slots, settings.threads)
-    controller = Controller(checkpoint, stage, telemetry, failure.set_result)
+    rendezvous = Rendezvous(settings.reachable_host, device)
+    controller = Controller(checkpoint, stage, telemetry, rendezvous, failure.set_result)
     server, health = await new_server(SERVICE)
     worker_pb2_grpc.add_ControllerServicer_to_server(controller, server)
     port = listen(server, settings.host, settings.port)

@@ -63,9 +63,16 @@ class Rows:
                 self.table[row] = np.zeros((), ROW)
 
     def advance(self, rows: np.ndarray, lengths: np.ndarray, token_ids: list[int]) -> None:
-        """An iteration of `rows` [B] has run: their lengths, and the tokens that it made."""
+        """An iteration of `rows` [B] has run: their lengths, and the tokens that it made, where this rank has them."""
         self.table["length"][rows] = lengths
-        self.table["last_token"][rows] = token_ids
+        if token_ids:
+            self.table["last_token"][rows] = token_ids
+
+    def learn(self, rows: np.ndarray, claims: np.ndarray, token_ids: list[int]) -> None:
+        """The tokens [B] of an iteration of `rows` [B] have come from the rank that sampled them. A row that was given
+        to another request since does not hear of it."""
+        same = self.table["claim"][rows] == claims
+        self.table["last_token"][rows[same]] = np.array(token_ids)[same]
 
     def clear(self) -> None:
         self.table = np.zeros(64, ROW)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .batch import Batch
+from .data_plane import DataPlane
 from .kv import KVManager, KVShape
 from .models import Output
 
@@ -110,23 +111,51 @@ def _keep_top_p(values: Tensor, top_p: np.ndarray) -> Tensor:
     return values.masked_fill((values < floor) & found, -torch.inf)
 
 
-class LogitsModel(Protocol):
+class StageModel(Protocol):
+    """The layers of a stage: hidden states or, at the last one, logits."""
+
+    vocabulary_shares: list[int]  # of the tensor ranks
+
     @property
     def kv_shape(self) -> KVShape | None: ...
 
-    def forward(self, batch: Batch, kv: KVManager) -> Tensor: ...
+    def receive(self, batch: Batch, plane: DataPlane) -> Tensor | None: ...
+
+    def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor: ...
 
 
-class SamplingModel:
-    """The last stage: a model's logits and their sampling, as one `Model`."""
+class HiddenModel:
+    """An earlier stage as a `Model`: its hidden states go on."""
 
-    def __init__(self, model: LogitsModel) -> None:
+    def __init__(self, model: StageModel) -> None:
         self.model = model
 
     @property
     def kv_shape(self) -> KVShape | None:
         return self.model.kv_shape
 
+    def receive(self, batch: Batch, plane: DataPlane) -> Tensor | None:
+        return self.model.receive(batch, plane)
+
     @torch.inference_mode()
-    def run(self, batch: Batch, kv: KVManager) -> Output:
-        return sample(self.model.forward(batch, kv), batch.requests, batch.draws)
+    def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
+        return Output([], [], self.model.forward(batch, kv, plane, x))
+
+
+class SamplingModel:
+    """The last stage as a `Model`: its logits come together on tensor rank 0, which samples."""
+
+    def __init__(self, model: StageModel) -> None:
+        self.model = model
+
+    @property
+    def kv_shape(self) -> KVShape | None:
+        return self.model.kv_shape
+
+    def receive(self, batch: Batch, plane: DataPlane) -> Tensor | None:
+        return self.model.receive(batch, plane)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
+        logits = plane.gather(self.model.forward(batch, kv, plane, x), self.model.vocabulary_shares)
+        return sample(logits, batch.requests, batch.draws) if logits is not None else Output([], [])

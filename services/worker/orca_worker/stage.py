@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
+from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from orca.v1 import worker_pb2
 from orca_common.checkpoint import Checkpoint
 
-from .batch import build_batch
+from .batch import Batch, build_batch
+from .data_plane import DataPlane, Loopback, PeerLost
 from .kv import KVManager
 from .memory import SLOTS_OF_NOTHING, free_bytes
 from .models import Model, Output, load_model
+from .partition import SINGLE, Place
 from .rows import Rows
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 log = logging.getLogger(__name__)
@@ -29,6 +35,13 @@ class Memory(NamedTuple):
     slot_bytes: int
 
 
+class Owed(NamedTuple):
+    """An iteration whose tokens come back on the data plane."""
+
+    rows: np.ndarray  # [B]
+    claims: np.ndarray  # [B]
+
+
 class Stage:
     """`max_slots` bounds the slots that are offered. Only the GPU thread calls it, but for `rows.held`."""
 
@@ -38,16 +51,24 @@ class Stage:
         self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
         self._max_slots, self._threads = max_slots, threads
         self._model: Model | None = None
+        self._place = SINGLE  # of the model
+        self._plane: DataPlane = Loopback()
         self._kv = KVManager(None)
+        self._owed: deque[Owed] = deque()
         self.rows = Rows()
 
-    def form(self, block_size: int) -> Memory:
-        """Loads the model unless it is loaded, drops all rows and memory, and says what the memory holds."""
+    def form(self, block_size: int, place: Place = SINGLE, plane: DataPlane | None = None) -> Memory:
+        """Loads the rank's slice unless it is loaded, drops all rows and memory, joins the others, and says what the
+        memory holds."""
         self.rows.clear()
+        self._owed.clear()
         self._kv.release()
-        if self._model is None:
-            self._model = self._load()
+        if self._model is None or self._place != place:
+            self._model = None  # its memory first
+            self._model, self._place = self._load(place), place
             self._kv = KVManager(self._model.kv_shape)
+        self._plane = plane if plane is not None else Loopback()
+        self._plane.join()
         shape = self._model.kv_shape
         free = free_bytes(self._device, modest=self._max_slots is None)
         slot_bytes = shape.slot_bytes if shape is not None else 0
@@ -56,31 +77,83 @@ class Stage:
             slots = min(slots, self._max_slots)
         return Memory(slots - slots % block_size, free, slot_bytes)
 
-    def _load(self) -> Model:
+    def _load(self, place: Place) -> Model:
         if self._device is not None and self._threads:
             import torch
 
             torch.set_num_threads(self._threads)
-        model = load_model(self._checkpoint, self._dtype, self._device)
+        started = time.monotonic()
+        model, bytes_read = load_model(self._checkpoint, place, self._dtype, self._device)
         gc.collect()
         gc.freeze()  # what was loaded stays: no collection need look at it again
-        log.info("model loaded", extra={"model": self._checkpoint.name, "dtype": self._dtype})
+        log.info(
+            "model loaded",
+            extra={
+                "model": self._checkpoint.name,
+                "dtype": self._dtype,
+                "stage": place.stage,
+                "tensor_rank": place.tensor_rank,
+                "bytes_read": bytes_read,
+                "seconds": time.monotonic() - started,
+            },
+        )
         return model
 
     def allocate(self, slots: int, block_size: int) -> None:
         """Allocates the Attention K/V manager's memory."""
         self._kv.allocate(slots, block_size)
 
-    def run(self, iteration: worker_pb2.Iteration) -> Output:
-        """One iteration: forget the rows that ended, take in the new ones, run the model, keep what it made."""
-        assert self._model is not None
+    def run(self, iteration: worker_pb2.Iteration, times: worker_pb2.StageTimes | None = None) -> Output:
+        """One iteration: forget the rows that ended, take in the new ones, run the layers, keep what they made; fills
+        in what it knows of `times`. Raises PeerLost when it is the data plane that failed."""
+        times = times if times is not None else worker_pb2.StageTimes()
+        times.stage, times.tensor_rank = self._place.stage, self._place.tensor_rank
+        sent_before = self._plane.sent_bytes
+        try:
+            self._plane.check()
+            return self._run(iteration, times)
+        except PeerLost:
+            raise
+        except Exception:
+            self._plane.check()  # a device's error may be the echo of an abort
+            raise
+        finally:
+            times.data_bytes = self._plane.sent_bytes - sent_before
+
+    def _run(self, iteration: worker_pb2.Iteration, times: worker_pb2.StageTimes) -> Output:
+        model, plane, checkpoint = self._model, self._plane, self._checkpoint
+        assert model is not None
         self.rows.free(iteration.free_rows)
         self._kv.free(iteration.free_rows)
         for initiation in iteration.initiations:
             self.rows.admit(initiation)
             self._kv.admit(initiation.row, initiation.blocks)
-        checkpoint = self._checkpoint
+        if self._owed and not iteration.increment_tokens:
+            self._collect(iteration.increment_rows)
         batch = build_batch(iteration, self.rows, self._kv, checkpoint.vocab_size, checkpoint.max_positions)
-        output = self._model.run(batch, self._kv)
+        x = model.receive(batch, plane)
+        times.started = time.time_ns()
+        output = model.run(batch, self._kv, plane, x)
+        times.computed = time.time_ns()
+        if output.hidden is not None:
+            plane.send(output.hidden)
+        if plane.returns_tokens:
+            self._return_tokens(batch, output)
         self.rows.advance(batch.rows, batch.ends, output.token_ids)
+        times.sent = time.time_ns()
         return output
+
+    def _return_tokens(self, batch: Batch, output: Output) -> None:
+        """What was sampled goes back to the first stage, whose next iteration may come without it."""
+        if self._place.samples:
+            self._plane.send_tokens(output.token_ids)
+        elif self._place.is_first:
+            self._owed.append(Owed(batch.rows, batch.requests["claim"]))
+
+    def _collect(self, rows: Sequence[int]) -> None:
+        """Takes in the tokens of all iterations up to the last that ran one of `rows`."""
+        wanted = set(rows)
+        last = max((i for i, owed in enumerate(self._owed) if not wanted.isdisjoint(owed.rows.tolist())), default=-1)
+        for _ in range(last + 1):
+            owed = self._owed.popleft()
+            self.rows.learn(owed.rows, owed.claims, self._plane.receive_tokens(len(owed.rows)))

@@ -2,7 +2,7 @@
 
 family       file      what it is
 gpt2         gpt2.py   GPT-2
-orca_timed   timed.py  no model: waits, for experiments with the control plane; needs no torch
+orca_timed   timed.py  no model: waits, for experiments with the control plane; a single rank needs no torch
 """
 
 from __future__ import annotations
@@ -18,14 +18,19 @@ from ..kv import KVManager, KVShape
 if TYPE_CHECKING:
     import torch
 
+    from ..data_plane import DataPlane
+    from ..partition import Place
+
 MODEL_TYPES = ("gpt2", "orca_timed")
 
 
 class Output(NamedTuple):
-    """What an iteration made: one token a request, in the batch's order."""
+    """What an iteration made here: one token a request, in the batch's order, on the rank that samples; hidden states
+    at every stage but the last."""
 
     token_ids: list[int]
     logprobs: list[float]  # NaN where it was not asked for
+    hidden: torch.Tensor | None = None
 
 
 class Model(Protocol):
@@ -36,8 +41,13 @@ class Model(Protocol):
         """What it keeps for each token; None: nothing."""
         ...
 
-    def run(self, batch: Batch, kv: KVManager) -> Output:
-        """One iteration: all layers, and a token for each request. Returns when the tokens are on the host."""
+    def receive(self, batch: Batch, plane: DataPlane) -> torch.Tensor | None:
+        """Waits for the hidden states of the stage before; None at the first."""
+        ...
+
+    def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: torch.Tensor | None) -> Output:
+        """One iteration of this stage's layers. The rank that samples returns when the tokens are on the host; no other
+        waits for its device."""
         ...
 
 
@@ -52,17 +62,24 @@ def needs_torch(checkpoint: Checkpoint) -> bool:
     return checkpoint.model_type != "orca_timed"
 
 
-def load_model(checkpoint: Checkpoint, dtype: str, device: torch.device | None) -> Model:
-    """Loads a model. `device` may be None for one that needs no torch. Raises FailedPrecondition with a sentence."""
+def load_model(checkpoint: Checkpoint, place: Place, dtype: str, device: torch.device | None) -> tuple[Model, int]:
+    """Loads a rank's slice: the model, and how many bytes of weights were read. `device` may be None for one that
+    needs no torch. Raises FailedPrecondition with a sentence."""
     check_model_type(checkpoint)
     if checkpoint.model_type == "orca_timed":
         from .timed import TimedModel
 
-        return TimedModel(checkpoint)
+        return TimedModel(checkpoint, place), 0
     import torch
 
-    from ..sampling import SamplingModel
+    from ..partition import gpt2_slices
+    from ..sampling import HiddenModel, SamplingModel
+    from ..weights import Weights
     from .gpt2 import GPT2
+    from .gpt2_config import GPT2Config
 
     assert device is not None
-    return SamplingModel(GPT2(checkpoint, getattr(torch, dtype), device))
+    config, kind = GPT2Config.read(checkpoint), getattr(torch, dtype)
+    weights = Weights(checkpoint.folder, "transformer.", gpt2_slices(config, place), kind, device)
+    model = GPT2(config, place, weights, kind, device)
+    return (SamplingModel(model) if place.is_last else HiddenModel(model)), weights.bytes_read

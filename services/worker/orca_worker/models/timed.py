@@ -1,40 +1,64 @@
 """A model of time alone: it waits as long as config.json says and makes up the next token.
 
-config.json: `model_type` "orca_timed", `vocab_size`, `n_positions`, `seconds` an iteration (0: no wait) and, for tests
-of failures, `abort_on_token`: the process aborts when it reads that token. No weights, no tensors, no torch: what an
-iteration costs here is the control plane's share.
+config.json: `model_type` "orca_timed", `vocab_size`, `n_positions`, `seconds` an iteration of each stage (0: no wait)
+and, for tests of failures, `abort_on_token`: the process aborts when it reads that token. No weights, no tensors but
+one number from stage to stage and one among tensor ranks, which keep the order real; a single rank needs no torch.
+What an iteration costs here is the control plane's share.
 """
+
+from __future__ import annotations
 
 import math
 import os
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from orca_common.checkpoint import Checkpoint
 
 from ..batch import Batch
+from ..data_plane import DataPlane
 from ..kv import KVManager, KVShape
+from ..partition import Place
 from . import Output
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TWENTY_NINE, THIRTY_TWO, MULTIPLIER = np.uint64(29), np.uint64(32), np.uint64(0x94D049BB133111EB)
 
 
 class TimedModel:
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, place: Place) -> None:
+        self._place = place
         self._vocab_size = np.uint64(checkpoint.vocab_size)
         self._seconds = float(checkpoint.config.get("seconds", 0))
         self._abort_on = checkpoint.config.get("abort_on_token")
+        self._one: Tensor | None = None
+        if place.ranks > 1:
+            import torch
+
+            self._one = torch.ones(1)
 
     @property
     def kv_shape(self) -> KVShape | None:
         return None
 
-    def run(self, batch: Batch, kv: KVManager) -> Output:
+    def receive(self, batch: Batch, plane: DataPlane) -> Tensor | None:
+        return None if self._one is None else plane.receive((1,), self._one.dtype)
+
+    def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
         if self._abort_on is not None and self._abort_on in batch.token_ids:
             os.abort()
         if self._seconds:
             time.sleep(self._seconds)
+        if self._one is not None:
+            plane.all_reduce(self._one.clone())
+            if not self._place.is_last:
+                return Output([], [], self._one)
+        if not self._place.samples:
+            return Output([], [])
         last = batch.last
         token_ids = (mix(batch.token_ids[last], batch.positions[last]) % self._vocab_size).tolist()
         return Output(token_ids, [0.0 if wanted else math.nan for wanted in batch.requests["logprobs"].tolist()])

@@ -1,0 +1,125 @@
+"""The data plane: the way of tensors between the ranks of an engine. Control never goes here, tensors nowhere else.
+
+Every rank issues the same operations in the same order, and all shapes are known from the control message (paper
+section 4.1), so nothing about them crosses. Without torch: an engine of one rank has no process groups at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from orca_common.errors import FailedPrecondition, Unavailable
+
+from .partition import Place
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class PeerLost(Unavailable):
+    """The data plane does not work any more: a neighbour is gone, or the epoch was left. It is no fault of this rank,
+    which keeps its weights and waits for a new formation."""
+
+
+class DataPlane(Protocol):
+    """One epoch's. One thread calls it, but for `abort`, which any thread may call."""
+
+    sent_bytes: int  # by this rank, so far
+    returns_tokens: bool  # the tokens go back to the first stage, for a scheduler that runs ahead
+
+    def join(self) -> None:
+        """Finds the other ranks; returns when those that this rank speaks with are there. Raises PeerLost."""
+
+    def check(self) -> None:
+        """Raises PeerLost when the plane does not work any more."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of x over the stage's tensor ranks; x itself may be overwritten."""
+        ...
+
+    def gather(self, x: Tensor, widths: list[int]) -> Tensor | None:
+        """x [n, widths[r]] of each tensor rank r -> [n, sum of widths] on tensor rank 0, None on the others."""
+        ...
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        """What the same tensor rank of the stage before sends next; None at the first stage."""
+        ...
+
+    def send(self, x: Tensor) -> None:
+        """Sends x to the same tensor rank of the next stage; does not wait until it is there."""
+
+    def send_tokens(self, token_ids: list[int]) -> None:
+        """From the rank that samples to all ranks of the first stage."""
+
+    def receive_tokens(self, count: int) -> list[int]:
+        """The other end of it."""
+        ...
+
+    def abort(self, reason: str) -> None:
+        """Leaves: whoever waits in one of these calls wakes at once with PeerLost, and so do all later calls."""
+
+
+class Loopback:
+    """An engine of one rank: there is nobody to speak with."""
+
+    sent_bytes = 0
+    returns_tokens = False
+
+    def join(self) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather(self, x: Tensor, widths: list[int]) -> Tensor | None:
+        return x
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        return None
+
+    def send(self, x: Tensor) -> None:
+        raise AssertionError("a single stage sends nothing")
+
+    def send_tokens(self, token_ids: list[int]) -> None:
+        raise AssertionError("a single rank has its tokens")
+
+    def receive_tokens(self, count: int) -> list[int]:
+        raise AssertionError("a single rank has its tokens")
+
+    def abort(self, reason: str) -> None:
+        pass
+
+
+class Store(Protocol):
+    """The store of an epoch, open as long as it is referred to."""
+
+    @property
+    def port(self) -> int: ...
+
+
+class Rendezvous:
+    """How this rank finds others. `host`: under which they reach it; `device` None: it has no tensors to speak of."""
+
+    def __init__(self, host: str, device: torch.device | None) -> None:
+        self.host, self._device = host, device
+
+    def open_store(self) -> Store:
+        """A store on a free port. Imports torch, so it is no call for a loop."""
+        from .process_groups import open_store
+
+        return open_store()
+
+    def plane(self, place: Place, epoch: int, store: str, returns_tokens: bool) -> DataPlane:
+        """The plane of an epoch, not joined yet. `store`: "host:port" of its store. May import torch too."""
+        if place.ranks == 1:
+            return Loopback()
+        host, _, port = store.rpartition(":")
+        if not host or not port.isdigit():
+            raise FailedPrecondition(f"an engine of {place.ranks} ranks needs the address of a store, not {store!r}")
+        from .process_groups import ProcessGroups
+
+        return ProcessGroups(place, epoch, (host.strip("[]"), int(port)), self.host, self._device, returns_tokens)

@@ -1,0 +1,82 @@
+"""GPT-2's config.json, without torch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from orca_common.checkpoint import Checkpoint
+from orca_common.errors import FailedPrecondition
+
+# Hugging Face's name of an activation -> the function that it is
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "tanh_gelu",
+    "gelu_fast": "tanh_gelu",
+    "gelu_accurate": "tanh_gelu",
+    "gelu_pytorch_tanh": "tanh_gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+
+
+@dataclass(frozen=True)
+class GPT2Config:
+    """config.json, with the defaults that Hugging Face gives to what it leaves out."""
+
+    vocab_size: int
+    positions: int
+    hidden: int
+    layers: int
+    heads: int
+    inner: int
+    epsilon: float
+    activation: str  # a value of ACTIVATIONS
+    tied: bool
+    scale_attention: bool
+    scale_by_layer: bool
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden // self.heads
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint) -> "GPT2Config":
+        """Raises FailedPrecondition with a sentence when the file asks for what this model does not do."""
+        given = checkpoint.config
+
+        def refuse(problem: str) -> FailedPrecondition:
+            return FailedPrecondition(f"model: config.json of {checkpoint.name} {problem}")
+
+        def positive(name: str, default: int) -> int:
+            value: Any = given.get(name, default)
+            if not isinstance(value, int) or value < 1:
+                raise refuse(f"gives {name} {value!r}, not a positive number")
+            return value
+
+        hidden, heads = positive("n_embd", 768), positive("n_head", 12)
+        activation = given.get("activation_function", "gelu_new")
+        if activation not in ACTIVATIONS:
+            raise refuse(f"asks for the activation {activation}; GPT-2 here has {', '.join(ACTIVATIONS)}")
+        if hidden % heads:
+            raise refuse(f"cuts a hidden size of {hidden} in {heads} heads")
+        if given.get("add_cross_attention"):
+            raise refuse("asks for cross attention, which GPT-2 here does not have")
+        if given.get("pruned_heads"):
+            raise refuse("asks for pruned heads, which GPT-2 here does not have")
+        if given.get("quantization_config"):
+            raise refuse("asks for quantized weights, which GPT-2 here does not read")
+        return cls(
+            vocab_size=checkpoint.vocab_size,
+            positions=checkpoint.max_positions,
+            hidden=hidden,
+            layers=positive("n_layer", 12),
+            heads=heads,
+            inner=positive("n_inner", 4 * hidden) if given.get("n_inner") is not None else 4 * hidden,
+            epsilon=float(given.get("layer_norm_epsilon", 1e-5)),
+            activation=ACTIVATIONS[activation],
+            tied=bool(given.get("tie_word_embeddings", True)),
+            scale_attention=bool(given.get("scale_attn_weights", True)),
+            scale_by_layer=bool(given.get("scale_attn_by_inverse_layer_idx", False)),
+        )

@@ -1,0 +1,243 @@
+"""The data plane between processes: torch.distributed, NCCL on GPUs and gloo on a CPU.
+
+A rank is in up to four process groups, each of its own epoch, store prefix and purpose, so that no operation waits
+behind one of another kind:
+
+tensor      the tensor ranks of a stage: all-reduces, and the logits to tensor rank 0
+upstream    a pair: this tensor rank of the stage before, and of this one; the hidden states go down it
+downstream  the same pair, seen from its other end
+tokens      the rank that samples, and the ranks of the first stage: for a scheduler that runs ahead
+
+All are made in that order on every rank. A pair's transfer is a broadcast of two: gloo's send and receive cannot be
+waited for together with an abort, its collectives can.
+
+gloo neither wakes a thread that waits for a frozen peer nor frees its own threads (torch 2.13: not by abort(), not by
+shutdown()) until a socket closes. So the GPU thread waits for a future's callback or an abort, whichever comes first,
+and the groups that it leaves are dropped by threads of their own, which may hang as long as the frozen process lives.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from .data_plane import PeerLost
+from .partition import Place
+
+log = logging.getLogger(__name__)
+
+# Bounds of last resort: a master that waits no longer forms a new epoch, and that wakes everybody.
+JOIN_TIMEOUT = timedelta(minutes=10)
+WAIT_TIMEOUT = timedelta(hours=2)
+WILDCARDS = ("", "0.0.0.0", "::")
+
+Group = Any  # ProcessGroupGloo or ProcessGroupNCCL; of both only what torch.distributed's C++ backends share is used
+
+
+def open_store() -> TCPStore:
+    """A store on a free port of all interfaces."""
+    return TCPStore("localhost", 0, None, True, timeout=JOIN_TIMEOUT, wait_for_workers=False)
+
+
+class ProcessGroups:
+    """`DataPlane` over process groups. `host`: under which other ranks reach this one."""
+
+    def __init__(
+        self,
+        place: Place,
+        epoch: int,
+        store: tuple[str, int],
+        host: str,
+        device: torch.device | None,
+        returns_tokens: bool,
+    ) -> None:
+        self._place, self._epoch, self._store, self._host = place, epoch, store, host
+        self._device = device or torch.device("cpu")
+        self._is_gloo = self._device.type == "cpu"
+        self.returns_tokens = returns_tokens
+        self.sent_bytes = 0
+        self._lost: str | None = None  # why it does not work any more
+        self._lock = threading.Lock()  # of `_groups` and `_lost`
+        self._groups: dict[str, Group] = {}
+        self._inbox: SimpleQueue[object] = SimpleQueue()  # what was waited for, or None: look at `_lost`
+        self._sending: deque[tuple[Any, Tensor]] = deque()  # (work, what it sends)
+
+    # Coming and going
+
+    def join(self) -> None:
+        """Connects in a thread of its own: that call knows no abort."""
+        done = object()
+        failures: list[Exception] = []
+
+        def connect() -> None:
+            try:
+                self._connect()
+            except Exception as error:
+                failures.append(error)
+            self._inbox.put(done)
+
+        threading.Thread(target=connect, name=f"join-{self._epoch}", daemon=True).start()
+        self._wait_for(done)
+        if failures:
+            raise self._lose(f"the process groups of epoch {self._epoch} cannot be formed: {failures[0]}")
+
+    def _connect(self) -> None:
+        place, groups = self._place, dict[str, Group]()
+        store = TCPStore(*self._store, None, False, timeout=JOIN_TIMEOUT, wait_for_workers=False)
+
+        def join(purpose: str, name: str, rank: int, size: int) -> None:
+            if self._lost is None:
+                groups[purpose] = self._new_group(PrefixStore(f"{self._epoch}/{name}", store), rank, size)
+
+        tp, stage, rank = place.tensor_parallel, place.stage, place.tensor_rank
+        if tp > 1:
+            join("tensor", f"tensor/{stage}", rank, tp)
+        if not place.is_first:
+            join("upstream", f"pair/{stage - 1}/{rank}", 1, 2)
+        if not place.is_last:
+            join("downstream", f"pair/{stage}/{rank}", 0, 2)
+        if self.returns_tokens and (place.is_first or place.samples):
+            of_stage_0 = rank if place.pipeline_parallel == 1 else rank + 1  # with one stage the sampler is one of it
+            size = tp if place.pipeline_parallel == 1 else tp + 1
+            join("tokens", "tokens", 0 if place.samples else of_stage_0, size)
+        with self._lock:
+            if self._lost is None:
+                self._groups = groups
+
+    def _new_group(self, store: Store, rank: int, size: int) -> Group:
+        if not self._is_gloo:
+            nccl: Any = dist.ProcessGroupNCCL
+            return nccl(store, rank, size, nccl.Options())
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._timeout, options._threads = WAIT_TIMEOUT, 1
+        anywhere = self._host in WILDCARDS
+        options._devices = [gloo.create_default_device() if anywhere else gloo.create_device(hostname=self._host)]
+        return gloo(store, rank, size, options)
+
+    def check(self) -> None:
+        if self._lost is not None:
+            raise PeerLost(self._lost)
+
+    def abort(self, reason: str) -> None:
+        with self._lock:
+            if self._lost is not None:
+                return
+            self._lost = reason
+            groups, self._groups = self._groups, {}
+        self._inbox.put(None)
+        self._sending = deque()  # a work holds its group's sockets
+        for purpose in list(groups):
+            # The last reference: a destructor closes the sockets, behind operations that still wait for a peer.
+            last = [groups.pop(purpose)]
+            threading.Thread(target=self._drop, args=(last,), name=f"drop-{purpose}", daemon=True).start()
+
+    def _drop(self, last: list[Group]) -> None:
+        if not self._is_gloo:
+            last[0].abort()
+        last.clear()
+
+    def _lose(self, reason: str) -> PeerLost:
+        """The error to raise: this reason, or the one that came first."""
+        self.abort(reason)
+        assert self._lost is not None
+        return PeerLost(self._lost)
+
+    # Operations
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        tp = self._place.tensor_parallel
+        if tp > 1:
+            self.sent_bytes += 2 * (tp - 1) * x.nbytes // tp  # of a ring
+            self._do("tensor", lambda group: group.allreduce([x]))
+        return x
+
+    def gather(self, x: Tensor, widths: list[int]) -> Tensor | None:
+        place = self._place
+        if place.tensor_parallel == 1:
+            return x
+        widest = max(widths)
+        if x.shape[1] < widest:
+            x = torch.nn.functional.pad(x, (0, widest - x.shape[1]))
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        if place.tensor_rank:
+            self.sent_bytes += x.nbytes
+            self._do("tensor", lambda group: group.gather([], [x], options))
+            return None
+        parts = [torch.empty_like(x) for _ in widths]
+        self._do("tensor", lambda group: group.gather([parts], [x], options))
+        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        if self._place.is_first:
+            return None
+        x = torch.empty(shape, dtype=dtype, device=self._device)
+        self._do("upstream", partial(broadcast, x))
+        return x
+
+    def send(self, x: Tensor) -> None:
+        self._send("downstream", x.contiguous())
+
+    def send_tokens(self, token_ids: list[int]) -> None:
+        self._send("tokens", torch.tensor(token_ids, dtype=torch.int32, device=self._device))
+
+    def receive_tokens(self, count: int) -> list[int]:
+        x = torch.empty(count, dtype=torch.int32, device=self._device)
+        self._do("tokens", partial(broadcast, x))
+        return x.tolist()
+
+    def _send(self, purpose: str, x: Tensor) -> None:
+        """Does not wait; what was sent before is looked after."""
+        try:
+            self._sending.append((self._begin(purpose, partial(broadcast, x)), x))
+            self.sent_bytes += x.nbytes
+            while self._sending and self._sending[0][0].is_completed():
+                work, _ = self._sending.popleft()
+                work.wait()  # raises if it failed
+        except RuntimeError as error:
+            raise self._lose(f"sending {purpose} failed: {error}") from None
+
+    def _do(self, purpose: str, operation: Callable[[Group], Any]) -> None:
+        """An operation, and its end: on a GPU the end is its place in the stream."""
+        try:
+            work = self._begin(purpose, operation)
+            if self._is_gloo:
+                done = object()
+                work.get_future().add_done_callback(lambda _: self._inbox.put(done))
+                self._wait_for(done)
+            work.wait()
+        except RuntimeError as error:
+            raise self._lose(f"a {purpose} operation failed: {error}") from None
+
+    def _begin(self, purpose: str, operation: Callable[[Group], Any]) -> Any:
+        with self._lock:
+            group = self._groups.get(purpose)
+        if group is None:
+            self.check()
+            raise AssertionError(f"no group {purpose} at {self._place}")
+        return operation(group)
+
+    def _wait_for(self, done: object) -> None:
+        """Waits for `done` in the inbox, or an abort."""
+        while self._lost is None and self._inbox.get() is not done:
+            pass
+        self.check()
+
+
+def broadcast(x: Tensor, group: Group) -> Any:
+    """From rank 0 of a group."""
+    options = dist.BroadcastOptions()
+    options.rootRank, options.rootTensor = 0, 0
+    return group.broadcast([x], options)

@@ -1,0 +1,55 @@
+"""The way of iterations from a controller to its neighbours: one long-lived stream each, for one epoch."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+
+from orca.v1 import worker_pb2, worker_pb2_grpc
+from orca_common.errors import Unavailable
+
+from .server import OPTIONS
+
+log = logging.getLogger(__name__)
+
+
+class Neighbour:
+    """`on_broken` is called with a sentence when the stream ends before `close`."""
+
+    def __init__(self, address: str, on_broken: Callable[[str], None]) -> None:
+        self.address, self._on_broken = address, on_broken
+        self._queue: asyncio.Queue[worker_pb2.Iteration] = asyncio.Queue()  # bounded: both ends bound what waits there
+        self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._keep(), name=f"relay-{address}")
+
+    async def connected(self) -> None:
+        """Waits until the neighbour has taken the stream. Raises Unavailable when it does not."""
+        await asyncio.shield(self._connected)
+
+    def put(self, iteration: worker_pb2.Iteration) -> None:
+        """Sends it as soon as the loop turns; waits for nobody."""
+        self._queue.put_nowait(iteration)
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _keep(self) -> None:
+        try:
+            async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:
+                call = worker_pb2_grpc.ControllerStub(channel).Relay(self._messages())
+                await call.wait_for_connection()
+                self._connected.set_result(None)
+                await call
+                problem = "it ended the stream"
+        except grpc.aio.AioRpcError as error:
+            problem = error.details() or error.code().name
+        if self._connected.done():
+            self._on_broken(f"the relay to {self.address} broke: {problem}")
+        else:
+            self._connected.set_exception(Unavailable(f"no relay to {self.address}: {problem}"))
+            self._connected.exception()  # who waits for it hears of it; nobody may
+
+    async def _messages(self) -> AsyncIterator[worker_pb2.Iteration]:
+        while True:
+            yield await self._queue.get()

@@ -1,0 +1,275 @@
+"""A master of a few lines for engines of several ranks: real controllers, gRPC and gloo.
+
+`in_process` serves the ranks in the test's own process, each with its own GPU thread; `processes` starts real ones.
+"""
+
+import asyncio
+import json
+import math
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import torch
+from worker.driver import Sampled
+
+from orca.v1 import worker_pb2 as pb
+from orca.v1 import worker_pb2_grpc
+from orca_common.checkpoint import read_checkpoint
+from orca_common.telemetry import Telemetry
+from orca_worker.controller import Controller
+from orca_worker.data_plane import Rendezvous
+from orca_worker.models import needs_torch
+from orca_worker.server import listen, new_server
+from orca_worker.stage import Stage
+
+BLOCK_SIZE = 4
+
+
+@dataclass
+class Batch:
+    """A batch in flight."""
+
+    requests: list[Sampled]
+    tokens: asyncio.Future[pb.IterationReport]  # of the rank that samples
+
+
+class Master:
+    """Drives the engine whose ranks stand at `addresses`, stage-major."""
+
+    def __init__(self, addresses: Sequence[str], tp: int, pp: int, slots: int, seed: int = 0) -> None:
+        self.addresses, self.tp, self.pp, self.slots = list(addresses), tp, pp, slots
+        self.term, self.epoch, self.number = 1, 0, 0
+        self.chance = random.Random(seed)
+        self.reports: dict[tuple[int, int], pb.IterationReport] = {}  # (rank, iteration)
+        self.waiting: dict[int, asyncio.Future[pb.IterationReport]] = {}  # by iteration: the sampler's
+        self.broken: asyncio.Queue[tuple[int, str]] = asyncio.Queue()  # (rank, sentence): a lane ended, a peer was lost
+        self.channels: list[grpc.aio.Channel] = []
+        self.lanes: list[Any] = []
+        self.readers: list[asyncio.Task[None]] = []
+
+    @property
+    def sampler(self) -> int:
+        return (self.pp - 1) * self.tp
+
+    async def form(self, **fields: Any) -> list[pb.FormResponse]:
+        """A new epoch of all ranks, with nothing running."""
+        await self.close()
+        self.epoch += 1
+        self.channels = [grpc.aio.insecure_channel(address) for address in self.addresses]
+        stubs = [worker_pb2_grpc.ControllerStub(channel) for channel in self.channels]
+        hello = pb.HelloRequest(protocol=1, engine="e-0", term=self.term)
+        await asyncio.gather(*(stub.Hello(hello, wait_for_ready=True) for stub in stubs))
+        hosted = await stubs[-1].HostStore(pb.HostStoreRequest(term=self.term, epoch=self.epoch))
+        shared: dict[str, Any] = {"term": self.term, "epoch": self.epoch, "block_size": BLOCK_SIZE}
+        shared |= {"tensor_parallel": self.tp, "pipeline_parallel": self.pp, "store": hosted.address}
+        shared |= {"controllers": self.addresses} | fields
+        requests = [pb.FormRequest(**shared, stage=i // self.tp, tensor_rank=i % self.tp) for i in range(len(stubs))]
+        formed = await asyncio.gather(*(stub.Form(request) for stub, request in zip(stubs, requests, strict=True)))
+        assert min(one.slots for one in formed) >= self.slots
+        allocate = pb.AllocateRequest(term=self.term, epoch=self.epoch, slots=self.slots)
+        await asyncio.gather(*(stub.Allocate(allocate) for stub in stubs))
+        self.blocks = list(range(self.slots // BLOCK_SIZE))
+        self.rows = list(range(50))
+        self.chance.shuffle(self.blocks)
+        self.chance.shuffle(self.rows)
+        self.held: dict[int, tuple[int, list[int]]] = {}  # id of a running request: its row and blocks
+        self.ended: list[int] = []
+        self.broken = asyncio.Queue()
+        self.lanes = [stub.Run() for stub in stubs]
+        self.readers = [asyncio.create_task(self.read(i, lane)) for i, lane in enumerate(self.lanes)]
+        return formed
+
+    async def read(self, rank: int, lane: Any) -> None:
+        """What a rank reports."""
+        try:
+            async for report in lane:
+                result = report.iteration
+                assert result.epoch == self.epoch
+                assert (result.times.stage, result.times.tensor_rank) == divmod(rank, self.tp)
+                self.reports[rank, result.number] = result
+                if result.error:
+                    assert result.peer_lost
+                    self.broken.put_nowait((rank, result.error))
+                elif rank == self.sampler:
+                    self.waiting.pop(result.number).set_result(result)
+                else:
+                    assert not result.token_ids
+            self.broken.put_nowait((rank, "ended"))
+        except grpc.aio.AioRpcError as error:
+            self.broken.put_nowait((rank, error.details() or ""))
+
+    async def close(self) -> None:
+        for reader in self.readers:
+            reader.cancel()
+        await asyncio.gather(*self.readers, return_exceptions=True)
+        for channel in self.channels:
+            await channel.close()
+        self.readers, self.channels = [], []
+
+    async def issue(self, new: Sequence[Sampled], increments: Sequence[Sampled], ahead: bool = False) -> Batch:
+        """One iteration; waits for nothing. `ahead`: its increments carry no tokens."""
+        self.number += 1
+        iteration = pb.Iteration(term=self.term, epoch=self.epoch, number=self.number, free_rows=self.ended)
+        self.ended = []
+        for request in new:
+            row = self.rows.pop()
+            needed = -(-(len(request.prompt) + request.new_tokens) // BLOCK_SIZE)
+            blocks = [self.blocks.pop() for _ in range(needed)]
+            self.held[id(request)] = row, blocks
+            iteration.initiations.add(
+                row=row,
+                claim=self.number,
+                token_ids=request.prompt + request.made,
+                generated=len(request.made),
+                blocks=blocks,
+                **request.sampling,  # pyright: ignore[reportArgumentType]
+            )
+        for request in increments:
+            iteration.increment_rows.append(self.held[id(request)][0])
+            iteration.increment_positions.append(len(request.prompt) + len(request.made) - 1 + ahead)
+            if not ahead:
+                iteration.increment_tokens.append(request.made[-1])
+        batch = Batch([*new, *increments], asyncio.get_running_loop().create_future())
+        self.waiting[self.number] = batch.tokens
+        await self.lanes[0].write(pb.ControlMessage(iteration=iteration))
+        return batch
+
+    async def collect(self, batch: Batch) -> None:
+        """Waits for a batch's tokens."""
+        report = await batch.tokens
+        for request, token, logprob in zip(batch.requests, report.token_ids, report.logprobs, strict=True):
+            request.made.append(token)
+            assert math.isnan(logprob) != bool(request.sampling.get("logprobs"))
+            request.logprobs.append(logprob)
+
+    def free(self, request: Sampled) -> None:
+        row, blocks = self.held.pop(id(request))
+        self.rows.insert(0, row)
+        self.blocks += blocks
+        self.chance.shuffle(self.blocks)
+        self.ended.append(row)
+
+    async def run(self, requests: Sequence[Sampled], max_batch: int = 4) -> None:
+        """Runs requests to their ends in random company, with up to `pp` batches in flight. Ends early, with batches in
+        flight lost, when something breaks."""
+        waiting, running = list(requests), list[Sampled]()
+        flight: list[Batch] = []
+        while waiting or running or flight:
+            busy = {id(request) for batch in flight for request in batch.requests}
+            free = [request for request in running if id(request) not in busy]
+            if len(flight) < self.pp and (free or waiting):
+                old = self.chance.sample(free, k=self.chance.randint(0, min(len(free), max_batch - 1)))
+                new = waiting[: self.chance.randint(not old, min(2, max_batch - len(old)))]
+                waiting = waiting[len(new) :]
+                if not old and not new:
+                    old = free[:max_batch]
+                running += new
+                flight.append(await self.issue(new, old))
+                continue
+            await self.collect(flight[0])
+            for request in flight.pop(0).requests:
+                if len(request.made) == request.new_tokens:
+                    running.remove(request)
+                    self.free(request)
+
+
+@dataclass
+class InProcess:
+    """A rank of the test's own process."""
+
+    stage: Stage
+    controller: Controller
+    server: grpc.aio.Server
+    address: str
+    failures: list[str] = field(default_factory=list)
+
+
+async def serve(folder: Path, slots: int | None = None) -> InProcess:
+    checkpoint = read_checkpoint(folder)
+    device = torch.device("cpu") if needs_torch(checkpoint) else None
+    stage = Stage(checkpoint, "float32", device, slots, 1)
+    failures: list[str] = []
+    rendezvous = Rendezvous("127.0.0.1", device)
+    controller = Controller(checkpoint, stage, Telemetry("test"), rendezvous, failures.append)
+    server, _ = await new_server("orca.v1.Controller")
+    worker_pb2_grpc.add_ControllerServicer_to_server(controller, server)
+    address = f"127.0.0.1:{listen(server, '127.0.0.1', 0)}"
+    await server.start()
+    return InProcess(stage, controller, server, address, failures)
+
+
+@asynccontextmanager
+async def in_process(
+    folder: Path, tp: int, pp: int, slots: int = 400, seed: int = 0, **fields: Any
+) -> AsyncIterator[tuple[Master, list[InProcess]]]:
+    """An engine of tp x pp ranks that has formed."""
+    ranks = [await serve(folder, slots) for _ in range(tp * pp)]
+    master = Master([rank.address for rank in ranks], tp, pp, slots // BLOCK_SIZE * BLOCK_SIZE, seed)
+    try:
+        await master.form(**fields)
+        yield master, ranks
+    finally:
+        await master.close()
+        for rank in ranks:
+            assert await rank.controller.leave(5)
+            await rank.server.stop(grace=0)
+            assert not rank.failures
+
+
+class Process:
+    """A rank as a process of its own."""
+
+    def __init__(self, folder: Path, slots: int) -> None:
+        self._folder, self._slots = folder, slots
+        self.address = ""
+
+    async def start(self) -> "Process":
+        environment = os.environ | {
+            "ORCA_MODEL": str(self._folder),
+            "ORCA_DTYPE": "float32",
+            "ORCA_DEVICE": "cpu",
+            "ORCA_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+            "ORCA_SLOTS": str(self._slots),
+        }
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "orca_worker.rank", env=environment, stdout=asyncio.subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        self.address = json.loads(await self._process.stdout.readline())["address"]
+        return self
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.returncode is None
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    async def end(self, number: signal.Signals = signal.SIGKILL) -> int:
+        """Ends it; its exit status."""
+        if self.running:
+            self.send(number)
+        return await self._process.wait()
+
+
+@asynccontextmanager
+async def processes(folder: Path, count: int, slots: int = 400) -> AsyncIterator[list[Process]]:
+    ranks = [Process(folder, slots) for _ in range(count)]
+    try:
+        await asyncio.gather(*(rank.start() for rank in ranks))
+        yield ranks
+    finally:
+        await asyncio.gather(*(rank.end() for rank in ranks))
