@@ -56,6 +56,8 @@ async def running(
     run_dir: Path,
     model: Path,
     *,
+    tp: int = 1,
+    pp: int = 1,
     engines: int = 1,
     schedulers: int = 1,
     endpoints: int = 1,
@@ -66,6 +68,8 @@ async def running(
     values = {"dtype": "float32", "device": "cpu", "slots": 4096, "threads": 1} | settings
     plan = Plan(
         model=model,
+        tp=tp,
+        pp=pp,
         engines=engines,
         schedulers=schedulers,
         endpoints=endpoints,

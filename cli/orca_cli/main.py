@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import importlib
+import json
 import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -16,9 +17,13 @@ from rich.console import Console
 from orca_cli import demo as demonstration
 from orca_cli.generate import generate
 from orca_cli.stack import DEMO_MODEL, Plan, Stack
-from orca_common.checkpoint import resolve_model
-from orca_common.errors import OrcaError
+from orca_cli.timeline import drawing, plane_table, share_table
+from orca_cli.topology import rank_table, slice_table
+from orca_common.checkpoint import read_checkpoint, resolve_model
+from orca_common.errors import FailedPrecondition, OrcaError
 from orca_common.settings import Settings
+from orca_lab.timeline import read_run, trace_events
+from orca_worker import partition
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,6 +33,8 @@ app = typer.Typer(
 )
 app.command()(generate)
 console = Console(highlight=False)
+TensorParallel = Annotated[int, typer.Option(min=1, help="Ranks that share each layer of a stage.")]
+PipelineParallel = Annotated[int, typer.Option(min=1, help="Stages that share the layers.")]
 SERVICES = {
     "endpoint": ("orca_endpoint.settings", "EndpointSettings", "orca_endpoint.app"),
     "scheduler": ("orca_scheduler.settings", "SchedulerSettings", "orca_scheduler.__main__"),
@@ -65,7 +72,9 @@ def serve(
     model: Annotated[str | None, typer.Option(help="Checkpoint folder or hub name; the demo model without it.")] = None,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    engines: Annotated[int, typer.Option(min=1, help="Copies of the model.")] = 1,
+    tp: TensorParallel = 1,
+    pp: PipelineParallel = 1,
+    engines: Annotated[int, typer.Option(min=1, help="Copies of the model, each of tp x pp ranks.")] = 1,
     schedulers: Annotated[int, typer.Option(min=1)] = 1,
     endpoints: Annotated[
         int, typer.Option(min=1, help="The first has --port and --http-port, the others free ones.")
@@ -94,6 +103,8 @@ def serve(
     async def body() -> None:
         plan = Plan(
             model=resolve_model(model) if model else DEMO_MODEL,
+            tp=tp,
+            pp=pp,
             engines=engines,
             schedulers=schedulers,
             endpoints=endpoints,
@@ -111,6 +122,52 @@ def serve(
                 f"  run folder {folder}\n  try: orca generate 'def main(' --address {stack.grpc_addresses[0]}"
             )
             await asyncio.get_running_loop().create_future()
+
+    _run(body())
+
+
+@app.command()
+def topology(
+    model: Annotated[str | None, typer.Option(help="Checkpoint folder or hub name; the demo model without it.")] = None,
+    tp: TensorParallel = 1,
+    pp: PipelineParallel = 1,
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option()] = "bfloat16",
+    slices: Annotated[bool, typer.Option(help="Each tensor's slice on each rank too.")] = False,
+) -> None:
+    """Shows what each rank of an engine would hold: layers, slices and bytes. Starts nothing."""
+
+    async def body() -> None:
+        checkpoint = read_checkpoint(resolve_model(model) if model else DEMO_MODEL)
+        shares = partition.topology(checkpoint, tp, pp, dtype)
+        console.print(rank_table(checkpoint, shares, tp, pp, dtype))
+        if slices:
+            console.print(slice_table(shares))
+
+    _run(body())
+
+
+@app.command()
+def timeline(
+    run_dir: Annotated[Path, typer.Argument(help="Run folder of `orca serve`, recorded or still running.")],
+    engine: Annotated[str, typer.Option()] = "engine-0",
+    last: Annotated[int, typer.Option(min=1, help="Iterations to draw, the last ones.")] = 24,
+    width: Annotated[int, typer.Option(min=20, help="Columns of the drawing.")] = 100,
+    perfetto: Annotated[
+        Path | None, typer.Option(help="Writes the whole run for ui.perfetto.dev or chrome://tracing.")
+    ] = None,
+) -> None:
+    """Draws the stages of a run as the paper's Figure 8, and says what each stage did with its time."""
+
+    async def body() -> None:
+        run = read_run(run_dir, engine)
+        if run.last is None:
+            raise FailedPrecondition(f"run_dir: {run_dir} holds no journal with an iteration of {engine}")
+        if perfetto is not None:
+            perfetto.write_text(json.dumps(trace_events(run)))
+            console.print(f"[dim]{sum(len(life.iterations) for life in run.lives)} iterations in {perfetto}[/]")
+        console.print(drawing(run, run.last, last, width), soft_wrap=True)
+        console.print(share_table(run.last))
+        console.print(plane_table(run.last))
 
     _run(body())
 

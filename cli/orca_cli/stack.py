@@ -1,6 +1,6 @@
 """Orca on this machine: the same processes that a cluster runs, started, watched, restarted and ended.
 
-    Redis <- endpoint(s), scheduler(s) -> supervisor(s) -> rank(s)
+    Redis <- endpoint(s), scheduler(s) -> supervisor(s), one a stage -> tp ranks each
 
 Every process is a child of this one or of a supervisor, and ends with its parent, however that ends.
 """
@@ -21,8 +21,10 @@ import grpc
 from orca.v1 import worker_pb2 as pb
 from orca.v1.worker_pb2_grpc import SupervisorStub
 from orca_cli import embedded_pool
+from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_common.settings import child_environment
+from orca_worker.partition import check_partition
 
 LOOPBACK = "127.0.0.1"
 DEMO_MODEL = Path(__file__).parent / "demo_model"
@@ -36,6 +38,8 @@ class Plan:
     """What to start. `settings` are `ORCA_*` values common to all services."""
 
     model: Path
+    tp: int = 1
+    pp: int = 1
     engines: int = 1
     schedulers: int = 1
     endpoints: int = 1
@@ -66,7 +70,7 @@ class Stack:
     def __init__(self, plan: Plan, run_dir: Path, say: Callable[[str], None]) -> None:
         self._plan, self._run_dir, self._say = plan, run_dir, say
         self._services: list[Service] = []
-        self._ranks: dict[str, list[pb.RankEntry]] = {}  # supervisor's name -> its ranks
+        self._ranks: dict[int, list[pb.RankEntry]] = {}  # by the ordinal of the pod
         self._tasks: list[asyncio.Task[None]] = []
         self._redis_url = plan.redis_url or ""
         self._stopping = False
@@ -81,13 +85,19 @@ class Stack:
 
     async def start(self) -> None:
         """Returns when a request would be answered. Raises FailedPrecondition with a sentence when it cannot be."""
-        (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
         plan = self._plan
+        check_partition(read_checkpoint(plan.model), plan.tp, plan.pp)
+        (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
         if plan.redis_url is None:
             await self._start_redis()
         supervisors = [
-            self._service("supervisor", f"supervisor-{n}", "orca_worker.supervisor", {"ORCA_PORT": "0"})
-            for n in range(plan.engines)
+            self._service(
+                "supervisor",
+                f"supervisor-{n}",
+                "orca_worker.supervisor",
+                {"ORCA_PORT": "0", "ORCA_RANKS": str(plan.tp)},
+            )
+            for n in range(plan.engines * plan.pp)
         ]
         endpoints = [
             self._service(
@@ -100,12 +110,12 @@ class Stack:
         ]
         await asyncio.gather(*(self._launch(service) for service in [*supervisors, *endpoints]))
         workers = ",".join(supervisor.address for supervisor in supervisors)
+        engine = {"ORCA_WORKERS": workers, "ORCA_TP": str(plan.tp), "ORCA_PP": str(plan.pp)}
         schedulers = [
-            self._service("scheduler", f"scheduler-{n}", "orca_scheduler", {"ORCA_WORKERS": workers})
-            for n in range(plan.schedulers)
+            self._service("scheduler", f"scheduler-{n}", "orca_scheduler", engine) for n in range(plan.schedulers)
         ]
         await asyncio.gather(*(self._launch(service) for service in schedulers))
-        self._tasks += [asyncio.create_task(self._watch_ranks(s)) for s in supervisors]
+        self._tasks += [asyncio.create_task(self._watch_ranks(n, s)) for n, s in enumerate(supervisors)]
         for service in [*schedulers, *endpoints]:
             await self._until_ready(service)
         self._say("ready")
@@ -229,30 +239,41 @@ class Stack:
                 self._say(str(error))
                 self._tasks.append(asyncio.create_task(self._revive(service)))
 
-    async def _watch_ranks(self, supervisor: Service) -> None:
+    async def _watch_ranks(self, ordinal: int, supervisor: Service) -> None:
         """Keeps the ranks of `processes.json` current."""
         async with grpc.aio.insecure_channel(supervisor.address) as channel:
             while True:
                 try:
                     async for table in SupervisorStub(channel).Watch(pb.WatchRequest(), wait_for_ready=True):
-                        self._ranks[supervisor.name] = list(table.ranks)
+                        self._ranks[ordinal] = list(table.ranks)
                         self._write_processes()
                 except grpc.aio.AioRpcError:
-                    self._ranks.pop(supervisor.name, None)
+                    self._ranks.pop(ordinal, None)
                     self._write_processes()
                     await asyncio.sleep(BACKOFF[0])
 
     def _write_processes(self) -> None:
-        """`processes.json`: what runs now, by role, pid and address."""
+        """`processes.json`: what runs now, by role, pid and address.
+
+        A rank's `rank` is its number in its engine: stage-major, then by tensor rank.
+        """
         rows: list[dict[str, Any]] = [
             {"role": s.role, "pid": s.process.pid, "address": s.address}
             for s in self._services
             if s.process is not None and s.process.returncode is None
         ]
-        for name, ranks in sorted(self._ranks.items()):
-            engine = f"engine-{name.rpartition('-')[2]}"
+        for ordinal, ranks in sorted(self._ranks.items()):
+            engine, stage = divmod(ordinal, self._plan.pp)
             rows += [
-                {"role": "rank", "pid": r.pid, "address": r.address, "engine": engine, "stage": 0, "rank": r.local_rank}
+                {
+                    "role": "rank",
+                    "pid": r.pid,
+                    "address": r.address,
+                    "engine": f"engine-{engine}",
+                    "stage": stage,
+                    "tensor_rank": r.local_rank,
+                    "rank": stage * self._plan.tp + r.local_rank,
+                }
                 for r in ranks
                 if r.pid
             ]

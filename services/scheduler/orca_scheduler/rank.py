@@ -179,7 +179,7 @@ class Rank:
 
     async def _reported(self, report: pb.IterationReport) -> None:
         if report.error:
-            self._signs.put(self.place, Kind.FAILED, report.error)
+            self._signs.put(self.place, Kind.PEER_LOST if report.peer_lost else Kind.FAILED, report.error)
             return
         self.last_iteration = report.number
         await self._on_report(self, report)

@@ -220,7 +220,7 @@ class Ranks:
         by_place: dict[Place, Rank] = {rank.place: rank for rank in self._ranks}
         lost = [(by_place[sign.place], sign) for sign in signs]
         sentence = "; ".join(f"{rank}: {sign.kind.sentence} ({sign.detail})" for rank, sign in lost)
-        return RankLost(sentence, tuple(rank for rank, sign in lost if sign.kind is not Kind.REFUSED))
+        return RankLost(sentence, tuple(rank for rank, sign in lost if sign.kind.condemns))
 
     async def condemn(self, lost: RankLost) -> None:
         """Has the lost ranks killed, if they still live. Returns when that was tried."""

@@ -11,15 +11,21 @@ from .discovery import Place
 
 
 class Kind(Enum):
-    """`sure` signs condemn the rank that they name. The others may come from a rank whose peer is the one that is lost:
-    its data plane broke. They condemn only when no rank is surely lost soon after."""
+    """`sure` signs condemn the rank that they name. The others may come from a rank whose peer is the one that is lost.
+    They count only when no rank is surely lost soon after."""
 
     GONE = "its process has ended", True
     SILENT = "it has been silent", True
     STUCK = "it makes no progress", True
     FAILED = "it failed", False
     CLOSED = "it left the control lane", False
-    REFUSED = "it refused the control lane", False  # a newer master has it, or it is of another epoch: not to be killed
+    REFUSED = "it refused the control lane", False  # a newer master has it, or it is of another epoch
+    PEER_LOST = "it lost a neighbour", False
+
+    @property
+    def condemns(self) -> bool:
+        """Whether the rank that it names is to be killed."""
+        return self not in (Kind.REFUSED, Kind.PEER_LOST)
 
     def __init__(self, sentence: str, sure: bool) -> None:
         self.sentence, self.sure = sentence, sure
@@ -65,7 +71,7 @@ class Signs:
     async def _lost(self) -> list[Sign]:
         """Waits until a rank is lost: one sign for each rank that is known to be.
 
-        A doubtful sign waits `doubt_seconds` for a sure one; after that the first doubtful one condemns its rank.
+        A doubtful sign waits `doubt_seconds` for a sure one; after that the most telling of the doubtful ones counts.
         """
         seen = [await self._queue.get()]
         with contextlib.suppress(TimeoutError):
@@ -78,11 +84,10 @@ class Signs:
 
 
 def condemned(seen: Iterable[Sign]) -> list[Sign]:
-    """The signs that condemn, one a rank: all sure ones, else the first. A rank that failed first is told as that."""
+    """The signs that count, one a rank: all sure ones, else one. A rank that failed before it ended is told as that."""
     seen = list(seen)
     sure = {sign.place: sign for sign in reversed(seen) if sign.kind.sure}
     if not sure:
-        doubtful = sorted(seen, key=lambda sign: sign.kind is not Kind.FAILED)  # an error says more than a closed lane
-        return doubtful[:1]
+        return sorted(seen, key=lambda sign: list(Kind).index(sign.kind))[:1]
     failed = {sign.place: sign for sign in reversed(seen) if sign.kind is Kind.FAILED}
     return [failed.get(place, sign) for place, sign in reversed(sure.items())]

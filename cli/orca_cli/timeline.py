@@ -1,0 +1,66 @@
+"""What `orca timeline` shows of a run: its stages as in the paper's Figure 8, and where their time went."""
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from orca_lab.timeline import Life, Run, blocks, filled, label, letters, planes, shares
+
+COLOURS = ("on dark_blue", "on dark_green", "on dark_magenta", "on dark_cyan", "on grey37", "on dark_red")
+LEGEND = 12  # requests that are named
+
+
+def drawing(run: Run, life: Life, count: int, width: int) -> Group:
+    """The last `count` iterations: one line a stage, a block labelled with its batch while the stage was busy."""
+    drawn = life.iterations[-count:]
+    begin = min(t.started for t in drawn[0].times.values())
+    end = max(t.sent for t in drawn[-1].times.values())
+    names = letters(member.claim for iteration in drawn for member in iteration.members)
+    batches: dict[str, str] = {}  # label -> colour
+    lines = []
+    for stage in range(life.pp):
+        line = Text(f"stage {stage} ", style="bold")
+        column = 0
+        for block in blocks(life, stage, begin, end, width):
+            if block.iteration.number < drawn[0].number:
+                continue
+            line.append("·" * (block.first - column), style="dim")
+            name, size = label(block.iteration, names), block.last - block.first
+            colour = batches.setdefault(name, COLOURS[len(batches) % len(COLOURS)])
+            line.append(name[: size - 1].center(size - 1) + "▏" if size > 1 else name[:1], style=f"white {colour}")
+            column = block.last
+        line.append("·" * (width - column), style="dim")
+        lines.append(line)
+    scale = Text(f"{'':8}{(end - begin) / 1e6:.1f} ms, iterations {drawn[0].number} to {drawn[-1].number}", style="dim")
+    shown = list(names.items())[:LEGEND]
+    known = ", ".join(f"{letter} {run.names.get(claim, str(claim))}" for claim, letter in shown)
+    more = f" and {len(names) - LEGEND} more" if len(names) > LEGEND else ""
+    return Group(*lines, scale, Text(f"{'':8}{known}{more}", style="dim"))
+
+
+def share_table(life: Life) -> Table:
+    """What each stage did since the pipeline had filled."""
+    begin, end = filled(life)
+    table = Table(title=f"shares of {(end - begin) / 1e9:.2f} s since the pipeline had filled", title_justify="left")
+    for column in ("stage", "busy", "waiting for upstream", "waiting for scheduler", "no work"):
+        table.add_column(column, justify="right")
+    for stage, share in enumerate(shares(life)):
+        parts = share.busy, share.upstream, share.scheduler, share.no_work
+        table.add_row(str(stage), *(f"{part:.1%}" for part in parts))
+    return table
+
+
+def plane_table(life: Life) -> Table:
+    """The control plane and the data plane, apart."""
+    found = planes(life)
+    table = Table(title=f"planes, {len(life.iterations)} iterations", title_justify="left")
+    for column in ("", "p50", "p99", "mean of an iteration"):
+        table.add_column(column, justify="left" if not column else "right")
+    table.add_row("control, all ranks", "", "", f"{found.control_bytes:.0f} bytes")
+    table.add_row("data, all ranks", "", "", f"{found.data_bytes:.0f} bytes")
+    for stage, (median, tail) in enumerate(found.hops):
+        table.add_row(f"control hop {stage} to {stage + 1}", f"{median * 1e3:.2f} ms", f"{tail * 1e3:.2f} ms", "")
+    if life.pp > 2:
+        median, tail = found.whole_way
+        table.add_row(f"control 0 to {life.pp - 1}", f"{median * 1e3:.2f} ms", f"{tail * 1e3:.2f} ms", "")
+    return table

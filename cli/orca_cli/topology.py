@@ -1,0 +1,73 @@
+"""What `orca topology` shows: the rank map of an engine, from the partition's own rules."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from orca_common.checkpoint import Checkpoint
+from orca_worker.partition import RankShare
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def rank_table(checkpoint: Checkpoint, shares: Sequence[RankShare], tp: int, pp: int, dtype: str) -> Table:
+    """One line a rank: its place, its layers, how many tensors it holds a part of, and their bytes."""
+    total = sum(share.weight_bytes for share in shares)
+    table = Table(title=f"{checkpoint.name}, tp {tp} x pp {pp}, {dtype}", title_justify="left")
+    columns = ("rank", "stage", "tensor rank", "layers", "tensors", "weights", "share", "one slot (K/V)")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "layers" else "right")
+    for number, share in enumerate(shares):
+        table.add_row(
+            str(number),
+            str(share.stage),
+            str(share.tensor_rank),
+            span(share.layers),
+            str(len(share.slices)),
+            size(share.weight_bytes),
+            f"{share.weight_bytes / total:.1%}" if total else "-",
+            size(share.slot_bytes),
+            end_section=share.tensor_rank == tp - 1,
+        )
+    return table
+
+
+def slice_table(shares: Sequence[RankShare]) -> Table:
+    """One line a tensor of a rank: the whole shape, the axis that is cut, and the ranges that the rank keeps."""
+    table = Table(title="slices", title_justify="left")
+    for column in ("rank", "tensor", "of", "axis", "keeps", "shape here"):
+        table.add_column(column, justify="right" if column in ("rank", "axis") else "left")
+    for number, share in enumerate(shares):
+        for name, part in share.slices.items():
+            kept = ", ".join(f"{r.start}:{r.stop}" for r in part.ranges)
+            whole = part.size == part.shape
+            table.add_row(
+                str(number),
+                name,
+                shape(part.shape),
+                "-" if whole else str(part.axis),
+                "all" if whole else kept,
+                shape(part.size),
+            )
+        table.add_section()
+    return table
+
+
+def span(layers: range) -> str:
+    if not layers:
+        return "-"
+    return str(layers.start) if len(layers) == 1 else f"{layers.start} to {layers.stop - 1}"
+
+
+def shape(sizes: Sequence[int]) -> str:
+    return f"({', '.join(map(str, sizes))})"
+
+
+def size(count: int) -> str:
+    """Bytes for a reader: 1536 is 1.5 KiB."""
+    value = float(count)
+    for unit in UNITS[:-1]:
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} {UNITS[-1]}"

@@ -1,0 +1,315 @@
+"""Where the time of a pipeline goes: the stages of a run, from the journals of its engine masters (paper Figure 8).
+
+Each rank reports five moments of an iteration, on its own wall clock (one machine, or clocks kept together by NTP):
+`received` the control message came, `taken` the GPU thread took it, `started` its data had come, `computed`, `sent`.
+A rank's time is divided into four shares, which add up to 1:
+
+busy                    started to sent: the layers, and the sending of what they made
+waiting for upstream    taken to started: the iteration was here, its data was not
+waiting for scheduler   idle although the next batch could have been here: it was ready (below), it was not taken yet
+no work                 idle otherwise: all requests were in flight or none was there, or n_workers batches were
+
+The batch of an iteration was ready when the first of its requests was waiting or returned, and fewer than n_workers
+batches were in flight. A request is returned when the last stage has sent its token, so that the way of the token to
+the scheduler, the selection and the way of the control message are waiting for the scheduler, not lack of work.
+"""
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Times(NamedTuple):
+    """One rank's share in one iteration: moments in ns of the wall clock, bytes of the message and of what it sent."""
+
+    stage: int
+    tensor_rank: int
+    received: int
+    taken: int
+    started: int
+    computed: int
+    sent: int
+    control_bytes: int
+    data_bytes: int
+
+
+class Member(NamedTuple):
+    """A request's part in an iteration."""
+
+    claim: int
+    phase: str
+    tokens: int  # rows of the flat batch
+
+
+@dataclass
+class Iteration:
+    number: int
+    members: tuple[Member, ...]
+    times: dict[tuple[int, int], Times] = field(default_factory=dict)  # by stage and tensor rank
+
+    @property
+    def returned(self) -> int:
+        """When the last stage had sent the tokens."""
+        return self.times[max(self.times)[0], 0].sent
+
+
+@dataclass
+class Life:
+    """One formation of the engine, to its loss or its end. Only iterations that all ranks have reported are here."""
+
+    epoch: int
+    formed: int  # ns of the wall clock
+    tp: int
+    pp: int
+    n_workers: int
+    iterations: list[Iteration] = field(default_factory=list)
+    arrived: dict[int, int] = field(default_factory=dict)  # claim -> ns of the wall clock
+    lost: str | None = None  # the verdict
+
+    def ready(self) -> dict[int, int]:
+        """By iteration: when its batch could have been scheduled, in ns of the wall clock."""
+        back: dict[int, int] = {}  # claim -> when its token was sent
+        ready: dict[int, int] = {}
+        for n, iteration in enumerate(self.iterations):
+            waiting = [back.get(m.claim, self.arrived.get(m.claim, self.formed)) for m in iteration.members]
+            room = self.iterations[n - self.n_workers].returned if n >= self.n_workers else self.formed
+            ready[iteration.number] = max(min(waiting, default=self.formed), room)
+            back |= {m.claim: iteration.returned for m in iteration.members}
+        return ready
+
+
+@dataclass
+class Run:
+    engine: str
+    lives: list[Life]
+    names: dict[int, str]  # claim -> request id
+
+    @property
+    def last(self) -> Life | None:
+        """The last life that ran anything."""
+        return next((life for life in reversed(self.lives) if life.iterations), None)
+
+
+def read_run(run_dir: Path, engine: str = "engine-0") -> Run:
+    """A run from its folder, while it runs or later. It has no lives when the folder holds no journal of the engine."""
+    run = Run(engine, [], {})
+    for path in sorted(run_dir.glob(f"journal-{engine}-*.jsonl"), key=_age):
+        _read(_lines(path), run)
+    return run
+
+
+def _age(path: Path) -> tuple[int, bool]:
+    """Journals by term; the older part of one (`.1`) first."""
+    term, _, rest = path.name.removesuffix(".jsonl").rpartition("-")[2].partition(".")
+    return int(term), not rest
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a journal that may still be written."""
+    with path.open() as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def _read(lines: Iterable[dict[str, Any]], run: Run) -> None:
+    """Adds a journal's lives. Its events have the core's clock; a note of each formation has both clocks."""
+    n_workers, offset = 1, 0
+    arrived: dict[int, float] = {}  # on the core's clock
+    open_iterations: dict[int, Iteration] = {}
+    for line in lines:
+        note = line.get("note", {})
+        if "core" in line:
+            n_workers = line["core"]["n_workers"]
+        elif "formed" in note:
+            offset = note["wall"] - round(note["now"] * 1e9)
+            run.lives.append(Life(note["formed"], note["wall"], note["tp"], note["pp"], n_workers))
+            open_iterations.clear()
+        elif "lost" in note and run.lives:
+            run.lives[-1].lost = note["lost"]
+        elif "claims" in note:
+            run.names |= {int(claim): name for claim, name in note["claims"].items()}
+        elif "times" in note and note["iteration"] in open_iterations and run.lives:
+            iteration = open_iterations.pop(note["iteration"])
+            iteration.times = {(t.stage, t.tensor_rank): t for t in (Times(*values) for values in note["times"])}
+            life = run.lives[-1]
+            life.iterations.append(iteration)
+            life.arrived |= {
+                m.claim: round(arrived[m.claim] * 1e9) + offset for m in iteration.members if m.claim in arrived
+            }
+        elif "event" in line:
+            if line["event"][0] == "Arrived":
+                arrived |= {request[0]: line["event"][1] for request in line["event"][2]}
+            for action in line["actions"]:
+                if action[0] == "ScheduleBatch":
+                    members = tuple(Member(m[0], m[2], 1 if m[2] == "increment" else m[3]) for m in action[2])
+                    open_iterations[action[1]] = Iteration(action[1], members)
+
+
+# -- shares
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Of a window's time; they add up to 1."""
+
+    busy: float
+    upstream: float
+    scheduler: float
+    no_work: float
+
+
+def filled(life: Life) -> tuple[int, int]:
+    """The window from the moment when the pipeline had filled (the last stage had its first iteration) to the last
+    token, in ns of the wall clock."""
+    last = life.pp - 1, 0
+    return life.iterations[0].times[last].started, life.iterations[-1].times[last].sent
+
+
+def shares(life: Life, window: tuple[int, int] | None = None) -> list[Shares]:
+    """What each stage did in a window (`filled` without one): the mean of its tensor ranks."""
+    begin, end = window or filled(life)
+    ready = life.ready()
+    result = []
+    for stage in range(life.pp):
+        sums = [0.0] * 4
+        for rank in range(life.tp):
+            for kind, start, stop in _spans(life, (stage, rank), ready, end):
+                sums[kind] += max(0, min(stop, end) - max(start, begin))
+        whole = max(1, end - begin) * life.tp
+        result.append(Shares(*(part / whole for part in sums)))
+    return result
+
+
+def _spans(life: Life, rank: tuple[int, int], ready: dict[int, int], end: int) -> Iterator[tuple[int, int, int]]:
+    """A rank's time without holes: (index of the share, begin, end)."""
+    before = life.formed
+    for iteration in life.iterations:
+        t = iteration.times[rank]
+        due = min(max(ready[iteration.number], before), t.taken)
+        yield 3, before, due
+        yield 2, due, t.taken
+        yield 1, t.taken, t.started
+        yield 0, t.started, t.sent
+        before = t.sent
+    yield 3, before, end
+
+
+# -- control and data
+
+
+@dataclass(frozen=True)
+class Planes:
+    """Control and data, apart. Bytes are means of an iteration over all ranks; latencies are of the control message, in
+    seconds: from a stage's controller to the next one's (p50, p99), and from the first to the last stage's."""
+
+    control_bytes: float
+    data_bytes: float
+    hops: list[tuple[float, float]]
+    whole_way: tuple[float, float]
+
+
+def planes(life: Life) -> Planes:
+    count = len(life.iterations)
+    every = [t for iteration in life.iterations for t in iteration.times.values()]
+
+    def way(first: int, last: int) -> tuple[float, float]:
+        """(p50, p99) of the control message's way between two stages' controllers."""
+        delays = [(i.times[last, 0].received - i.times[first, 0].received) / 1e9 for i in life.iterations]
+        return percentile(delays, 0.5), percentile(delays, 0.99)
+
+    return Planes(
+        sum(t.control_bytes for t in every) / count,
+        sum(t.data_bytes for t in every) / count,
+        [way(stage, stage + 1) for stage in range(life.pp - 1)],
+        way(0, life.pp - 1),
+    )
+
+
+def percentile(values: Sequence[float], p: float) -> float:
+    """The smallest value that is at least as large as a share `p` of all."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -int(-p * len(ordered) // 1) - 1))]
+
+
+# -- Figure 8
+
+
+def letters(claims: Iterable[int]) -> dict[int, str]:
+    """A letter for each request, in the order of their claims, as in the paper's figures: A to Z, then AA, AB, ..."""
+    result: dict[int, str] = {}
+    for n, claim in enumerate(sorted(set(claims))):
+        first, second = divmod(n, 26)
+        result[claim] = (chr(64 + first) if first else "") + chr(65 + second)
+    return result
+
+
+def label(iteration: Iteration, names: dict[int, str]) -> str:
+    return "".join(names[member.claim] for member in iteration.members)
+
+
+@dataclass(frozen=True)
+class Block:
+    """An iteration on a stage, in columns of a drawing."""
+
+    first: int
+    last: int  # behind its last column
+    iteration: Iteration
+
+
+def blocks(life: Life, stage: int, begin: int, end: int, width: int) -> list[Block]:
+    """A stage's line of the drawing: `width` columns from `begin` to `end` (ns). A block has at least one column."""
+    scale = width / max(1, end - begin)
+    found: list[Block] = []
+    first = bisect_left(life.iterations, begin, key=lambda i: i.times[stage, 0].sent)
+    for iteration in life.iterations[first:]:
+        t = iteration.times[stage, 0]
+        if t.started >= end:
+            break
+        left = max(round((t.started - begin) * scale), found[-1].last if found else 0)
+        right = min(width, max(round((t.sent - begin) * scale), left + 1))
+        if left < right:
+            found.append(Block(left, right, iteration))
+    return found
+
+
+# -- Perfetto
+
+
+def trace_events(run: Run) -> dict[str, Any]:
+    """The whole run in Chrome's trace format: a process a stage, a thread a tensor rank; microseconds."""
+    events: list[dict[str, Any]] = []
+    ranks = {(stage, rank) for life in run.lives for stage in range(life.pp) for rank in range(life.tp)}
+    for stage, rank in sorted(ranks):
+        names = ("process_name", f"{run.engine} stage {stage}"), ("thread_name", f"rank {rank}")
+        for kind, name in names:
+            events.append({"ph": "M", "name": kind, "pid": stage, "tid": rank, "args": {"name": name}})
+    for life in run.lives:
+        names = letters(m.claim for iteration in life.iterations for m in iteration.members)
+        for iteration in life.iterations:
+            requests = [run.names.get(m.claim, str(m.claim)) for m in iteration.members]
+            for t in iteration.times.values():
+                common = {"ph": "X", "pid": t.stage, "tid": t.tensor_rank}
+                args = {
+                    "iteration": iteration.number,
+                    "epoch": life.epoch,
+                    "requests": requests,
+                    "rows": sum(m.tokens for m in iteration.members),
+                    "control_us": (t.taken - t.received) / 1000,
+                    "control_bytes": t.control_bytes,
+                    "data_bytes": t.data_bytes,
+                }
+                parts = (
+                    ("wait for upstream", t.taken, t.started, {}),
+                    (label(iteration, names), t.started, t.computed, args),
+                    ("send", t.computed, t.sent, {}),
+                )
+                events += [
+                    {**common, "name": name, "ts": begin / 1000, "dur": (end - begin) / 1000, "args": more}
+                    for name, begin, end, more in parts
+                    if end > begin
+                ]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
