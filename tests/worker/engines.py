@@ -33,6 +33,10 @@ from orca_worker.stage import Stage
 BLOCK_SIZE = 4
 
 
+class Broken(Exception):
+    """An epoch has come to its end: (rank, sentence) that said so first."""
+
+
 @dataclass
 class Batch:
     """A batch in flight."""
@@ -50,7 +54,7 @@ class Master:
         self.chance = random.Random(seed)
         self.reports: dict[tuple[int, int], pb.IterationReport] = {}  # (rank, iteration)
         self.waiting: dict[int, asyncio.Future[pb.IterationReport]] = {}  # by iteration: the sampler's
-        self.broken: asyncio.Queue[tuple[int, str]] = asyncio.Queue()  # (rank, sentence): a lane ended, a peer was lost
+        self.broken: list[tuple[int, str]] = []  # (rank, sentence): a lane ended, an iteration failed
         self.channels: list[grpc.aio.Channel] = []
         self.lanes: list[Any] = []
         self.readers: list[asyncio.Task[None]] = []
@@ -82,7 +86,7 @@ class Master:
         self.chance.shuffle(self.rows)
         self.held: dict[int, tuple[int, list[int]]] = {}  # id of a running request: its row and blocks
         self.ended: list[int] = []
-        self.broken = asyncio.Queue()
+        self.broken = []
         self.lanes = [stub.Run() for stub in stubs]
         self.readers = [asyncio.create_task(self.read(i, lane)) for i, lane in enumerate(self.lanes)]
         return formed
@@ -96,15 +100,22 @@ class Master:
                 assert (result.times.stage, result.times.tensor_rank) == divmod(rank, self.tp)
                 self.reports[rank, result.number] = result
                 if result.error:
-                    assert result.peer_lost
-                    self.broken.put_nowait((rank, result.error))
+                    self.lose(rank, f"{'lost' if result.peer_lost else 'failed'}: {result.error}")
                 elif rank == self.sampler:
                     self.waiting.pop(result.number).set_result(result)
                 else:
                     assert not result.token_ids
-            self.broken.put_nowait((rank, "ended"))
+            self.lose(rank, "the lane has ended")
         except grpc.aio.AioRpcError as error:
-            self.broken.put_nowait((rank, error.details() or ""))
+            self.lose(rank, error.details() or "")
+
+    def lose(self, rank: int, sentence: str) -> None:
+        """Nothing of this epoch will come back any more."""
+        self.broken.append((rank, sentence))
+        waiting, self.waiting = self.waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(Broken(rank, sentence))
 
     async def close(self) -> None:
         for reader in self.readers:
@@ -158,8 +169,7 @@ class Master:
         self.ended.append(row)
 
     async def run(self, requests: Sequence[Sampled], max_batch: int = 4) -> None:
-        """Runs requests to their ends in random company, with up to `pp` batches in flight. Ends early, with batches in
-        flight lost, when something breaks."""
+        """Runs requests to their ends in random company, with up to `pp` batches in flight. Raises Broken."""
         waiting, running = list(requests), list[Sampled]()
         flight: list[Batch] = []
         while waiting or running or flight:

@@ -1,13 +1,24 @@
 """Engines of several ranks: their tokens against those of transformers, whatever the cut."""
 
+import asyncio
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 import torch
-from checkpoints import make_gpt2
+from checkpoints import make_gpt2, make_timed
 from reference import Reference
-from worker.engines import in_process
+from worker.driver import Sampled
+from worker.engines import in_process, serve
 from worker.test_gpt2 import requests_for
+
+from orca.v1 import worker_pb2 as pb
+from orca.v1 import worker_pb2_grpc
+from orca_common.checkpoint import read_checkpoint
+from orca_common.errors import FailedPrecondition
+from orca_worker.partition import topology
 
 
 @pytest.fixture(autouse=True)
@@ -27,3 +38,121 @@ async def test_tokens_equal_transformers(tmp_path: Path, tp: int, pp: int) -> No
     assert len({tuple(request.made) for request in requests}) >= 6, "a model that says the same to all tests nothing"
     for request in requests:
         assert request.made == reference.greedy(request.prompt, request.new_tokens)
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (2, 3)])
+async def test_draws_and_logprobs_do_not_depend_on_the_cut(tmp_path: Path, tp: int, pp: int) -> None:
+    folder = make_gpt2(tmp_path, heads=2, layers=3, hidden=16, vocab=97, positions=48, seed=11, initializer_range=0.5)
+    sampling = {"temperature": 0.9, "top_k": 20, "top_p": 0.95, "logprobs": True}
+    made = []
+    for cut in ((1, 1), (tp, pp)):
+        requests = requests_for(97, 6, seed=4)
+        for seed, request in enumerate(requests):
+            request.sampling = sampling | {"seed": seed}
+        async with in_process(folder, *cut) as (master, _):
+            await master.run(requests)
+        made.append(requests)
+    for alone, cut in zip(*made, strict=True):
+        assert cut.made == alone.made
+        assert cut.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(3, 1), (1, 3), (3, 2)])
+async def test_run_ahead_takes_tokens_from_the_data_plane(tmp_path: Path, tp: int, pp: int) -> None:
+    """The next iteration of a batch is issued before its tokens are back: they come from the rank that samples."""
+    folder = make_gpt2(tmp_path, heads=3, layers=3, hidden=24, vocab=97, positions=48, seed=12)
+    pairs = [[Sampled([seed, 5, 7], 6), Sampled([90 - seed], 6)] for seed in range(pp)]
+    async with in_process(folder, tp, pp, return_tokens=True) as (master, _):
+        flight = [await master.issue(pair, []) for pair in pairs]
+        for _ in range(5):
+            ahead = [await master.issue([], pair, ahead=True) for pair in pairs]
+            for batch in flight:
+                await master.collect(batch)
+            flight = ahead
+        for batch in flight:
+            await master.collect(batch)
+    reference = Reference(folder)
+    for request in (request for pair in pairs for request in pair):
+        assert len(request.made) == 6
+        assert request.made == reference.greedy(request.prompt, 6)
+
+
+async def test_every_rank_reports_every_iteration(tmp_path: Path) -> None:
+    folder = make_gpt2(tmp_path, heads=2, layers=3, hidden=16, vocab=97, positions=48, seed=1)
+    async with in_process(folder, 2, 2) as (master, ranks):
+        (request,) = requests_for(97, 1, seed=1)
+        await master.run([request])
+        while len(master.reports) < 4 * request.new_tokens:
+            await asyncio.sleep(0)
+        for (rank, number), report in master.reports.items():
+            times = report.times
+            assert 0 < times.received <= times.taken <= times.started <= times.computed <= times.sent
+            tokens = len(request.prompt) if number == 1 else 1
+            hidden = tokens * 16 * 4  # bytes of the hidden states
+            reduces = 2 * (2 if rank < 2 else 1) + (rank < 2)  # 2 a layer, of 2 layers and 1; the embedding
+            logits = (rank == 3) * 49 * 4  # of the shares of 49 and 48, the first sets the width
+            assert times.data_bytes == reduces * hidden + (rank < 2) * hidden + logits
+            assert times.control_bytes == master.reports[0, number].times.control_bytes > 0
+        formed = await master.form()
+        assert [one.slot_bytes for one in formed] == [2 * 2 * 8 * 4] * 2 + [2 * 1 * 8 * 4] * 2
+        assert all(rank.controller.ready() is None for rank in ranks)
+
+
+async def test_control_is_sent_ahead_of_the_data(tmp_path: Path) -> None:
+    """Pre-send: the control message reaches the last stage before the first has computed (paper section 4.2)."""
+    folder = make_timed(tmp_path, seconds=0.02)
+    async with in_process(folder, 1, 3) as (master, _):
+        batches = [await master.issue(requests_for(97, 1, seed=seed), []) for seed in range(3)]
+        for batch in batches:
+            await master.collect(batch)
+        while len(master.reports) < 9:
+            await asyncio.sleep(0)
+        for number in (1, 2, 3):
+            stages = [master.reports[stage, number].times for stage in range(3)]
+            assert stages[0].received <= stages[1].received <= stages[2].received
+            assert stages[2].received < stages[0].computed
+            for before, after in pairwise(stages):
+                assert after.taken < before.computed or number > 1
+                assert after.started >= before.computed
+        # iteration 2 computes in stage 0 while 1 does in stage 1
+        assert master.reports[0, 2].times.started < master.reports[1, 1].times.computed
+
+
+async def test_old_messages_are_refused_on_every_hop(tmp_path: Path) -> None:
+    folder = make_timed(tmp_path)
+    async with in_process(folder, 1, 2) as (master, _):
+        await master.collect(await master.issue(requests_for(97, 1, seed=1), []))
+        second = worker_pb2_grpc.ControllerStub(master.channels[1])
+        for fields, sentence in (
+            ({"term": 0, "epoch": 1, "number": 2}, "term 0 is old: this rank has seen 1"),
+            ({"term": 1, "epoch": 7, "number": 2}, "iteration 2 is of epoch 7: this rank is a member of 1"),
+            ({"term": 1, "epoch": 1, "number": 1}, "iteration 1 is old: this rank has taken 1"),
+        ):
+            relay: Any = second.Relay()
+            await relay.write(pb.Iteration(**fields))
+            assert (await relay.code(), await relay.details()) == (grpc.StatusCode.FAILED_PRECONDITION, sentence)
+        lane: Any = second.Run()
+        await lane.write(pb.ControlMessage(iteration=pb.Iteration(term=1, epoch=1, number=2)))
+        assert await lane.details() == "iteration 2 came by Run: here they come by a relay"
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "sentence"),
+    [
+        (4, 1, "tp 4: 6 heads cannot be shared evenly by 4 tensor ranks"),
+        (1, 4, "pp 4: 3 layers are too few for 4 stages"),
+        (6, 1, "tp 6: an inner size of 5 is too small for 6 tensor ranks"),
+    ],
+)
+async def test_impossible_cuts_are_refused(tmp_path: Path, tp: int, pp: int, sentence: str) -> None:
+    folder = make_gpt2(tmp_path, heads=6, layers=3, hidden=36, vocab=97, positions=48, seed=1, n_inner=5)
+    rank = await serve(folder)
+    async with grpc.aio.insecure_channel(rank.address) as channel:
+        request = pb.FormRequest(term=1, epoch=1, tensor_parallel=tp, pipeline_parallel=pp, block_size=4)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await worker_pb2_grpc.ControllerStub(channel).Form(request)
+        assert (error.value.code(), error.value.details()) == (grpc.StatusCode.FAILED_PRECONDITION, sentence)
+    with pytest.raises(FailedPrecondition, match=sentence):
+        topology(read_checkpoint(folder), tp, pp, "float32")
+    await rank.controller.leave(1)
+    await rank.server.stop(grace=0)

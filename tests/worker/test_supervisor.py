@@ -175,7 +175,8 @@ async def test_a_rank_that_aborts_in_an_iteration_comes_back(tmp_path: Path) -> 
                 initiation = pb.Initiation(row=1, claim=1, token_ids=[token], blocks=[0])
                 iteration = pb.Iteration(term=1, epoch=1, number=number, initiations=[initiation])
                 await run.write(pb.ControlMessage(iteration=iteration))
-            assert (await run.read()).iteration.number == 1
+                if number == 1:  # the abort would overtake its report
+                    assert (await run.read()).iteration.number == 1
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await run.read()
             assert error.value.code() == grpc.StatusCode.UNAVAILABLE
