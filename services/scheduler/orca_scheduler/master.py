@@ -34,11 +34,12 @@ from .core import (
     ScheduleBatch,
     Tick,
 )
-from .discovery import Candidate
+from .discovery import Candidate, Place
 from .invariants import violations
 from .journal import Journal
 from .ledger import Deposed, Ledger
 from .output import TOKEN
+from .rank import Seen
 from .ranks import RankLost, Ranks
 from .request import Arrival
 from .settings import SchedulerSettings
@@ -95,7 +96,8 @@ class EngineMaster:
         self._leaving = asyncio.Event()
         self.unready: str | None = f"{self.engine} is being formed"  # for the status port
         self._ranks: Ranks | None = None  # None: not formed
-        self._epoch = 0
+        self._seen: dict[Place, Seen] = {}
+        self._epoch = self._issued = 0  # the last iteration that was sent, whether it returned or not
         self._stale_rows: list[int] = []  # that the ranks hold from an earlier master of this epoch
         self._in_flight: dict[int, InFlight] = {}  # by iteration
         self._tracing = Tracing(telemetry.tracer, self.engine) if telemetry.enabled else None
@@ -140,7 +142,7 @@ class EngineMaster:
 
     async def _life(self) -> None:
         """One formation, from its first greeting to the loss of a rank."""
-        ranks = Ranks(self._candidate, self._term, self._settings, self._pulse, self._returned, self._timed)
+        ranks = Ranks(self._candidate, self._term, self._settings, self._pulse, self._seen, self._returned, self._timed)
         async with ranks:
             try:
                 await self._until_one_ends(self._living(ranks), ranks.watch())
@@ -181,7 +183,7 @@ class EngineMaster:
             self._epoch = await ledger.new_epoch(max(hello.epoch for hello in hellos))
             n_slots = await ranks.form(self._epoch, settings.block_size, settings.max_batch_size, settings.slots)
             self._stale_rows = []
-        first = max(ledger.iteration, *(hello.iteration for hello in hellos)) + 1
+        first = max(ledger.iteration, self._issued, *(hello.iteration for hello in hellos)) + 1
         await ledger.formed(EngineInfo(self.engine, settings.tp, settings.pp, n_slots, self._epoch))
         ranks.run()
         self._ranks, self._taken_over, self.unready = ranks, True, None
@@ -226,7 +228,8 @@ class EngineMaster:
         actions = self._core.step(event)
         if self._journal is not None and (actions or not isinstance(event, Tick)):
             self._journal.step(event, actions)
-        for action in actions:
+        # The next batch first: while a commit is put together, stage 0 would wait.
+        for action in sorted(actions, key=lambda action: not isinstance(action, ScheduleBatch)):
             await self._perform(action, report)
         self._ledger.claimable()
         if not self._core.in_flight:
@@ -237,6 +240,7 @@ class EngineMaster:
             case ScheduleBatch():
                 assert self._ranks is not None, "a batch was scheduled without an engine"
                 self._in_flight[action.iteration] = in_flight(action)
+                self._issued = action.iteration
                 await self._ranks.send(self._control_message(action))
             case Commit():
                 self._commit(action, report)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Never, TypeVar
 
 import grpc
@@ -29,10 +30,20 @@ TERM_METADATA = "orca-term"
 OnReport = Callable[["Rank", pb.IterationReport], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was known of a rank in an earlier life of its engine: a sentence about one that does not answer names it."""
+
+    host: str = "unknown"
+    iteration: int = 0
+
+
 class Rank:
     """What goes wrong with it becomes a sign; a call that cannot go on then waits for the verdict, which ends it."""
 
-    def __init__(self, place: Place, engine: str, term: int, pod: Pod, signs: Signs, on_report: OnReport) -> None:
+    def __init__(
+        self, place: Place, engine: str, term: int, pod: Pod, signs: Signs, seen: Seen, on_report: OnReport
+    ) -> None:
         self.place, self._engine, self._term = place, engine, term
         self._pod, self._signs, self._on_report = pod, signs, on_report
         self._loop = asyncio.get_running_loop()
@@ -44,7 +55,7 @@ class Rank:
         self.hello = pb.HelloResponse()
         self.address = pod.address
         self.pid = 0  # of the process that was greeted; 0: none was yet
-        self.last_iteration = 0
+        self.host, self.last_iteration = seen.host, seen.iteration
         self.last_heard: float | None = None  # on the loop's clock; None: its control lane is not open
 
     async def close(self) -> None:
@@ -55,7 +66,7 @@ class Rank:
     def __str__(self) -> str:
         return (
             f"stage {self.place.stage} rank {self.place.tensor_rank} of {self._engine} at {self.address} "
-            f"(host {self.hello.host or 'unknown'}, pid {self.pid or 'unknown'}, last iteration {self.last_iteration})"
+            f"(host {self.host}, pid {self.pid or 'unknown'}, last iteration {self.last_iteration})"
         )
 
     # -- greeting
@@ -77,7 +88,8 @@ class Rank:
                 f"{self} speaks protocol {self.hello.protocol} and this scheduler {PROTOCOL}: "
                 "an engine of mixed versions never forms"
             )
-        self.pid, self.last_iteration = self.hello.pid, self.hello.iteration
+        self.pid, self.host = self.hello.pid, self.hello.host
+        self.last_iteration = max(self.last_iteration, self.hello.iteration)
         return self.hello
 
     def _entry(self) -> pb.RankEntry | None:

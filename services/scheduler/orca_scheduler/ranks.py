@@ -17,7 +17,7 @@ from orca_common.service import LoopPulse, cancel
 from .channels import DIAL_SECONDS
 from .discovery import Candidate, Place, places
 from .pods import Pod
-from .rank import Rank
+from .rank import Rank, Seen
 from .settings import SchedulerSettings
 from .signs import Kind, Sign, Signs
 
@@ -51,8 +51,8 @@ class Standing:
 class Ranks:
     """One engine's ranks under one master's term. An async context manager: leaving it closes all channels.
 
-    `returned` takes a report with tokens; `timed` takes the times of all ranks of an iteration, when the last of them
-    has come (that may be after its tokens).
+    `seen` keeps what is known of the ranks from one life of the engine to the next. `returned` takes a report with
+    tokens; `timed` the times of all ranks of an iteration, when the last of them has come (perhaps after its tokens).
     """
 
     def __init__(
@@ -61,11 +61,12 @@ class Ranks:
         term: int,
         settings: SchedulerSettings,
         pulse: LoopPulse,
+        seen: dict[Place, Seen],
         returned: Callable[[pb.IterationReport], Awaitable[None]],
         timed: Callable[[int, list[pb.StageTimes]], None],
     ) -> None:
         self._candidate, self._term, self._settings, self._pulse = candidate, term, settings, pulse
-        self._returned, self._timed = returned, timed
+        self._seen, self._returned, self._timed = seen, returned, timed
         self._signs = Signs(DOUBT_SECONDS)
         self._news = asyncio.Event()  # of pods
         self._pods: list[Pod] = []
@@ -77,7 +78,15 @@ class Ranks:
         settings, engine = self._settings, self._candidate.engine
         self._pods = [Pod(address, self._look) for address in self._candidate.pods]
         self._ranks = [
-            Rank(place, engine, self._term, self._pods[place.pod], self._signs, self._reported)
+            Rank(
+                place,
+                engine,
+                self._term,
+                self._pods[place.pod],
+                self._signs,
+                self._seen.get(place, Seen()),
+                self._reported,
+            )
             for place in places(settings.tp, settings.pp, settings.ranks_per_pod)
         ]
         self._last = self._ranks[-settings.tp].place  # it samples: the last stage's first tensor rank
@@ -86,6 +95,7 @@ class Ranks:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._seen |= {rank.place: Seen(rank.host, rank.last_iteration) for rank in self._ranks}
         await asyncio.gather(*(part.close() for part in [*self._ranks, *self._pods]))
 
     # -- formation

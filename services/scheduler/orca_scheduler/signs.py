@@ -9,6 +9,8 @@ from typing import Never
 
 from .discovery import Place
 
+LINGER_SECONDS = 0.1  # so that ranks that were lost together are named together
+
 
 class Kind(Enum):
     """`sure` signs condemn the rank that they name. The others may come from a rank whose peer is the one that is lost.
@@ -78,6 +80,7 @@ class Signs:
             async with asyncio.timeout(self._doubt):
                 while not seen[-1].kind.sure:
                     seen.append(await self._queue.get())
+        await asyncio.sleep(LINGER_SECONDS)
         while not self._queue.empty():
             seen.append(self._queue.get_nowait())
         return condemned(seen)

@@ -1,0 +1,194 @@
+"""Ranks are killed and frozen under load, at random moments: nobody's tokens change, nobody else's process ends.
+
+    python tests/e2e/kill_rounds.py --rounds 30 [--seed 1] [--tp 2] [--pp 2]
+
+A round streams requests, sends SIGKILL or SIGSTOP to one rank (or to two at once) at a random moment, and waits until
+all streams have ended. Printed is the time of recovery in its parts:
+
+verdict         the signal to the master's verdict
+re-formation    the verdict to the engine's next formation: the rank starts again and imports torch, its groups form
+re-initiation   the formation to the first tokens of the new epoch
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+from checkpoints import make_gpt2  # noqa: E402
+from reference import Reference  # noqa: E402
+from stacks import Running, running  # noqa: E402
+
+from orca_client import Token  # noqa: E402
+from orca_scheduler.core import Core  # noqa: E402
+from orca_scheduler.journal import decode, read  # noqa: E402
+
+VOCAB, REQUESTS, NEW_TOKENS, MAX_BS = 211, 8, 40, 2
+SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Seconds of a round's parts; `verdict` names the rank."""
+
+    victims: tuple[tuple[int, int], ...]  # stage, tensor rank
+    signals: tuple[signal.Signals, ...]
+    sentence: str
+    verdict: float
+    formation: float
+    initiation: float
+
+    def __str__(self) -> str:
+        hit = zip(self.signals, self.victims, strict=True)
+        named = " and ".join(f"{kind.name} of stage {stage} rank {rank}" for kind, (stage, rank) in hit)
+        parts = f"verdict {self.verdict:.2f} s, re-formation {self.formation:.2f}, re-initiation {self.initiation:.2f}"
+        return f"{named}: {parts}"
+
+
+def make_model(folder: Path, heads: int = 6, layers: int = 4) -> Path:
+    return make_gpt2(folder, heads=heads, layers=layers, hidden=heads * 6, vocab=VOCAB, positions=96, seed=7)
+
+
+class Rounds:
+    """Rounds on one stack. What a round expects, it asserts."""
+
+    def __init__(self, stack: Running, model: Path, draw: random.Random) -> None:
+        self._stack, self._draw = stack, draw
+        self._reference = Reference(model)
+
+    async def round(self, victims: Mapping[int, signal.Signals]) -> Recovery:
+        """One round: a signal to each of these ranks (by their numbers in the engine) at once."""
+        stack, draw = self._stack, self._draw
+        prompts = [[draw.randrange(VOCAB) for _ in range(draw.randint(1, 20))] for _ in range(REQUESTS)]
+        seen = [0] * REQUESTS
+        before = self._ranks()
+        moment = draw.randint(1, REQUESTS * NEW_TOKENS // 3)
+        streams = [asyncio.create_task(stream(stack, prompt, seen, n)) for n, prompt in enumerate(prompts)]
+        await stack.until(lambda: sum(seen) >= moment or all(task.done() for task in streams))
+        at = time.time_ns()
+        for rank, kind in victims.items():
+            os.kill(before[rank]["pid"], kind)
+        got = await asyncio.wait_for(asyncio.gather(*streams), 120)
+        self._compare(prompts, got)
+        await stack.until(lambda: self._ranks().keys() == before.keys())
+        await stack.until(lambda: formed_after(stack.journal(), at))
+        after = self._ranks()
+        survivors = before.keys() - victims.keys()
+        assert {r: after[r]["pid"] for r in survivors} == {r: before[r]["pid"] for r in survivors}, "survivors live on"
+        assert all(after[r]["pid"] != before[r]["pid"] for r in victims)
+        places = tuple((before[r]["stage"], before[r]["tensor_rank"]) for r in victims)
+        return recovery(stack.journal(), at, places, tuple(victims.values()))
+
+    def _compare(self, prompts: list[list[int]], got: list[list[int]]) -> None:
+        """The tokens are those of an undisturbed run. The error says where the first other one stands."""
+        for prompt, tokens in zip(prompts, got, strict=True):
+            wanted = self._reference.greedy(prompt, NEW_TOKENS)
+            at = next((n for n, pair in enumerate(zip(tokens, wanted, strict=True)) if pair[0] != pair[1]), None)
+            assert at is None, f"token {at} after {prompt} + {wanted[:at]} is {tokens[at]}, not {wanted[at]}"
+
+    def _ranks(self) -> dict[int, dict[str, Any]]:
+        return {p["rank"]: p for p in self._stack.processes() if p["role"] == "rank"}
+
+
+def formed_after(journal: list[dict[str, Any]], at: int) -> bool:
+    return any("formed" in note and note["wall"] > at for note in notes(journal))
+
+
+def notes(journal: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line["note"] for line in journal if "note" in line]
+
+
+def recovery(
+    journal: list[dict[str, Any]], at: int, places: tuple[tuple[int, int], ...], kinds: tuple[signal.Signals, ...]
+) -> Recovery:
+    """The parts of a recovery that began at `at` (ns), and whether the verdicts name the ranks and no other."""
+    later = [note for note in notes(journal) if note.get("wall", 0) > at]
+    lost = [note for note in later if "lost" in note]
+    formed = next(note for note in later if "formed" in note)
+    sentence = "; ".join(note["lost"] for note in lost)
+    for stage, rank in places:
+        assert f"stage {stage} rank {rank} of engine-0 at " in sentence, sentence
+    assert sentence.count(" of engine-0 at ") == len(places), sentence
+    assert all(part in sentence for part in ("(host ", "last iteration ")), sentence
+    tokens = (max(t[6] for t in note["times"]) for note in notes(journal) if "times" in note)
+    first = next((sent for sent in tokens if sent > formed["wall"]), formed["wall"])  # none: all had been done
+    stamps = at, lost[0]["wall"], formed["wall"], first
+    verdict, formation, initiation = ((b - a) / 1e9 for a, b in pairwise(stamps))
+    return Recovery(places, kinds, sentence, verdict, formation, initiation)
+
+
+async def stream(stack: Running, prompt: list[int], seen: list[int], n: int) -> list[int]:
+    """One request's tokens."""
+    tokens: list[int] = []
+    async for event in stack.client.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True):
+        if isinstance(event, Token):
+            assert event.index == len(tokens)
+            tokens.append(event.token_id)
+            seen[n] += 1
+    return tokens
+
+
+def reserved_at_end(run_dir: Path) -> list[int]:
+    """Slots that are reserved after the last event of each journal."""
+    found = []
+    for path in run_dir.glob("journal-*.jsonl"):
+        lines = read(path)
+        heading = next(lines)
+        core = Core(**heading["core"])
+        core.restore(heading["state"])
+        for line in lines:
+            if "event" in line:
+                core.step(decode(line["event"]))
+        found.append(core.slots.reserved)
+    return found
+
+
+async def main(rounds: int, seed: int, tp: int, pp: int) -> None:
+    draw = random.Random(seed)
+    done: list[Recovery] = []
+    with tempfile.TemporaryDirectory(prefix="orca-kill-rounds-") as temporary:
+        folder = Path(temporary)
+        model = make_model(folder / "model")
+        async with running(folder / "run", model, tp=tp, pp=pp, max_batch_size=MAX_BS) as stack:
+            lab = Rounds(stack, model, draw)
+            for n in range(rounds):
+                # Each rank in turn, by SIGKILL and by SIGSTOP; every eighth round takes another one too.
+                ranks = tp * pp
+                victims = {n % ranks: SIGNALS[n // ranks % 2]}
+                if n % 8 == 7 and ranks > 1:
+                    victims[(n + draw.randrange(1, ranks)) % ranks] = draw.choice(SIGNALS)
+                done.append(await lab.round(victims))
+                print(f"round {n + 1}: {done[-1]}", flush=True)
+        assert set(reserved_at_end(folder / "run")) == {0}, "slots reserved at the end"
+    for kind in SIGNALS:
+        of_kind = [r for r in done if r.signals == (kind,)]
+        if of_kind:
+            columns = ([getattr(r, part) for r in of_kind] for part in ("verdict", "formation", "initiation"))
+            verdict, formation, initiation = (
+                f"{statistics.median(column):.2f} s (most {max(column):.2f})" for column in columns
+            )
+            print(f"{kind.name} of one rank, {len(of_kind)} rounds, medians:", end=" ")
+            print(f"verdict {verdict}, re-formation {formation}, re-initiation {initiation}")
+    print(f"{rounds} rounds passed: tokens equal, survivors' pids unchanged, slots reserved 0")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tp", type=int, default=2)
+    parser.add_argument("--pp", type=int, default=2)
+    arguments = parser.parse_args()
+    asyncio.run(main(arguments.rounds, arguments.seed, arguments.tp, arguments.pp))
