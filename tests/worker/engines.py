@@ -72,10 +72,7 @@ class Master:
         hello = pb.HelloRequest(protocol=1, engine="e-0", term=self.term)
         await asyncio.gather(*(stub.Hello(hello, wait_for_ready=True) for stub in stubs))
         hosted = await stubs[-1].HostStore(pb.HostStoreRequest(term=self.term, epoch=self.epoch))
-        shared: dict[str, Any] = {"term": self.term, "epoch": self.epoch, "block_size": BLOCK_SIZE}
-        shared |= {"tensor_parallel": self.tp, "pipeline_parallel": self.pp, "store": hosted.address}
-        shared |= {"controllers": self.addresses} | fields
-        requests = [pb.FormRequest(**shared, stage=i // self.tp, tensor_rank=i % self.tp) for i in range(len(stubs))]
+        requests = self.form_requests(hosted.address, **fields)
         formed = await asyncio.gather(*(stub.Form(request) for stub, request in zip(stubs, requests, strict=True)))
         assert min(one.slots for one in formed) >= self.slots
         allocate = pb.AllocateRequest(term=self.term, epoch=self.epoch, slots=self.slots)
@@ -91,12 +88,19 @@ class Master:
         self.readers = [asyncio.create_task(self.read(i, lane)) for i, lane in enumerate(self.lanes)]
         return formed
 
+    def form_requests(self, store: str, **fields: Any) -> list[pb.FormRequest]:
+        """What each rank is asked."""
+        shared: dict[str, Any] = {"term": self.term, "epoch": self.epoch, "block_size": BLOCK_SIZE}
+        shared |= {"tensor_parallel": self.tp, "pipeline_parallel": self.pp, "store": store}
+        shared |= {"controllers": self.addresses} | fields
+        places = [divmod(i, self.tp) for i in range(len(self.addresses))]
+        return [pb.FormRequest(**shared, stage=stage, tensor_rank=rank) for stage, rank in places]
+
     async def read(self, rank: int, lane: Any) -> None:
         """What a rank reports."""
         try:
             async for report in lane:
                 result = report.iteration
-                assert result.epoch == self.epoch
                 assert (result.times.stage, result.times.tensor_rank) == divmod(rank, self.tp)
                 self.reports[rank, result.number] = result
                 if result.error:
@@ -276,8 +280,9 @@ class Process:
 
 
 @asynccontextmanager
-async def processes(folder: Path, count: int, slots: int = 400) -> AsyncIterator[list[Process]]:
-    ranks = [Process(folder, slots) for _ in range(count)]
+async def processes(folders: Sequence[Path], slots: int = 600) -> AsyncIterator[list[Process]]:
+    """A rank for each folder."""
+    ranks = [Process(folder, slots) for folder in folders]
     try:
         await asyncio.gather(*(rank.start() for rank in ranks))
         yield ranks

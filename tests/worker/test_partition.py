@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from orca_worker.partition import Place, Slice, gpt2_slices, layers_of, share, t
 from orca_worker.weights import Weights
 
 CUTS = [(1, 1), (2, 1), (1, 2), (3, 2), (2, 3), (6, 1), (1, 5)]
-SIZES = {"heads": 6, "layers": 5, "hidden": 24, "vocab": 101, "positions": 48, "seed": 1, "n_inner": 50}
+SIZES: dict[str, Any] = {"heads": 6, "layers": 5, "hidden": 24, "vocab": 101, "positions": 48, "seed": 1, "n_inner": 50}
 
 
 def places(tp: int, pp: int) -> list[Place]:

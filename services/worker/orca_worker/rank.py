@@ -92,9 +92,10 @@ async def main() -> None:
     status.close()
     pulse.close()
     telemetry.close()
-    if failure.done() or not finished:
-        sys.stderr.flush()
-        os._exit(1)  # the GPU thread may hang or hold a broken device: nothing of it is to be waited for
+    sys.stderr.flush()
+    # The GPU thread may hang or hold a broken device, and threads that drop process groups may wait for a frozen peer
+    # (the interpreter's end in the middle of that is an abort): nothing of them is to be waited for.
+    os._exit(1 if failure.done() or not finished else 0)
 
 
 if __name__ == "__main__":
