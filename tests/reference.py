@@ -1,5 +1,6 @@
 """The independent implementation that tokens are compared with: transformers, one request at a time."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,13 +14,23 @@ class Reference:
     def __init__(self, folder: Path) -> None:
         self._model = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
 
-    @torch.inference_mode()
     def greedy(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
         """The greedy continuation of a prompt."""
+        return self.continued(prompt, max_new_tokens)[0]
+
+    @torch.inference_mode()
+    def continued(self, prompt: Sequence[int], max_new_tokens: int) -> tuple[list[int], float]:
+        """The greedy continuation, and the smallest distance between the two largest logits on its way.
+
+        Where that is as small as what float32 rounds away, another order of the same sums gives another token.
+        """
         tokens: list[int] = []
+        margin = math.inf
         step, past = torch.tensor([list(prompt)]), None
         while len(tokens) < max_new_tokens:
             output = self._model(step, past_key_values=past, use_cache=True)
+            first, second = output.logits[0, -1].topk(2).values.tolist()
+            margin = min(margin, first - second)
             tokens.append(int(output.logits[0, -1].argmax()))
             step, past = torch.tensor([[tokens[-1]]]), output.past_key_values
-        return tokens
+        return tokens, margin
