@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -71,27 +71,36 @@ class Rounds:
 
     async def round(self, victims: Mapping[int, signal.Signals]) -> Recovery:
         """One round: a signal to each of these ranks (by their numbers in the engine) at once."""
-        stack, draw = self._stack, self._draw
-        asked = [self._prompt() for _ in range(REQUESTS)]
-        prompts = [prompt for prompt, _ in asked]
-        seen = [0] * REQUESTS
-        before = self._ranks()
-        moment = draw.randint(1, REQUESTS * NEW_TOKENS // 3)
-        streams = [asyncio.create_task(stream(stack, prompt, seen, n)) for n, prompt in enumerate(prompts)]
-        await stack.until(lambda: sum(seen) >= moment or all(task.done() for task in streams))
-        at = time.time_ns()
-        for rank, kind in victims.items():
-            os.kill(before[rank]["pid"], kind)
-        got = await asyncio.wait_for(asyncio.gather(*streams), 120)
-        assert got == [wanted for _, wanted in asked], "the tokens of an undisturbed run"
-        await stack.until(lambda: self._ranks().keys() == before.keys())
+        stack, before, at = self._stack, self.ranks(), 0
+
+        def hit() -> None:
+            nonlocal at
+            at = time.time_ns()
+            for rank, kind in victims.items():
+                os.kill(before[rank]["pid"], kind)
+
+        await self.load(hit)
+        await stack.until(lambda: self.ranks().keys() == before.keys())
         await stack.until(lambda: formed_after(stack.journal(), at))
-        after = self._ranks()
+        after = self.ranks()
         survivors = before.keys() - victims.keys()
         assert {r: after[r]["pid"] for r in survivors} == {r: before[r]["pid"] for r in survivors}, "survivors live on"
         assert all(after[r]["pid"] != before[r]["pid"] for r in victims)
         places = tuple((before[r]["stage"], before[r]["tensor_rank"]) for r in victims)
         return recovery(stack.journal(), at, places, tuple(victims.values()))
+
+    async def load(self, disturb: Callable[[], None]) -> None:
+        """Streams requests, disturbs them at a random moment, and compares their tokens."""
+        stack, draw = self._stack, self._draw
+        asked = [self._prompt() for _ in range(REQUESTS)]
+        prompts = [prompt for prompt, _ in asked]
+        seen = [0] * REQUESTS
+        moment = draw.randint(1, REQUESTS * NEW_TOKENS // 3)
+        streams = [asyncio.create_task(stream(stack, prompt, seen, n)) for n, prompt in enumerate(prompts)]
+        await stack.until(lambda: sum(seen) >= moment or all(task.done() for task in streams))
+        disturb()
+        got = await asyncio.wait_for(asyncio.gather(*streams), 120)
+        assert got == [wanted for _, wanted in asked], "the tokens of an undisturbed run"
 
     def _prompt(self) -> tuple[list[int], list[int]]:
         """A prompt and its tokens, none of them so near a tie that the order of a sum decides it."""
@@ -101,7 +110,7 @@ class Rounds:
             if margin > TIE:
                 return prompt, tokens
 
-    def _ranks(self) -> dict[int, dict[str, Any]]:
+    def ranks(self) -> dict[int, dict[str, Any]]:
         return {p["rank"]: p for p in self._stack.processes() if p["role"] == "rank"}
 
 

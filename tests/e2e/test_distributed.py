@@ -1,0 +1,155 @@
+"""Engines of several processes: order, pipeline, tokens and recovery of whole stacks (paper sections 4.1, 4.2)."""
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from checkpoints import make_timed
+from e2e import kill_rounds, token_grid
+from stacks import Running, generation, running
+
+from orca_lab.timeline import label, letters, planes, read_run, shares
+
+STAGE = 0.02  # seconds of a stage's compute
+WAITING = 0.05  # share of a stage's time, while n_workers batches' worth of work is queued
+
+
+async def count(stack: Running, prompt: list[int], tokens: int, accepted: asyncio.Event | None = None) -> int:
+    """Runs a request; how many tokens came."""
+    got = 0
+    async for response in stack.stub.Generate(generation(prompt, tokens)):
+        if accepted is not None and response.HasField("accepted"):
+            accepted.set()
+        got += response.HasField("token")
+    return got
+
+
+async def start_together(stack: Running, requests: int, tokens: int) -> list[asyncio.Task[int]]:
+    """Requests that the scheduler finds in the queue at once, in order: it is frozen while they come."""
+    scheduler = next(p["pid"] for p in stack.processes() if p["role"] == "scheduler")
+    os.kill(scheduler, signal.SIGSTOP)
+    try:
+        tasks = []
+        for n in range(requests):
+            accepted = asyncio.Event()
+            tasks.append(asyncio.create_task(count(stack, [n + 1] * 3, tokens, accepted)))
+            await asyncio.wait_for(accepted.wait(), 30)
+    finally:
+        os.kill(scheduler, signal.SIGCONT)
+    return tasks
+
+
+def batches(journal: list[dict[str, Any]]) -> list[str]:
+    """The scheduled batches, a letter for each request."""
+    scheduled = [action for line in journal for action in line.get("actions", ()) if action[0] == "ScheduleBatch"]
+    names = letters(member[0] for action in scheduled for member in action[2])
+    return ["".join(names[member[0]] for member in action[2]) for action in scheduled]
+
+
+async def test_figure_8a(tmp_path: Path) -> None:
+    """Three stages, max_bs 2: AB, CD, EF, AB; control runs ahead of data; the pipeline is full."""
+    tokens = 60
+    model = make_timed(tmp_path / "model", seconds=STAGE)
+    async with running(tmp_path / "run", model, pp=3, max_batch_size=2) as stack:
+        tasks = await start_together(stack, 6, tokens)
+        assert await asyncio.gather(*tasks) == [tokens] * 6
+        await stack.until(lambda: len(batches(stack.journal())) >= 3 * tokens)
+        journal = stack.journal()
+    assert batches(journal) == ["AB", "CD", "EF"] * tokens
+
+    life = read_run(tmp_path / "run").last
+    assert life is not None
+    assert len(life.iterations) == 3 * tokens
+    names = letters(member.claim for iteration in life.iterations for member in iteration.members)
+    assert [label(iteration, names) for iteration in life.iterations[:4]] == ["AB", "CD", "EF", "AB"]
+    # Pre-send: the control message is at the last stage before the first one has computed.
+    _, p99 = planes(life).whole_way
+    assert p99 < STAGE
+    # No stage waits for long while work is queued, from the moment when the last one had begun.
+    window = life.iterations[3].times[0, 0].started, life.iterations[-3].times[0, 0].sent
+    for stage, share in enumerate(shares(life, window)):
+        assert share.upstream + share.scheduler < WAITING, f"stage {stage}: {share}"
+        assert share.busy + share.upstream + share.scheduler + share.no_work == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("case", [token_grid.Case("demo", 3, 2), *random.Random(4).sample(token_grid.GRID, 2)], ids=str)
+async def test_tokens(tmp_path: Path, case: token_grid.Case) -> None:
+    """Figure 6's layout, and a sample of the grid. `python tests/e2e/token_grid.py` runs all of it."""
+    await token_grid.check(case, tmp_path, 1)
+
+
+async def test_two_engines_share_a_pool(tmp_path: Path) -> None:
+    """Requests leave the queue oldest first, whichever engine takes them."""
+    model = make_timed(tmp_path / "model", seconds=0.01)
+    async with running(tmp_path / "run", model, pp=2, engines=2, max_batch_size=2) as stack:
+        tasks = await start_together(stack, 24, 10)
+        assert await asyncio.gather(*tasks) == [10] * 24
+        engines = {p["engine"] for p in stack.processes() if p["role"] == "rank"}
+        journal = stack.journal()
+    assert engines == {"engine-0", "engine-1"}
+    assert all(any(life.iterations for life in read_run(tmp_path / "run", engine).lives) for engine in engines)
+    arrivals = {request[0]: request[1] for line in journal for request in arrived(line)}
+    assert len(arrivals) == 24
+    assert [arrivals[claim] for claim in sorted(arrivals)] == sorted(arrivals.values())
+
+
+def arrived(line: dict[str, Any]) -> list[list[Any]]:
+    """Requests that came to a core in this line: claim, arrival number, .."""
+    event = line.get("event", [""])
+    return event[2] if event[0] == "Arrived" else []
+
+
+async def test_kill_rounds(tmp_path: Path) -> None:
+    """A sample. `python tests/e2e/kill_rounds.py --rounds 30` runs more."""
+    model = kill_rounds.make_model(tmp_path / "model")
+    draw = random.Random(9)
+    async with running(tmp_path / "run", model, tp=2, pp=2, max_batch_size=kill_rounds.MAX_BS) as stack:
+        lab = kill_rounds.Rounds(stack, model, draw)
+        for victims in (
+            {draw.randrange(4): signal.SIGKILL},
+            {draw.randrange(4): signal.SIGSTOP},
+            {0: signal.SIGKILL, 3: signal.SIGSTOP},
+        ):
+            found = await lab.round(victims)
+            print(found)
+            assert found.verdict < 10
+    assert set(kill_rounds.reserved_at_end(tmp_path / "run")) == {0}
+
+
+async def test_a_new_master_keeps_the_epoch(tmp_path: Path) -> None:
+    """The scheduler dies under load: its successor finds all ranks at the same iteration, and goes on with them."""
+    model = kill_rounds.make_model(tmp_path / "model")
+    async with running(tmp_path / "run", model, tp=2, pp=2, schedulers=2, max_batch_size=2) as stack:
+        lab = kill_rounds.Rounds(stack, model, random.Random(5))
+        before = lab.ranks()
+        await lab.load(lambda: kill_master(stack))
+        assert lab.ranks() == before, "ranks live on"
+        formed = [note["formed"] for note in kill_rounds.notes(stack.journal()) if "formed" in note]
+    assert len(formed) >= 2
+    assert len(set(formed)) == 1, "one epoch for both masters"
+
+
+def kill_master(stack: Running) -> None:
+    """SIGKILL for the scheduler that masters the engine: its log says so."""
+    logs = {n: (stack.run_dir / "logs" / f"scheduler-{n}.log").read_text() for n in range(2)}
+    master = next(n for n, text in logs.items() if "engine formed" in text)
+    pids = [p["pid"] for p in stack.processes() if p["role"] == "scheduler"]
+    os.kill(pids[master], signal.SIGKILL)
+
+
+async def test_a_request_that_kills_ranks_ends(tmp_path: Path) -> None:
+    """Poison: from the second loss on it runs alone, at the third it ends; another request loses nothing."""
+    model = make_timed(tmp_path / "model", seconds=0.01, abort_on_token=7)
+    async with running(tmp_path / "run", model, pp=2, max_batch_size=2) as stack:
+        good = asyncio.create_task(count(stack, [1, 2], 40))
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await count(stack, [3, 7], 4)
+        assert raised.value.code() is grpc.StatusCode.INTERNAL
+        assert "again and again" in (raised.value.details() or "")
+        assert await good == 40
+        assert await count(stack, [4, 5], 5) == 5

@@ -1,0 +1,101 @@
+"""Greedy float32 tokens of whole stacks, tp x pp in {1, 2, 3} x {1, 2, 4}, are those of transformers.
+
+    python tests/e2e/token_grid.py [--sample N] [--seed 1]
+
+Two models: the demo model, and a random one with sizes that nothing divides. Requests arrive at random.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+from checkpoints import make_gpt2  # noqa: E402
+from reference import Reference  # noqa: E402
+from stacks import Running, running  # noqa: E402
+
+from orca_cli.stack import DEMO_MODEL  # noqa: E402
+from orca_client import Token  # noqa: E402
+
+REQUESTS, MAX_BS = 16, 3
+TIE = 1e-3  # logits: a thousand times what another order of a sum makes here
+VOCABULARY = {"demo": 4096, "odd": 211}
+
+
+class Case(NamedTuple):
+    model: str
+    tp: int
+    pp: int
+
+
+class Asked(NamedTuple):
+    """A request, when it comes (seconds), and its tokens."""
+
+    prompt: list[int]
+    at: float
+    tokens: list[int]
+
+
+GRID = [Case(*case) for case in product(VOCABULARY, (1, 2, 3), (1, 2, 4))]
+
+
+def make_odd(folder: Path) -> Path:
+    """6 heads of 7, 5 layers, an inner size of 50, a vocabulary of 211."""
+    return make_gpt2(folder, heads=6, layers=5, hidden=42, vocab=211, positions=96, seed=3, n_inner=50)
+
+
+def requests_for(reference: Reference, vocabulary: int, draw: random.Random) -> list[Asked]:
+    """Random requests, none of them so near a tie that the order of a sum decides it."""
+    asked: list[Asked] = []
+    at = 0.0
+    while len(asked) < REQUESTS:
+        prompt = [draw.randrange(vocabulary) for _ in range(draw.randint(1, 40))]
+        tokens, margin = reference.continued(prompt, draw.randint(1, 24))
+        if margin > TIE:
+            at += draw.expovariate(1 / 0.02)
+            asked.append(Asked(prompt, at, tokens))
+    return asked
+
+
+async def check(case: Case, folder: Path, seed: int) -> None:
+    """One stack. Raises AssertionError where a token differs."""
+    draw = random.Random(f"{seed} {case}")
+    model = make_odd(folder / "model") if case.model == "odd" else DEMO_MODEL
+    asked = requests_for(Reference(model), VOCABULARY[case.model], draw)
+    async with running(folder / "run", model, tp=case.tp, pp=case.pp, max_batch_size=MAX_BS, block_size=4) as stack:
+        assert len([p for p in stack.processes() if p["role"] == "rank"]) == case.tp * case.pp
+        got = await asyncio.gather(*(answer(stack, request) for request in asked))
+    assert got == [request.tokens for request in asked]
+
+
+async def answer(stack: Running, request: Asked) -> list[int]:
+    """Sends a request at its moment; its tokens."""
+    await asyncio.sleep(request.at)
+    stream = stack.client.generate(request.prompt, max_new_tokens=len(request.tokens), ignore_eos=True)
+    return [event.token_id async for event in stream if isinstance(event, Token)]
+
+
+async def main(sample: int | None, seed: int) -> None:
+    cases = GRID if sample is None else random.Random(seed).sample(GRID, sample)
+    for case in cases:
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="orca-grid-") as folder:
+            await check(case, Path(folder), seed)
+        print(f"{case.model} model, tp {case.tp} x pp {case.pp}: {REQUESTS} requests equal", end=" ")
+        print(f"({time.monotonic() - started:.1f} s)", flush=True)
+    print(f"{len(cases)} of {len(GRID)} passed")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sample", type=int, help="so many cases, chosen by the seed; all without it")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    asyncio.run(main(arguments.sample, arguments.seed))
