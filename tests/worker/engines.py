@@ -120,6 +120,7 @@ class Master:
         for future in waiting.values():
             if not future.done():
                 future.set_exception(Broken(rank, sentence))
+                future.exception()  # nobody may be waiting for this batch
 
     async def close(self) -> None:
         for reader in self.readers:

@@ -96,7 +96,7 @@ def bytes_of_this_process() -> int:
 
 def test_topology_of_figure_6(tmp_path: Path) -> None:
     """4 layers on 2 stages of 3 tensor ranks."""
-    folder = make_gpt2(tmp_path, **SIZES | {"layers": 4})
+    folder = make_gpt2(tmp_path, **{**SIZES, "layers": 4})
     ranks = topology(read_checkpoint(folder), 3, 2, "bfloat16")
     assert [(rank.stage, rank.tensor_rank, rank.layers) for rank in ranks] == [
         (0, 0, range(2)),

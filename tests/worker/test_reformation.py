@@ -37,7 +37,6 @@ def copies(folder: Path, count: int) -> list[Path]:
         (1, 3, 1, signal.SIGSTOP),
         (2, 2, 3, signal.SIGKILL),
         (2, 2, 0, signal.SIGSTOP),
-        (2, 2, 2, signal.SIGSTOP),
     ],
 )
 async def test_survivors_form_again(tmp_path: Path, tp: int, pp: int, victim: int, number: signal.Signals) -> None:
