@@ -117,6 +117,7 @@ class EngineMaster:
             except FailedPrecondition as refusal:
                 self.unready, wait = f"{self.engine} cannot form: {refusal}", min(2 * wait, LONGEST_SECONDS)
                 log.error("engine cannot form", extra={"engine": self.engine, "why": str(refusal)})
+                await self._give_back()
             except Unavailable as away:
                 log.warning("pool away", extra={"engine": self.engine, "why": str(away)})
             with contextlib.suppress(TimeoutError):
@@ -127,18 +128,20 @@ class EngineMaster:
         """One formation, from its first greeting to the loss of a rank."""
         async with Ranks(self._candidate, self._term, self._pulse) as ranks:
             try:
-                await self._form(ranks)
-                await self._until_one_ends(self._looping(), self._reading(ranks), ranks.watch())
+                await self._until_one_ends(self._form(ranks), self._leaving.wait())
+                if self._ranks is not None:
+                    await self._until_one_ends(self._looping(), self._reading(ranks), ranks.beats(), ranks.watch())
+                return  # to leave, and not formed
             except RankLost as verdict:
                 log.error("rank lost", extra={"engine": self.engine, "verdict": str(verdict)})
+                await self._ledger.confirm()  # else the ranks are another's, whom they follow
                 await ranks.condemn(str(verdict))
             finally:
                 formed, self._ranks = self._ranks is not None, None
                 self.unready = f"{self.engine} is being formed"
-        if formed:
-            await self._lost()
+        await self._lost(formed)
 
-    async def _until_one_ends(self, *parts: Awaitable[None]) -> None:
+    async def _until_one_ends(self, *parts: Awaitable[object]) -> None:
         tasks = [asyncio.ensure_future(part) for part in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -156,30 +159,34 @@ class EngineMaster:
             self._epoch, n_slots = hello.epoch, hello.slots
             self._stale_rows = [held.row for held in hello.rows]
         else:
-            await ledger.give_back(dict.fromkeys(ledger.outputs.held, self._taken_over))
+            await self._give_back()
             self._epoch = await ledger.new_epoch(hello.epoch)
             n_slots = await ranks.form(self._epoch, settings.block_size, settings.max_batch_size, settings.slots)
             self._stale_rows = []
         first = max(ledger.iteration, hello.iteration) + 1
-        await ledger.formed(EngineInfo(self.engine, settings.tp, settings.pp, n_slots, self._epoch))
+        await ledger.formed(EngineInfo(self.engine, settings.tp, settings.pp, n_slots, self._epoch), first)
         ranks.open()
-        self._ranks, self._taken_over, self.unready = ranks, True, None
+        self._ranks, self._taken_over, self.unready = ranks, False, None
         log.info("engine formed", extra={"engine": self.engine, "epoch": self._epoch, "slots": n_slots})
         await self._apply(EngineReady(self._now, n_slots, first))
         kept = [held.claimed for held in ledger.outputs.held.values() if held.finish is None]
         if kept:
             await self._apply(self._arrival(kept))
 
-    async def _lost(self) -> None:
+    async def _lost(self, formed: bool) -> None:
         """The engine is gone: what it had made is committed, its requests go back to the queue."""
         self._ledger.lost()
         self._in_flight.clear()
-        await self._apply(EngineLost(self._now))
+        if formed:
+            await self._apply(EngineLost(self._now))
+        await self._give_back()  # and what had not reached the core
         while not self._inbox.empty():
-            event, _ = self._inbox.get_nowait()
-            if isinstance(event, Arrived):  # claimed, and had not reached the core
-                await self._ledger.give_back({arrival.claim: False for arrival in event.requests})
+            self._inbox.get_nowait()
             self._inbox.task_done()
+
+    async def _give_back(self) -> None:
+        """Returns what no core knows. After a takeover nobody can tell what was RUNNING: then all of it was."""
+        await self._ledger.give_back(dict.fromkeys(self._ledger.outputs.held, self._taken_over))
 
     # -- the loop
 
@@ -201,11 +208,16 @@ class EngineMaster:
                 self._tracing.returned(report)
         if isinstance(event, Cancelled):
             self._cancelled(event.claims)
+        if isinstance(event, Arrived):  # without those that were given back since
+            held = self._ledger.outputs.held
+            event = Arrived(event.now, tuple([arrival for arrival in event.requests if arrival.claim in held]))
         actions = self._core.step(event)
         if self._journal is not None:
             self._record(self._journal, event, actions, report)
         for action in actions:
             await self._perform(action, report)
+        if report is not None:
+            del self._in_flight[report.number]
         self._ledger.claimable()
         if not self._core.in_flight:
             self._rest()
@@ -215,6 +227,7 @@ class EngineMaster:
             case ScheduleBatch():
                 assert self._ranks is not None, "a batch was scheduled without an engine"
                 self._in_flight[action.iteration] = in_flight(action)
+                self._ledger.used(action.iteration)
                 await self._ranks.send(self._control_message(action))
             case Commit():
                 self._commit(action, report)
@@ -256,7 +269,7 @@ class EngineMaster:
         """Tokens and ends for the next commit to the pool."""
         logprobs: dict[int, float] = {}
         if action.iteration is not None:
-            batch = self._in_flight.pop(action.iteration)
+            batch = self._in_flight[action.iteration]
             if report is not None and report.logprobs:
                 logprobs = {c: report.logprobs[place] for c, place in zip(batch.claims, batch.places, strict=True)}
         for claim, _, token, finish in action.outcomes:
@@ -345,7 +358,8 @@ class EngineMaster:
             if self._leaving.is_set() and not told:
                 told = True
                 await self._inbox.put((Drain(now), None))
-            if self._ranks and any(h.deadline is not None and h.deadline <= now for h in held):
+            late = any(h.deadline is not None and h.deadline <= now for h in held)
+            if self._ranks and late and self._inbox.empty():  # a loop that waits for the pool needs no second one
                 await self._inbox.put((Tick(now), None))
 
     @property

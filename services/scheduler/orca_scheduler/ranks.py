@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
@@ -21,6 +22,7 @@ DIAL_SECONDS = 5.0  # bound of one attempt to reach a supervisor or a rank
 LOAD_SECONDS = 600.0  # bound of loading a rank's slice of the model
 BEAT_SECONDS = 0.5
 SILENCE_SECONDS = 2.0  # without a beat: the verdict (DESIGN section 6)
+STUCK_SECONDS, STUCK_TIMES = 30.0, 10  # without progress, and times the longest iteration: a stuck device
 OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -31,6 +33,35 @@ OPTIONS = [
 
 class RankLost(Exception):
     """A rank is gone, or judged so. The sentence names stage, rank, host and last iteration."""
+
+
+class Progress:
+    """How long iterations take, so that a stuck device is told from a long initiation. All times are the loop's."""
+
+    def __init__(self) -> None:
+        self._sent: deque[float] = deque()  # when each iteration in flight was sent, oldest first
+        self._returned = 0.0  # when the last one came back
+        self._longest = 0.0
+
+    def sent(self, now: float) -> None:
+        self._sent.append(now)
+
+    def returned(self, now: float) -> None:
+        self._longest = max(self._longest, now - self._began)
+        self._sent.popleft()
+        self._returned = now
+
+    @property
+    def _began(self) -> float:
+        """When the oldest iteration in flight could begin."""
+        return max(self._sent[0], self._returned)
+
+    def stuck(self, now: float, since: float) -> float | None:
+        """Seconds without progress, when they are too many; only those after `since` count."""
+        if not self._sent:
+            return None
+        standing = now - max(self._began, since)
+        return standing if standing > max(STUCK_SECONDS, STUCK_TIMES * self._longest) else None
 
 
 class Ranks:
@@ -45,6 +76,7 @@ class Ranks:
         self._writing = asyncio.Lock()
         self._last_heard = 0.0
         self._last_iteration = 0
+        self._progress = Progress()
 
     async def __aenter__(self) -> Self:
         return self
@@ -126,6 +158,7 @@ class Ranks:
 
     async def send(self, iteration: pb.Iteration) -> None:
         """Puts an iteration on the control lane. Raises RankLost."""
+        self._progress.sent(self._now)
         await self._write(pb.ControlMessage(iteration=iteration))
 
     async def _write(self, message: pb.ControlMessage) -> None:
@@ -144,21 +177,32 @@ class Ranks:
                     if report.iteration.error:
                         raise RankLost(f"{self._name()} failed: {report.iteration.error}")
                     self._last_iteration = report.iteration.number
+                    self._progress.returned(self._now)
                     yield report.iteration
             raise RankLost(f"{self._name()} closed the control lane: {await self._lane.details()}")
         except grpc.aio.AioRpcError as error:
             raise RankLost(f"{self._name()} left the control lane: {_reason(error)}") from None
 
-    async def watch(self) -> None:
-        """Sends beats and judges their absence, while this process itself is on time. Ends by RankLost alone."""
+    async def beats(self) -> None:
+        """Asks for signs of life. A frozen rank's full window may hold a write back. Ends by RankLost alone."""
         number = 0
         while True:
             number += 1
             await self._write(pb.ControlMessage(beat=pb.Beat(number=number)))
             await asyncio.sleep(BEAT_SECONDS)
-            silent = asyncio.get_running_loop().time() - self._last_heard
-            if silent > SILENCE_SECONDS + BEAT_SECONDS and self._pulse.on_time(SILENCE_SECONDS):
+
+    async def watch(self) -> None:
+        """Judges silence and standstill, while this process itself is on time. Ends by RankLost alone."""
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            if not self._pulse.on_time(SILENCE_SECONDS):
+                continue
+            silent = self._now - self._last_heard
+            if silent > SILENCE_SECONDS + BEAT_SECONDS:
                 raise RankLost(f"{self._name()} has been silent for {silent:.1f} s")
+            stuck = self._progress.stuck(self._now, since=self._pulse.late_at)
+            if stuck is not None:
+                raise RankLost(f"{self._name()} answers and has made no progress for {stuck:.1f} s")
 
     async def condemn(self, verdict: str) -> None:
         """Has the rank killed by its supervisor, if it still lives. Returns when that was tried."""
@@ -167,6 +211,10 @@ class Ranks:
             await self._supervisor.Condemn(request, timeout=DIAL_SECONDS)
         except grpc.aio.AioRpcError as error:
             log.warning("supervisor away", extra={"pod": self._candidate.pods[0], "error": _reason(error)})
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     def _name(self) -> str:
         return (
