@@ -43,7 +43,7 @@ async def test_tokens_equal_transformers(tmp_path: Path, tp: int, pp: int) -> No
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (2, 3)])
 async def test_draws_and_logprobs_do_not_depend_on_the_cut(tmp_path: Path, tp: int, pp: int) -> None:
     folder = make_gpt2(tmp_path, heads=2, layers=3, hidden=16, vocab=97, positions=48, seed=11, initializer_range=0.5)
-    sampling = {"temperature": 0.9, "top_k": 20, "top_p": 0.95, "logprobs": True}
+    sampling: dict[str, float] = {"temperature": 0.9, "top_k": 20, "top_p": 0.95, "logprobs": True}
     made = []
     for cut in ((1, 1), (tp, pp)):
         requests = requests_for(97, 6, seed=4)
@@ -123,13 +123,13 @@ async def test_old_messages_are_refused_on_every_hop(tmp_path: Path) -> None:
     async with in_process(folder, 1, 2) as (master, _):
         await master.collect(await master.issue(requests_for(97, 1, seed=1), []))
         second = worker_pb2_grpc.ControllerStub(master.channels[1])
-        for fields, sentence in (
-            ({"term": 0, "epoch": 1, "number": 2}, "term 0 is old: this rank has seen 1"),
-            ({"term": 1, "epoch": 7, "number": 2}, "iteration 2 is of epoch 7: this rank is a member of 1"),
-            ({"term": 1, "epoch": 1, "number": 1}, "iteration 1 is old: this rank has taken 1"),
+        for term, epoch, number, sentence in (
+            (0, 1, 2, "term 0 is old: this rank has seen 1"),
+            (1, 7, 2, "iteration 2 is of epoch 7: this rank is a member of 1"),
+            (1, 1, 1, "iteration 1 is old: this rank has taken 1"),
         ):
             relay: Any = second.Relay()
-            await relay.write(pb.Iteration(**fields))
+            await relay.write(pb.Iteration(term=term, epoch=epoch, number=number))
             assert (await relay.code(), await relay.details()) == (grpc.StatusCode.FAILED_PRECONDITION, sentence)
         lane: Any = second.Run()
         await lane.write(pb.ControlMessage(iteration=pb.Iteration(term=1, epoch=1, number=2)))

@@ -104,7 +104,7 @@ async def until(stop: asyncio.Event, *tasks: asyncio.Task[None]) -> None:
         raise RuntimeError(f"{task.get_name()} ended by itself")
 
 
-async def cancel(*tasks: asyncio.Task[None]) -> None:
+async def cancel(*tasks: asyncio.Task[object]) -> None:
     """Ends tasks and waits for them."""
     for task in tasks:
         task.cancel()

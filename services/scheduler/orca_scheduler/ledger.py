@@ -47,8 +47,9 @@ class Ledger:
         self.outputs = Outputs()
         self.epoch = self.iteration = 0  # of the engine, the highest known
         self._have = self._reserved = self._behind = 0
+        self._under_way = False  # a commit with rows was sent and is not answered
         self._total = 0  # slots of the formed engine; 0: nothing is claimed
-        self._queued = 0  # requests that the last claim left in the queue
+        self._queued = 0  # requests that the last claim left in the queue; 1: perhaps some came while there was no room
         self._claimer, self._committer, self._answered = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @property
@@ -83,9 +84,10 @@ class Ledger:
         await self._renew(epoch=epoch)
         return epoch
 
-    async def formed(self, info: EngineInfo) -> None:
-        """The engine may claim from now on."""
-        await self._renew(form=info)
+    async def formed(self, info: EngineInfo, first: int) -> None:
+        """The engine may claim from now on, and use iteration numbers from `first` on."""
+        self.iteration = max(self.iteration, first)
+        await self._renew(form=info, reserve=self.iteration + RESERVE)
         self._total = info.slots
         self._claimer.set()
 
@@ -103,15 +105,28 @@ class Ledger:
         self._behind += 1
         self._committer.set()
 
+    def used(self, iteration: int) -> None:
+        """An iteration's number is given to the ranks: it is used, whatever becomes of them."""
+        self.iteration = max(self.iteration, iteration)
+
+    async def confirm(self) -> None:
+        """Returns when the pool says that the lease is still this term's: one may have been deposed long ago, and late
+        to hear of it. Raises Deposed."""
+        while True:
+            try:
+                await self._renew()
+                return
+            except Unavailable:
+                await asyncio.sleep(RETRY_SECONDS)
+
     async def keep_up(self, iteration: int) -> None:
         """Returns when the pool keeps enough of what was made, and has reserved the numbers after `iteration`."""
-        self.iteration = max(self.iteration, iteration)
         while self._behind > MAX_BEHIND or iteration + MAX_BEHIND > self._reserved:
             await self._next_answer()
 
     async def flush(self) -> None:
         """Returns when everything is committed."""
-        while self._behind or self.outputs.dirty:
+        while self._behind or self.outputs.dirty or self._under_way:
             await self._next_answer()
 
     async def _next_answer(self) -> None:
@@ -137,7 +152,12 @@ class Ledger:
     async def release(self) -> None:
         """The orderly end of a term: the next master finds everything committed."""
         await self.flush()
-        await self._pool.release(self._engine, self._owner, self._term)
+        while True:
+            try:
+                await self._pool.release(self._engine, self._owner, self._term)
+                break
+            except Unavailable:
+                await asyncio.sleep(RETRY_SECONDS)
         raise Deposed("released")
 
     # -- tasks
@@ -181,6 +201,7 @@ class Ledger:
             self._claimer.clear()
             room = self._room()
             if not (self._total and room.requests and room.slots):
+                self._queued = max(1, self._queued)  # this may have been a hint: to be asked for when there is room
                 continue
             try:
                 answer = await self._pool.claim(
@@ -220,12 +241,15 @@ class Ledger:
     async def _commit(self, rows: list[CommitRow]) -> bool:
         if not rows:
             return True
+        self._under_way = True
         try:
             answers = await self._pool.commit(self._engine, self._owner, self._term, rows)
         except Unavailable:
             self.outputs.unanswered(rows)
+            self._under_way = False
             await asyncio.sleep(RETRY_SECONDS)
             return False
+        self._under_way = False
         if answers is None:
             raise Deposed("another scheduler took the engine")
         gone = self.outputs.answered(rows, answers)

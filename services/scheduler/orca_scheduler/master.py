@@ -97,7 +97,7 @@ class EngineMaster:
         self.unready: str | None = f"{self.engine} is being formed"  # for the status port
         self._ranks: Ranks | None = None  # None: not formed
         self._seen: dict[Place, Seen] = {}
-        self._epoch = self._issued = 0  # the last iteration that was sent, whether it returned or not
+        self._epoch = 0
         self._stale_rows: list[int] = []  # that the ranks hold from an earlier master of this epoch
         self._in_flight: dict[int, InFlight] = {}  # by iteration
         self._tracing = Tracing(telemetry.tracer, self.engine) if telemetry.enabled else None
@@ -134,6 +134,7 @@ class EngineMaster:
             except FailedPrecondition as refusal:
                 self.unready, wait = f"{self.engine} cannot form: {refusal}", min(2 * wait, LONGEST_SECONDS)
                 log.error("engine cannot form", extra={"engine": self.engine, "why": str(refusal)})
+                await self._give_back()
             except Unavailable as away:
                 log.warning("pool away", extra={"engine": self.engine, "why": str(away)})
             with contextlib.suppress(TimeoutError):
@@ -146,21 +147,23 @@ class EngineMaster:
         async with ranks:
             try:
                 await self._until_one_ends(self._living(ranks), ranks.watch())
+                return  # to leave, and not formed
             except RankLost as verdict:
                 log.error("rank lost", extra={"engine": self.engine, "verdict": str(verdict)})
                 self._note(lost=str(verdict))
+                await self._ledger.confirm()  # else the ranks are another's, whom they follow
                 await ranks.condemn(verdict)
             finally:
                 formed, self._ranks = self._ranks is not None, None
                 self.unready = f"{self.engine} is being formed"
-        if formed:
-            await self._lost()
+        await self._lost(formed)
 
     async def _living(self, ranks: Ranks) -> None:
-        await self._form(ranks)
-        await self._looping()
+        await self._until_one_ends(self._form(ranks), self._leaving.wait())
+        if self._ranks is not None:
+            await self._looping()
 
-    async def _until_one_ends(self, *parts: Awaitable[None]) -> None:
+    async def _until_one_ends(self, *parts: Awaitable[object]) -> None:
         tasks = [asyncio.ensure_future(part) for part in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -179,14 +182,14 @@ class EngineMaster:
             self._epoch, n_slots = stand.epoch, stand.slots
             self._stale_rows = list(stand.rows)
         else:
-            await ledger.give_back(dict.fromkeys(ledger.outputs.held, self._taken_over))
+            await self._give_back()
             self._epoch = await ledger.new_epoch(max(hello.epoch for hello in hellos))
             n_slots = await ranks.form(self._epoch, settings.block_size, settings.max_batch_size, settings.slots)
             self._stale_rows = []
-        first = max(ledger.iteration, self._issued, *(hello.iteration for hello in hellos)) + 1
-        await ledger.formed(EngineInfo(self.engine, settings.tp, settings.pp, n_slots, self._epoch))
+        first = max(ledger.iteration, *(hello.iteration for hello in hellos)) + 1
+        await ledger.formed(EngineInfo(self.engine, settings.tp, settings.pp, n_slots, self._epoch), first)
         ranks.run()
-        self._ranks, self._taken_over, self.unready = ranks, True, None
+        self._ranks, self._taken_over, self.unready = ranks, False, None
         self._note(formed=self._epoch, slots=n_slots, tp=settings.tp, pp=settings.pp)
         log.info("engine formed", extra={"engine": self.engine, "epoch": self._epoch, "slots": n_slots})
         await self._apply(EngineReady(self._now, n_slots, first))
@@ -194,16 +197,20 @@ class EngineMaster:
         if kept:
             await self._apply(self._arrival(kept))
 
-    async def _lost(self) -> None:
+    async def _lost(self, formed: bool) -> None:
         """The engine is gone: what it had made is committed, its requests go back to the queue."""
         self._ledger.lost()
         self._in_flight.clear()
-        await self._apply(EngineLost(self._now))
+        if formed:
+            await self._apply(EngineLost(self._now))
+        await self._give_back()  # and what had not reached the core
         while not self._inbox.empty():
-            event, _ = self._inbox.get_nowait()
-            if isinstance(event, Arrived):  # claimed, and had not reached the core
-                await self._ledger.give_back({arrival.claim: False for arrival in event.requests})
+            self._inbox.get_nowait()
             self._inbox.task_done()
+
+    async def _give_back(self) -> None:
+        """Returns what no core knows. After a takeover nobody can tell what was RUNNING: then all of it was."""
+        await self._ledger.give_back(dict.fromkeys(self._ledger.outputs.held, self._taken_over))
 
     # -- the loop
 
@@ -225,12 +232,17 @@ class EngineMaster:
                 self._tracing.returned(report)
         if isinstance(event, Cancelled):
             self._cancelled(event.claims)
+        if isinstance(event, Arrived):  # without those that were given back since
+            held = self._ledger.outputs.held
+            event = Arrived(event.now, tuple([arrival for arrival in event.requests if arrival.claim in held]))
         actions = self._core.step(event)
         if self._journal is not None and (actions or not isinstance(event, Tick)):
             self._journal.step(event, actions)
         # The next batch first: while a commit is put together, stage 0 would wait.
         for action in sorted(actions, key=lambda action: not isinstance(action, ScheduleBatch)):
             await self._perform(action, report)
+        if report is not None:
+            del self._in_flight[report.number]
         self._ledger.claimable()
         if not self._core.in_flight:
             self._rest()
@@ -240,7 +252,7 @@ class EngineMaster:
             case ScheduleBatch():
                 assert self._ranks is not None, "a batch was scheduled without an engine"
                 self._in_flight[action.iteration] = in_flight(action)
-                self._issued = action.iteration
+                self._ledger.used(action.iteration)
                 await self._ranks.send(self._control_message(action))
             case Commit():
                 self._commit(action, report)
@@ -282,7 +294,7 @@ class EngineMaster:
         """Tokens and ends for the next commit to the pool."""
         logprobs: dict[int, float] = {}
         if action.iteration is not None:
-            batch = self._in_flight.pop(action.iteration)
+            batch = self._in_flight[action.iteration]
             if report is not None and report.logprobs:
                 logprobs = {c: report.logprobs[place] for c, place in zip(batch.claims, batch.places, strict=True)}
         for claim, _, token, finish in action.outcomes:
@@ -375,7 +387,8 @@ class EngineMaster:
             if self._leaving.is_set() and not told:
                 told = True
                 await self._inbox.put((Drain(now), None))
-            if self._ranks and any(h.deadline is not None and h.deadline <= now for h in held):
+            late = any(h.deadline is not None and h.deadline <= now for h in held)
+            if self._ranks and late and self._inbox.empty():  # a loop that waits for the pool needs no second one
                 await self._inbox.put((Tick(now), None))
 
     @property

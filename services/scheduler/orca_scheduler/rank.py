@@ -103,9 +103,9 @@ class Rank:
             return
         entry = self._entry()
         if self._pod.away is not None and self._left:
-            self._is_gone(f"its supervisor is away too ({self._pod.away})")
+            self._is_gone(f"has ended, and so has its supervisor ({self._pod.away})")
         elif self._pod.away is None and (entry is None or entry.pid != self.pid):
-            self._is_gone(f"process {self.pid} has ended")
+            self._is_gone("has ended")
 
     def _is_gone(self, detail: str) -> None:
         self._gone = True
@@ -136,8 +136,11 @@ class Rank:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise FailedPrecondition(f"{self} refuses: {error.details()}") from None
-            silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            return await self._wait_for_verdict(Kind.SILENT if silent else Kind.FAILED, reason(error))
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return await self._wait_for_verdict(Kind.SILENT, f"listens and does not answer: {error.details()}")
+            away = error.code() is grpc.StatusCode.UNAVAILABLE  # itself, which its supervisor tells, or a neighbour
+            kind = Kind.PEER_LOST if away else Kind.FAILED
+            return await self._wait_for_verdict(kind, f"does not form: {reason(error)}")
 
     async def _wait_for_verdict(self, kind: Kind, detail: str) -> Never:
         self._signs.put(self.place, kind, detail)
@@ -186,12 +189,14 @@ class Rank:
             why = reason(error)
         self._left, self.last_heard = True, None
         refused = await self._lane.code() in REFUSALS
-        self._signs.put(self.place, Kind.REFUSED if refused else Kind.CLOSED, why)
+        kind = Kind.REFUSED if refused else Kind.CLOSED
+        self._signs.put(self.place, kind, f"{kind.value}: {why}")
         self.look()
 
     async def _reported(self, report: pb.IterationReport) -> None:
         if report.error:
-            self._signs.put(self.place, Kind.PEER_LOST if report.peer_lost else Kind.FAILED, report.error)
+            kind = Kind.PEER_LOST if report.peer_lost else Kind.FAILED
+            self._signs.put(self.place, kind, f"{kind.value}: {report.error}")
             return
         self.last_iteration = report.number
         await self._on_report(self, report)

@@ -17,6 +17,7 @@ from orca_common.service import LoopPulse, cancel
 from .channels import DIAL_SECONDS
 from .discovery import Candidate, Place, places
 from .pods import Pod
+from .progress import Progress
 from .rank import Rank, Seen
 from .settings import SchedulerSettings
 from .signs import Kind, Sign, Signs
@@ -72,6 +73,7 @@ class Ranks:
         self._pods: list[Pod] = []
         self._ranks: list[Rank] = []
         self._times: dict[int, list[pb.StageTimes]] = {}  # by iteration, until all ranks have reported it
+        self._progress = Progress()
         self._silence = FORMING_SILENCE_SECONDS
 
     async def __aenter__(self) -> Self:
@@ -187,6 +189,7 @@ class Ranks:
 
     async def send(self, iteration: pb.Iteration) -> None:
         """Puts an iteration on the control lane of stage 0's controller."""
+        self._progress.sent(iteration.number, asyncio.get_running_loop().time())
         await self._ranks[0].send(iteration)
 
     async def _reported(self, rank: Rank, report: pb.IterationReport) -> None:
@@ -196,6 +199,7 @@ class Ranks:
             del self._times[report.number]
             self._timed(report.number, times)
         if rank.place == self._last:
+            self._progress.returned(asyncio.get_running_loop().time())
             await self._returned(report)
 
     # -- verdicts
@@ -216,7 +220,7 @@ class Ranks:
         raise self._verdict(signs)
 
     async def _listening(self) -> None:
-        """Finds silent ranks, while this process itself is on time."""
+        """Finds silent and stuck ranks, while this process itself is on time."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = asyncio.get_running_loop().time()
@@ -224,12 +228,28 @@ class Ranks:
                 silent = 0.0 if rank.last_heard is None else now - rank.last_heard
                 if silent > self._silence and self._pulse.on_time(self._silence):
                     rank.last_heard = None
-                    self._signs.put(rank.place, Kind.SILENT, f"no beat for {silent:.1f} s")
+                    self._signs.put(rank.place, Kind.SILENT, f"has been silent for {silent:.1f} s")
+            standing = self._progress.stuck(now, since=self._pulse.late_at)
+            if standing is not None and self._pulse.on_time(SILENCE_SECONDS):
+                for rank in self._stuck():
+                    detail = f"answers and has made no progress for {standing:.1f} s"
+                    self._signs.put(rank.place, Kind.STUCK, detail)
+                return
+
+    def _stuck(self) -> list[Rank]:
+        """The ranks that hold the oldest iteration up: of the first stage where it is not done, those furthest behind.
+        Tensor ranks that wait for each other cannot be told apart from here."""
+        oldest = self._progress.oldest
+        assert oldest is not None
+        late = [rank for rank in self._ranks if rank.last_iteration < oldest] or [self._ranks[-self._settings.tp]]
+        late = [rank for rank in late if rank.place.stage == late[0].place.stage]
+        behind = min(rank.last_iteration for rank in late)
+        return [rank for rank in late if rank.last_iteration == behind]
 
     def _verdict(self, signs: list[Sign]) -> RankLost:
         by_place: dict[Place, Rank] = {rank.place: rank for rank in self._ranks}
         lost = [(by_place[sign.place], sign) for sign in signs]
-        sentence = "; ".join(f"{rank}: {sign.kind.sentence} ({sign.detail})" for rank, sign in lost)
+        sentence = "; ".join(f"{rank} {sign.detail}" for rank, sign in lost)
         return RankLost(sentence, tuple(rank for rank, sign in lost if sign.kind.condemns))
 
     async def condemn(self, lost: RankLost) -> None:

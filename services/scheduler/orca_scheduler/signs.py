@@ -16,28 +16,29 @@ class Kind(Enum):
     """`sure` signs condemn the rank that they name. The others may come from a rank whose peer is the one that is lost.
     They count only when no rank is surely lost soon after."""
 
-    GONE = "its process has ended", True
-    SILENT = "it has been silent", True
-    STUCK = "it makes no progress", True
-    FAILED = "it failed", False
-    CLOSED = "it left the control lane", False
-    REFUSED = "it refused the control lane", False  # a newer master has it, or it is of another epoch
-    PEER_LOST = "it lost a neighbour", False
+    GONE = "has ended"
+    SILENT = "has been silent"
+    STUCK = "makes no progress"
+    FAILED = "failed"
+    CLOSED = "left the control lane"
+    REFUSED = "refused the control lane"  # a newer master has it, or it is of another epoch
+    PEER_LOST = "lost a neighbour"
+
+    @property
+    def sure(self) -> bool:
+        return self in (Kind.GONE, Kind.SILENT, Kind.STUCK)
 
     @property
     def condemns(self) -> bool:
         """Whether the rank that it names is to be killed."""
         return self not in (Kind.REFUSED, Kind.PEER_LOST)
 
-    def __init__(self, sentence: str, sure: bool) -> None:
-        self.sentence, self.sure = sentence, sure
-
 
 @dataclass(frozen=True, slots=True)
 class Sign:
     place: Place
     kind: Kind
-    detail: str
+    detail: str  # what the rank did: goes on from its name to a sentence
 
 
 class Signs:

@@ -1,0 +1,123 @@
+"""Process groups: who waits in them can always be woken, and joins the next epoch in the same process."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+import torch
+
+from orca_common.errors import FailedPrecondition
+from orca_worker.data_plane import DataPlane, Loopback, PeerLost, Rendezvous
+from orca_worker.partition import SINGLE, Place
+
+RENDEZVOUS = Rendezvous("127.0.0.1", torch.device("cpu"))
+Pool = ThreadPoolExecutor
+
+
+def planes(tp: int, pp: int, epoch: int, port: int) -> list[DataPlane]:
+    places = [Place(tp, pp, stage, rank) for stage in range(pp) for rank in range(tp)]
+    return [RENDEZVOUS.plane(place, epoch, f"127.0.0.1:{port}", True) for place in places]
+
+
+def join(pool: Pool, joining: list[DataPlane]) -> None:
+    for joined in [pool.submit(plane.join) for plane in joining]:
+        joined.result(20)
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return ThreadPoolExecutor(8)
+
+
+def test_a_single_rank_has_no_process_groups() -> None:
+    plane = RENDEZVOUS.plane(SINGLE, 1, "", True)
+    assert isinstance(plane, Loopback)
+    x = torch.ones(3)
+    assert plane.all_reduce(x) is x
+    with pytest.raises(FailedPrecondition, match="needs the address of a store"):
+        RENDEZVOUS.plane(Place(2, 1), 1, "", True)
+
+
+def test_operations(pool: Pool) -> None:
+    store = RENDEZVOUS.open_store()
+    all_four = planes(2, 2, 1, store.port)
+    join(pool, all_four)
+    first, second = all_four[:2], all_four[2:]
+    sums = [pool.submit(plane.all_reduce, torch.full((2, 3), 1.0 + i)) for i, plane in enumerate(first)]
+    assert all(torch.equal(one.result(20), torch.full((2, 3), 3.0)) for one in sums)
+    for i in range(5):  # nobody waits for a send
+        for rank, plane in enumerate(first):
+            plane.send(torch.tensor([10.0 * i + rank]))
+    for i in range(5):
+        for rank, plane in enumerate(second):
+            x = plane.receive((1,), torch.float32)
+            assert x is not None
+            assert x.item() == 10 * i + rank
+    assert all(plane.receive((1,), torch.float32) is None for plane in first)
+    shards = torch.arange(10.0).view(2, 5).split([3, 2], 1)
+    parts = [pool.submit(plane.gather, x, [3, 2]) for plane, x in zip(second, shards, strict=True)]
+    logits, nothing = [part.result(20) for part in parts]
+    assert nothing is None
+    assert torch.equal(logits, torch.arange(10.0).view(2, 5))
+    second[0].send_tokens([4, 5, 6])
+    assert [plane.receive_tokens(3) for plane in first] == [[4, 5, 6]] * 2
+    for plane in all_four:
+        plane.abort("the end")
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda plane: plane.all_reduce(torch.ones(2)),
+        lambda plane: plane.receive((2,), torch.float32),
+        lambda plane: plane.gather(torch.ones(2, 1), [1, 1]),
+    ],
+    ids=["all_reduce", "receive", "gather"],
+)
+def test_an_abort_wakes_who_waits_for_a_silent_peer(pool: Pool, wait: Callable[[DataPlane], object]) -> None:
+    """The others are there and say nothing, as a frozen process. In the same process the next epoch works."""
+    store = RENDEZVOUS.open_store()
+    silent = planes(2, 2, 1, store.port)
+    join(pool, silent)
+    plane = silent[2]
+    waiting = pool.submit(wait, plane)
+    with pytest.raises(TimeoutError):
+        waiting.result(0.05)
+    plane.abort("epoch 2 is being formed")
+    with pytest.raises(PeerLost, match="epoch 2 is being formed"):
+        waiting.result(5)
+    with pytest.raises(PeerLost, match="epoch 2 is being formed"):
+        plane.check()
+    again = planes(2, 2, 2, store.port)
+    join(pool, again)
+    again[0].send(torch.ones(2))
+    assert again[2].receive((2,), torch.float32) is not None
+    for one in silent + again:
+        one.abort("the end")
+
+
+def test_an_abort_wakes_who_joins(pool: Pool) -> None:
+    store = RENDEZVOUS.open_store()
+    plane = planes(2, 1, 1, store.port)[0]
+    joining = pool.submit(plane.join)
+    with pytest.raises(TimeoutError):
+        joining.result(0.05)
+    plane.abort("epoch 2 is being formed")
+    with pytest.raises(PeerLost, match="epoch 2 is being formed"):
+        joining.result(5)
+
+
+def test_a_peer_that_leaves_is_noticed_by_all(pool: Pool) -> None:
+    """Three stages: the first leaves, the second loses it, and the third the second, which is the one it speaks with."""
+    store = RENDEZVOUS.open_store()
+    stages = planes(1, 3, 1, store.port)
+    join(pool, stages)
+
+    def receive(plane: DataPlane) -> object:
+        return plane.receive((1,), torch.float32)
+
+    waiting: list[Future[object]] = [pool.submit(receive, plane) for plane in stages[1:]]
+    stages[0].abort("leaving")
+    for one in waiting:
+        with pytest.raises(PeerLost, match="upstream operation failed"):
+            one.result(5)
