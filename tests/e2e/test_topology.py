@@ -1,0 +1,117 @@
+"""`orca topology`, `orca timeline`, and settings that are impossible for a model."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import astuple
+from pathlib import Path
+
+import pytest
+
+from orca_lab.timeline import Life, read_run, shares
+
+ORCA = [sys.executable, "-c", "from orca_cli.main import main; main()"]
+WIDE = {**os.environ, "COLUMNS": "160", "NO_COLOR": "1"}
+MS = 1_000_000
+
+
+def orca(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*ORCA, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=WIDE, timeout=60, check=False)
+
+
+def test_topology_of_figure_6() -> None:
+    shown = orca("topology", "--pp", "2", "--tp", "3", "--slices")
+    assert shown.returncode == 0, shown.stderr
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in shown.stdout.splitlines() if "│" in line]
+    ranks = [row for row in rows if len(row) == 8]
+    assert [row[:4] for row in ranks] == [
+        [str(n), str(n // 3), str(n % 3), "0 to 1" if n < 3 else "2 to 3"] for n in range(6)
+    ]
+    assert ["1", "h.0.attn.c_attn.weight", "(192, 576)", "1", "64:128, 256:320, 448:512", "(192, 192)"] in rows
+
+
+@pytest.mark.parametrize("command", ["topology", "serve"])
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["--tp", "4"], "tp 4: 6 heads cannot be shared evenly by 4 tensor ranks"),
+        (["--pp", "5"], "pp 5: 4 layers are too few for 5 stages"),
+    ],
+)
+def test_impossible_settings(command: str, settings: list[str], sentence: str) -> None:
+    shown = orca(command, *settings)
+    assert shown.returncode == 1
+    assert sentence in shown.stdout
+    assert "Traceback" not in shown.stderr
+
+
+def journal(folder: Path) -> Path:
+    """Two stages of 10 ms, one request at a time: A's iterations 1 and 2, then B's 3 after a pause of 20 ms."""
+    lines: list[object] = [{"core": {"max_bs": 1, "n_workers": 2, "block_size": 1}, "state": {}}]
+    lines.append({"note": {"formed": 5, "slots": 9, "tp": 1, "pp": 2, "now": 1.0, "wall": 1000 * MS}})
+    lines.append({"note": {"claims": {"1": "first", "2": "second"}}})
+
+    def run(iteration: int, claim: int, at: int, phase: str = "increment") -> None:
+        member = [claim, 0, phase, 3, 5, []]
+        batch = ["ScheduleBatch", iteration, [member], [], 3, "stop"]
+        lines.append({"event": ["BatchReturned", 1.0, iteration - 1, [5]], "actions": [batch]})
+        times = [
+            [0, 0, at, at, at + MS, at + 10 * MS, at + 11 * MS, 40, 64],
+            [1, 0, at + MS, at + 2 * MS, at + 12 * MS, at + 20 * MS, at + 21 * MS, 40, 0],
+        ]
+        lines.append({"note": {"iteration": iteration, "times": times}})
+
+    lines.append({"event": ["Arrived", 1.0, [[1, 1, 3]]], "actions": []})
+    run(1, 1, 1000 * MS, "initiation")
+    run(2, 1, 1023 * MS)
+    lines.append({"event": ["Arrived", 1.064, [[2, 2, 3]]], "actions": []})
+    run(3, 2, 1066 * MS, "initiation")
+    folder.mkdir(exist_ok=True)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "journal-engine-0-77.jsonl").write_text(text + '{"torn')
+    return folder
+
+
+def life(folder: Path) -> Life:
+    found = read_run(journal(folder)).last
+    assert found is not None
+    return found
+
+
+def test_shares(tmp_path: Path) -> None:
+    """From 1000 to 1100 ms: three iterations of 10 ms on each stage."""
+    first, second = shares(life(tmp_path), (1000 * MS, 1100 * MS))
+    # Stage 0: 1 ms waits for data each time; 2 ms until iteration 2 came, and 2 until 3; the rest had no work.
+    assert astuple(first) == pytest.approx((0.30, 0.03, 0.04, 0.63))
+    # Stage 1: 10 ms wait for data each time; idle until it took them: 2 ms of 1, 4 of 2 and 4 of 3.
+    assert astuple(second) == pytest.approx((0.27, 0.30, 0.10, 0.33))
+
+
+def test_timeline(tmp_path: Path) -> None:
+    run_dir, trace = journal(tmp_path / "run"), tmp_path / "trace.json"
+    shown = orca("timeline", str(run_dir), "--perfetto", str(trace))
+    assert shown.returncode == 0, shown.stderr
+    stages = [line for line in shown.stdout.splitlines() if line.startswith("stage ")]
+    assert [line[:8] for line in stages] == ["stage 0 ", "stage 1 "]
+    assert all(line.count("A") == 2 and line.count("B") == 1 for line in stages)
+    assert "A first, B second" in shown.stdout
+    events = json.loads(trace.read_text())["traceEvents"]
+    computed = [event for event in events if event["ph"] == "X" and event["name"] in ("A", "B")]
+    assert [(event["pid"], event["args"]["iteration"]) for event in computed] == [
+        (0, 1),
+        (1, 1),
+        (0, 2),
+        (1, 2),
+        (0, 3),
+        (1, 3),
+    ]
+    assert computed[0]["args"]["requests"] == ["first"]
+    assert computed[0]["dur"] == 9000.0
+
+
+def test_a_folder_without_a_journal(tmp_path: Path) -> None:
+    shown = orca("timeline", str(tmp_path))
+    assert shown.returncode == 1
+    assert "holds no journal with an iteration of engine-0" in shown.stdout.replace("\n", " ")
