@@ -169,7 +169,7 @@ class Ledger:
         if renewed is None:
             raise Deposed("another scheduler took the engine")
         self.epoch = max(self.epoch, renewed.epoch)
-        self._reserved = max(self._reserved, renewed.reserved)
+        self._reserved = renewed.reserved  # a Redis that forgot is asked again
         self._answered.set()
         return renewed
 

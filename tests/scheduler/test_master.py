@@ -1,0 +1,381 @@
+"""The engine master with a scripted rank on a real pool: what real ranks do too seldom, or too slowly, for a test."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from servers import RedisServer, redis_server
+
+from orca.v1 import worker_pb2 as pb
+from orca.v1 import worker_pb2_grpc
+from orca.v1.pool_pb2 import PoolRequest
+from orca_common.service import LoopPulse
+from orca_common.telemetry import Telemetry
+from orca_pool.keys import Keys
+from orca_pool.pool import Pool
+from orca_pool.records import Attached, EngineInfo, EngineState, Finish
+from orca_scheduler import ranks
+from orca_scheduler.core import Arrived
+from orca_scheduler.discovery import Candidate
+from orca_scheduler.ledger import RESERVE, Deposed, Ledger
+from orca_scheduler.master import EngineMaster
+from orca_scheduler.output import TOKEN
+from orca_scheduler.ranks import Progress
+from orca_scheduler.request import Arrival
+from orca_scheduler.settings import SchedulerSettings
+
+SLOTS = 1 << 20
+
+
+class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorServicer):
+    """A rank and its supervisor. Its iterations end when the test calls `report`; a condemned one comes back."""
+
+    def __init__(self) -> None:
+        self.server = grpc.aio.server()
+        worker_pb2_grpc.add_ControllerServicer_to_server(self, self.server)
+        worker_pb2_grpc.add_SupervisorServicer_to_server(self, self.server)
+        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.pid, self.epoch, self.iteration = 1, 0, 0
+        self.forming = asyncio.Event()  # is being asked to form
+        self.may_form = asyncio.Event()
+        self.may_form.set()
+        self.frozen = False  # reads nothing and says nothing
+        self.verdicts: list[str] = []
+        self.iterations: asyncio.Queue[pb.Iteration] = asyncio.Queue()
+        self._reports: asyncio.Queue[pb.Report | None] = asyncio.Queue()
+
+    def report(self, iteration: pb.Iteration, token: int = 7) -> None:
+        """The iteration's batch returns."""
+        count = len(iteration.initiations) + len(iteration.increment_rows)
+        result = pb.IterationReport(epoch=iteration.epoch, number=iteration.number, token_ids=[token] * count)
+        self._reports.put_nowait(pb.Report(iteration=result))
+
+    def refuse(self) -> None:
+        """Ends the lane as for a higher term."""
+        self._reports.put_nowait(None)
+
+    async def Watch(self, request: pb.WatchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[pb.RankTable]:  # noqa: N802
+        yield pb.RankTable(ranks=[pb.RankEntry(address=self.address, pid=self.pid)])
+        await asyncio.Event().wait()
+
+    async def Condemn(self, request: pb.CondemnRequest, context: grpc.aio.ServicerContext) -> pb.CondemnResponse:  # noqa: N802
+        self.verdicts.append(request.verdict)
+        self.pid, self.epoch, self.iteration, self.frozen = self.pid + 1, 0, 0, False
+        return pb.CondemnResponse(killed=True)
+
+    async def Hello(self, request: pb.HelloRequest, context: grpc.aio.ServicerContext) -> pb.HelloResponse:  # noqa: N802
+        return pb.HelloResponse(
+            protocol=1,
+            incarnation=str(self.pid),
+            host="here",
+            pid=self.pid,
+            epoch=self.epoch,
+            iteration=self.iteration,
+            slots=SLOTS,
+            model_digest="digest",
+            max_positions=SLOTS,
+            vocab_size=256,
+        )
+
+    async def Form(self, request: pb.FormRequest, context: grpc.aio.ServicerContext) -> pb.FormResponse:  # noqa: N802
+        self.forming.set()
+        await self.may_form.wait()
+        return pb.FormResponse(slots=SLOTS)
+
+    async def Allocate(self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext) -> pb.AllocateResponse:  # noqa: N802
+        self.epoch = request.epoch
+        return pb.AllocateResponse()
+
+    async def Run(self, request_iterator: AsyncIterator[pb.ControlMessage], context: grpc.aio.ServicerContext) -> None:  # noqa: N802
+        self._reports = asyncio.Queue()
+        if self.frozen:
+            await asyncio.Event().wait()
+        reading = asyncio.create_task(self._read(request_iterator))
+        try:
+            while (report := await self._reports.get()) is not None:
+                await context.write(report)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "term 9 has taken over")
+        finally:
+            reading.cancel()
+
+    async def _read(self, messages: AsyncIterator[pb.ControlMessage]) -> None:
+        async for message in messages:
+            if message.HasField("beat"):
+                self._reports.put_nowait(pb.Report(beat=message.beat))
+            else:
+                self.iteration = message.iteration.number
+                self.iterations.put_nowait(message.iteration)
+
+
+class Bench:
+    """A master at work on the rank, in this process."""
+
+    def __init__(self, redis: RedisServer, pool: Pool, rank: Rank, master: EngineMaster, term: int) -> None:
+        self.redis, self.pool, self.rank, self.master, self.term = redis, pool, rank, master, term
+        self.running = asyncio.create_task(master.run())
+
+    async def submit(self, name: str, prompt: list[int], count: int) -> None:
+        await self.formed()
+        await self.pool.renew_endpoint("test", register=True)
+        record = PoolRequest(request_id=name, prompt_ids=prompt, max_new_tokens=count).SerializeToString()
+        size = len(prompt) + count
+        answer = await self.pool.submit(
+            *(name, record, "digest", size),
+            deadline_in=None,
+            detach_grace=60,
+            endpoint="test",
+            attempt=1,
+            max_waiting=9,
+        )
+        assert isinstance(answer, Attached), answer
+
+    async def finish(self, name: str) -> Finish | None:
+        answer = await self.pool.attach(name, endpoint="test", attempt=1)
+        assert isinstance(answer, Attached)
+        return answer.finish
+
+    async def iteration(self, seconds: float = 5) -> pb.Iteration:
+        return await asyncio.wait_for(self.rank.iterations.get(), seconds)
+
+    async def state(self) -> EngineState:
+        engines, _ = await self.pool.renew_scheduler("observer")
+        return engines["engine-0"]
+
+    async def formed(self) -> None:
+        """Waits until the engine is formed."""
+        async with asyncio.timeout(10):
+            while self.master.unready:
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def bench(rank: Rank, max_batch_size: int = 4) -> AsyncIterator[Bench]:
+    with redis_server() as redis:
+        async with Pool(redis.url, "bench", patience=0.3) as pool:
+            await rank.server.start()
+            term = await pool.acquire("engine-0", "me", None)
+            assert term is not None
+            settings = SchedulerSettings(workers=rank.address, max_batch_size=max_batch_size)
+            candidate, pulse = Candidate("engine-0", (rank.address,)), LoopPulse()
+            master = EngineMaster(candidate, "me", term, False, pool, settings, Telemetry("test"), pulse)
+            this = Bench(redis, pool, rank, master, term)
+            try:
+                yield this
+            finally:
+                redis.thaw()
+                this.running.cancel()
+                await asyncio.wait([this.running])
+                await rank.server.stop(0)
+                pulse.close()
+
+
+async def test_a_deposed_master_condemns_nobody() -> None:
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.formed()
+        assert await this.pool.acquire("engine-0", "another", await this.state()) is not None
+        rank.refuse()  # as its new master's Hello does
+        await asyncio.wait_for(this.running, 5)
+        assert rank.verdicts == []
+
+
+async def test_a_rank_that_is_lost_is_condemned_and_forms_again() -> None:
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.submit("r", [1, 2], 2)
+        first = await this.iteration()
+        rank.refuse()
+        again = await this.iteration()
+        assert "stage 0 rank 0 of engine-0" in rank.verdicts[0]
+        assert "(host here, pid 1, " in rank.verdicts[0]
+        assert again.epoch > first.epoch
+        assert again.number > first.number
+
+
+async def test_a_stuck_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "STUCK_SECONDS", 1.0)
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.submit("r", [1, 2], 2)
+        await this.iteration()  # beats are answered, this iteration never is
+        again = await this.iteration(15)
+        assert len(rank.verdicts) == 1
+        assert "answers and has made no progress for" in rank.verdicts[0]
+        rank.report(again)
+        rank.report(await this.iteration())
+        async with asyncio.timeout(5):
+            while await this.finish("r") is None:
+                await asyncio.sleep(0.01)
+
+
+def test_a_long_initiation_is_no_stuck_device() -> None:
+    progress = Progress()
+    assert progress.stuck(1000.0, since=0.0) is None  # nothing is in flight
+    progress.sent(1000.0)
+    assert progress.stuck(1030.0, since=0.0) is None
+    assert progress.stuck(1031.0, since=0.0) == 31.0
+    assert progress.stuck(1031.0, since=1020.0) is None  # this process was late itself
+    progress.sent(1000.0)
+    progress.returned(1025.0)  # a long initiation
+    progress.returned(1026.0)
+    progress.sent(2000.0)
+    progress.sent(2010.0)
+    assert progress.stuck(2249.0, since=0.0) is None
+    assert progress.stuck(2251.0, since=0.0) == 251.0
+    progress.returned(2100.0)
+    assert progress.stuck(2251.0, since=0.0) is None
+    assert progress.stuck(3110.0, since=0.0) == 1010.0  # ten times 100 s
+
+
+async def test_a_frozen_rank_with_a_full_window() -> None:
+    rank = Rank()
+    rank.frozen = True
+    async with bench(rank) as this:
+        await this.submit("r", [1 << 28] * 700_000, 2)  # more than gRPC takes in advance: the write waits
+        assert len((await this.iteration(15)).initiations) == 1
+        assert "has been silent for" in rank.verdicts[0]
+
+
+async def test_it_leaves_while_the_engine_forms() -> None:
+    rank = Rank()
+    rank.may_form.clear()
+    async with bench(rank) as this:
+        await asyncio.wait_for(rank.forming.wait(), 5)
+        this.master.leave()
+        await asyncio.wait_for(this.running, 5)
+        assert (await this.state()).owner is None
+
+
+async def test_a_hint_without_room_is_not_forgotten() -> None:
+    rank = Rank()
+    async with bench(rank, max_batch_size=1) as this:
+        await this.submit("first", [1], 1)
+        running = await this.iteration()
+        await this.submit("second", [2], 1)
+        async with asyncio.timeout(5):  # until the hint was heard: there is no room
+            while not this.master._ledger._queued:
+                await asyncio.sleep(0.01)
+        rank.report(running)
+        start = time.monotonic()
+        await this.iteration()
+        assert time.monotonic() - start < 0.7  # the next hint, of a silent pool, comes after 1 s
+
+
+async def test_a_claim_that_was_given_back_is_not_run() -> None:
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.formed()
+        await this.master._inbox.put(
+            (Arrived(0.0, (Arrival(claim=5, arrival=1, input_tokens=2, max_new_tokens=2),)), None)
+        )
+        await this.submit("r", [1, 2], 1)
+        assert [i.claim for i in (await this.iteration()).initiations] != [5]
+        assert not this.running.done()
+
+
+async def test_what_returned_is_committed_before_the_release() -> None:
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.submit("r", [1, 2], 2)
+        running = await this.iteration()
+        this.redis.freeze()
+        this.master.leave()
+        async with asyncio.timeout(5):
+            while not this.master._core._draining:
+                await asyncio.sleep(0.01)
+        rank.report(running)
+        this.redis.thaw()
+        await asyncio.wait_for(this.running, 5)
+        assert (await this.state()).owner is None
+        answer = await this.pool.attach("r", endpoint="test", attempt=1)
+        assert isinstance(answer, Attached)
+        assert [token.token_id for token in answer.tokens] == [7]
+
+
+async def test_the_release_waits_for_the_pool() -> None:
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.formed()
+        this.redis.freeze()
+        this.master.leave()
+        done, _ = await asyncio.wait([this.running], timeout=1.5)  # several times the pool's patience
+        assert not done
+        this.redis.thaw()
+        await asyncio.wait_for(this.running, 5)
+        assert (await this.state()).owner is None
+
+
+@asynccontextmanager
+async def open_ledger() -> AsyncIterator[tuple[RedisServer, Pool, Ledger]]:
+    """A ledger of engine `e` without a master; its committing task runs."""
+
+    async def nothing(news: object) -> None:
+        raise AssertionError(news)
+
+    with redis_server() as redis:
+        async with Pool(redis.url, "bench", patience=0.3) as pool:
+            term = await pool.acquire("e", "me", None)
+            assert term is not None
+            await pool.renew("e", "me", term, form=EngineInfo("e", 1, 1, 64, 0))
+            await pool.renew_endpoint("test", register=True)
+            record = PoolRequest(request_id="r", prompt_ids=[1], max_new_tokens=9).SerializeToString()
+            await pool.submit(
+                *("r", record, "d", 10), deadline_in=None, detach_grace=60, endpoint="test", attempt=1, max_waiting=9
+            )
+            await pool.claim("e", "me", term, 0, count=1, slots=64, total=64)
+            ledger = Ledger(pool, "e", "me", term, 16, lambda: pytest.fail("no claims here"), nothing, nothing)
+            await ledger.open()
+            committing = asyncio.create_task(ledger._committing())
+            yield redis, pool, ledger
+            committing.cancel()
+
+
+async def reserved(pool: Pool) -> int:
+    return int(await pool._link.command("HGET", f"{Keys('bench').prefix}engine:e", "reserved"))
+
+
+async def test_flush_waits_for_a_commit_under_way() -> None:
+    async with open_ledger() as (redis, pool, ledger):
+        (claim,) = ledger.outputs.held
+        redis.freeze()
+        ledger.outputs.append(claim, TOKEN.pack(7, 0.0, 1), None)  # as after "have N": no iteration more is behind
+        ledger._committer.set()
+        while ledger.outputs.dirty:
+            await asyncio.sleep(0)
+        flushing = asyncio.create_task(ledger.flush())
+        done, _ = await asyncio.wait([flushing], timeout=0.2)
+        assert not done
+        redis.thaw()
+        await asyncio.wait_for(flushing, 5)
+        answer = await pool.attach("r", endpoint="test", attempt=1)
+        assert isinstance(answer, Attached)
+        assert len(answer.tokens) == 1
+
+
+async def test_a_formed_engine_has_its_numbers_reserved() -> None:
+    async with open_ledger() as (_, pool, ledger):
+        await ledger.formed(EngineInfo("e", 1, 1, 64, 1), 5_000_000)  # the ranks stand above all that the pool knows
+        assert await reserved(pool) >= 5_000_000 + RESERVE
+
+
+async def test_a_forgotten_reserve_is_asked_for_again() -> None:
+    async with open_ledger() as (_, pool, ledger):
+        await ledger.formed(EngineInfo("e", 1, 1, 64, 1), 1000)
+        await pool._link.command("HSET", f"{Keys('bench').prefix}engine:e", "reserved", 10)
+        renewing = asyncio.create_task(ledger._renewing())  # the first renewal finds it, the next one reserves
+        async with asyncio.timeout(5):
+            while await reserved(pool) < 1000 + RESERVE:
+                await asyncio.sleep(0.02)
+        renewing.cancel()
+
+
+async def test_confirm_hears_of_a_takeover() -> None:
+    async with open_ledger() as (_, pool, ledger):
+        await ledger.confirm()
+        engines, _ = await pool.renew_scheduler("observer")
+        assert await pool.acquire("e", "another", engines["e"]) is not None
+        with pytest.raises(Deposed):
+            await ledger.confirm()
