@@ -17,13 +17,13 @@ from orca_common.telemetry import Telemetry
 from orca_pool.keys import Keys
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, EngineInfo, EngineState, Finish
-from orca_scheduler import ranks
+from orca_scheduler import progress as progress_module
 from orca_scheduler.core import Arrived
 from orca_scheduler.discovery import Candidate
 from orca_scheduler.ledger import RESERVE, Deposed, Ledger
 from orca_scheduler.master import EngineMaster
 from orca_scheduler.output import TOKEN
-from orca_scheduler.ranks import Progress
+from orca_scheduler.progress import Progress
 from orca_scheduler.request import Arrival
 from orca_scheduler.settings import SchedulerSettings
 
@@ -196,7 +196,7 @@ async def test_a_rank_that_is_lost_is_condemned_and_forms_again() -> None:
 
 
 async def test_a_stuck_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "STUCK_SECONDS", 1.0)
+    monkeypatch.setattr(progress_module, "STUCK_SECONDS", 1.0)
     rank = Rank()
     async with bench(rank) as this:
         await this.submit("r", [1, 2], 2)
@@ -214,18 +214,20 @@ async def test_a_stuck_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_long_initiation_is_no_stuck_device() -> None:
     progress = Progress()
     assert progress.stuck(1000.0, since=0.0) is None  # nothing is in flight
-    progress.sent(1000.0)
+    progress.sent(1, 1000.0)
     assert progress.stuck(1030.0, since=0.0) is None
     assert progress.stuck(1031.0, since=0.0) == 31.0
     assert progress.stuck(1031.0, since=1020.0) is None  # this process was late itself
-    progress.sent(1000.0)
+    progress.sent(2, 1000.0)
     progress.returned(1025.0)  # a long initiation
     progress.returned(1026.0)
-    progress.sent(2000.0)
-    progress.sent(2010.0)
+    progress.sent(3, 2000.0)
+    progress.sent(4, 2010.0)
     assert progress.stuck(2249.0, since=0.0) is None
     assert progress.stuck(2251.0, since=0.0) == 251.0
+    assert progress.oldest == 3
     progress.returned(2100.0)
+    assert progress.oldest == 4
     assert progress.stuck(2251.0, since=0.0) is None
     assert progress.stuck(3110.0, since=0.0) == 1010.0  # ten times 100 s
 

@@ -21,7 +21,7 @@ class Kind(Enum):
     STUCK = "makes no progress"
     FAILED = "failed"
     CLOSED = "left the control lane"
-    REFUSED = "refused the control lane"  # a newer master has it, or it is of another epoch
+    REFUSED = "refused the control lane"  # of an old term (the master makes sure of its own first) or another epoch
     PEER_LOST = "lost a neighbour"
 
     @property
@@ -31,7 +31,7 @@ class Kind(Enum):
     @property
     def condemns(self) -> bool:
         """Whether the rank that it names is to be killed."""
-        return self not in (Kind.REFUSED, Kind.PEER_LOST)
+        return self is not Kind.PEER_LOST
 
 
 @dataclass(frozen=True, slots=True)
