@@ -27,6 +27,7 @@ from orca_common.telemetry import Telemetry
 from orca_worker.controller import Controller
 from orca_worker.data_plane import Rendezvous
 from orca_worker.models import needs_torch
+from orca_worker.process import RESOLVER
 from orca_worker.server import listen, new_server
 from orca_worker.stage import Stage
 
@@ -247,14 +248,18 @@ class Process:
         self.address = ""
 
     async def start(self) -> "Process":
-        environment = os.environ | {
-            "ORCA_MODEL": str(self._folder),
-            "ORCA_DTYPE": "float32",
-            "ORCA_DEVICE": "cpu",
-            "ORCA_THREADS": "1",
-            "OMP_NUM_THREADS": "1",
-            "ORCA_SLOTS": str(self._slots),
-        }
+        environment = (
+            RESOLVER
+            | os.environ
+            | {
+                "ORCA_MODEL": str(self._folder),
+                "ORCA_DTYPE": "float32",
+                "ORCA_DEVICE": "cpu",
+                "ORCA_THREADS": "1",
+                "OMP_NUM_THREADS": "1",
+                "ORCA_SLOTS": str(self._slots),
+            }
+        )
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "orca_worker.rank", env=environment, stdout=asyncio.subprocess.PIPE
         )

@@ -58,6 +58,7 @@ def test_operations(pool: Pool) -> None:
     parts = [pool.submit(plane.gather, x, [3, 2]) for plane, x in zip(second, shards, strict=True)]
     logits, nothing = [part.result(20) for part in parts]
     assert nothing is None
+    assert logits is not None
     assert torch.equal(logits, torch.arange(10.0).view(2, 5))
     second[0].send_tokens([4, 5, 6])
     assert [plane.receive_tokens(3) for plane in first] == [[4, 5, 6]] * 2
@@ -108,7 +109,7 @@ def test_an_abort_wakes_who_joins(pool: Pool) -> None:
 
 
 def test_a_peer_that_leaves_is_noticed_by_all(pool: Pool) -> None:
-    """Three stages: the first leaves, the second loses it, and the third the second, which is the one it speaks with."""
+    """Three stages: the first leaves, the second loses it, and so the third the second: it speaks with no other."""
     store = RENDEZVOUS.open_store()
     stages = planes(1, 3, 1, store.port)
     join(pool, stages)

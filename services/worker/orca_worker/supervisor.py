@@ -26,7 +26,7 @@ from orca_common.errors import FailedPrecondition, InvalidArgument, abort
 from orca_common.settings import child_environment
 
 from .models import check_model_type
-from .process import join_address, reserve_port
+from .process import RESOLVER, join_address, reserve_port
 from .server import listen, new_server
 from .settings import RankSettings, SupervisorSettings
 
@@ -68,7 +68,10 @@ class Rank:
         )
         command = [sys.executable, "-m", "orca_worker.rank"]
         self._process = subprocess.Popen(
-            command, env=child_environment(rank.environment()), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+            command,
+            env=RESOLVER | child_environment(rank.environment()),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
         )
         self._pidfd = os.pidfd_open(self._process.pid)
 
