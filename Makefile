@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint protos bench
+.PHONY: setup demo test distributed lint protos bench
+ROUNDS ?= 30
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -17,6 +18,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/pytest
+
+# All of what `make test` samples: tokens of every tp x pp, and rounds of killed and frozen ranks.
+distributed: $(STAMP)
+	$(BIN)/python tests/e2e/token_grid.py
+	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
