@@ -17,12 +17,12 @@ from orca_common.telemetry import Telemetry
 from orca_pool.keys import Keys
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, EngineInfo, EngineState, Finish
+from orca_pool.wire import TOKEN
 from orca_scheduler import progress as progress_module
 from orca_scheduler.core import Arrived
 from orca_scheduler.discovery import Candidate
 from orca_scheduler.ledger import RESERVE, Deposed, Ledger
 from orca_scheduler.master import EngineMaster
-from orca_scheduler.output import TOKEN
 from orca_scheduler.progress import Progress
 from orca_scheduler.request import Arrival
 from orca_scheduler.settings import SchedulerSettings

@@ -18,6 +18,7 @@ from orca_common.service import LoopPulse, cancel
 from orca_common.telemetry import Telemetry
 from orca_pool.pool import Pool
 from orca_pool.records import Claimed, EngineInfo, Reason
+from orca_pool.wire import TOKEN
 
 from .core import (
     Action,
@@ -38,7 +39,6 @@ from .discovery import Candidate, Place
 from .invariants import violations
 from .journal import Journal
 from .ledger import Deposed, Ledger
-from .output import TOKEN
 from .rank import Seen
 from .ranks import RankLost, Ranks
 from .request import Arrival

@@ -1,12 +1,10 @@
 """What an engine master holds of its claimed requests: their records, and their tokens on the way to the pool."""
 
-import struct
 from dataclasses import dataclass
 
 from orca.v1.pool_pb2 import PoolRequest
 from orca_pool.records import Claimed, CommitRow, Committed, Reason
-
-TOKEN = struct.Struct("<IfQ")  # id, logprob, iteration: as in `tokens:ID`
+from orca_pool.wire import TOKEN, pack_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +33,7 @@ class Outputs:
         """Takes a claimed request; one that is held already stays as it is."""
         if claimed.claim not in self.held:
             deadline = None if claimed.deadline_in is None else now + claimed.deadline_in
-            tokens = bytearray().join(TOKEN.pack(*token) for token in claimed.tokens)
+            tokens = bytearray(pack_tokens(claimed.tokens))
             record = PoolRequest.FromString(claimed.record)
             self.held[claimed.claim] = Held(claimed, record, deadline, tokens, len(claimed.tokens))
 
