@@ -10,22 +10,18 @@ tokens      the rank that samples, and the ranks of the first stage: for a sched
 
 All are made in that order on every rank.
 
-gloo neither wakes a thread that waits for a frozen peer nor frees its own threads (torch 2.13: not by abort(), not by
-shutdown()) until a socket closes. So the GPU thread never waits in gloo, but for an inbox: a collective's end comes
-there from its future's callback, that of a send or receive (which have no future) from a thread that waits for it, and
-an abort comes there too. The groups that it leaves are dropped by threads of their own, which may hang as long as the
-frozen process lives. (A pair could be a broadcast of two, which has a future: 1.1 ms a hop on two busy cores, against
-0.4 to 0.5 ms.)
+The GPU thread waits in these operations, and an abort wakes it: NCCL has one; gloo (torch 2.13) has none that wakes a
+thread which waits for a frozen peer, neither abort() nor shutdown(), but it closes all sockets of a group in which a
+receive was waited for too long. So gloo groups are left by a receive of nothing with a patience of a millisecond.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -41,6 +37,7 @@ log = logging.getLogger(__name__)
 # Bounds of last resort: a master that waits no longer forms a new epoch, and that wakes everybody.
 JOIN_TIMEOUT = timedelta(minutes=10)
 WAIT_TIMEOUT = timedelta(hours=2)
+NEVER_SENT = 99  # tag of a receive that nothing comes for
 WILDCARDS = ("", "0.0.0.0", "::")
 
 Group = Any  # ProcessGroupGloo or ProcessGroupNCCL; of both only what torch.distributed's C++ backends share is used
@@ -71,14 +68,13 @@ class ProcessGroups:
         self._lost: str | None = None  # why it does not work any more
         self._lock = threading.Lock()  # of `_groups` and `_lost`
         self._groups: dict[str, Group] = {}
-        self._inbox: SimpleQueue[object] = SimpleQueue()  # what was waited for, or None: look at `_lost`
-        self._waiters: dict[str, SimpleQueue[tuple[Any, object] | None]] = {}  # by purpose: (work, what to put)
+        self._woken = threading.Event()  # of who joins: the groups are there, or it was aborted
+        self._sends: deque[tuple[Any, Tensor]] = deque()  # gloo's, oldest first: each needs its tensor until it is out
 
     # Coming and going
 
     def join(self) -> None:
         """Connects in a thread of its own: that call knows no abort."""
-        done = object()
         failures: list[Exception] = []
 
         def connect() -> None:
@@ -86,10 +82,11 @@ class ProcessGroups:
                 self._connect()
             except Exception as error:
                 failures.append(error)
-            self._inbox.put(done)
+            self._woken.set()
 
         threading.Thread(target=connect, name=f"join-{self._epoch}", daemon=True).start()
-        self._wait_for(done)
+        self._woken.wait()
+        self.check()
         if failures:
             raise self._lose(f"the process groups of epoch {self._epoch} cannot be formed: {failures[0]}")
 
@@ -110,31 +107,16 @@ class ProcessGroups:
             join("downstream", f"pair/{stage}/{rank}", 0, 2)
         if self.returns_tokens and (place.is_first or place.samples):
             of_stage_0 = rank if place.pipeline_parallel == 1 else rank + 1  # with one stage the sampler is one of it
-            size = tp if place.pipeline_parallel == 1 else tp + 1
-            join("tokens", "tokens", 0 if place.samples else of_stage_0, size)
+            join("tokens", "tokens", 0 if place.samples else of_stage_0, self._token_readers + 1)
         with self._lock:
             if self._lost is not None:
                 return
             self._groups = groups
-            for purpose in groups:
-                if self._is_gloo and purpose != "tensor":
-                    self._waiters[purpose] = queue = SimpleQueue()
-                    arguments = purpose, queue
-                    threading.Thread(target=self._waiter, args=arguments, name=f"{purpose}-wait", daemon=True).start()
 
-    def _waiter(self, purpose: str, works: SimpleQueue[tuple[Any, object] | None]) -> None:
-        """Waits for the sends or receives of a group, in their order; the inbox hears of the receives."""
-        while (one := works.get()) is not None:
-            work, done = one
-            try:
-                work.wait()
-            except RuntimeError as error:
-                self.abort(f"a {purpose} operation failed: {error}")
-                return
-            finally:
-                del one, work  # a work holds its group's sockets, and the tensor
-            if done is not None:
-                self._inbox.put(done)
+    @property
+    def _token_readers(self) -> int:
+        """Ranks of the first stage, but for the one that samples."""
+        return self._place.tensor_parallel - (self._place.pipeline_parallel == 1)
 
     def _new_group(self, store: Store, rank: int, size: int) -> Group:
         if not self._is_gloo:
@@ -157,18 +139,22 @@ class ProcessGroups:
                 return
             self._lost = reason
             groups, self._groups = self._groups, {}
-        self._inbox.put(None)
-        for waiter in self._waiters.values():
-            waiter.put(None)
-        for purpose in list(groups):
-            # The last reference: a destructor closes the sockets, behind operations that still wait for a peer.
-            last = [groups.pop(purpose)]
-            threading.Thread(target=self._drop, args=(last,), name=f"drop-{purpose}", daemon=True).start()
+        self._woken.set()
+        while groups:
+            purpose, group = groups.popitem()
+            # The thread has the last reference, and a destructor may wait for what is under way.
+            threading.Thread(target=self._leave, args=[group], name=f"leave-{purpose}", daemon=True).start()
 
-    def _drop(self, last: list[Group]) -> None:
+    def _leave(self, group: Group) -> None:
+        """Wakes who waits in a group."""
         if not self._is_gloo:
-            last[0].abort()
-        last.clear()
+            group.abort()
+            return
+        nothing, peer = torch.empty(1), int(group.rank() == 0)
+        try:
+            group.recv([nothing], peer, NEVER_SENT).wait(timedelta(milliseconds=1))
+        except RuntimeError as error:
+            log.debug("a group was left: %s", error)
 
     def _lose(self, reason: str) -> PeerLost:
         """The error to raise: this reason, or the one that came first."""
@@ -215,37 +201,35 @@ class ProcessGroups:
 
     def send_tokens(self, token_ids: list[int]) -> None:
         x = torch.tensor(token_ids, dtype=torch.int32, device=self._device)
-        self._start("tokens", x, partial(broadcast, x))
+        for reader in range(1, self._token_readers + 1):
+            self._start("tokens", x, lambda group, reader=reader: group.send([x], reader, 0))
 
     def receive_tokens(self, count: int) -> list[int]:
         x = torch.empty(count, dtype=torch.int32, device=self._device)
-        self._do("tokens", partial(broadcast, x))
+        self._do("tokens", lambda group: group.recv([x], 0, 0))
         return x.tolist()
 
     def _start(self, purpose: str, x: Tensor, operation: Callable[[Group], Any]) -> None:
-        """An operation that sends x; nobody but its waiter waits for it."""
+        """An operation that sends x, without waiting for it."""
         self.sent_bytes += x.nbytes
         try:
             work = self._begin(purpose, operation)
+            if self._is_gloo:
+                self._sends.append((work, x))
+                if len(self._sends) > self._most_sends:
+                    self._sends.popleft()[0].wait()
         except RuntimeError as error:
             raise self._lose(f"a {purpose} operation failed: {error}") from None
-        if self._is_gloo:
-            self._waiters[purpose].put((work, None))
+
+    @property
+    def _most_sends(self) -> int:
+        """Sends that may be under way. An older one has been received: its iteration is not in flight any more."""
+        return (self._place.pipeline_parallel + 2) * (self._token_readers if self._place.samples else 1)
 
     def _do(self, purpose: str, operation: Callable[[Group], Any]) -> None:
         """An operation, and its end: on a GPU the end is its place in the stream."""
-        done = object()
         try:
-            work = self._begin(purpose, operation)
-            if not self._is_gloo:
-                work.wait()
-            elif purpose in self._waiters:
-                self._waiters[purpose].put((work, done))
-                self._wait_for(done)
-            else:
-                work.get_future().add_done_callback(lambda _: self._inbox.put(done))
-                self._wait_for(done)
-                work.wait()  # raises if it failed
+            self._begin(purpose, operation).wait()
         except RuntimeError as error:
             raise self._lose(f"a {purpose} operation failed: {error}") from None
 
@@ -256,16 +240,3 @@ class ProcessGroups:
             self.check()
             raise AssertionError(f"no group {purpose} at {self._place}")
         return operation(group)
-
-    def _wait_for(self, done: object) -> None:
-        """Waits for `done` in the inbox, or an abort."""
-        while self._lost is None and self._inbox.get() is not done:
-            pass
-        self.check()
-
-
-def broadcast(x: Tensor, group: Group) -> Any:
-    """From rank 0 of a group."""
-    options = dist.BroadcastOptions()
-    options.rootRank, options.rootTensor = 0, 0
-    return group.broadcast([x], options)
