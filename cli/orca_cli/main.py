@@ -82,6 +82,9 @@ def serve(
     max_batch_size: Annotated[int, typer.Option(min=1, help="max_bs of the paper's Algorithm 1.")] = 8,
     slots: Annotated[int | None, typer.Option(min=1, help="Slots of an engine; without it, what memory holds.")] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Slots in a block.")] = 16,
+    run_ahead: Annotated[
+        int, typer.Option(min=0, max=1, help="1: the next iteration of a batch is issued before its tokens are back.")
+    ] = 0,
     redis_url: Annotated[str | None, typer.Option(help="A Redis of yours; an embedded server without it.")] = None,
     host: Annotated[
         str, typer.Option(help="Address of the doors; the other processes stay on loopback.")
@@ -96,6 +99,7 @@ def serve(
         "ORCA_DEVICE": device,
         "ORCA_MAX_BATCH_SIZE": str(max_batch_size),
         "ORCA_BLOCK_SIZE": str(block_size),
+        "ORCA_RUN_AHEAD": str(run_ahead),
     }
     if slots is not None:
         settings["ORCA_SLOTS"] = str(slots)

@@ -1,4 +1,4 @@
-"""Greedy float32 tokens of whole stacks, tp x pp in {1, 2, 3} x {1, 2, 4}, are those of transformers.
+"""Greedy float32 tokens of whole stacks, tp x pp in {1, 2, 3} x {1, 2, 4}, run-ahead 0 and 1, are transformers'.
 
     python tests/e2e/token_grid.py [--sample N] [--seed 1]
 
@@ -13,7 +13,7 @@ import tempfile
 import time
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
@@ -33,6 +33,7 @@ class Case(NamedTuple):
     model: str
     tp: int
     pp: int
+    run_ahead: int = 0
 
 
 class Asked(NamedTuple):
@@ -43,7 +44,7 @@ class Asked(NamedTuple):
     tokens: list[int]
 
 
-GRID = [Case(*case) for case in product(VOCABULARY, (1, 2, 3), (1, 2, 4))]
+GRID = [Case(*case) for case in product(VOCABULARY, (1, 2, 3), (1, 2, 4), (0, 1))]
 
 
 def make_odd(folder: Path) -> Path:
@@ -69,7 +70,9 @@ async def check(case: Case, folder: Path, seed: int) -> None:
     draw = random.Random(f"{seed} {case}")
     model = make_odd(folder / "model") if case.model == "odd" else DEMO_MODEL
     asked = requests_for(Reference(model), VOCABULARY[case.model], draw)
-    async with running(folder / "run", model, tp=case.tp, pp=case.pp, max_batch_size=MAX_BS, block_size=4) as stack:
+    run = folder / "run"
+    numbers: dict[str, Any] = {"max_batch_size": MAX_BS, "block_size": 4, "run_ahead": case.run_ahead}
+    async with running(run, model, tp=case.tp, pp=case.pp, **numbers) as stack:
         assert len([p for p in stack.processes() if p["role"] == "rank"]) == case.tp * case.pp
         got = await asyncio.gather(*(answer(stack, request) for request in asked))
     assert got == [request.tokens for request in asked]
@@ -88,7 +91,8 @@ async def main(sample: int | None, seed: int) -> None:
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="orca-grid-") as folder:
             await check(case, Path(folder), seed)
-        print(f"{case.model} model, tp {case.tp} x pp {case.pp}: {REQUESTS} requests equal", end=" ")
+        ahead = ", one ahead" if case.run_ahead else ""
+        print(f"{case.model} model, tp {case.tp} x pp {case.pp}{ahead}: {REQUESTS} requests equal", end=" ")
         print(f"({time.monotonic() - started:.1f} s)", flush=True)
     print(f"{len(cases)} of {len(GRID)} passed")
 

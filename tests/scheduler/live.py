@@ -246,7 +246,9 @@ class World:
 
 
 @asynccontextmanager
-async def world(folder: Path, *, engines: int, schedulers: int, **model: Any) -> AsyncIterator[World]:
+async def world(
+    folder: Path, *, engines: int, schedulers: int, run_ahead: int = 0, **model: Any
+) -> AsyncIterator[World]:
     """Engines `engine-0`.. and their schedulers; `model` are fields of the timed model. Prints logs on a failure."""
     checkpoint = make_timed(folder / "model", vocab=VOCAB, **model)
     with redis_server() as redis:
@@ -257,7 +259,7 @@ async def world(folder: Path, *, engines: int, schedulers: int, **model: Any) ->
                     await this.supervisor()
                 async with this.company(schedulers):
                     for _ in range(schedulers):
-                        await this.scheduler()
+                        await this.scheduler(run_ahead=run_ahead)
                     await this.formed(*(f"engine-{n}" for n in range(engines)))
                 yield this
             except BaseException:

@@ -20,10 +20,10 @@ EPOCH = 7
 
 
 class ScriptedRank(worker_pb2_grpc.ControllerServicer):
-    """A rank that answers, unless `frozen` is set. `report` and `end` speak on its control lane."""
+    """A rank that answers, unless `frozen` is set. `report`, `leave` and `end` speak on its control lane."""
 
-    def __init__(self, pid: int, slots: int) -> None:
-        self.pid, self.slots = pid, slots
+    def __init__(self, pid: int, slots: int, samples: bool) -> None:
+        self.pid, self.slots, self.samples = pid, slots, samples
         self.frozen = False
         self.hello = pb.HelloResponse(protocol=1, host="here", pid=pid, incarnation=f"of {pid}", iteration=3)
         self.form: pb.FormRequest | None = None
@@ -37,7 +37,16 @@ class ScriptedRank(worker_pb2_grpc.ControllerServicer):
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
 
     def report(self, number: int, **fields: Any) -> None:
-        self._lane.put_nowait(pb.Report(iteration=pb.IterationReport(epoch=EPOCH, number=number, **fields)))
+        times = pb.StageTimes(iteration=number)
+        if self.samples or "error" in fields:
+            result = pb.IterationReport(epoch=EPOCH, number=number, times=times, **fields)
+            self._lane.put_nowait(pb.Report(iteration=result))
+        else:
+            self._lane.put_nowait(pb.Report(times=pb.Times(stages=[times])))
+
+    def leave(self) -> None:
+        """Says that it was asked to end."""
+        self._lane.put_nowait(pb.Report(leaving=pb.Leaving()))
 
     def end(self, code: grpc.StatusCode) -> None:
         """Ends the control lane with this status."""
@@ -124,19 +133,21 @@ class Scripted:
     master: Ranks
     returned: list[pb.IterationReport] = field(default_factory=list)
     timed: dict[int, int] = field(default_factory=dict)  # iteration -> ranks that told their times
+    leaving: list[str] = field(default_factory=list)
     seen: dict[Place, Seen] = field(default_factory=dict)
 
 
 @asynccontextmanager
-async def scripted(tp: int, pp: int, ranks_per_pod: int | None = None) -> AsyncIterator[Scripted]:
-    """An engine whose ranks hold 100, 99, .. slots; `greet` is still to come."""
+async def scripted(tp: int, pp: int, ranks_per_pod: int | None = None, **others: Any) -> AsyncIterator[Scripted]:
+    """An engine whose ranks hold 100, 99, .. slots, in blocks of 4; `greet` is still to come."""
     per_pod = ranks_per_pod or tp
-    ranks = [ScriptedRank(100 + n, 100 - n) for n in range(tp * pp)]
+    ranks = [ScriptedRank(100 + n, 100 - n, n == tp * pp - tp) for n in range(tp * pp)]
     pods = [ScriptedPod(ranks[n : n + per_pod]) for n in range(0, tp * pp, per_pod)]
     for part in [*ranks, *pods]:
         await part.server.start()
     candidate = Candidate("engine-0", tuple(pod.address for pod in pods))
-    settings = SchedulerSettings(workers=",".join(candidate.pods), tp=tp, pp=pp, gpus_per_pod=ranks_per_pod)
+    values: dict[str, Any] = {"tp": tp, "pp": pp, "gpus_per_pod": ranks_per_pod, "block_size": 4, **others}
+    settings = SchedulerSettings(workers=",".join(candidate.pods), **values)
     pulse = LoopPulse()
 
     async def returned(report: pb.IterationReport) -> None:
@@ -145,8 +156,11 @@ async def scripted(tp: int, pp: int, ranks_per_pod: int | None = None) -> AsyncI
     def timed(number: int, times: list[pb.StageTimes]) -> None:
         engine.timed[number] = len(times)
 
+    async def leaving(sentence: str) -> None:
+        engine.leaving.append(sentence)
+
     seen: dict[Place, Seen] = {}
-    master = Ranks(candidate, 5, settings, pulse, seen, returned, timed)
+    master = Ranks(candidate, 5, settings, pulse, seen, returned, timed, leaving)
     engine = Scripted(ranks, pods, master, seen=seen)
     try:
         async with master:

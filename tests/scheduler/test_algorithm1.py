@@ -24,8 +24,8 @@ from orca_scheduler.slots import Slots
 WORD, EOS = 7, 0
 
 
-def formed(max_bs: int, n_workers: int = 1, n_slots: int = 1000, block_size: int = 1) -> Core:
-    core = Core(max_bs, n_workers, block_size)
+def formed(max_bs: int, n_workers: int = 1, n_slots: int = 1000, block_size: int = 1, run_ahead: int = 0) -> Core:
+    core = Core(max_bs, n_workers, block_size, run_ahead)
     assert core.step(EngineReady(0.0, n_slots, 1)) == []
     return core
 
@@ -383,6 +383,8 @@ def test_a_drained_core_lets_its_batches_return_and_schedules_none() -> None:
     assert core.n_scheduled == 0
     assert arrive(core, ask(3)) == []
     assert core.step(EngineLost(0.0)) == [GiveBack(((1, False), (2, False), (3, False)))]
+    assert core.step(EngineReady(0.0, 100, 9)) == []
+    assert arrive(core, ask(4)) == [[4]], "the engine as it was formed then was drained, this one is not"
 
 
 def test_a_return_out_of_order_is_our_own_mistake() -> None:
@@ -392,13 +394,271 @@ def test_a_return_out_of_order_is_our_own_mistake() -> None:
         core.step(BatchReturned(0.0, 2, (WORD,)))
 
 
+# -- run-ahead: one batch more, of requests whose tokens are not back
+
+
+def ahead(max_bs: int, n_workers: int = 1, n_slots: int = 1000) -> Core:
+    return formed(max_bs, n_workers, n_slots, run_ahead=1)
+
+
+def test_figure_8a_with_a_fourth_batch() -> None:
+    """AB, CD, EF, and AB again before AB is back: then every return makes room for the next in turn."""
+    core = ahead(max_bs=2, n_workers=3)
+    a, b, c, d, e, f = range(1, 7)
+    assert arrive(core, *(ask(claim) for claim in (a, b, c, d, e, f))) == [[a, b], [c, d], [e, f], [a, b]]
+    for again in ([c, d], [e, f], [a, b], [c, d], [e, f]):
+        assert batches(back(core)) == [again]
+        assert core.n_scheduled == 4
+
+
+def test_two_batches_of_the_same_requests() -> None:
+    """One worker: the next iteration is on its way while the first computes, and no increment carries a token."""
+    core = ahead(max_bs=2)
+    requests = ask(1, input_tokens=3, max_new_tokens=4), ask(2, input_tokens=5, max_new_tokens=5)
+    made = [action for action in core.step(Arrived(0.0, requests)) if isinstance(action, ScheduleBatch)]
+    assert core.n_scheduled == 2
+    for tokens in ((11, 21), (12, 22), (13, 23)):
+        made.append(only_batch(back(core, *tokens)))
+        assert core.n_scheduled == 2
+    assert [[(m.claim, m.length) for m in batch.members] for batch in made] == [
+        [(1, 3), (2, 5)],
+        [(1, 4), (2, 6)],
+        [(1, 5), (2, 7)],
+        [(1, 6), (2, 8)],
+        [(2, 9)],
+    ]
+    phases = [{m.phase for m in batch.members} for batch in made]
+    assert phases == [{Phase.INITIATION}, *[{Phase.INCREMENT}] * 4]
+    assert all(m.token is None for batch in made for m in batch.members)
+    assert [bool(m.blocks) for batch in made for m in batch.members] == [True] * 2 + [False] * 7
+    assert back(core, 14, 24) == [Commit(4, (Outcome(1, 3, 14, Reason.LENGTH), Outcome(2, 3, 24, None)))]
+    assert back(core, 25) == [Commit(5, (Outcome(2, 4, 25, Reason.LENGTH),))]
+    assert core.slots.reserved == 0
+
+
+def test_an_end_by_length_is_known_before() -> None:
+    """Requests of all lengths: the rows that run are the tokens that are wanted, not one more."""
+    core = ahead(max_bs=3, n_workers=2)
+    rows = [claim for batch in arrive(core, *(ask(claim, 2, claim) for claim in range(1, 8))) for claim in batch]
+    while core.in_flight:
+        rows += [claim for batch in batches(back(core)) for claim in batch]
+    assert sorted(rows) == [claim for claim in range(1, 8) for _ in range(claim)]
+
+
+def test_a_single_token_has_nothing_ahead() -> None:
+    core = ahead(max_bs=2)
+    assert arrive(core, ask(1, 3, 1)) == [[1]]
+    assert arrive(core, ask(2, 3, 5)._replace(generated=4)) == [[2]]  # its last token, after a recovery
+    assert finishes(back(core)) == {1: Reason.LENGTH}
+    assert finishes(back(core)) == {2: Reason.LENGTH}
+    assert core.n_scheduled == 0
+
+
+def test_low_load_fills_no_pipeline() -> None:
+    """Three workers and one request: it is in two batches, never in three."""
+    core = ahead(max_bs=2, n_workers=3)
+    assert arrive(core, ask(1, 3, 9)) == [[1], [1]]
+    assert core.step(Tick(0.0)) == []
+    for _ in range(7):
+        assert batches(back(core)) == [[1]]
+        assert core.n_scheduled == 2
+    assert batches(back(core)) == []
+    assert finishes(back(core)) == {1: Reason.LENGTH}
+
+
+def test_only_the_oldest_batch_is_run_ahead_of() -> None:
+    """Claim 2 is in one batch, and a fourth would be in the pipeline: but its batch is not the next to return."""
+    core = ahead(max_bs=1, n_workers=3)
+    assert arrive(core, ask(1), ask(2)) == [[1], [2], [1]]
+    assert core.n_scheduled == 3
+    assert batches(back(core)) == [[2]]  # now it is, and claim 1's is not
+    assert batches(back(core)) == [[1]]
+
+
+def test_who_is_not_running_goes_first() -> None:
+    """Algorithm 1 has a batch while n_workers are not in flight: nobody runs ahead before it, nor within it."""
+    core = ahead(max_bs=2, n_workers=2)
+    assert arrive(core, ask(1), ask(2), ask(3)) == [[1, 2], [3], [1, 2]]
+    core = ahead(max_bs=2, n_workers=2)
+    assert arrive(core, ask(1)) == [[1], [1]]
+    assert arrive(core, ask(2)) == [[2]]
+    assert batches(back(core)) == [[1]]  # [1], [2], [1]: n_workers + 1
+    assert core.n_scheduled == 3
+
+
+def test_a_newcomer_joins_those_ahead() -> None:
+    """It waits for one return at most, as without a run-ahead."""
+    core = ahead(max_bs=3)
+    assert arrive(core, ask(1), ask(2)) == [[1, 2], [1, 2]]
+    assert arrive(core, ask(3)) == []
+    batch = only_batch(back(core))
+    assert [(m.claim, m.phase, m.length) for m in batch.members] == [
+        (1, Phase.INCREMENT, 5),
+        (2, Phase.INCREMENT, 5),
+        (3, Phase.INITIATION, 3),
+    ]
+    assert batches(back(core)) == [[1, 2, 3]]
+
+
+def test_a_newcomer_may_be_the_batch_ahead() -> None:
+    """n_workers batches are in flight, and nobody of the oldest goes on: the one more is the newcomer's."""
+    core = ahead(max_bs=3)
+    assert arrive(core, ask(1, 3, 1)) == [[1]]
+    batch = only_batch(core.step(Arrived(0.0, (ask(2, 3, 1),))))
+    assert [(m.claim, m.phase, m.row) for m in batch.members] == [(2, Phase.INITIATION, 1)]
+    assert (batch.free_rows, batch.reserved) == ((), 8)
+
+
+def test_those_ahead_keep_the_order_of_arrival() -> None:
+    """A full batch: the earlier ones run ahead, a later one waits; an earlier one that comes late stands before all."""
+    core = ahead(max_bs=2)
+    assert arrive(core, ask(5), ask(6)) == [[5, 6], [5, 6]]
+    assert arrive(core, ask(7)) == []
+    batch = only_batch(back(core))
+    assert ([m.claim for m in batch.members], batch.stop) == ([5, 6], Stop.BATCH_FULL)
+    assert arrive(core, ask(4)) == []
+    batch = only_batch(back(core))
+    assert ([m.claim for m in batch.members], batch.stop) == ([4, 5], Stop.BATCH_FULL)
+    assert batches(back(core)) == [[4, 5]]  # now claim 6 is in none, with two tokens to go
+    members = only_batch(back(core, EOS, WORD)).members
+    assert [(m.claim, m.phase, m.length, m.token) for m in members] == [
+        (6, Phase.INCREMENT, 6, None),
+        (7, Phase.INITIATION, 3, None),
+    ]
+
+
+def test_a_blocked_initiation_keeps_nobody_from_running_ahead() -> None:
+    core = ahead(max_bs=3, n_workers=2, n_slots=10)
+    assert arrive(core, ask(1, 3, 4)) == [[1], [1]]
+    assert arrive(core, ask(2, 4, 4), ask(3, 1, 1)) == []
+    batch = only_batch(back(core))
+    assert ([m.claim for m in batch.members], batch.stop, batch.reserved) == ([1], Stop.SLOTS, 7)
+    assert batches(back(core)) == [[1]]
+    assert batches(back(core)) == []  # it ends by the batch in flight
+    assert batches(back(core)) == [[2, 3], [2]]
+
+
+@pytest.mark.parametrize(("token", "reason"), [(EOS, Reason.EOS), (9, Reason.STOP_TOKEN)])
+def test_an_end_found_late_costs_one_row(token: int, reason: Reason) -> None:
+    """What the batch ahead made of it is discarded. Its slots and row stay until that batch is back."""
+    core = ahead(max_bs=2, n_slots=16)
+    assert arrive(core, *(ask(claim)._replace(stop_token_ids=(9,)) for claim in (1, 2))) == [[1, 2], [1, 2]]
+    assert arrive(core, ask(3)) == []
+    actions = back(core, token, 21)
+    assert actions[0] == Commit(1, (Outcome(1, 0, token, reason), Outcome(2, 0, 21, None)))
+    batch = only_batch(actions)
+    assert [m.claim for m in batch.members] == [2]  # not 1 again, and 3 does not fit beside it
+    assert (batch.free_rows, batch.reserved, batch.stop) == ((), 16, Stop.SLOTS)
+    assert [request.claim for request in core.requests] == [1, 2, 3]
+    actions = back(core, 12, 22)
+    assert actions[0] == Commit(2, (Outcome(2, 1, 22, None),))
+    batch = only_batch(actions)
+    assert [(m.claim, m.row) for m in batch.members] == [(2, 1), (3, 0)]
+    assert (batch.free_rows, batch.reserved) == ((0,), 16)
+    assert only_batch(back(core, 23)).free_rows == ()
+
+
+def test_a_token_that_ends_in_the_void_ends_nobody_twice() -> None:
+    """The discarded row may hold an end token too, or be alone in its batch."""
+    core = ahead(max_bs=2)
+    assert arrive(core, ask(1)) == [[1], [1]]
+    assert back(core, EOS) == [Commit(1, (Outcome(1, 0, EOS, Reason.EOS),))]
+    assert core.slots.reserved == 8
+    assert back(core, EOS) == []
+    assert (core.slots.reserved, core.requests, core.n_scheduled) == (0, (), 0)
+
+
+def test_a_request_in_two_batches_is_cancelled() -> None:
+    """Both of its rows are void; its slots and row are released once, when the second is back."""
+    core = ahead(max_bs=2, n_slots=16)
+    assert arrive(core, ask(1), ask(2)) == [[1, 2], [1, 2]]
+    assert arrive(core, ask(3)) == []
+    assert core.step(Cancelled(0.0, (1,))) == []
+    assert core.slots.reserved == 16
+    actions = back(core, 11, 21)
+    assert actions[0] == Commit(1, (Outcome(2, 0, 21, None),))
+    assert batches(actions) == [[2]]
+    assert (only_batch(actions).free_rows, core.slots.reserved) == ((), 16)
+    assert core.step(Cancelled(0.0, (1,))) == []  # once more, now in one batch
+    assert core.slots.reserved == 16
+    actions = back(core, 12, 22)
+    assert actions[0] == Commit(2, (Outcome(2, 1, 22, None),))
+    batch = only_batch(actions)
+    assert [(m.claim, m.row) for m in batch.members] == [(2, 1), (3, 0)]
+    assert batch.free_rows == (0,)
+    assert core.step(Cancelled(0.0, (1,))) == []
+    assert only_batch(back(core, 23)).free_rows == ()
+
+
+def test_a_cancelled_request_is_not_run_ahead() -> None:
+    core = ahead(max_bs=1, n_workers=2)
+    assert arrive(core, ask(1), ask(2)) == [[1], [2], [1]]
+    assert core.step(Cancelled(0.0, (2,))) == []
+    assert batches(back(core)) == []  # claim 2's batch is the oldest
+    assert batches(back(core)) == [[1]]
+
+
+def test_a_deadline_of_a_request_in_two_batches() -> None:
+    """No tick ends it. The first return does, without its token; the second is void."""
+    core = ahead(max_bs=1)
+    assert arrive(core, ask(1)._replace(deadline=1.0)) == [[1], [1]]
+    assert core.step(Tick(1.0)) == []
+    assert core.step(BatchReturned(1.0, 1, (11,))) == [Commit(1, (Outcome(1, 0, None, Reason.DEADLINE),))]
+    assert core.slots.reserved == 8
+    assert core.step(Tick(2.0)) == []
+    assert core.step(BatchReturned(2.0, 2, (12,))) == []
+    assert core.slots.reserved == 0
+
+
+def test_a_deadline_between_two_returns() -> None:
+    core = ahead(max_bs=1)
+    assert arrive(core, ask(1)._replace(deadline=1.0)) == [[1], [1]]
+    assert core.step(BatchReturned(0.9, 1, (11,)))[0] == Commit(1, (Outcome(1, 0, 11, None),))
+    assert core.step(BatchReturned(1.1, 2, (12,))) == [Commit(2, (Outcome(1, 1, None, Reason.DEADLINE),))]
+    assert core.step(BatchReturned(1.2, 3, (13,))) == []
+    assert core.slots.reserved == 0
+
+
+def test_a_drain_with_a_batch_ahead() -> None:
+    """Both batches return and are committed; the request stays, to be given back."""
+    core = ahead(max_bs=1)
+    assert arrive(core, ask(1)) == [[1], [1]]
+    assert core.step(Drain(0.0)) == []
+    assert back(core, 11) == [Commit(1, (Outcome(1, 0, 11, None),))]
+    assert back(core, 12) == [Commit(2, (Outcome(1, 1, 12, None),))]
+    assert core.n_scheduled == 0
+    assert core.step(EngineLost(0.0)) == [GiveBack(((1, False),))]
+
+
+def test_a_loss_with_a_batch_ahead() -> None:
+    """Who is in two batches is RUNNING, and given back once; who had ended is not, though a batch still held it."""
+    core = ahead(max_bs=3)
+    assert arrive(core, ask(1), ask(2), ask(3)) == [[1, 2, 3], [1, 2, 3]]
+    assert arrive(core, ask(4)) == []
+    core.step(Cancelled(0.0, (2,)))
+    back(core, 11, 21, EOS)
+    assert core.step(EngineLost(0.0)) == [GiveBack(((1, True), (4, True)))]
+    assert (core.n_scheduled, core.requests) == (0, ())
+    core.step(EngineReady(0.0, 8, 50))
+    batch, again = core.step(Arrived(0.0, (ask(5, arrival=1)._replace(generated=1),)))
+    assert isinstance(batch, ScheduleBatch)
+    assert isinstance(again, ScheduleBatch)
+    assert (batch.iteration, batch.free_rows, batch.members[0].length) == (50, (), 4)
+    assert (again.iteration, again.free_rows, again.members[0].length) == (51, (), 5)
+
+
+def test_ahead_by_more_than_one_is_refused() -> None:
+    for run_ahead in (-1, 2):
+        with pytest.raises(AssertionError, match="one batch is in flight, or two"):
+            Core(1, 1, 1, run_ahead)
+
+
 # -- select, lines 15 to 27
 
 
-def a_request(arrival: int, size: int = 4, phase: Phase = Phase.INITIATION, running: bool = False) -> Request:
+def a_request(arrival: int, size: int = 4, phase: Phase = Phase.INITIATION) -> Request:
     arrived = Arrival(arrival, arrival, size - 1, 1)
-    row = None if phase is Phase.INITIATION else arrival
-    return Request(arrived, in_order=True, generated=0, phase=phase, running=running, row=row)
+    return Request(arrived, in_order=True, generated=0, row=None if phase is Phase.INITIATION else arrival)
 
 
 def selected(pool: list[Request], max_bs: int, n_slots: int) -> tuple[list[int], Stop]:
@@ -418,8 +678,13 @@ def test_select_stops_at_the_slots() -> None:
 def test_select_stops_at_the_pools_end() -> None:
     assert selected([], 2, 10) == ([], Stop.POOL)
     assert selected([a_request(1), a_request(2)], 2, 8) == ([1, 2], Stop.POOL)  # full, and nobody else waits
-    assert selected([a_request(1), a_request(2), a_request(3, running=True)], 2, 8) == ([1, 2], Stop.POOL)
-    assert selected([a_request(1, running=True)], 2, 8) == ([], Stop.POOL)
+
+
+def test_select_gets_no_running_requests() -> None:
+    """Line 17: the batch is not "full" of a pool whose others are RUNNING."""
+    core = formed(max_bs=1, n_workers=2)
+    stops = [only_batch(core.step(Arrived(0.0, (ask(claim),)))).stop for claim in (1, 2)]
+    assert stops == [Stop.POOL, Stop.POOL]
 
 
 def test_select_passes_a_blocked_initiation_for_increments_alone() -> None:

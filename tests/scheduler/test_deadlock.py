@@ -4,6 +4,9 @@ The naive engine is the very loop of the core with another Select: it takes a sl
 endless slots puts the core's own reservation out of action; what binds is the naive engine's memory.
 """
 
+from collections.abc import Iterable
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,8 +22,9 @@ WORD = 7
 class OnDemand:
     """The Attention K/V manager without reservation: a token's slot is taken in the iteration that stores it."""
 
-    def __init__(self, n_slots: int) -> None:
+    def __init__(self, n_slots: int, max_bs: int, n_workers: int, run_ahead: int) -> None:
         self.n_slots = n_slots
+        self.core = Core(max_bs, n_workers, 1, run_ahead, self.select)
         self.stored: dict[int, int] = {}  # claim -> slots that it holds
 
     @property
@@ -31,13 +35,13 @@ class OnDemand:
         """Slots for its next iteration: all its input tokens', later one token's."""
         return request.length - self.stored.get(request.claim, 0)
 
-    def select(self, pool: list[Request], max_bs: int, _: Slots) -> Selection:
+    def select(self, pool: Iterable[Request], max_bs: int, _: Slots) -> Selection:
         """Whoever finds slots now, by arrival; nobody's failure stops another."""
-        live = {request.claim for request in pool}
+        live = {request.claim for request in self.core.requests}
         self.stored = {claim: count for claim, count in self.stored.items() if claim in live}
         batch: list[Request] = []
         for request in pool:
-            if not request.running and len(batch) < max_bs and self.needs(request) <= self.free:
+            if len(batch) < max_bs and self.needs(request) <= self.free:
                 self.stored[request.claim] = request.length
                 batch.append(request)
         return Selection(tuple(batch), Stop.POOL)
@@ -71,9 +75,10 @@ def run(core: Core, n_slots: int, requests: list[Arrival]) -> tuple[dict[int, in
 EXAMPLE = [Arrival(1, 1, 3, 3), Arrival(2, 2, 1, 5)]
 
 
-def test_naive_allocation_deadlocks() -> None:
-    memory = OnDemand(6)
-    core = Core(2, 1, 1, memory.select)
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_naive_allocation_deadlocks(run_ahead: int) -> None:
+    memory = OnDemand(6, 2, 1, run_ahead)
+    core = memory.core
     finished, iterations = run(core, ENDLESS, EXAMPLE)
     assert finished == {}
     assert iterations == 2
@@ -84,15 +89,17 @@ def test_naive_allocation_deadlocks() -> None:
     assert core.step(Arrived(1.0, ())) == []  # and for ever
 
 
-def test_each_alone_fits_the_naive_engine() -> None:
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_each_alone_fits_the_naive_engine(run_ahead: int) -> None:
     """It is the sharing that deadlocks: neither request is too large."""
     for request in EXAMPLE:
-        memory = OnDemand(6)
-        assert run(Core(2, 1, 1, memory.select), ENDLESS, [request])[0] == {request.claim: request.max_new_tokens}
+        core = OnDemand(6, 2, 1, run_ahead).core
+        assert run(core, ENDLESS, [request])[0] == {request.claim: request.max_new_tokens}
 
 
-def test_reservation_finishes_the_same_requests() -> None:
-    core = Core(2, 1, 1)
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_reservation_finishes_the_same_requests(run_ahead: int) -> None:
+    core = Core(2, 1, 1, run_ahead)
     finished, iterations = run(core, 6, EXAMPLE)
     assert finished == {1: 3, 2: 5}
     assert iterations == 8
@@ -103,24 +110,32 @@ REQUESTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 8)), min_size=1,
 
 
 @settings(max_examples=150, deadline=None, database=None)
-@given(sizes=REQUESTS, max_bs=st.integers(1, 5), n_workers=st.integers(1, 4), spare=st.integers(0, 6))
-def test_reservation_never_deadlocks(sizes: list[tuple[int, int]], max_bs: int, n_workers: int, spare: int) -> None:
+@given(
+    sizes=REQUESTS,
+    max_bs=st.integers(1, 5),
+    n_workers=st.integers(1, 4),
+    run_ahead=st.integers(0, 1),
+    spare=st.integers(0, 6),
+)
+def test_reservation_never_deadlocks(
+    sizes: list[tuple[int, int]], max_bs: int, n_workers: int, run_ahead: int, spare: int
+) -> None:
     """Any requests, with memory for little more than the largest of them."""
     requests = [Arrival(n, n, inputs, new) for n, (inputs, new) in enumerate(sizes, 1)]
     n_slots = max(request.max_tokens for request in requests) + spare
-    core = Core(max_bs, n_workers, 1)
+    core = Core(max_bs, n_workers, 1, run_ahead)
     finished, _ = run(core, n_slots, requests)
     assert finished == {request.claim: request.max_new_tokens for request in requests}
     assert core.slots.reserved == 0
 
 
-def test_naive_allocation_deadlocks_in_a_pipeline_too() -> None:
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_naive_allocation_deadlocks_in_a_pipeline_too(run_ahead: int) -> None:
     """Figure 8's engine, three workers: equal requests grow alike until no one can."""
     requests = [Arrival(n, n, 4, 8) for n in range(1, 7)]
-    memory = OnDemand(36)  # each alone needs 11, reserved 12
-    core = Core(2, 3, 1, memory.select)
-    finished, _ = run(core, ENDLESS, requests)
+    memory = OnDemand(36, 2, 3, run_ahead)  # each alone needs 11, reserved 12
+    finished, _ = run(memory.core, ENDLESS, requests)
     assert finished == {}
     assert memory.free == 0
-    assert len(core.requests) == 6
-    assert run(Core(2, 3, 1), 36, requests)[0] == dict.fromkeys(range(1, 7), 8)
+    assert len(memory.core.requests) == 6
+    assert run(Core(2, 3, 1, run_ahead), 36, requests)[0] == dict.fromkeys(range(1, 7), 8)

@@ -20,7 +20,7 @@ POISON = 255
 
 
 async def test_a_frozen_rank_is_condemned(tmp_path: Path) -> None:
-    async with world(tmp_path, engines=1, schedulers=1, seconds=0.02) as this:
+    async with world(tmp_path, engines=1, schedulers=1, seconds=0.02, run_ahead=1) as this:
         before, pid = (await this.formed("engine-0"))["engine-0"], this.rank_pid(0)
         (scheduler,), (supervisor,) = this.schedulers, this.supervisors
         await load(this, 4, 60, seed=5)
@@ -42,6 +42,30 @@ async def test_a_frozen_rank_is_condemned(tmp_path: Path) -> None:
         assert int(verdict[1]) in numbers
         assert numbers == sorted(set(numbers))  # not even the one that was lost is used again
         assert [await this.losses(f"r{n}") for n in range(4)] == [1] * 4
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+async def test_a_rank_that_is_asked_to_end_loses_nothing(tmp_path: Path, run_ahead: int) -> None:
+    """SIGTERM: the engine comes to rest first, so that nobody is RUNNING, and forms again with the successor."""
+    async with world(tmp_path, engines=1, schedulers=1, seconds=0.02, run_ahead=run_ahead) as this:
+        before, pid = (await this.formed("engine-0"))["engine-0"], this.rank_pid(0)
+        (scheduler,), (supervisor,) = this.schedulers, this.supervisors
+        await load(this, 4, 60, seed=9)
+        os.kill(pid, signal.SIGTERM)
+        await this.completed()
+        lost = scheduler.events("rank lost")[0]
+        assert f"pid {pid}" in lost["verdict"]
+        assert lost["verdict"].endswith("is leaving")
+        (ended,) = supervisor.events("rank ended")
+        assert ended["status"] == 0
+        after = await this.engine("engine-0")
+        assert after["term"] == before["term"]
+        assert int(after["epoch"]) > int(before["epoch"])
+        assert [await this.losses(f"r{n}") for n in range(4)] == [0] * 4
+        (journal,) = scheduler.journals().values()
+        events = [line["event"] for line in journal if "event" in line]
+        (numbers,) = scheduler.iterations().values()
+        assert [event[2] for event in events if event[0] == "BatchReturned"] == numbers, "all that was begun came back"
 
 
 async def test_the_pool_freezes(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import pytest
@@ -44,13 +45,16 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
         self.may_form.set()
         self.frozen = False  # reads nothing and says nothing
         self.verdicts: list[str] = []
+        self.forms: list[pb.FormRequest] = []
+        self.slots, self.block_size, self.returns_tokens = SLOTS, 0, False  # of the epoch
         self.iterations: asyncio.Queue[pb.Iteration] = asyncio.Queue()
         self._reports: asyncio.Queue[pb.Report | None] = asyncio.Queue()
 
-    def report(self, iteration: pb.Iteration, token: int = 7) -> None:
-        """The iteration's batch returns."""
+    def report(self, iteration: pb.Iteration, *tokens: int) -> None:
+        """The iteration's batch returns, initiations first."""
         count = len(iteration.initiations) + len(iteration.increment_rows)
-        result = pb.IterationReport(epoch=iteration.epoch, number=iteration.number, token_ids=[token] * count)
+        assert len(tokens) in (0, count)
+        result = pb.IterationReport(epoch=iteration.epoch, number=iteration.number, token_ids=tokens or [7] * count)
         self._reports.put_nowait(pb.Report(iteration=result))
 
     def refuse(self) -> None:
@@ -74,19 +78,23 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
             pid=self.pid,
             epoch=self.epoch,
             iteration=self.iteration,
-            slots=SLOTS,
+            slots=self.slots,
+            block_size=self.block_size,
+            returns_tokens=self.returns_tokens,
             model_digest="digest",
             max_positions=SLOTS,
             vocab_size=256,
         )
 
     async def Form(self, request: pb.FormRequest, context: grpc.aio.ServicerContext) -> pb.FormResponse:  # noqa: N802
+        self.forms.append(request)
         self.forming.set()
         await self.may_form.wait()
+        self.block_size, self.returns_tokens = request.block_size, request.return_tokens
         return pb.FormResponse(slots=SLOTS)
 
     async def Allocate(self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext) -> pb.AllocateResponse:  # noqa: N802
-        self.epoch = request.epoch
+        self.epoch, self.slots = request.epoch, request.slots
         return pb.AllocateResponse()
 
     async def Run(self, request_iterator: AsyncIterator[pb.ControlMessage], context: grpc.aio.ServicerContext) -> None:  # noqa: N802
@@ -113,9 +121,25 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
 class Bench:
     """A master at work on the rank, in this process."""
 
-    def __init__(self, redis: RedisServer, pool: Pool, rank: Rank, master: EngineMaster, term: int) -> None:
-        self.redis, self.pool, self.rank, self.master, self.term = redis, pool, rank, master, term
-        self.running = asyncio.create_task(master.run())
+    def __init__(self, redis: RedisServer, pool: Pool, rank: Rank) -> None:
+        self.redis, self.pool, self.rank, self.pulse = redis, pool, rank, LoopPulse()
+
+    async def start(self, settings: dict[str, int], held: EngineState | None = None) -> None:
+        """Begins a master's term."""
+        term = await self.pool.acquire("engine-0", "me", held)
+        assert term is not None
+        numbers: dict[str, Any] = {"max_batch_size": 4} | settings
+        values = SchedulerSettings(workers=self.rank.address, **numbers)
+        candidate = Candidate("engine-0", (self.rank.address,))
+        self.master = EngineMaster(candidate, "me", term, False, self.pool, values, Telemetry("test"), self.pulse)
+        self.running = asyncio.create_task(self.master.run())
+
+    async def succeed(self, **settings: int) -> None:
+        """The master leaves, and another one with these settings follows and forms."""
+        self.master.leave()
+        await asyncio.wait_for(self.running, 5)
+        await self.start(settings, await self.state())
+        await self.formed()
 
     async def submit(self, name: str, prompt: list[int], count: int) -> None:
         await self.formed()
@@ -137,6 +161,15 @@ class Bench:
         assert isinstance(answer, Attached)
         return answer.finish
 
+    async def finished(self, name: str) -> list[int]:
+        """Waits until it has finished; its tokens."""
+        async with asyncio.timeout(5):
+            while await self.finish(name) is None:
+                await asyncio.sleep(0.01)
+        answer = await self.pool.attach(name, endpoint="test", attempt=1)
+        assert isinstance(answer, Attached)
+        return [token.token_id for token in answer.tokens]
+
     async def iteration(self, seconds: float = 5) -> pb.Iteration:
         return await asyncio.wait_for(self.rank.iterations.get(), seconds)
 
@@ -152,16 +185,12 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(rank: Rank, max_batch_size: int = 4) -> AsyncIterator[Bench]:
+async def bench(rank: Rank, **settings: int) -> AsyncIterator[Bench]:
     with redis_server() as redis:
         async with Pool(redis.url, "bench", patience=0.3) as pool:
             await rank.server.start()
-            term = await pool.acquire("engine-0", "me", None)
-            assert term is not None
-            settings = SchedulerSettings(workers=rank.address, max_batch_size=max_batch_size)
-            candidate, pulse = Candidate("engine-0", (rank.address,)), LoopPulse()
-            master = EngineMaster(candidate, "me", term, False, pool, settings, Telemetry("test"), pulse)
-            this = Bench(redis, pool, rank, master, term)
+            this = Bench(redis, pool, rank)
+            await this.start(settings)
             try:
                 yield this
             finally:
@@ -169,7 +198,7 @@ async def bench(rank: Rank, max_batch_size: int = 4) -> AsyncIterator[Bench]:
                 this.running.cancel()
                 await asyncio.wait([this.running])
                 await rank.server.stop(0)
-                pulse.close()
+                this.pulse.close()
 
 
 async def test_a_deposed_master_condemns_nobody() -> None:
@@ -206,9 +235,7 @@ async def test_a_stuck_device(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "answers and has made no progress for" in rank.verdicts[0]
         rank.report(again)
         rank.report(await this.iteration())
-        async with asyncio.timeout(5):
-            while await this.finish("r") is None:
-                await asyncio.sleep(0.01)
+        await this.finished("r")
 
 
 def test_a_long_initiation_is_no_stuck_device() -> None:
@@ -249,6 +276,108 @@ async def test_it_leaves_while_the_engine_forms() -> None:
         this.master.leave()
         await asyncio.wait_for(this.running, 5)
         assert (await this.state()).owner is None
+
+
+async def test_a_standing_epoch_is_kept() -> None:
+    """Its ranks were formed as the new master would form them, whatever that is about the master alone."""
+    rank = Rank()
+    async with bench(rank, block_size=32, slots=4096) as this:
+        await this.formed()
+        epoch = rank.epoch
+        for settings in ({"block_size": 32, "slots": 4096}, {"block_size": 32}, {"block_size": 32, "run_ahead": 1}):
+            await this.succeed(**settings)
+            assert (rank.epoch, len(rank.forms), this.master._core.slots.n_slots) == (epoch, 1, 4096)
+
+
+@pytest.mark.parametrize(
+    ("settings", "slots"),
+    [({"block_size": 64, "slots": 4096}, 4096), ({"block_size": 32, "slots": 2048}, 2048)],
+    ids=["block_size", "slots"],
+)
+async def test_an_epoch_of_other_settings_is_not_kept(settings: dict[str, int], slots: int) -> None:
+    rank = Rank()
+    async with bench(rank, block_size=32, slots=4096) as this:
+        await this.formed()
+        epoch = rank.epoch
+        await this.succeed(**settings)
+        assert rank.epoch > epoch
+        assert [form.epoch for form in rank.forms] == [epoch, rank.epoch]
+        assert (rank.forms[-1].block_size, rank.slots) == (settings["block_size"], slots)
+        assert this.master._core.slots.n_slots == slots
+
+
+async def test_an_epoch_that_returns_tokens_is_not_kept_for_one_that_does_not() -> None:
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.formed()
+        epoch, rank.returns_tokens = rank.epoch, True
+        await this.succeed(run_ahead=1)  # one rank has its own tokens
+        assert [form.epoch for form in rank.forms] == [epoch, rank.epoch]
+        assert rank.epoch > epoch
+        assert not rank.returns_tokens
+
+
+def increments(iteration: pb.Iteration) -> list[tuple[int, int]]:
+    return list(zip(iteration.increment_rows, iteration.increment_positions, strict=True))
+
+
+async def test_increments_carry_tokens() -> None:
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.submit("r", [1, 2], 3)
+        sent = [await this.iteration()]
+        for token in (11, 12):
+            rank.report(sent[-1], token)
+            sent.append(await this.iteration())
+        rank.report(sent[-1], 13)
+        assert [increments(i) for i in sent] == [[], [(0, 2)], [(0, 3)]]
+        assert [list(i.increment_tokens) for i in sent] == [[], [11], [12]]
+        assert await this.finished("r") == [11, 12, 13]
+
+
+async def test_increments_without_tokens() -> None:
+    """A run-ahead: each iteration is sent before the one before it is reported, and says where its tokens stand."""
+    rank = Rank()
+    async with bench(rank, run_ahead=1) as this:
+        await this.submit("r", [1, 2], 4)
+        sent = [await this.iteration(), await this.iteration()]
+        for token in (11, 12):
+            rank.report(sent[-2], token)
+            sent.append(await this.iteration())
+        assert [increments(i) for i in sent] == [[], [(0, 2)], [(0, 3)], [(0, 4)]]
+        assert [list(i.increment_tokens) for i in sent] == [[], [], [], []]
+        rank.report(sent[-2], 13)
+        rank.report(sent[-1], 14)
+        assert await this.finished("r") == [11, 12, 13, 14]
+        assert rank.iterations.empty()
+        await this.submit("next", [3], 1)
+        assert list((await this.iteration()).free_rows) == [0]
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+async def test_tokens_of_a_mixed_batch_find_their_requests(run_ahead: int) -> None:
+    """The ranks answer for the newcomer first, though it came later; nobody's phase is told by a token."""
+    rank = Rank()
+    async with bench(rank, run_ahead=run_ahead) as this:
+        await this.submit("a", [1, 2], 3 + run_ahead)
+        first = [await this.iteration() for _ in range(1 + run_ahead)]
+        await this.submit("b", [3], 1)
+        async with asyncio.timeout(5):
+            while len(this.master._core.requests) < 2:
+                await asyncio.sleep(0.01)
+        rank.report(first[0], 11)
+        mixed = await this.iteration()
+        assert len(mixed.initiations) == len(mixed.increment_rows) == 1
+        if run_ahead:
+            rank.report(first[1], 12)
+            last = await this.iteration()
+            rank.report(mixed, 90, 13)
+        else:
+            rank.report(mixed, 90, 12)
+            last = await this.iteration()
+        rank.report(last, 13 + run_ahead)
+        assert await this.finished("b") == [90]
+        assert await this.finished("a") == list(range(11, 14 + run_ahead))
 
 
 async def test_a_hint_without_room_is_not_forgotten() -> None:

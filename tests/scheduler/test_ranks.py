@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -12,7 +13,7 @@ from orca.v1 import worker_pb2 as pb
 from orca_common.errors import FailedPrecondition
 from orca_scheduler import ranks as module
 from orca_scheduler.discovery import Place, places
-from orca_scheduler.ranks import RankLost
+from orca_scheduler.ranks import RankLost, Standing
 from orca_scheduler.settings import SchedulerSettings
 from orca_scheduler.signs import Kind, Sign, condemned
 
@@ -25,7 +26,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def formed(engine: Scripted) -> None:
     await engine.master.greet()
-    await engine.master.form(EPOCH, 4, 8, None)
+    await engine.master.form(EPOCH)
     engine.master.run()
 
 
@@ -41,11 +42,11 @@ def condemned_pids(engine: Scripted) -> list[int]:
 
 
 async def test_formation() -> None:
-    async with scripted(3, 2) as engine:
+    async with scripted(3, 2, max_batch_size=6) as engine:
         hellos = await engine.master.greet()
         assert [hello.pid for hello in hellos] == [100, 101, 102, 103, 104, 105]
         assert engine.master.standing() is None
-        assert await engine.master.form(EPOCH, 4, 8, None) == 92, "95 slots of the smallest, in blocks of 4"
+        assert await engine.master.form(EPOCH) == 92, "95 slots of the smallest, in blocks of 4"
         assert [rank.hosted for rank in engine.ranks] == [[EPOCH], [], [], [], [], []]
         for n, rank in enumerate(engine.ranks):
             form = rank.form
@@ -53,16 +54,36 @@ async def test_formation() -> None:
             assert (form.stage, form.tensor_rank) == divmod(n, 3)
             assert (form.term, form.epoch, form.tensor_parallel, form.pipeline_parallel) == (5, EPOCH, 3, 2)
             assert list(form.controllers) == [r.address for r in engine.ranks]
+            assert (form.block_size, form.max_batch_size, form.return_tokens) == (4, 6, False)
             assert form.store == "store:1"
             assert rank.allocated == 92
             assert rank.terms == ["5"], "each has a control lane, of the master's term"
 
 
 async def test_slots_that_do_not_fit() -> None:
-    async with scripted(1, 2) as engine:
+    async with scripted(1, 2, slots=100) as engine:
         await engine.master.greet()
         with pytest.raises(FailedPrecondition, match=r"slots: 100 do not fit, stage 1 rank 0 .* has room for 99"):
-            await engine.master.form(EPOCH, 4, 8, 100)
+            await engine.master.form(EPOCH)
+
+
+async def test_fewer_slots_than_there_is_room_for() -> None:
+    async with scripted(1, 2, slots=42) as engine:
+        await engine.master.greet()
+        assert await engine.master.form(EPOCH) == 40, "whole blocks of 4"
+        assert [rank.allocated for rank in engine.ranks] == [40, 40]
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "run_ahead", "wanted"),
+    [(1, 1, 0, False), (1, 1, 1, False), (2, 1, 0, False), (2, 1, 1, True), (1, 2, 0, False), (1, 2, 1, True)],
+)
+async def test_tokens_go_back_when_a_batch_is_ahead(tp: int, pp: int, run_ahead: int, wanted: bool) -> None:
+    """With a run-ahead the ranks of the first stage need the tokens; one rank has its own."""
+    async with scripted(tp, pp, run_ahead=run_ahead) as engine:
+        await engine.master.greet()
+        await engine.master.form(EPOCH)
+        assert [rank.form is not None and rank.form.return_tokens for rank in engine.ranks] == [wanted] * tp * pp
 
 
 async def test_a_pod_with_another_number_of_ranks() -> None:
@@ -91,15 +112,59 @@ async def test_iterations_go_down_one_lane_and_reports_come_up_all() -> None:
 async def test_standing() -> None:
     async with scripted(1, 2) as engine:
         for rank in engine.ranks:
-            rank.hello.epoch, rank.hello.slots = EPOCH, 40
+            rank.hello.epoch, rank.hello.slots, rank.hello.block_size = EPOCH, 40, 4
+            rank.hello.returns_tokens = True
             rank.hello.rows.add(row=3)
         await engine.master.greet()
-        assert engine.master.standing() == module.Standing(EPOCH, 3, 40, (3,))
+        assert engine.master.standing() == Standing(EPOCH, 3, 40, 4, True, (3,))
+
+
+@pytest.mark.parametrize(
+    "another",
+    [{"epoch": EPOCH - 1}, {"iteration": 2}, {"slots": 44}, {"block_size": 8}, {"returns_tokens": True}],
+    ids=lambda fields: next(iter(fields)),
+)
+async def test_ranks_that_do_not_stand_alike(another: dict[str, int]) -> None:
     async with scripted(1, 2) as engine:
-        for n, rank in enumerate(engine.ranks):
-            rank.hello.epoch, rank.hello.slots, rank.hello.iteration = EPOCH, 40, n
+        for rank in engine.ranks:
+            rank.hello.epoch, rank.hello.slots, rank.hello.block_size = EPOCH, 40, 4
+        for name, value in another.items():
+            setattr(engine.ranks[1].hello, name, value)
         await engine.master.greet()
-        assert engine.master.standing() is None, "one has run an iteration more"
+        assert engine.master.standing() is None
+
+
+def settings_for(**values: int) -> SchedulerSettings:
+    numbers: dict[str, Any] = {"pp": 2, "block_size": 4} | values
+    return SchedulerSettings(workers="a:1", **numbers)
+
+
+@pytest.mark.parametrize(
+    ("values", "suits"),
+    [
+        ({}, True),
+        ({"slots": 40}, True),
+        ({"slots": 43}, True),  # in whole blocks
+        ({"slots": 44}, False),
+        ({"slots": 39}, False),
+        ({"block_size": 8}, False),
+        ({"block_size": 8, "slots": 40}, False),
+        ({"block_size": 2, "slots": 40}, False),
+        ({"run_ahead": 1}, False),
+        ({"run_ahead": 1, "pp": 1, "tp": 2}, False),
+        ({"run_ahead": 1, "pp": 1}, True),  # one rank returns none
+    ],
+)
+def test_what_a_standing_epoch_suits(values: dict[str, int], suits: bool) -> None:
+    """40 slots in blocks of 4, formed for two ranks without a run-ahead."""
+    assert Standing(EPOCH, 3, 40, 4, False, ()).suits(settings_for(**values)) is suits
+
+
+def test_a_standing_epoch_that_returns_tokens() -> None:
+    standing = Standing(EPOCH, 3, 40, 4, True, ())
+    assert standing.suits(settings_for(run_ahead=1))
+    assert not standing.suits(settings_for(run_ahead=0))
+    assert not standing.suits(settings_for(run_ahead=1, pp=1))
 
 
 async def test_a_neighbour_complains_before_the_process_is_seen_to_be_gone() -> None:

@@ -62,7 +62,7 @@ async def test_a_killed_schedulers_engine_is_taken_over(tmp_path: Path) -> None:
 
 
 async def test_a_leaving_scheduler_hands_over(tmp_path: Path) -> None:
-    async with world(tmp_path, engines=1, schedulers=2, seconds=0.02) as this:
+    async with world(tmp_path, engines=1, schedulers=2, seconds=0.02, run_ahead=1) as this:
         before = (await this.formed("engine-0"))["engine-0"]
         leaver, other = sorted(this.schedulers, key=lambda s: -term_of(s, "engine-0"))
         await load(this, 6, 80, seed=2)
@@ -81,7 +81,7 @@ async def test_a_leaving_scheduler_hands_over(tmp_path: Path) -> None:
 
 
 async def test_a_frozen_scheduler_is_deposed_and_changes_nothing(tmp_path: Path) -> None:
-    async with world(tmp_path, engines=1, schedulers=2, seconds=0.02) as this:
+    async with world(tmp_path, engines=1, schedulers=2, seconds=0.02, run_ahead=1) as this:
         before, pid = (await this.formed("engine-0"))["engine-0"], this.rank_pid(0)
         old, new = sorted(this.schedulers, key=lambda s: -term_of(s, "engine-0"))
         await load(this, 4, 250, seed=3)

@@ -1,8 +1,9 @@
 """A world around the core, for its tests: what an engine and a pool would see, kept in books of its own.
 
 `World` makes events, hears the core's actions, and holds both against books written from them alone: who is alive, what
-the engine's rows and blocks hold, which position each increment writes, who may be selected. It knows nothing of
-`orca_scheduler.invariants`, and reads the core's state only to compare it with its own.
+the engine's rows and blocks hold, which position each increment writes, who may be selected, and with a run-ahead who
+may be selected before its token is back. It knows nothing of `orca_scheduler.invariants`, and reads the core's state
+only to compare it with its own.
 """
 
 import random
@@ -51,11 +52,20 @@ class Life:
     arrived: Arrival
     since: int  # number of the event that brought it
     generated: int
-    iterations: int = 0
-    running: bool = False
+    iterations: int = 0  # that it was scheduled in: each makes a token
+    in_flight: int = 0  # iterations that have not returned
     over: bool = False  # it ended while RUNNING
     row: int | None = None
     last_token: int | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.in_flight > 0
+
+    @property
+    def ends(self) -> bool:
+        """It ends with what is in flight, and one knows it."""
+        return self.over or self.arrived.generated + self.iterations == self.arrived.max_new_tokens
 
     def overdue(self, now: float) -> bool:
         return self.arrived.deadline is not None and self.arrived.deadline <= now
@@ -73,13 +83,14 @@ class Stored:
 class World:
     """One engine's core under a sequence of events; every method is one event, checked."""
 
-    def __init__(self, max_bs: int, n_workers: int, block_size: int) -> None:
-        self.core = Core(max_bs, n_workers, block_size)
-        self.max_bs, self.n_workers, self.block_size = max_bs, n_workers, block_size
+    def __init__(self, max_bs: int, n_workers: int, block_size: int, run_ahead: int = 0) -> None:
+        self.max_bs, self.n_workers, self.block_size, self.run_ahead = max_bs, n_workers, block_size, run_ahead
+        self.core = self.fresh()
         self.record: list[tuple[Event, list[Action]]] = []
         self.now = 0.0
         self.n_slots = 0  # in whole blocks; 0: not formed
         self.formed = self.drained = False
+        self.sound = True  # no event has failed
         self.next_iteration = 0
         self.lives: dict[int, Life] = {}
         self.rows: dict[int, Stored] = {}
@@ -87,9 +98,14 @@ class World:
         self.in_flight: deque[tuple[int, tuple[int, ...]]] = deque()
         self.queue: list[Arrival] = []  # given back, here or by another engine
         self.stops: Counter[Stop] = Counter()
+        self.ahead: Counter[str] = Counter()  # what the run-ahead met
         self._claims = self._arrivals = 0
         self._outcomes: list[tuple[int | None, Outcome]] = []  # that the event must cause
         self._returned: list[tuple[int, bool]] = []
+
+    def fresh(self) -> Core:
+        """A core of the same numbers, at its beginning."""
+        return Core(self.max_bs, self.n_workers, self.block_size, self.run_ahead)
 
     # -- events
 
@@ -142,7 +158,7 @@ class World:
                 assert self.in_flight, f"claims {sorted(self.lives)} are alive and nothing runs: a deadlock"
                 self.back(*[WORD] * self.max_bs)
                 steps += 1
-                assert steps <= left + self.n_workers, "iterations return and requests do not advance"
+                assert steps <= left + self.n_workers + self.run_ahead, "iterations return and requests do not advance"
         while self.in_flight:
             self.back(*[WORD] * self.max_bs)
         if self.drained:
@@ -158,6 +174,7 @@ class World:
 
     def step(self, event: Event) -> list[Action]:
         """Applies an event to the core and to the books, and compares."""
+        self.sound = False
         actions = self.core.step(event)
         self.record.append((event, actions))
         self._outcomes, self._returned = [], []
@@ -174,6 +191,7 @@ class World:
         for batch in batches:
             self._scheduled(batch)
         self._settled()
+        self.sound = True
         return actions
 
     def _ask(self, asked: Asked) -> Arrival:
@@ -199,12 +217,13 @@ class World:
         match event:
             case EngineReady():
                 self.n_slots = event.n_slots // self.block_size * self.block_size
-                self.formed, self.next_iteration = True, event.iteration
+                self.formed, self.drained, self.next_iteration = True, False, event.iteration
                 self.rows.clear()
                 self.freed.clear()
             case EngineLost():
                 for claim, life in list(self.lives.items()):
                     del self.lives[claim]
+                    self.ahead["lost in two batches"] += life.in_flight == 2
                     if not life.over:
                         self._give_back(life.arrived, life.generated, life.running)
                 self.in_flight.clear()
@@ -216,6 +235,7 @@ class World:
             case Cancelled():
                 for claim in event.claims:
                     if claim in self.lives:
+                        self.ahead["cancelled in two batches"] += self.lives[claim].in_flight == 2
                         self._end(self.lives[claim])
             case BatchReturned():
                 self._batch_returned(event)
@@ -243,9 +263,9 @@ class World:
         assert iteration == event.iteration
         for claim, token in zip(claims, event.token_ids, strict=True):
             life = self.lives[claim]
-            life.running = False
+            life.in_flight -= 1
             if life.over:
-                self._leave(life)
+                self._end(life)
                 continue
             late = life.overdue(event.now)
             if late:
@@ -263,6 +283,9 @@ class World:
                 life.generated, life.last_token = life.generated + 1, token
             if finish is not None:
                 self._end(life)
+                assert life.in_flight <= self.run_ahead
+                assert not life.in_flight or finish is not Reason.LENGTH, "an end that was known cost a row"
+                self.ahead[f"{finish.name} found late"] += life.in_flight
 
     def _expire(self) -> None:
         for life in list(self.lives.values()):
@@ -291,15 +314,27 @@ class World:
     def _blocks(self, life: Life) -> int:
         return -(-(life.arrived.input_tokens + life.arrived.max_new_tokens) // self.block_size)
 
-    def _eligible(self) -> list[Life]:
-        """Requests that wait for an iteration, by arrival."""
-        return sorted((life for life in self.lives.values() if not life.running), key=lambda life: life.arrived.arrival)
+    def _eligible(self, ahead: bool = False) -> list[Life]:
+        """Requests that wait for an iteration, by arrival; `ahead`: with those that will, for all that is known, when
+        the oldest batch is back."""
+        oldest = self.in_flight[0][1] if ahead and self.in_flight else ()
+        found = [life for life in self.lives.values() if not life.running]
+        found += [
+            life for claim in oldest if (life := self.lives[claim]).running and life.in_flight == 1 and not life.ends
+        ]
+        return sorted(found, key=lambda life: life.arrived.arrival)
+
+    def _can_go(self, eligible: list[Life]) -> bool:
+        """There is a batch among these: an INCREMENT, or a first INITIATION that fits."""
+        return any(life.row is not None for life in eligible) or (
+            bool(eligible) and self._blocks(eligible[0]) * self.block_size <= self.n_slots - self.reserved
+        )
 
     def _scheduled(self, batch: ScheduleBatch) -> None:
         """A batch was scheduled: was it the right one, and can the workers run it?"""
         assert self.formed
         assert not self.drained
-        assert len(self.in_flight) < self.n_workers
+        assert len(self.in_flight) < self.n_workers + self.run_ahead
         assert 0 < len(batch.members) <= self.max_bs
         assert batch.iteration == self.next_iteration
         self.next_iteration += 1
@@ -327,21 +362,35 @@ class World:
                 stored = self.rows[member.row]
                 assert stored.claim == member.claim
                 assert member.length - 1 == stored.tokens, "an increment leaves a hole, or writes a position twice"
-                assert member.token == life.last_token
-                assert member.token is not None
+                if self.run_ahead:
+                    assert member.token is None
+                else:
+                    assert member.token == life.last_token
+                    assert member.token is not None
                 assert member.blocks == ()
                 stored.tokens += 1
             assert self.rows[member.row].tokens <= len(self.rows[member.row].blocks) * self.block_size
-            assert not life.running
-            life.running = True
+            life.in_flight += 1
             life.iterations += 1
+            assert life.in_flight <= 1 + self.run_ahead
         assert batch.reserved == self.reserved <= self.n_slots
         self.in_flight.append((batch.iteration, tuple(member.claim for member in batch.members)))
+        self.ahead["n_workers + 1 batches"] += len(self.in_flight) == self.n_workers + 1
 
     def _check_selection(self, batch: ScheduleBatch) -> None:
         """FCFS: whoever was passed over found the batch full, or (INITIATION alone) the slots taken."""
         eligible = self._eligible()
         chosen = {member.claim for member in batch.members}
+        if len(self.in_flight) >= self.n_workers or not self._can_go(eligible):
+            assert self.run_ahead, "Algorithm 1 has no batch here"
+            eligible = self._eligible(ahead=True)
+            runs = [life.running for life in eligible if life.arrived.claim in chosen]
+            waited = [life for life in eligible if life.arrived.claim in chosen and life.row is not None]
+            self.ahead["INCREMENTs that waited"] += sum(not life.running for life in waited)
+            self.ahead["newcomers beside those ahead"] += len(set(runs)) == 2
+            self.ahead["ahead while a worker idles"] += len(self.in_flight) < self.n_workers
+            self.ahead["ahead of the slots"] += batch.stop is Stop.SLOTS
+        assert chosen <= {life.arrived.claim for life in eligible}, "a request runs that may not"
         assert len(chosen) == len(batch.members), "a request is twice in a batch"
         in_order = [life.arrived.claim for life in eligible if life.arrived.claim in chosen]
         assert [member.claim for member in batch.members] == in_order
@@ -364,21 +413,24 @@ class World:
 
     def _settled(self) -> None:
         """After every event."""
-        assert len(self.in_flight) <= self.n_workers
+        assert len(self.in_flight) <= self.n_workers + self.run_ahead
         assert self.core.n_scheduled == len(self.in_flight)
-        assert {request.claim for request in self.core.requests} == set(self.lives)
+        theirs = {r.claim: (r.generated, r.iterations, r.in_flight) for r in self.core.requests}
+        assert theirs == {
+            claim: (life.generated, life.iterations, life.in_flight) for claim, life in self.lives.items()
+        }
         if self.formed:
             assert self.core.slots.reserved == self.reserved
             assert self.core.slots.n_slots == self.n_slots
-        waiting = self._eligible()
-        if self.formed and not self.drained and len(self.in_flight) < self.n_workers and waiting:
-            head = waiting[0]
-            assert all(life.row is None for life in waiting), "an INCREMENT request waits and a worker idles"
-            assert self._blocks(head) * self.block_size > self.n_slots - self.reserved, "the head fits and waits"
+        if self.formed and not self.drained:
+            if len(self.in_flight) < self.n_workers:
+                assert not self._can_go(self._eligible()), "a request waits and a worker idles"
+            if self.run_ahead and len(self.in_flight) <= self.n_workers:
+                assert not self._can_go(self._eligible(ahead=True)), "a batch could be ahead"
         lives = sorted(self.lives.values(), key=lambda life: life.arrived.arrival)
         for n, earlier in enumerate(lives):
             for later in lives[n + 1 :]:
-                if earlier.since <= later.since:
+                if earlier.since <= later.since and not (self.run_ahead and earlier.ends):
                     assert earlier.iterations >= later.iterations, "iteration-level FCFS is broken"
         room = self.core.room()
         if self.formed and not self.drained:
@@ -390,43 +442,61 @@ class World:
         assert violations(self.core) == []
 
     def audit(self) -> None:
-        """The record alone, from the first event: each claim ends exactly once, and its tokens have no hole."""
+        """The record alone, from the first event: each claim ends exactly once, its tokens have no hole, and no more
+        rows were run for it than its end could be known to make needless."""
         next_index: dict[int, int] = {}  # of the claims that live
         arrived: dict[int, Arrival] = {}
+        rows: Counter[int] = Counter()  # of iterations, for each claim
+
+        def ends(claim: int, late: int) -> None:
+            wasted = rows[claim] - (next_index.pop(claim) - arrived[claim].generated)
+            assert 0 <= wasted <= late, "rows were run for a request that had ended"
+
         for event, actions in self.record:
             if isinstance(event, Arrived):
                 fresh = {arrival.claim: arrival for arrival in event.requests if arrival.claim not in arrived}
                 arrived |= fresh
                 next_index |= {claim: arrival.generated for claim, arrival in fresh.items()}
             if isinstance(event, Cancelled):
-                for claim in event.claims:
-                    next_index.pop(claim, None)
+                for claim in set(event.claims) & set(next_index):
+                    ends(claim, 1 + self.run_ahead)
             for action in actions:
                 if isinstance(action, Commit):
                     for claim, base, token, finish in action.outcomes:
                         assert next_index[claim] == base
                         next_index[claim] += token is not None
                         assert next_index[claim] <= arrived[claim].max_new_tokens
-                        if finish is not None:
-                            del next_index[claim]
+                        if finish is Reason.DEADLINE:
+                            ends(claim, 0 if action.iteration is None else 1 + self.run_ahead)
+                        elif finish is not None:
+                            ends(claim, 0 if finish in (Reason.LENGTH, Reason.NEVER_FITS) else self.run_ahead)
                 elif isinstance(action, GiveBack):
-                    for claim, _ in action.requests:
-                        del next_index[claim]
+                    for claim, running in action.requests:
+                        ends(claim, (1 + self.run_ahead) * running)
                 else:
-                    assert {member.claim for member in action.members} <= set(next_index)
+                    claims = [member.claim for member in action.members]
+                    assert set(claims) <= set(next_index)
+                    rows.update(claims)
         assert not next_index, "a request never ended"
 
 
-def storm(draw: random.Random, steps: int, *, drains: bool = True) -> World:
+def storm(draw: random.Random, steps: int) -> World:
     """A world after a random sequence of events, not yet quiet."""
-    world = World(max_bs=draw.randint(1, 5), n_workers=draw.randint(1, 4), block_size=draw.choice((1, 4, 16)))
+    world = World(
+        max_bs=draw.randint(1, 5),
+        n_workers=draw.randint(1, 4),
+        block_size=draw.choice((1, 4, 16)),
+        run_ahead=draw.randint(0, 1),
+    )
     largest = world.block_size * draw.randint(2, 12) + draw.randrange(world.block_size)
+    usual = draw.choice((largest, largest // 3, largest // 6))  # the larger requests are, the fewer run at a time
     calm = draw.choice((0.0, 0.02))  # how often the engine is lost
     impatient = draw.choice((0.0, 0.3))
     world.form(largest)
 
     def asked() -> Asked:
-        total = draw.randint(2, max(2, largest + (draw.random() < 0.05)))
+        size = usual if draw.random() < 0.9 else largest
+        total = draw.randint(2, max(2, size + (draw.random() < 0.05)))
         inputs = draw.randint(1, total - 1)
         patience = draw.uniform(0, 3) if draw.random() < impatient else None
         return Asked(inputs, total - inputs, draw.random() < 0.5, draw.random() < 0.5, patience)
@@ -441,20 +511,24 @@ def storm(draw: random.Random, steps: int, *, drains: bool = True) -> World:
         elif luck < 0.7:
             if len(world.lives) < 12:
                 world.arrive(*[asked() for _ in range(draw.randint(1, 3))])
-        elif luck < 0.8:
+        elif luck < 0.78:
             world.cancel(*draw.sample(range(max(1, world._claims - 9), world._claims + 3), 2))
-        elif luck < 0.88:
+        elif luck < 0.86:
             world.tick(draw.uniform(0, 0.5))
         elif luck < 0.91:
-            world.detour(asked(), draw.randint(0, 3))
+            for _ in range(draw.randint(1, 3)):
+                world.detour(asked(), draw.randint(0, 3))
         elif luck < 0.96:
-            if world.queue:
+            for _ in range(min(len(world.queue), draw.randint(1, 4))):
                 world.again(draw.randrange(len(world.queue)))
         elif luck < 0.98:
             if world.lives:
                 world.echo(draw.randrange(len(world.lives)))
         elif luck < 0.98 + calm:
-            world.lose()
-        elif drains and draw.random() < 0.02:
+            if world.drained or draw.random() < 0.7:
+                world.lose()
+            else:
+                world.drain()
+        elif draw.random() < 0.02:
             world.drain()
     return world

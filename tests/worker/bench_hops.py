@@ -40,12 +40,12 @@ async def measure(folder: Path, stages: int) -> None:
             flight.append(await master.issue([], batch.requests))
         for batch in flight:
             await master.collect(batch)
-        while len(master.reports) < stages * master.number:
+        while len(master.times) < stages * master.number:
             await asyncio.sleep(0.01)
         await master.close()
 
     def times(stage: int, number: int) -> pb.StageTimes:
-        return master.reports[stage, number].times
+        return master.times[stage, number]
 
     numbers = range(FILL, master.number - stages)
     for k in range(stages - 1):

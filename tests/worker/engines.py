@@ -53,7 +53,9 @@ class Master:
         self.addresses, self.tp, self.pp, self.slots = list(addresses), tp, pp, slots
         self.term, self.epoch, self.number = 1, 0, 0
         self.chance = random.Random(seed)
-        self.reports: dict[tuple[int, int], pb.IterationReport] = {}  # (rank, iteration)
+        self.times: dict[tuple[int, int], pb.StageTimes] = {}  # (rank, iteration)
+        self.messages = 0  # of times alone
+        self.beats = asyncio.Queue[pb.Beat]()  # that came back
         self.waiting: dict[int, asyncio.Future[pb.IterationReport]] = {}  # by iteration: the sampler's
         self.broken: list[tuple[int, str]] = []  # (rank, sentence): a lane ended, an iteration failed
         self.channels: list[grpc.aio.Channel] = []
@@ -102,14 +104,19 @@ class Master:
         try:
             async for report in lane:
                 result = report.iteration
-                assert (result.times.stage, result.times.tensor_rank) == divmod(rank, self.tp)
-                self.reports[rank, result.number] = result
+                for times in (*report.times.stages, *([result.times] if result.token_ids else [])):
+                    assert (times.stage, times.tensor_rank) == divmod(rank, self.tp)
+                    self.times[rank, times.iteration] = times
+                self.messages += report.HasField("times")
+                if report.HasField("beat"):
+                    self.beats.put_nowait(report.beat)
+                if not report.HasField("iteration"):
+                    continue
                 if result.error:
                     self.lose(rank, f"{'lost' if result.peer_lost else 'failed'}: {result.error}")
-                elif rank == self.sampler:
-                    self.waiting.pop(result.number).set_result(result)
                 else:
-                    assert not result.token_ids
+                    assert rank == self.sampler
+                    self.waiting.pop(result.number).set_result(result)
             self.lose(rank, "the lane has ended")
         except grpc.aio.AioRpcError as error:
             self.lose(rank, error.details() or "")

@@ -73,7 +73,7 @@ async def serving(folder: Path, telemetry: Telemetry | None = None) -> AsyncIter
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield Rank(controller, worker_pb2_grpc.ControllerStub(channel), channel, failures)
-        assert await controller.leave(5)
+    assert await controller.leave(5)
     await server.stop(grace=1)
 
 
@@ -116,7 +116,8 @@ async def test_a_rank_says_who_it_is(rank: Rank) -> None:
     assert (report.epoch, report.number, len(report.token_ids), len(report.logprobs)) == (7, 41, 2, 2)
     assert 0 < report.times.received <= report.times.started <= report.times.computed <= report.times.sent
     hello = await rank.hello(3)
-    assert (hello.epoch, hello.iteration, hello.slots) == (7, 41, 320)
+    assert (hello.epoch, hello.iteration, hello.slots, hello.block_size) == (7, 41, 320, 16)
+    assert not hello.returns_tokens, "one rank has its own"
     assert [(row.row, row.claim, row.length) for row in hello.rows] == [(2, 102, 1), (4, 104, 3)]
     await rank.iterate(
         run, 3, 7, free_rows=[2], increment_rows=[4], increment_positions=[3], increment_tokens=[report.token_ids[0]]
@@ -265,7 +266,7 @@ async def test_a_report_goes_to_the_lane_that_asked(tmp_path: Path) -> None:
 
 async def test_iterations_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orca_worker.controller.MAX_WAITING", 2)
-    async with serving(make_timed(tmp_path, seconds=0.3)) as rank:
+    async with serving(make_timed(tmp_path, seconds=0.1)) as rank:
         await rank.member()
         run = rank.stub.Run()
         for row in range(3):
@@ -288,7 +289,28 @@ async def test_a_failed_iteration_is_the_last(rank: Rank) -> None:
     assert code == grpc.StatusCode.UNAVAILABLE
 
 
+async def test_leaving_in_order(tmp_path: Path) -> None:
+    """The rank says so, runs what its master still sends, and ends when the master has closed the lane."""
+    async with serving(make_timed(tmp_path, seconds=0.05)) as rank:
+        await rank.member()
+        run = rank.stub.Run()
+        await rank.iterate(run, initiations=[initiation(1, 1, 2)])
+        leaving = asyncio.create_task(rank.controller.leave(30))
+        while (report := await run.read()).WhichOneof("report") != "leaving":
+            assert report.iteration.number == 1
+        assert rank.controller.ready() == "leaving"
+        assert (await refusal(rank.hello(2))) == (grpc.StatusCode.UNAVAILABLE, "this rank is leaving")
+        assert (await ending(rank.stub.Run()))[0] == grpc.StatusCode.UNAVAILABLE
+        await rank.iterate(run, increment_rows=[1], increment_positions=[2])
+        while (await run.read()).iteration.number != 2:
+            pass
+        assert not leaving.done()
+        await run.done_writing()
+        assert await asyncio.wait_for(leaving, 20)
+
+
 async def test_leaving_finishes_what_was_accepted(tmp_path: Path) -> None:
+    """A master that does not close the lane is left behind after a while."""
     async with serving(make_timed(tmp_path, seconds=0.1)) as rank:
         await rank.member()
         run = rank.stub.Run()
@@ -297,12 +319,11 @@ async def test_leaving_finishes_what_was_accepted(tmp_path: Path) -> None:
         await run.write(pb.ControlMessage(beat=pb.Beat(number=1)))
         await run.read()
         leaving = asyncio.create_task(rank.controller.leave(5))
-        assert [(await run.read()).iteration.number for _ in range(2)] == [1, 2]
+        reports = [await run.read() for _ in range(3)]
+        assert [report.iteration.number for report in reports] == [0, 1, 2]
+        assert reports[0].HasField("leaving")
         assert await ending(run) == (grpc.StatusCode.UNAVAILABLE, "this rank is leaving")
         assert await leaving
-        assert rank.controller.ready() == "leaving"
-        late = rank.stub.Run()
-        assert (await ending(late))[0] == grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_model_that_cannot_be_loaded_is_a_sentence(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from checkpoints import make_gpt2, make_timed
 from reference import Reference
 from worker.driver import Sampled
-from worker.engines import in_process, serve
+from worker.engines import Broken, in_process, serve
 from worker.test_gpt2 import requests_for
 
 from orca.v1 import worker_pb2 as pb
@@ -82,20 +82,37 @@ async def test_every_rank_reports_every_iteration(tmp_path: Path) -> None:
     async with in_process(folder, 2, 2) as (master, ranks):
         (request,) = requests_for(97, 1, seed=1)
         await master.run([request])
-        while len(master.reports) < 4 * request.new_tokens:
+        while len(master.times) < 4 * request.new_tokens:
             await asyncio.sleep(0)
-        for (rank, number), report in master.reports.items():
-            times = report.times
+        for (rank, number), times in master.times.items():
             assert 0 < times.received <= times.taken <= times.started <= times.computed <= times.sent
             tokens = len(request.prompt) if number == 1 else 1
             hidden = tokens * 16 * 4  # bytes of the hidden states
             reduces = 2 * (2 if rank < 2 else 1) + (rank < 2)  # 2 a layer, of 2 layers and 1; the embedding
             logits = (rank == 3) * 49 * 4  # of the shares of 49 and 48, the first sets the width
             assert times.data_bytes == reduces * hidden + (rank < 2) * hidden + logits
-            assert times.control_bytes == master.reports[0, number].times.control_bytes > 0
+            assert times.control_bytes == master.times[0, number].control_bytes > 0
         formed = await master.form()
         assert [one.slot_bytes for one in formed] == [2 * 2 * 8 * 4] * 2 + [2 * 1 * 8 * 4] * 2
         assert all(rank.controller.ready() is None for rank in ranks)
+
+
+async def test_times_do_not_compete_with_tokens(tmp_path: Path) -> None:
+    """The first stage keeps them while iterations wait, at most until the next beat."""
+    folder = make_timed(tmp_path, seconds=0.1)
+    async with in_process(folder, 1, 2) as (master, _):
+        batches = [await master.issue(requests_for(97, 1, seed=seed), []) for seed in range(8)]
+        await master.collect(batches[0])
+        await master.lanes[0].write(pb.ControlMessage(beat=pb.Beat(number=5)))
+        beat = await master.beats.get()
+        assert (0, 1) in master.times
+        assert beat.number == 5
+        assert beat.iteration >= 1
+        for batch in batches[1:]:
+            await master.collect(batch)
+        while len(master.times) < 16:
+            await asyncio.sleep(0)
+        assert master.messages < 8
 
 
 async def test_control_is_sent_ahead_of_the_data(tmp_path: Path) -> None:
@@ -105,17 +122,17 @@ async def test_control_is_sent_ahead_of_the_data(tmp_path: Path) -> None:
         batches = [await master.issue(requests_for(97, 1, seed=seed), []) for seed in range(3)]
         for batch in batches:
             await master.collect(batch)
-        while len(master.reports) < 9:
+        while len(master.times) < 9:
             await asyncio.sleep(0)
         for number in (1, 2, 3):
-            stages = [master.reports[stage, number].times for stage in range(3)]
+            stages = [master.times[stage, number] for stage in range(3)]
             assert stages[0].received <= stages[1].received <= stages[2].received
             assert stages[2].received < stages[0].computed
             for before, after in pairwise(stages):
                 assert after.taken < before.computed or number > 1
                 assert after.started >= before.computed
         # iteration 2 computes in stage 0 while 1 does in stage 1
-        assert master.reports[0, 2].times.started < master.reports[1, 1].times.computed
+        assert master.times[0, 2].started < master.times[1, 1].computed
 
 
 async def test_old_messages_are_refused_on_every_hop(tmp_path: Path) -> None:
@@ -156,3 +173,27 @@ async def test_impossible_cuts_are_refused(tmp_path: Path, tp: int, pp: int, sen
         topology(read_checkpoint(folder), tp, pp, "float32")
     await rank.controller.leave(1)
     await rank.server.stop(grace=0)
+
+
+async def test_run_ahead_needs_an_epoch_that_returns_tokens(tmp_path: Path) -> None:
+    """Increments without tokens would run over whatever the row held before."""
+    folder = make_timed(tmp_path, seconds=0)
+    async with in_process(folder, 1, 2) as (master, ranks):
+        (request,) = requests_for(97, 1, seed=3)
+        first, second = await master.issue([request], []), await master.issue([], [request], ahead=True)
+        both = asyncio.gather(master.collect(first), master.collect(second))
+        with pytest.raises(Broken, match="this epoch does not return them"):
+            await both
+        ranks[0].failures.clear()
+
+
+async def test_tokens_that_nobody_asks_for_are_taken_in(tmp_path: Path) -> None:
+    """Requests of one token each: no increment ever needs what comes back, and nothing piles up."""
+    folder = make_timed(tmp_path, seconds=0)
+    async with in_process(folder, 1, 2, return_tokens=True) as (master, ranks):
+        for seed in range(20):
+            requests = [Sampled([seed + 1], 1), Sampled([seed + 2], 1)]
+            await master.collect(await master.issue(requests, []))
+            for request in requests:
+                master.free(request)
+        assert len(ranks[0].stage._owed) <= 3

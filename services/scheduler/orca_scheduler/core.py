@@ -6,7 +6,7 @@ whether they come from a live engine, a simulation or a journal.
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
@@ -60,7 +60,7 @@ class BatchReturned:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Schedule nothing more: the scheduler is leaving, or the engine is."""
+    """Schedule nothing more: the scheduler is leaving, or a rank of the engine as it is formed now."""
 
     now: float
 
@@ -78,12 +78,13 @@ Event = EngineReady | EngineLost | Arrived | Cancelled | BatchReturned | Drain |
 
 
 class Member(NamedTuple):
-    """One request's part in an iteration. `blocks` is given at the initiation alone, `token` at increments alone."""
+    """One request's part in an iteration. `blocks` is given at the initiation alone, `token` at increments alone, and
+    not in a run-ahead: there the ranks have it, or will have it first."""
 
     claim: int
     row: int
     phase: Phase
-    length: int  # prompt and generated tokens so far; an increment's token stands at position length - 1
+    length: int  # prompt and generated tokens before this iteration; an increment's token stands at length - 1
     token: int | None
     blocks: tuple[int, ...]
 
@@ -125,6 +126,8 @@ class GiveBack:
 
 Action = ScheduleBatch | Commit | GiveBack
 
+NOTHING = Selection((), Stop.POOL)
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -135,16 +138,23 @@ class Room:
 
 
 class Core:
-    """One engine's schedule: `max_bs` requests a batch, `n_workers` batches in flight."""
+    """One engine's schedule: `max_bs` requests a batch, `n_workers` batches in flight.
+
+    With `run_ahead` 1 (0 is the paper's loop) one batch more may be in flight: the requests of the oldest one may be
+    scheduled again before their tokens are back. That a request ended is then found one iteration late, unless it ends
+    by its length, which is known before: what that iteration made of it is discarded.
+    """
 
     def __init__(
         self,
         max_bs: int,
         n_workers: int,
         block_size: int,
-        selection: Callable[[list[Request], int, Slots], Selection] = select,
+        run_ahead: int = 0,
+        selection: Callable[[Iterable[Request], int, Slots], Selection] = select,
     ) -> None:
-        self.max_bs, self.n_workers, self.block_size = max_bs, n_workers, block_size
+        assert run_ahead in (0, 1), "of a request, one batch is in flight, or two"
+        self.max_bs, self.n_workers, self.block_size, self.run_ahead = max_bs, n_workers, block_size, run_ahead
         self.slots = Slots(0, block_size)
         self.in_flight: deque[tuple[int, tuple[Request, ...]]] = deque()  # (iteration, batch), oldest first
         self._select = selection
@@ -179,7 +189,7 @@ class Core:
             case EngineReady():
                 assert not self._pool, "an engine was formed before its loss was told"
                 self.slots = Slots(event.n_slots, self.block_size)
-                self._iteration, self._formed = event.iteration, True
+                self._iteration, self._formed, self._draining = event.iteration, True, False
                 self._free_rows.clear()
             case EngineLost():
                 actions += self._lost()
@@ -225,14 +235,18 @@ class Core:
 
     def _schedule(self) -> ScheduleBatch | None:
         """Algorithm 1, lines 3 to 7: one batch, if one may be in flight and there is work for it."""
-        if not self._formed or self._draining or self.n_scheduled >= self.n_workers:  # line 8
+        if not self._formed or self._draining:
             return None
-        selection = self._select(self._pool, self.max_bs, self.slots)  # line 4
+        selection = NOTHING
+        if self.n_scheduled < self.n_workers:  # line 8
+            selection = self._select(self._waiting(), self.max_bs, self.slots)  # line 4
+        if not selection.batch and self.run_ahead and self.n_scheduled <= self.n_workers:
+            selection = self._select(self._returning(), self.max_bs, self.slots)
         if not selection.batch:
             return None  # an empty batch is never run: the next arrival or return comes here again
         members = tuple(self._member(request) for request in selection.batch)
         for request in selection.batch:
-            request.running = True  # line 6
+            request.in_flight += 1  # line 6
             request.iterations += 1
         self.in_flight.append((self._iteration, selection.batch))  # line 7: n_scheduled grows by one batch
         action = ScheduleBatch(self._iteration, members, tuple(self._free_rows), self.slots.reserved, selection.stop)
@@ -240,19 +254,23 @@ class Core:
         self._iteration += 1
         return action
 
+    def _waiting(self) -> Iterator[Request]:
+        """Line 17: the pool without RUNNING requests."""
+        return (request for request in self._pool if not request.in_flight)
+
+    def _returning(self) -> Iterator[Request]:
+        """The same as it will be when the oldest batch has returned, unless one of its requests ends by its token."""
+        oldest = self.in_flight[0][1] if self.in_flight else ()
+        return (r for r in self._pool if not r.in_flight or (r.in_flight == 1 and r in oldest and r.goes_on))
+
     def _member(self, request: Request) -> Member:
         """The request's part in the batch that is being made; a first iteration reserves its slots."""
+        phase, length = request.phase, request.length
         if request.row is None:
             request.row, request.blocks = self.slots.reserve(request.arrived.max_tokens)
-        first = request.phase is Phase.INITIATION
-        return Member(
-            claim=request.claim,
-            row=request.row,
-            phase=request.phase,
-            length=request.length,
-            token=None if first else request.last_token,
-            blocks=request.blocks if first else (),
-        )
+            return Member(request.claim, request.row, phase, length, None, request.blocks)
+        token = None if self.run_ahead else request.last_token
+        return Member(request.claim, request.row, phase, length, token, ())
 
     def _arrived(self, event: Arrived) -> list[Action]:
         if not self._formed:  # claimed while the engine was lost: this is no place to end them
@@ -277,16 +295,16 @@ class Core:
         assert len(event.token_ids) == len(batch), "a batch returned with another number of tokens"
         outcomes = []
         for request, token in zip(batch, event.token_ids, strict=True):
-            request.running = False
+            request.in_flight -= 1
             if request.ended:
-                self._remove(request)  # what it generated after its end is void
+                self._end(request)  # what it generated after its end is void
             elif request.overdue(event.now):
                 outcomes.append(Outcome(request.claim, request.generated, None, Reason.DEADLINE))
                 self._end(request)
             else:
                 index = request.generated
                 request.generated += 1
-                request.phase, request.last_token = Phase.INCREMENT, token
+                request.last_token = token
                 finish = request.end_by(token)
                 outcomes.append(Outcome(request.claim, index, token, finish))
                 if finish is not None:
@@ -310,7 +328,7 @@ class Core:
         return [GiveBack(requests)] if requests else []
 
     def _end(self, request: Request) -> None:
-        """Ends a request now, or, when it is RUNNING, as soon as its batch has returned."""
+        """Ends a request now, or, when it is RUNNING, as soon as its batches have returned."""
         request.ended = True
         if not request.running:
             self._remove(request)

@@ -47,7 +47,12 @@ class Journal:
 
     def _open(self) -> None:
         of = self._core
-        numbers = {"max_bs": of.max_bs, "n_workers": of.n_workers, "block_size": of.block_size}
+        numbers = {
+            "max_bs": of.max_bs,
+            "n_workers": of.n_workers,
+            "block_size": of.block_size,
+            "run_ahead": of.run_ahead,
+        }
         self._file, self._size = self._path.open("wb", buffering=1 << 16), 0
         self._write({"core": numbers, "state": of.state()})
 

@@ -41,7 +41,7 @@ from .journal import Journal
 from .ledger import Deposed, Ledger
 from .rank import Seen
 from .ranks import RankLost, Ranks
-from .request import Arrival
+from .request import Arrival, Phase
 from .settings import SchedulerSettings
 from .tracing import Tracing
 
@@ -88,7 +88,7 @@ class EngineMaster:
         self.engine, self._candidate, self._term = candidate.engine, candidate, term
         self._taken_over = taken_over  # from an owner who had not released it
         self._pool, self._settings, self._pulse = pool, settings, pulse
-        self._core = Core(settings.max_batch_size, settings.pp, settings.block_size)
+        self._core = Core(settings.max_batch_size, settings.pp, settings.block_size, settings.run_ahead)
         self._ledger = Ledger(
             pool, self.engine, owner, term, settings.block_size, self._core.room, self._arrived, self._tell
         )
@@ -98,6 +98,7 @@ class EngineMaster:
         self._ranks: Ranks | None = None  # None: not formed
         self._seen: dict[Place, Seen] = {}
         self._epoch = 0
+        self._breaking_up: str | None = None  # a rank is leaving: this engine comes to rest, and forms again without it
         self._stale_rows: list[int] = []  # that the ranks hold from an earlier master of this epoch
         self._in_flight: dict[int, InFlight] = {}  # by iteration
         self._tracing = Tracing(telemetry.tracer, self.engine) if telemetry.enabled else None
@@ -143,8 +144,9 @@ class EngineMaster:
 
     async def _life(self) -> None:
         """One formation, from its first greeting to the loss of a rank."""
-        ranks = Ranks(self._candidate, self._term, self._settings, self._pulse, self._seen, self._returned, self._timed)
-        async with ranks:
+        self._breaking_up = None
+        heard = self._returned, self._timed, self._rank_leaves
+        async with Ranks(self._candidate, self._term, self._settings, self._pulse, self._seen, *heard) as ranks:
             try:
                 await self._until_one_ends(self._living(ranks), ranks.watch())
                 return  # to leave, and not formed
@@ -178,13 +180,13 @@ class EngineMaster:
         for hello in hellos:
             await self._pool.identify(hello.model_digest, hello.max_positions, hello.vocab_size)
         ledger, settings, stand = self._ledger, self._settings, ranks.standing()
-        if stand is not None and stand.epoch == ledger.epoch:
+        if stand is not None and stand.epoch == ledger.epoch and stand.suits(settings):
             self._epoch, n_slots = stand.epoch, stand.slots
             self._stale_rows = list(stand.rows)
         else:
             await self._give_back()
             self._epoch = await ledger.new_epoch(max(hello.epoch for hello in hellos))
-            n_slots = await ranks.form(self._epoch, settings.block_size, settings.max_batch_size, settings.slots)
+            n_slots = await ranks.form(self._epoch)
             self._stale_rows = []
         first = max(ledger.iteration, *(hello.iteration for hello in hellos)) + 1
         await ledger.formed(EngineInfo(self.engine, settings.tp, settings.pp, n_slots, self._epoch), first)
@@ -217,6 +219,8 @@ class EngineMaster:
     async def _looping(self) -> None:
         """One event, its actions, and so on. Ends by RankLost or Deposed."""
         while not (self._leaving.is_set() and not self._core.in_flight):
+            if self._breaking_up is not None and not self._core.in_flight:
+                raise RankLost(self._breaking_up)
             event, report = await self._inbox.get()
             try:
                 await self._apply(event, report)
@@ -261,16 +265,18 @@ class EngineMaster:
                 self._left([claim for claim, _ in action.requests], "given back")
 
     def _control_message(self, action: ScheduleBatch) -> pb.Iteration:
-        """The iteration for the ranks: new requests in full, once; increments by row, position and token."""
+        """The iteration for the ranks: new requests in full, once; increments by row, position and, unless the ranks
+        have it, token."""
         message = pb.Iteration(term=self._term, epoch=self._epoch, number=action.iteration)
         message.free_rows.extend(self._stale_rows)
         self._stale_rows = []
         message.free_rows.extend(action.free_rows)
         for member in action.members:
-            if member.token is not None:
+            if member.phase is Phase.INCREMENT:
                 message.increment_rows.append(member.row)
                 message.increment_positions.append(member.length - 1)
-                message.increment_tokens.append(member.token)
+                if member.token is not None:
+                    message.increment_tokens.append(member.token)
                 continue
             held = self._ledger.outputs.held[member.claim]
             record, generated = held.record, held.token_ids()
@@ -340,6 +346,11 @@ class EngineMaster:
         event = BatchReturned(self._now, report.number, tuple([token_ids[place] for place in batch.places]))
         await self._inbox.put((event, report))
 
+    async def _rank_leaves(self, sentence: str) -> None:
+        """A rank is asked to end: nothing more is scheduled, and nothing is lost when all batches have returned."""
+        self._breaking_up = self._breaking_up or sentence
+        await self._inbox.put((Drain(self._now), None))
+
     async def _arrived(self, requests: list[Claimed]) -> None:
         """Claimed requests, on their way to the core; returns when they are there."""
         if self._journal is not None:
@@ -398,8 +409,8 @@ class EngineMaster:
 
 def in_flight(action: ScheduleBatch) -> InFlight:
     """The ranks run initiations before increments; among each kind they keep the batch's order."""
-    first = [n for n, member in enumerate(action.members) if member.token is None]
-    then = [n for n, member in enumerate(action.members) if member.token is not None]
+    first = [n for n, member in enumerate(action.members) if member.phase is Phase.INITIATION]
+    then = [n for n, member in enumerate(action.members) if member.phase is Phase.INCREMENT]
     places = [0] * len(action.members)
     for place, n in enumerate(first + then):
         places[n] = place

@@ -27,7 +27,9 @@ POLL_SECONDS = 0.05  # between looks whether a starting rank listens
 REFUSALS = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED  # of a lane: see Kind.REFUSED
 TERM_METADATA = "orca-term"
 
-OnReport = Callable[["Rank", pb.IterationReport], Awaitable[None]]
+Returned = Callable[[pb.IterationReport], Awaitable[None]]  # of a rank that samples
+Timed = Callable[[int, pb.StageTimes], None]
+Leaving = Callable[[str], Awaitable[None]]  # takes a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,20 @@ class Rank:
     """What goes wrong with it becomes a sign; a call that cannot go on then waits for the verdict, which ends it."""
 
     def __init__(
-        self, place: Place, engine: str, term: int, pod: Pod, signs: Signs, seen: Seen, on_report: OnReport
+        self,
+        place: Place,
+        engine: str,
+        term: int,
+        pod: Pod,
+        signs: Signs,
+        seen: Seen,
+        returned: Returned,
+        timed: Timed,
+        leaving: Leaving,
     ) -> None:
         self.place, self._engine, self._term = place, engine, term
-        self._pod, self._signs, self._on_report = pod, signs, on_report
+        self._pod, self._signs = pod, signs
+        self._returned, self._timed, self._leaving = returned, timed, leaving
         self._loop = asyncio.get_running_loop()
         self._channel: grpc.aio.Channel | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -182,8 +194,16 @@ class Rank:
         try:
             async for report in self._lane:
                 self.last_heard = self._loop.time()
-                if report.WhichOneof("report") == "iteration":
-                    await self._reported(report.iteration)
+                match report.WhichOneof("report"):
+                    case "iteration":
+                        await self._reported(report.iteration)
+                    case "times":
+                        for times in report.times.stages:
+                            self._has_run(times.iteration, times)
+                    case "leaving":
+                        await self._leaving(f"{self} is leaving")
+                    case _:
+                        self.last_iteration = max(self.last_iteration, report.beat.iteration)
             why = f"{(await self._lane.code()).name}: {await self._lane.details()}"
         except grpc.aio.AioRpcError as error:
             why = reason(error)
@@ -198,5 +218,9 @@ class Rank:
             kind = Kind.PEER_LOST if report.peer_lost else Kind.FAILED
             self._signs.put(self.place, kind, f"{kind.value}: {report.error}")
             return
-        self.last_iteration = report.number
-        await self._on_report(self, report)
+        self._has_run(report.number, report.times)
+        await self._returned(report)
+
+    def _has_run(self, iteration: int, times: pb.StageTimes) -> None:
+        self.last_iteration = max(self.last_iteration, iteration)
+        self._timed(iteration, times)

@@ -18,7 +18,7 @@ from .channels import DIAL_SECONDS
 from .discovery import Candidate, Place, places
 from .pods import Pod
 from .progress import Progress
-from .rank import Rank, Seen
+from .rank import Leaving, Rank, Seen
 from .settings import SchedulerSettings
 from .signs import Kind, Sign, Signs
 
@@ -46,14 +46,28 @@ class Standing:
     epoch: int
     iteration: int
     slots: int
+    block_size: int
+    returns_tokens: bool
     rows: tuple[int, ...]  # that they hold
+
+    def suits(self, settings: SchedulerSettings) -> bool:
+        """The epoch was formed as these settings would form it."""
+        wanted = settings.block_size, returns_tokens(settings)
+        slots = self.slots if settings.slots is None else settings.slots // settings.block_size * settings.block_size
+        return (self.block_size, self.returns_tokens) == wanted and self.slots == slots
+
+
+def returns_tokens(settings: SchedulerSettings) -> bool:
+    """The tokens of an iteration also go back to the first stage, on the data plane. One rank has its own."""
+    return settings.run_ahead > 0 and settings.tp * settings.pp > 1
 
 
 class Ranks:
     """One engine's ranks under one master's term. An async context manager: leaving it closes all channels.
 
     `seen` keeps what is known of the ranks from one life of the engine to the next. `returned` takes a report with
-    tokens; `timed` the times of all ranks of an iteration, when the last of them has come (perhaps after its tokens).
+    tokens; `timed` the times of all ranks of an iteration, when the last of them has come (after its tokens); `leaving`
+    a sentence about a rank that was asked to end, and will as soon as its lane is closed.
     """
 
     def __init__(
@@ -65,9 +79,10 @@ class Ranks:
         seen: dict[Place, Seen],
         returned: Callable[[pb.IterationReport], Awaitable[None]],
         timed: Callable[[int, list[pb.StageTimes]], None],
+        leaving: Leaving,
     ) -> None:
         self._candidate, self._term, self._settings, self._pulse = candidate, term, settings, pulse
-        self._seen, self._returned, self._timed = seen, returned, timed
+        self._seen, self._returned, self._timed, self._leaving = seen, returned, timed, leaving
         self._signs = Signs(DOUBT_SECONDS)
         self._news = asyncio.Event()  # of pods
         self._pods: list[Pod] = []
@@ -87,11 +102,12 @@ class Ranks:
                 self._pods[place.pod],
                 self._signs,
                 self._seen.get(place, Seen()),
-                self._reported,
+                self._tokens_came,
+                self._times_came,
+                self._leaving,
             )
             for place in places(settings.tp, settings.pp, settings.ranks_per_pod)
         ]
-        self._last = self._ranks[-settings.tp].place  # it samples: the last stage's first tensor rank
         return self
 
     async def __aexit__(
@@ -139,22 +155,31 @@ class Ranks:
     def standing(self) -> Standing | None:
         """Where the ranks stand, if all stand alike as members of one epoch."""
         stands = {
-            Standing(h.epoch, h.iteration, h.slots, tuple(sorted(held.row for held in h.rows)))
+            Standing(
+                h.epoch,
+                h.iteration,
+                h.slots,
+                h.block_size,
+                h.returns_tokens,
+                tuple(sorted(held.row for held in h.rows)),
+            )
             for h in (rank.hello for rank in self._ranks)
         }
         stand = stands.pop()
         return stand if not stands and stand.epoch and stand.slots else None
 
-    async def form(self, epoch: int, block_size: int, max_batch_size: int, slots: int | None) -> int:
+    async def form(self, epoch: int) -> int:
         """Forms the engine under a new epoch: its `n_slots`, the smallest rank's. Raises FailedPrecondition."""
         ranks, settings = self._ranks, self._settings
+        slots, block_size = settings.slots, settings.block_size
         request = pb.FormRequest(
             term=self._term,
             epoch=epoch,
             tensor_parallel=settings.tp,
             pipeline_parallel=settings.pp,
             block_size=block_size,
-            max_batch_size=max_batch_size,
+            max_batch_size=settings.max_batch_size,
+            return_tokens=returns_tokens(settings),
             controllers=[rank.address for rank in ranks],
             store=await ranks[0].host_store(epoch) if len(ranks) > 1 else "",
         )
@@ -192,15 +217,16 @@ class Ranks:
         self._progress.sent(iteration.number, asyncio.get_running_loop().time())
         await self._ranks[0].send(iteration)
 
-    async def _reported(self, rank: Rank, report: pb.IterationReport) -> None:
-        times = self._times.setdefault(report.number, [])
-        times.append(report.times)
-        if len(times) == len(self._ranks):
-            del self._times[report.number]
-            self._timed(report.number, times)
-        if rank.place == self._last:
-            self._progress.returned(asyncio.get_running_loop().time())
-            await self._returned(report)
+    async def _tokens_came(self, report: pb.IterationReport) -> None:
+        self._progress.returned(asyncio.get_running_loop().time())
+        await self._returned(report)
+
+    def _times_came(self, iteration: int, times: pb.StageTimes) -> None:
+        of_all = self._times.setdefault(iteration, [])
+        of_all.append(times)
+        if len(of_all) == len(self._ranks):
+            del self._times[iteration]
+            self._timed(iteration, of_all)
 
     # -- verdicts
 

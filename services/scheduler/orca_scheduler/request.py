@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Phase(StrEnum):
-    """The paper's phases. A request in an in-flight batch is RUNNING besides (`Request.running`)."""
+    """The paper's phases, of a request's next iteration. One in a batch in flight is RUNNING besides."""
 
     INITIATION = "initiation"  # its next iteration runs over all its input tokens
     INCREMENT = "increment"  # its next iteration runs over one token
@@ -52,23 +52,35 @@ class Request:
 
     arrived: Arrival
     in_order: bool  # its arrival number was above all seen here before: iteration-level FCFS covers it
-    generated: int
-    phase: Phase = Phase.INITIATION
-    running: bool = False
+    generated: int  # tokens that have returned
+    in_flight: int = 0  # batches in flight that it is in: one, or with a run-ahead two
     row: int | None = None  # given with its slots at its first iteration
     blocks: tuple[int, ...] = field(default=())
     last_token: int | None = None
     iterations: int = 0  # how many it was scheduled in
-    ended: bool = False  # it ended while RUNNING: its slots stay until its batch has returned
+    ended: bool = False  # it ended while RUNNING: its slots stay until its batches have returned
 
     @property
     def claim(self) -> int:
         return self.arrived.claim
 
     @property
+    def phase(self) -> Phase:
+        return Phase.INITIATION if self.row is None else Phase.INCREMENT
+
+    @property
+    def running(self) -> bool:
+        return self.in_flight > 0
+
+    @property
     def length(self) -> int:
-        """Prompt and generated tokens."""
-        return self.arrived.input_tokens + self.generated
+        """Prompt and generated tokens, those included that are being made."""
+        return self.arrived.input_tokens + self.generated + self.in_flight
+
+    @property
+    def goes_on(self) -> bool:
+        """It has iterations left to schedule, for all that is known before its batches return."""
+        return not self.ended and self.generated + self.in_flight < self.arrived.max_new_tokens
 
     def end_by(self, token: int) -> Reason | None:
         """Why the request ends with this token, its newest; None: it goes on."""
@@ -84,5 +96,5 @@ class Request:
     @classmethod
     def restored(cls, values: Sequence[Any]) -> "Request":
         """From its fields, which may have gone through JSON."""
-        arrived, in_order, generated, phase, running, row, blocks, *rest = values
-        return cls(Arrival.of(arrived), in_order, generated, Phase(phase), running, row, tuple(blocks), *rest)
+        arrived, in_order, generated, in_flight, row, blocks, *rest = values
+        return cls(Arrival.of(arrived), in_order, generated, in_flight, row, tuple(blocks), *rest)

@@ -23,7 +23,7 @@ class Selection:
 
 
 def select(pool: Iterable[Request], max_bs: int, slots: Slots) -> Selection:
-    """The next batch from `pool`, which is in order of arrival (line 18).
+    """The next batch from `pool`: requests that are not RUNNING (line 17), in order of arrival (line 18).
 
     Changes nothing: the caller reserves for what was selected. A failed reservation stops the scan for requests in
     their initiation phase (line 25), which keeps the order FCFS; it never keeps an INCREMENT request out, because its
@@ -32,8 +32,6 @@ def select(pool: Iterable[Request], max_bs: int, slots: Slots) -> Selection:
     batch: list[Request] = []  # line 16
     free, blocked = slots.free, False  # n_slots - n_rsrv
     for request in pool:  # line 19
-        if request.running:  # line 17: the pool without RUNNING requests
-            continue
         if len(batch) == max_bs:  # line 20
             return Selection(tuple(batch), Stop.BATCH_FULL)
         if request.phase is Phase.INITIATION:  # line 21

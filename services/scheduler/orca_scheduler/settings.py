@@ -19,6 +19,7 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     max_batch_size: Positive = 8  # max_bs of Algorithm 1
     block_size: Positive = 16  # slots in a block
     slots: Positive | None = None  # per engine; None: as many as the smallest rank's memory holds
+    run_ahead: Annotated[int, Field(ge=0, le=1)] = 0  # 1: a batch's next iteration is issued before its tokens are back
 
     @model_validator(mode="after")
     def _pods_hold_whole_shares(self) -> Self:

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 
 PROTOCOL = 1
 RELAY_TIMEOUT = 10.0  # seconds for the neighbours' streams to open
+MAX_TIMES = 256  # iterations whose times are kept for the next beat
 MAX_WAITING = 64  # iterations that were accepted and have not been reported; a master has a few in flight
 TERM_METADATA = "orca-term"  # of a Run call, so that a master of an old term ends nobody's stream
 
@@ -67,6 +69,7 @@ class Member:
     epoch: int
     place: Place
     slots: int
+    block_size: int
     relays: tuple[Neighbour, ...]
 
 
@@ -83,6 +86,7 @@ class Lane:
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[worker_pb2.Report | OrcaError | None] = asyncio.Queue()
+        self.ended = asyncio.Event()  # the call is over
 
     def put(self, report: worker_pb2.Report) -> None:
         self._queue.put_nowait(report)
@@ -134,10 +138,12 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         self._last_epoch = 0
         self._accepted = 0  # number of the last iteration taken
         self._waiting: deque[Waiting] = deque()
+        self._times = worker_pb2.Times()  # of iterations, for the next beat
         self._idle = asyncio.Event()  # nothing waits
         self._idle.set()
         self._lane: Lane | None = None
-        self._leaving = False
+        self._leaving = False  # asked to end
+        self._left = False  # and takes no more
 
     # The calls
 
@@ -194,6 +200,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         finally:
             if reader is not None:
                 reader.cancel()
+            lane.ended.set()
             if self._lane is lane:
                 self._lane = None
 
@@ -222,10 +229,17 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         return None if self._member is not None else "not a member of an engine's epoch yet"
 
     async def leave(self, timeout: float) -> bool:
-        """Takes no more, finishes what was accepted, ends the stream. False: the GPU still works after `timeout`."""
+        """Tells its master, who has half of the time to bring the engine to rest and close the lane. Then it takes no
+        more, finishes what was accepted, ends the stream. False: the GPU still works after `timeout`."""
         self._leaving = True
+        deadline = self._loop.time() + timeout
+        if self._lane is not None:
+            self._lane.put(worker_pb2.Report(leaving=worker_pb2.Leaving()))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._lane.ended.wait(), timeout / 2)
+        self._left = True
         self._gpu.stop()
-        await self._idle_within(timeout)
+        await self._idle_within(deadline - self._loop.time())
         self._leave_epoch("this rank is leaving")
         if self._lane is not None:
             self._lane.end(Unavailable("this rank is leaving"))
@@ -240,6 +254,8 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             log.warning("iterations still run", extra={"waiting": len(self._waiting), "after": timeout})
 
     async def _hello(self, request: worker_pb2.HelloRequest) -> worker_pb2.HelloResponse:
+        if self._leaving:
+            raise Unavailable("this rank is leaving")
         if request.protocol == PROTOCOL:  # the master sees the number of another, and says so
             if self._raise_term(request.term, None):
                 log.info("a new master", extra={"engine": request.engine, "term": request.term})
@@ -256,6 +272,8 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             epoch=member.epoch if member else 0,
             iteration=self._gpu.iteration,
             slots=member.slots if member else 0,
+            block_size=member.block_size if member else 0,
+            returns_tokens=self._plane.returns_tokens if member else False,
             rows=[worker_pb2.HeldRow(row=r, claim=c, length=n) for r, c, n in self._stage.rows.held()],
             model_digest=self._checkpoint.digest,
             max_positions=self._checkpoint.max_positions,
@@ -340,7 +358,8 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             for relay in relays:
                 relay.close()
             self._check_newest(request.epoch)
-        self._member, self._forming = Member(request.epoch, forming.place, slots, relays), None
+        self._member = Member(request.epoch, forming.place, slots, forming.block_size, relays)
+        self._forming = None
         log.info("member", extra={"engine": self._engine, "epoch": request.epoch, "slots": slots})
         return worker_pb2.AllocateResponse()
 
@@ -396,7 +415,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             self._raise_term(int(term), None)
         if self._lane is not None:
             self._lane.end(Aborted("a newer Run took over"))
-        self._lane = lane
+        self._lane, self._times = lane, worker_pb2.Times()
 
     async def _read(self, messages: AsyncIterator[worker_pb2.ControlMessage], lane: Lane) -> None:
         """Everything that comes down a stream, until it ends."""
@@ -405,6 +424,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
                 if message.HasField("iteration"):
                     self._take(message.iteration, lane)
                 elif message.HasField("beat"):
+                    self._put_times()
                     beat = worker_pb2.Beat(number=message.beat.number, iteration=self._gpu.iteration)
                     lane.put(worker_pb2.Report(beat=beat))
         except OrcaError as error:
@@ -419,8 +439,8 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         self._raise_term(iteration.term, lane)
         if lane is not None and self._lane is not lane:
             raise Aborted("a newer Run took over")
-        if self._leaving or self._gpu.failed:
-            raise Unavailable("this rank is leaving" if self._leaving else "this rank has failed and is about to end")
+        if self._left or self._gpu.failed:
+            raise Unavailable("this rank is leaving" if self._left else "this rank has failed and is about to end")
         if self._member is None or iteration.epoch != self._member.epoch:
             has = f"a member of {self._member.epoch}" if self._member is not None else "a member of none"
             raise FailedPrecondition(f"iteration {iteration.number} is of epoch {iteration.epoch}: this rank is {has}")
@@ -451,8 +471,13 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             self._idle.set()
         result = report.iteration
         lane = done.lane if done.lane is not None or done.term != self._term else self._lane
-        if lane is not None:
-            lane.put(report)
+        if result.token_ids or result.error:
+            if lane is not None:
+                lane.put(report)
+        elif lane is self._lane:
+            self._times.stages.append(result.times)
+            if not self._waiting or len(self._times.stages) >= MAX_TIMES:
+                self._put_times()
         if self._telemetry.enabled:
             self._trace(done, result)
         if result.peer_lost:
@@ -461,6 +486,12 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             self._waiting.clear()
             self._idle.set()
             self._on_failure(result.error)
+
+    def _put_times(self) -> None:
+        """Sends the times of iterations that are kept: with a beat, when there are many, or when the rank is idle."""
+        if self._times.stages and self._lane is not None:
+            self._lane.put(worker_pb2.Report(times=self._times))
+        self._times = worker_pb2.Times()
 
     def _trace(self, done: Waiting, result: worker_pb2.IterationReport) -> None:
         """The span of this rank's share in an iteration."""

@@ -71,7 +71,7 @@ class GpuThread:
         report = worker_pb2.Report()
         result, times = report.iteration, report.iteration.times
         result.epoch, result.number = iteration.epoch, iteration.number
-        times.received, times.taken = received, time.time_ns()
+        times.iteration, times.received, times.taken = iteration.number, received, time.time_ns()
         times.control_bytes = iteration.ByteSize()
         where = {"epoch": iteration.epoch, "iteration": iteration.number}
         try:

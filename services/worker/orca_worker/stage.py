@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from orca.v1 import worker_pb2
 from orca_common.checkpoint import Checkpoint
+from orca_common.errors import FailedPrecondition
 
 from .batch import Batch, build_batch
 from .data_plane import DataPlane, Loopback, PeerLost
@@ -128,7 +129,7 @@ class Stage:
         for initiation in iteration.initiations:
             self.rows.admit(initiation)
             self._kv.admit(initiation.row, initiation.blocks)
-        if self._owed and not iteration.increment_tokens:
+        if not iteration.increment_tokens:
             self._collect(iteration.increment_rows)
         batch = build_batch(iteration, self.rows, self._kv, checkpoint.vocab_size, checkpoint.max_positions)
         x = model.receive(batch, plane)
@@ -151,9 +152,13 @@ class Stage:
             self._owed.append(Owed(batch.rows, batch.requests["claim"]))
 
     def _collect(self, rows: Sequence[int]) -> None:
-        """Takes in the tokens of all iterations up to the last that ran one of `rows`."""
+        """Takes in the tokens of all iterations up to the last that ran one of `rows`, whose increments came without;
+        and of those that must be back already, as no master has so many in flight: perhaps nobody asks for them."""
+        place, owed = self._place, self._owed
+        if rows and place.is_first and not (place.samples or self._plane.returns_tokens):
+            raise FailedPrecondition("increments without tokens: this epoch does not return them to the first stage")
         wanted = set(rows)
-        last = max((i for i, owed in enumerate(self._owed) if not wanted.isdisjoint(owed.rows.tolist())), default=-1)
-        for _ in range(last + 1):
-            owed = self._owed.popleft()
-            self.rows.learn(owed.rows, owed.claims, self._plane.receive_tokens(len(owed.rows)))
+        last = max((i for i, one in enumerate(owed) if not wanted.isdisjoint(one.rows.tolist())), default=-1)
+        for _ in range(max(last + 1, len(owed) - place.pipeline_parallel)):
+            one = owed.popleft()
+            self.rows.learn(one.rows, one.claims, self._plane.receive_tokens(len(one.rows)))
