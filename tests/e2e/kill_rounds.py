@@ -6,7 +6,8 @@ A round streams requests, sends SIGKILL or SIGSTOP to one rank (or to two at onc
 all streams have ended. Printed is the time of recovery in its parts:
 
 verdict         the signal to the master's verdict
-re-formation    the verdict to the engine's next formation: the rank starts again and imports torch, its groups form
+re-formation    the verdict to the engine's next formation: the rank starts again, its groups form. It also imports
+                torch, unless its pod had been quiet long enough to have a spare (with ORCA_SPARE=false it never has)
 re-initiation   the formation to the first tokens of the new epoch
 """
 

@@ -15,11 +15,12 @@ from typing import Any
 import grpc
 import psutil
 import pytest
-from checkpoints import make_timed
+from checkpoints import make_gpt2, make_timed
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 
+SOON = "from orca_worker import supervisor; supervisor.QUIET = 0.3; supervisor.main()"  # a spare soon starts
 OPTIONS = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
 
 
@@ -41,6 +42,17 @@ class Pod:
 
     async def running(self) -> list[pb.RankEntry]:
         return await self.until(lambda ranks: all(rank.pid for rank in ranks))
+
+    async def spare(self, *others: int) -> int:
+        """The pid of the supervisor's child that is none of these others."""
+        async with asyncio.timeout(20):
+            while not (found := self.children() - {*others}):
+                await asyncio.sleep(0.02)
+        (spare,) = found
+        return spare
+
+    def children(self) -> set[int]:
+        return {child.pid for child in psutil.Process(self.process.pid).children()}
 
     async def hello(self, rank: pb.RankEntry) -> pb.HelloResponse:
         """Says Hello to a rank, which may still be starting."""
@@ -67,10 +79,14 @@ async def make_member(channel: grpc.aio.Channel) -> worker_pb2_grpc.ControllerSt
 
 
 @asynccontextmanager
-async def running(folder: Path, **settings: Any) -> AsyncIterator[Pod]:
+async def running(folder: Path, *how: str, **settings: Any) -> AsyncIterator[Pod]:
+    """`how`: arguments of Python that start the supervisor in another way."""
     environment = os.environ | {"ORCA_MODEL": str(folder)} | {f"ORCA_{n.upper()}": str(v) for n, v in settings.items()}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "orca_worker.supervisor", env=environment, stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        *(how or ("-m", "orca_worker.supervisor")),
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
     )
     try:
         assert process.stdout is not None
@@ -84,6 +100,10 @@ async def running(folder: Path, **settings: Any) -> AsyncIterator[Pod]:
         await process.wait()
 
 
+def imports_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
 async def gone(pid: int) -> None:
     """Waits until a process has ended."""
     try:
@@ -93,7 +113,7 @@ async def gone(pid: int) -> None:
 
 
 async def test_a_killed_rank_comes_back_at_its_address(tmp_path: Path) -> None:
-    async with running(make_timed(tmp_path), ranks=2) as pod:
+    async with running(make_timed(tmp_path), ranks=2, spare=False) as pod:
         before = await pod.running()
         assert len({rank.address for rank in before}) == 2
         hellos = [await pod.hello(rank) for rank in before]
@@ -111,7 +131,7 @@ async def test_a_killed_rank_comes_back_at_its_address(tmp_path: Path) -> None:
 
 
 async def test_condemn_kills_that_process_and_no_other(tmp_path: Path) -> None:
-    async with running(make_timed(tmp_path)) as pod:
+    async with running(make_timed(tmp_path), spare=False) as pod:
         (rank,) = await pod.running()
         await pod.hello(rank)
         os.kill(rank.pid, signal.SIGSTOP)  # frozen: it would not hear SIGTERM
@@ -152,16 +172,101 @@ async def test_ranks_end_with_their_supervisor(tmp_path: Path) -> None:
             await gone(rank.pid)
 
 
-async def test_the_pod_is_ready_when_its_ranks_are_members(tmp_path: Path) -> None:
-    async with running(make_timed(tmp_path)) as pod:
+async def test_the_spare_takes_a_dead_ranks_place_and_a_new_one_comes(tmp_path: Path) -> None:
+    async with running(make_timed(tmp_path), "-c", SOON, ranks=2) as pod:
+        before = await pod.running()
+        pids = [rank.pid for rank in before]
+        spare = await pod.spare(*pids)
+        os.kill(pids[1], signal.SIGKILL)
+        after = await pod.until(lambda ranks: ranks[1].restarts == 1 and ranks[1].pid != 0)
+        assert after[0] == before[0]
+        assert (after[1].address, after[1].pid) == (before[1].address, spare)
+        assert (await pod.hello(after[1])).pid == spare
+        assert (await pod.hello(after[0])).pid == pids[0]
+        next_spare = await pod.spare(*pids, spare)
+        os.kill(spare, signal.SIGKILL)
+        again = await pod.until(lambda ranks: ranks[1].restarts == 2 and ranks[1].pid != 0)
+        assert again[1].pid == next_spare
+
+
+async def test_a_killed_spare_is_replaced_and_the_ranks_do_not_notice(tmp_path: Path) -> None:
+    async with running(make_timed(tmp_path), "-c", SOON) as pod:
+        (rank,) = await pod.running()
+        spare = await pod.spare(rank.pid)
+        os.kill(spare, signal.SIGKILL)
+        successor = await pod.spare(rank.pid, spare)
+        hello = await pod.hello(rank)
+        assert hello.pid == rank.pid
+        os.kill(rank.pid, signal.SIGKILL)
+        (after,) = await pod.until(lambda ranks: ranks[0].pid not in (0, rank.pid))
+        assert (after.pid, after.restarts) == (successor, 1)
+
+
+async def test_a_frozen_spare_is_a_rank_that_can_be_condemned(tmp_path: Path) -> None:
+    async with running(make_timed(tmp_path), "-c", SOON) as pod:
+        (rank,) = await pod.running()
+        spare = await pod.spare(rank.pid)
+        os.kill(spare, signal.SIGSTOP)
+        os.kill(rank.pid, signal.SIGKILL)
+        await pod.until(lambda ranks: ranks[0].pid == spare)
+        assert (await pod.stub.Condemn(pb.CondemnRequest(local_rank=0, pid=spare, verdict="a test"))).killed
+        (successor,) = await pod.until(lambda ranks: ranks[0].pid not in (0, spare))
+        assert (await pod.hello(successor)).pid == successor.pid
+
+
+async def test_a_pod_without_a_spare(tmp_path: Path) -> None:
+    folder = make_timed(tmp_path)
+    async with running(folder, "-c", SOON, spare=False) as pod:
         (rank,) = await pod.running()
         await pod.hello(rank)
+        async with running(folder, "-c", SOON) as later:
+            (its_rank,) = await later.running()
+            await later.spare(its_rank.pid)
+        assert pod.children() == {rank.pid}  # which has been quiet for longer than the other
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+async def test_sigterm_leaves_no_spare(tmp_path: Path, frozen: bool) -> None:
+    async with running(make_timed(tmp_path), "-c", SOON) as pod:
+        (rank,) = await pod.running()
+        spare = await pod.spare(rank.pid)
+        if frozen:
+            os.kill(spare, signal.SIGSTOP)
+        pod.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            assert await pod.process.wait() == 0
+        assert not psutil.pid_exists(spare)
+        assert not psutil.pid_exists(rank.pid)
+
+
+async def test_a_spare_has_torch_and_ends_with_its_supervisor_even_frozen(tmp_path: Path) -> None:
+    folder = make_gpt2(tmp_path, heads=1, layers=1, hidden=4, vocab=97, positions=8, seed=0)
+    async with running(folder, "-c", SOON, device="cpu") as pod:
+        (rank,) = await pod.running()
+        spare = await pod.spare(rank.pid)
+        async with asyncio.timeout(20):
+            while not imports_torch(spare):
+                await asyncio.sleep(0.02)
+        os.kill(spare, signal.SIGSTOP)
+        pod.process.kill()
+        async with asyncio.timeout(10):
+            await pod.process.wait()
+            await gone(spare)
+            await gone(rank.pid)
+
+
+async def test_the_pod_is_ready_when_its_ranks_are_members(tmp_path: Path) -> None:
+    async with running(make_timed(tmp_path), "-c", SOON) as pod:
+        (rank,) = await pod.running()
+        await pod.hello(rank)
+        spare = await pod.spare(rank.pid)
         reason = await asyncio.to_thread(pod.ready)
         assert reason is not None
         assert reason.startswith("rank 0")
         async with grpc.aio.insecure_channel(rank.address) as channel:
             await make_member(channel)
         assert await asyncio.to_thread(pod.ready) is None
+        assert await pod.spare(rank.pid) == spare  # which asks nobody, and is asked nothing
 
 
 async def test_a_rank_that_aborts_in_an_iteration_comes_back(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""A rank's process before it serves: what it imports, and how it learns which rank it is."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+from checkpoints import make_gpt2, make_timed
+
+from orca.v1 import worker_pb2 as pb
+from orca.v1 import worker_pb2_grpc
+from orca_worker.process import reserve_port
+
+PIPE = asyncio.subprocess.PIPE
+
+
+@asynccontextmanager
+async def supervised(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A rank whose supervisor is this process."""
+    environment = os.environ | {"ORCA_MODEL": str(folder), "ORCA_SUPERVISOR_PID": str(os.getpid())}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "orca_worker.rank"), env=environment, stdin=PIPE, stdout=PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def test_a_process_becomes_the_rank_that_it_is_told(tmp_path: Path) -> None:
+    with reserve_port("127.0.0.1", 0) as reserved:
+        port = reserved.getsockname()[1]
+        async with supervised(make_timed(tmp_path)) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps({"local_rank": 0, "port": port}).encode() + b"\n")
+            process.stdin.close()
+            async with asyncio.timeout(20):
+                address = json.loads(await process.stdout.readline())["address"]
+            assert address == f"127.0.0.1:{port}"
+            async with grpc.aio.insecure_channel(address) as channel:
+                request = pb.HelloRequest(protocol=1, engine="e-0", term=1)
+                assert (await worker_pb2_grpc.ControllerStub(channel).Hello(request)).pid == process.pid
+
+
+async def test_a_process_that_is_told_nothing_leaves_in_silence(tmp_path: Path) -> None:
+    async with supervised(make_timed(tmp_path)) as process:
+        async with asyncio.timeout(20):
+            printed, _ = await process.communicate(b"")
+        assert (process.returncode, printed) == (0, b"")
+
+
+FORM = """
+import sys
+from orca_worker import rank
+from orca_worker.data_plane import Rendezvous
+from orca_worker.models import load_model
+from orca_worker.partition import Place, SINGLE
+checkpoint = rank.prepare(rank.RankSettings.load())
+known = set(sys.modules)
+device = rank.open_device("cpu", 0)
+rendezvous = Rendezvous("127.0.0.1", device)
+rendezvous.plane(Place(2, 1, 0, 0), 1, f"127.0.0.1:{rendezvous.open_store().port}", False)
+load_model(checkpoint, SINGLE, "float32", device)
+print(sorted(set(sys.modules) - known))
+"""
+PREPARE = (
+    "import sys; from orca_worker import rank; rank.prepare(rank.RankSettings.load()); print('torch' in sys.modules)"
+)
+
+
+async def said_by(script: str, folder: Path) -> str:
+    """What a script prints in a process with a rank's settings."""
+    environment = os.environ | {"ORCA_MODEL": str(folder)}
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, env=environment, stdout=PIPE)
+    async with asyncio.timeout(60):
+        printed, _ = await process.communicate()
+    return printed.decode().strip()
+
+
+async def test_a_prepared_rank_has_nothing_left_to_import(tmp_path: Path) -> None:
+    folder = make_gpt2(tmp_path, heads=1, layers=1, hidden=4, vocab=97, positions=8, seed=0)
+    assert await said_by(FORM, folder) == "[]"
+
+
+async def test_a_model_that_needs_no_torch_imports_none(tmp_path: Path) -> None:
+    assert await said_by(PREPARE, make_timed(tmp_path)) == "False"
