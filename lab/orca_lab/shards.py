@@ -249,7 +249,7 @@ def cells(place: Place, weight_bytes: int, case: Case) -> tuple[str, ...]:
 
 
 def measured_table(title: str, rows: Sequence[Row]) -> Table:
-    columns = ("median, ms", "first to last, ms", "floor, ms", "floor / median", "would send")
+    columns = ("median, ms", "fastest to slowest, ms", "floor, ms", "floor / median", "would send")
     table = head_of(title, *columns)
     for row in rows:
         table.add_row(
