@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test distributed lint protos bench
+.PHONY: setup demo test distributed gpu lint protos bench
 ROUNDS ?= 30
 setup: $(STAMP)
 
@@ -23,6 +23,11 @@ test: $(STAMP)
 distributed: $(STAMP)
 	$(BIN)/python tests/e2e/token_grid.py
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS)
+
+# On a machine with a GPU: the tests that need it, and the times of lab/benchmarks.md. A borrowed one has no network:
+# tests/gpu/fetch.sh here, then tests/gpu/run.sh there.
+gpu: $(STAMP)
+	PYTHON=$(BIN)/python tests/gpu/run.sh
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -15,9 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-# Elements of gathered keys in one padded computation of increments. 2**18 keeps it in the L2 cache: on a Zen 5 core 32
-# increments x 12 heads x 64 x ~240 tokens take 6.5 ms in float32 in pieces of this size, and 32 ms all at once.
-PIECE = 2**18
+from .transfer import to_device
+
+# Elements of gathered keys in one padded computation of increments, by type of device. 2**18 keeps it in the L2 cache:
+# on a Zen 5 core 32 increments x 12 heads x 64 x ~240 tokens take 6.5 ms in float32 in pieces of this size, and 32 ms
+# all at once. A GPU pays for launches: 32 increments x 12 heads x 128 x 129 tokens are 26 operations a layer in one
+# piece, and 208 in pieces of the CPU's size (counted, not timed: no GPU was at hand). The copies of a piece must fit
+# beside keys and values: 2**25 takes 0.75 GiB in bfloat16 at 128 a head.
+PIECE = {"cpu": 2**18, "cuda": 2**25}
 
 
 class SplitAttention:
@@ -63,9 +68,10 @@ class SplitAttention:
 
     def _cut(self, increments: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
         """Ascending (tokens, request) pairs in pieces whose padded keys stay near PIECE elements (64 a head)."""
+        limit = PIECE[self._head.device.type]
         pieces: list[list[tuple[int, int]]] = []
         for tokens, request in increments:
-            if not pieces or (len(pieces[-1]) + 1) * tokens * self._heads * 64 > PIECE:
+            if not pieces or (len(pieces[-1]) + 1) * tokens * self._heads * 64 > limit:
                 pieces.append([])
             pieces[-1].append((tokens, request))
         return pieces
@@ -75,11 +81,11 @@ class SplitAttention:
     ) -> tuple[Tensor, int, int, Tensor, Tensor | None]:
         device = self._head.device
         shortest, longest = piece[0][0], piece[-1][0]
-        requests = torch.tensor([request for _, request in piece], device=device)
-        rows = torch.tensor([starts[request] for _, request in piece], device=device)
+        requests = to_device(torch.tensor([request for _, request in piece]), device)
+        rows = to_device(torch.tensor([starts[request] for _, request in piece]), device)
         padding = None  # [b, longest - shortest]: true behind a request's last token
         if longest > shortest:
-            tokens = torch.tensor([tokens for tokens, _ in piece], device=device)
+            tokens = to_device(torch.tensor([tokens for tokens, _ in piece]), device)
             table = block_table[requests]
             n_blocks = -(-tokens // self._block_size)
             real = torch.arange(table.shape[1], device=device) < n_blocks[:, None]

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from checkpoints import make_gpt2
@@ -12,38 +13,53 @@ from stacks import Running, running
 from orca_client import Finished, Token
 
 REQUESTS = 60
-# (max_bs, block size, heads, layers, hidden size, vocabulary)
+
+
+class Case(NamedTuple):
+    max_bs: int
+    block_size: int
+    heads: int
+    layers: int
+    hidden: int
+    vocab: int
+
+
 CASES = [
-    (1, 1, 1, 1, 24, 97),
-    (3, 1, 3, 2, 24, 211),
-    (8, 1, 5, 3, 40, 307),
-    (1, 16, 3, 4, 36, 149),
-    (3, 16, 5, 5, 20, 101),
-    (8, 16, 1, 5, 32, 257),
+    Case(1, 1, 1, 1, 24, 97),
+    Case(3, 1, 3, 2, 24, 211),
+    Case(8, 1, 5, 3, 40, 307),
+    Case(1, 16, 3, 4, 36, 149),
+    Case(3, 16, 5, 5, 20, 101),
+    Case(8, 16, 1, 5, 32, 257),
 ]
 
 
-@pytest.mark.parametrize(("max_bs", "block_size", "heads", "layers", "hidden", "vocab"), CASES)
-async def test_tokens_equal_transformers(
-    tmp_path: Path, max_bs: int, block_size: int, heads: int, layers: int, hidden: int, vocab: int
-) -> None:
+@pytest.mark.parametrize("case", CASES, ids=str)
+async def test_tokens_equal_transformers(tmp_path: Path, case: Case) -> None:
+    assert await differing(tmp_path, case) == []
+
+
+async def differing(folder: Path, case: Case, **settings: Any) -> list[float]:
+    """Runs a case on a whole stack. For each request whose tokens are not those of transformers: the smallest distance
+    between the two largest logits on its way, within which another order of the same sums may decide."""
+    max_bs, block_size, heads, layers, hidden, vocab = case
     seed = 1000 * max_bs + block_size
-    model = tmp_path / "model"
+    model = folder / "model"
     make_gpt2(model, heads=heads, layers=layers, hidden=hidden, vocab=vocab, positions=96, seed=seed)
     draw = random.Random(seed)
     asked = [
         ([draw.randrange(vocab) for _ in range(draw.randint(1, 40))], draw.randint(1, 24), draw.expovariate(1 / 0.02))
         for _ in range(REQUESTS)
     ]
-    async with running(tmp_path / "run", model, max_batch_size=max_bs, block_size=block_size) as stack:
+    async with running(folder / "run", model, max_batch_size=max_bs, block_size=block_size, **settings) as stack:
         arrivals = [sum(gap for _, _, gap in asked[: n + 1]) for n in range(REQUESTS)]
         got = await asyncio.gather(
             *(answer(stack, prompt, n, at) for (prompt, n, _), at in zip(asked, arrivals, strict=True))
         )
     reference = Reference(model)
-    wanted = [reference.greedy(prompt, n) for prompt, n, _ in asked]
-    assert got == wanted
-    assert len({tuple(tokens) for tokens in wanted}) > REQUESTS // 2, "a model that repeats itself proves nothing"
+    wanted = [reference.continued(prompt, n) for prompt, n, _ in asked]
+    assert len({tuple(tokens) for tokens, _ in wanted}) > REQUESTS // 2, "a model that repeats itself proves nothing"
+    return [margin for made, (tokens, margin) in zip(got, wanted, strict=True) if made != tokens]
 
 
 async def answer(stack: Running, prompt: list[int], max_new_tokens: int, at: float) -> list[int]:

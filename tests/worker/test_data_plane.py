@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 
 from orca_common.errors import FailedPrecondition
+from orca_lab.shapes import Shape, gpt
+from orca_lab.shards import INITIATION, Case, formed
 from orca_worker.data_plane import DataPlane, Loopback, PeerLost, Rendezvous
+from orca_worker.models import Output
 from orca_worker.partition import SINGLE, Place
 
 RENDEZVOUS = Rendezvous("127.0.0.1", torch.device("cpu"))
@@ -122,3 +126,23 @@ def test_a_peer_that_leaves_is_noticed_by_all(pool: Pool) -> None:
     for one in waiting:
         with pytest.raises(PeerLost, match="upstream operation failed"):
             one.result(5)
+
+
+def test_what_an_abort_left_is_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU an aborted operation ends like any other: nothing is raised, and its memory holds anything."""
+    shape = Shape("tiny", gpt(1, 8, 2, positions=48, vocab_size=97), 2, 1)
+    case = Case(INITIATION, 1, 4)
+    with formed(shape, Place(2, 1), "float32", torch.device("cpu"), case.slots) as stage:
+        assert len(stage.run(case.message(97)).token_ids) == 1
+        model = stage._model
+        assert model is not None
+        run = model.run
+
+        def aborted(*arguments: Any) -> Output:
+            output = run(*arguments)
+            stage._plane.abort("a peer is gone")
+            return output
+
+        monkeypatch.setattr(model, "run", aborted)
+        with pytest.raises(PeerLost, match="a peer is gone"):
+            stage.run(case.message(97))

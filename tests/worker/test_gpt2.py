@@ -18,6 +18,7 @@ from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_worker.batch import Batch
 from orca_worker.models.gpt2 import GPT2, Layer
+from orca_worker.models.gpt2_config import ACTIVATIONS, GPT2Config
 from orca_worker.sampling import SamplingModel
 from orca_worker.stage import Stage
 
@@ -271,3 +272,10 @@ def test_a_formation_drops_rows_and_keeps_the_model(tmp_path: Path) -> None:
     stage.allocate(32, 16)
     assert stage.rows.held() == []
     assert stage._model is model
+
+
+@pytest.mark.parametrize("activation", sorted(set(ACTIVATIONS.values())))
+@pytest.mark.parametrize("flag", [False, True])
+def test_a_configuration_can_be_said_without_files(activation: str, flag: bool) -> None:
+    config = GPT2Config(97, 48, 24, 3, 2, 50, 0.1, activation, tied=flag, scale_attention=not flag, scale_by_layer=flag)
+    assert GPT2Config.read(config.checkpoint("said")) == config

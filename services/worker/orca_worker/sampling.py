@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from orca_kernels.transfer import to_device
+
 from .batch import Batch
 from .data_plane import DataPlane
 from .kv import KVManager, KVShape
@@ -51,7 +53,7 @@ def sample(logits: Tensor, requests: np.ndarray, draws: np.ndarray) -> Output:
     tokens = logits.max(-1).indices  # [B]; max, not argmax: 0.9 against 5.1 ms for 32 x 50257 bf16 on a CPU
     drawn = np.flatnonzero(requests["temperature"] > 0)
     if len(drawn):
-        at = torch.from_numpy(drawn).to(logits.device)
+        at = to_device(torch.from_numpy(drawn), logits.device)
         tokens[at] = _draw(logits[at], requests[drawn], draws[drawn])
     wanted = requests["logprobs"]
     if not wanted.any():
@@ -66,7 +68,7 @@ def sample(logits: Tensor, requests: np.ndarray, draws: np.ndarray) -> Output:
 def _draw(logits: Tensor, requests: np.ndarray, draws: np.ndarray) -> Tensor:
     """logits [b, V] of requests with a temperature -> tokens [b]."""
     values = logits.float()
-    temperature = torch.from_numpy(requests["temperature"].astype(np.float32)).to(logits.device)
+    temperature = to_device(torch.from_numpy(requests["temperature"].astype(np.float32)), logits.device)
     values = (values - values.max(-1, keepdim=True).values) / temperature[:, None].clamp(min=1e-30)
     top_k, top_p = requests["top_k"], requests["top_p"]
     vocab_size = values.shape[1]
@@ -77,7 +79,7 @@ def _draw(logits: Tensor, requests: np.ndarray, draws: np.ndarray) -> Tensor:
     if cut.any():
         values = _keep_top_p(values, np.where(cut, top_p, 2.0))
     cumulative = values.softmax(-1).double().cumsum(-1)  # [b, V]
-    u = torch.from_numpy(uniform(requests["seed"], draws)).to(logits.device)
+    u = to_device(torch.from_numpy(uniform(requests["seed"], draws)), logits.device)
     # The first token whose cumulative share lies above u. One of probability 0 adds nothing, so it is never the first;
     # and u < 1 keeps the threshold below the last sum, except in rounding: there the likeliest token stands in.
     threshold = (u * cumulative[:, -1])[:, None]
@@ -89,15 +91,15 @@ def _keep_top_k(values: Tensor, top_k: np.ndarray) -> Tensor:
     """values [b, V]: all below each row's k-th largest become -inf; ties with it stay."""
     limited = np.where(top_k < values.shape[1], top_k, 1)
     largest = values.topk(int(limited.max()), dim=-1).values
-    k = torch.from_numpy(limited).to(values.device)
+    k = to_device(torch.from_numpy(limited), values.device)
     floor = largest.gather(1, k[:, None] - 1)
-    everything = torch.from_numpy(top_k >= values.shape[1]).to(values.device)
+    everything = to_device(torch.from_numpy(top_k >= values.shape[1]), values.device)
     return values.masked_fill((values < floor) & ~everything[:, None], -torch.inf)
 
 
 def _keep_top_p(values: Tensor, top_p: np.ndarray) -> Tensor:
     """values [b, V]: keeps the fewest likeliest tokens whose probability reaches top_p (ties with the last stay)."""
-    p = torch.from_numpy(top_p.astype(np.float32)).to(values.device)[:, None]
+    p = to_device(torch.from_numpy(top_p.astype(np.float32)), values.device)[:, None]
     total = values.exp().sum(-1, keepdim=True)  # the largest value is 0
     n = min(FIRST_GUESS, values.shape[1]) if values.device.type == "cpu" else values.shape[1]
     largest = values.topk(n, dim=-1).values  # [b, n] descending

@@ -6,7 +6,7 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from orca.v1 import worker_pb2
@@ -44,13 +44,21 @@ class Owed(NamedTuple):
 
 
 class Stage:
-    """`max_slots` bounds the slots that are offered. Only the GPU thread calls it, but for `rows.held`."""
+    """`max_slots` bounds the slots that are offered. `load`, as `load_model`, makes the slice of a place; without it
+    the checkpoint is read. Only the GPU thread calls it, but for `rows.held`."""
 
     def __init__(
-        self, checkpoint: Checkpoint, dtype: str, device: torch.device | None, max_slots: int | None, threads: int
+        self,
+        checkpoint: Checkpoint,
+        dtype: str,
+        device: torch.device | None,
+        max_slots: int | None,
+        threads: int,
+        load: Callable[[Place], tuple[Model, int]] | None = None,
     ) -> None:
         self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
         self._max_slots, self._threads = max_slots, threads
+        self._load_model = load or (lambda place: load_model(checkpoint, place, dtype, device))
         self._model: Model | None = None
         self._place = SINGLE  # of the model
         self._plane: DataPlane = Loopback()
@@ -79,12 +87,15 @@ class Stage:
         return Memory(slots - slots % block_size, free, slot_bytes)
 
     def _load(self, place: Place) -> Model:
-        if self._device is not None and self._threads:
+        if self._device is not None:
             import torch
 
-            torch.set_num_threads(self._threads)
+            if self._threads:
+                torch.set_num_threads(self._threads)
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # of this thread: what asks for the current device gets the rank's
         started = time.monotonic()
-        model, bytes_read = load_model(self._checkpoint, place, self._dtype, self._device)
+        model, bytes_read = self._load_model(place)
         gc.collect()
         gc.freeze()  # what was loaded stays: no collection need look at it again
         log.info(
@@ -112,7 +123,9 @@ class Stage:
         sent_before = self._plane.sent_bytes
         try:
             self._plane.check()
-            return self._run(iteration, times)
+            output = self._run(iteration, times)
+            self._plane.check()  # an abort ends operations that a GPU is in, without an error: what they made is none
+            return output
         except PeerLost:
             raise
         except Exception:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,18 @@ from orca_common.errors import FailedPrecondition
 from .partition import Slice
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class WeightSource(Protocol):
+    """Where a model has its rank's slices from."""
+
+    def find(self, name: str) -> Tensor | None:
+        """This rank's slice of a tensor, in the model's type and on its device; None when it has none of it."""
+        ...
+
+    def get(self, name: str) -> Tensor:
+        """A tensor of which this rank holds a slice."""
+        ...
 
 
 class Entry(NamedTuple):
@@ -55,8 +67,8 @@ def read_header(file: Path) -> dict[str, Entry]:
 
 
 class Weights:
-    """`slices` says what of each tensor is this rank's. `prefix` may stand before a name in the files, or not:
-    published checkpoints differ."""
+    """`WeightSource` over a checkpoint folder. `slices` says what of each tensor is this rank's. `prefix` may stand
+    before a name in the files, or not: published checkpoints differ."""
 
     def __init__(
         self, folder: Path, prefix: str, slices: Mapping[str, Slice], dtype: torch.dtype, device: torch.device
@@ -78,10 +90,7 @@ class Weights:
             raise FailedPrecondition(f"model: the weights in {folder} cannot be read ({error})") from None
 
     def find(self, name: str) -> Tensor | None:
-        """This rank's slice of a tensor, in this model's type and on its device; None when it has none of it.
-
-        Raises FailedPrecondition when the tensor is missing or of another shape.
-        """
+        """Raises FailedPrecondition when the tensor is missing or of another shape."""
         part = self._slices.get(name)
         if part is None:
             return None
@@ -94,7 +103,6 @@ class Weights:
         return self._read(entry, part).to(self._device, self._dtype)
 
     def get(self, name: str) -> Tensor:
-        """A tensor of which this rank holds a slice."""
         tensor = self.find(name)
         assert tensor is not None, name
         return tensor

@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from orca_kernels.reference import SplitAttention
+from orca_kernels.transfer import to_device
 
 from ..batch import Batch
 from ..data_plane import DataPlane
 from ..kv import KVManager, KVShape
 from ..partition import Place, layers_of, share
-from ..weights import Weights
+from ..weights import WeightSource
 from .gpt2_config import GPT2Config
 
 Activation = Callable[[Tensor], Tensor]
@@ -36,7 +37,7 @@ class Linear:
     """A slice of a linear operation: of its columns (outputs), or of its rows (inputs): then the ranks' results are to
     be summed. The bias is None on a rank that has no share of it."""
 
-    def __init__(self, weights: Weights, name: str) -> None:
+    def __init__(self, weights: WeightSource, name: str) -> None:
         self.weight = weights.get(name + ".weight").t().contiguous()  # [out, in]; GPT-2 keeps [in, out]
         self.bias = weights.find(name + ".bias")  # [out]
 
@@ -45,7 +46,7 @@ class Linear:
 
 
 class LayerNorm:
-    def __init__(self, weights: Weights, name: str, epsilon: float) -> None:
+    def __init__(self, weights: WeightSource, name: str, epsilon: float) -> None:
         self.weight, self.bias, self.epsilon = weights.get(name + ".weight"), weights.get(name + ".bias"), epsilon
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -55,7 +56,7 @@ class LayerNorm:
 class Embedding:
     """Token and position embeddings: a rank adds what it has of them, the sum over the ranks is the hidden states."""
 
-    def __init__(self, config: GPT2Config, place: Place, weights: Weights, device: torch.device) -> None:
+    def __init__(self, config: GPT2Config, place: Place, weights: WeightSource, device: torch.device) -> None:
         self.device = device
         self.vocabulary = share(config.vocab_size, place.tensor_parallel, place.tensor_rank)
         self.is_whole = len(self.vocabulary) == config.vocab_size
@@ -64,7 +65,7 @@ class Embedding:
 
     def __call__(self, batch: Batch, x: Tensor | None, all_reduce: AllReduce) -> Tensor:
         """-> [T, H]; the first stage has no `x`."""
-        ids = torch.from_numpy(batch.token_ids).to(self.device)
+        ids = to_device(torch.from_numpy(batch.token_ids), self.device)
         if self.is_whole:
             x = functional.embedding(ids, self.tokens)
         else:
@@ -73,7 +74,7 @@ class Embedding:
             x = functional.embedding(ids.masked_fill(elsewhere, 0), self.tokens)
             x.masked_fill_(elsewhere[:, None], 0)
         if self.positions is not None:
-            x = x + functional.embedding(torch.from_numpy(batch.positions).to(self.device), self.positions)
+            x = x + functional.embedding(to_device(torch.from_numpy(batch.positions), self.device), self.positions)
         return all_reduce(x)
 
 
@@ -86,7 +87,7 @@ def arrived(batch: Batch, x: Tensor | None, all_reduce: AllReduce) -> Tensor:
 class Layer:
     """One Transformer layer."""
 
-    def __init__(self, config: GPT2Config, place: Place, index: int, weights: Weights) -> None:
+    def __init__(self, config: GPT2Config, place: Place, index: int, weights: WeightSource) -> None:
         self.heads = config.heads // place.tensor_parallel
         self.scale = config.head_size**-0.5 if config.scale_attention else 1.0
         if config.scale_by_layer:
@@ -113,7 +114,9 @@ class Layer:
 class Head:
     """The end of the last stage."""
 
-    def __init__(self, config: GPT2Config, weights: Weights, embedding: Tensor | None, device: torch.device) -> None:
+    def __init__(
+        self, config: GPT2Config, weights: WeightSource, embedding: Tensor | None, device: torch.device
+    ) -> None:
         self.device = device
         self.norm = LayerNorm(weights, "ln_f", config.epsilon)
         tied = embedding if embedding is not None else weights.find("wte.weight")
@@ -121,7 +124,7 @@ class Head:
 
     def __call__(self, batch: Batch, x: Tensor) -> Tensor:
         """x [T, H] -> logits [B, V of this rank] of the token behind each request's last one."""
-        return functional.linear(self.norm(x[torch.from_numpy(batch.last).to(self.device)]), self.weight)
+        return functional.linear(self.norm(x[to_device(torch.from_numpy(batch.last), self.device)]), self.weight)
 
 
 def hidden_states(batch: Batch, x: Tensor) -> Tensor:
@@ -132,7 +135,9 @@ def hidden_states(batch: Batch, x: Tensor) -> Tensor:
 class GPT2:
     """The layers of one stage between its two ends, on one device."""
 
-    def __init__(self, config: GPT2Config, place: Place, weights: Weights, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self, config: GPT2Config, place: Place, weights: WeightSource, dtype: torch.dtype, device: torch.device
+    ):
         self.config, self.dtype, self.device = config, dtype, device
         self.vocabulary_shares = [
             len(share(config.vocab_size, place.tensor_parallel, rank)) for rank in range(place.tensor_parallel)
@@ -156,10 +161,10 @@ class GPT2:
         """Hidden states [T, H] of the stage before -> of this one; at the last: logits [B, V of this rank] of the token
         behind each request's last one."""
         attention = SplitAttention(
-            torch.from_numpy(kv.block_table(batch.rows, int(batch.ends.max()))).to(self.device),
+            to_device(torch.from_numpy(kv.block_table(batch.rows, int(batch.ends.max()))), self.device),
             batch.query_lengths,
             batch.contexts,
-            torch.from_numpy(batch.slots).to(self.device),
+            to_device(torch.from_numpy(batch.slots), self.device),
             heads=self.heads,
             block_size=kv.block_size,
         )

@@ -1,6 +1,7 @@
 """GPT-2's config.json, without torch."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from orca_common.checkpoint import Checkpoint
@@ -80,3 +81,18 @@ class GPT2Config:
             scale_attention=bool(given.get("scale_attn_weights", True)),
             scale_by_layer=bool(given.get("scale_attn_by_inverse_layer_idx", False)),
         )
+
+    def checkpoint(self, name: str) -> Checkpoint:
+        """A checkpoint that says this and has no files: of a model whose weights come from elsewhere."""
+        says = {
+            "n_embd": self.hidden,
+            "n_layer": self.layers,
+            "n_head": self.heads,
+            "n_inner": self.inner,
+            "layer_norm_epsilon": self.epsilon,
+            "activation_function": next(given for given, kept in ACTIVATIONS.items() if kept == self.activation),
+            "tie_word_embeddings": self.tied,
+            "scale_attn_weights": self.scale_attention,
+            "scale_attn_by_inverse_layer_idx": self.scale_by_layer,
+        }
+        return Checkpoint(Path(name), name, says, "gpt2", self.vocab_size, self.positions, (), digest="")

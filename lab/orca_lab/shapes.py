@@ -1,0 +1,42 @@
+"""The models of the paper's Table 1, and how they were cut, by name: shapes to measure with random weights."""
+
+from dataclasses import dataclass
+
+from orca_worker.models.gpt2_config import GPT2Config
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    config: GPT2Config
+    tensor_parallel: int  # intra-layer partitions in the paper
+    pipeline_parallel: int  # inter-layer partitions
+
+
+def gpt(layers: int, hidden: int, heads: int, positions: int = 2048, vocab_size: int = 50257) -> GPT2Config:
+    """GPT-2 and GPT-3 differ in their sizes (but for GPT-3's sparse attention, which the paper leaves out)."""
+    return GPT2Config(
+        vocab_size=vocab_size,
+        positions=positions,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        inner=4 * hidden,
+        epsilon=1e-5,
+        activation="tanh_gelu",
+        tied=True,
+        scale_attention=True,
+        scale_by_layer=False,
+    )
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("gpt2-124m", gpt(12, 768, 12, positions=1024), 1, 1),  # not the paper's: what a CPU can run
+        Shape("gpt3-13b", gpt(40, 5120, 40), 1, 1),
+        Shape("gpt3-101b", gpt(80, 10240, 80), 8, 1),
+        Shape("gpt3-175b", gpt(96, 12288, 96), 8, 2),
+        Shape("gpt3-341b", gpt(120, 15360, 120), 8, 4),
+    )
+}

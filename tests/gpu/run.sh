@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# On a machine with a GPU: the tests that need one, then the iteration times of shards. Results go to $OUT (build/gpu).
+#
+#   make gpu            where `make setup` works
+#   tests/gpu/run.sh    on a bare machine with Python 3.12, torch and transformers, and no network: it installs, into a
+#                       folder of its own, the wheels that tests/gpu/fetch.sh left in .whl
+#
+# Made for ten minutes: every step has its bound, and what is there counts when a later one fails.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+OUT=${OUT:-build/gpu}
+mkdir -p "$OUT"
+export PYTHONUNBUFFERED=1 PYTHONPATH=
+warnings=()
+if [ -z "${PYTHON:-}" ]; then
+    PYTHON=python3
+    site=$(mktemp -d)
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile --no-cache-dir \
+        --target "$site" .whl/*.whl || exit 1
+    for folder in "$site" protos services/{common,pool,endpoint,scheduler,worker} kernels client lab cli; do
+        PYTHONPATH+=$(realpath "$folder"):
+    done
+    warnings=(-W default) # the machine's versions are not ours
+fi
+
+{
+    nvidia-smi
+    "$PYTHON" -c 'import torch; print(torch.__version__, torch.cuda.get_device_name(), torch.cuda.nccl.version())'
+} 2>&1 | tee "$OUT/device.txt" || exit 1
+
+status=0
+timeout 270 "$PYTHON" -m pytest tests/gpu -rs -p no:cacheprovider --durations=5 "${warnings[@]}" 2>&1 |
+    tee "$OUT/tests.log" || status=1
+for model in 175b 13b 101b 341b; do
+    timeout 75 "$PYTHON" -m orca_lab.shards --model "gpt3-$model" --device cuda --batch 1 8 32 --prompt 32 128 \
+        --json "$OUT/shards-$model.json" 2>&1 | tee -a "$OUT/shards.txt" || status=1
+done
+exit $status

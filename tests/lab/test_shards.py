@@ -1,0 +1,166 @@
+"""The shard benchmark on a CPU: what it times is the model that serves, and its counts are right."""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import GPT2Config, GPT2LMHeadModel
+from worker.driver import Sampled, TinyEngine
+
+from orca_lab import shards
+from orca_lab.roofline import ACCELERATORS, Work, accelerator, work
+from orca_lab.shapes import SHAPES, Shape, gpt
+from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, RandomWeights, Row, formed, measure_place, places
+from orca_worker.models import Model
+from orca_worker.models.gpt2 import GPT2
+from orca_worker.partition import SINGLE, Place, gpt2_slices, layers_of
+from orca_worker.sampling import SamplingModel
+from orca_worker.stage import Stage
+
+CPU = torch.device("cpu")
+HIDDEN = 48
+TINY = Shape("tiny", gpt(4, HIDDEN, 4, positions=64, vocab_size=101), 2, 2)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_table_1() -> None:
+    """The paper's parameter counts, from the shapes."""
+    for name, count in {"13b": 13e9, "101b": 101e9, "175b": 175e9, "341b": 341e9}.items():
+        shape = SHAPES[f"gpt3-{name}"]
+        slices = gpt2_slices(shape.config, SINGLE).values()
+        assert sum(part.elements for part in slices) == pytest.approx(count, rel=0.015)
+        ranks = places(shape.tensor_parallel, shape.pipeline_parallel)
+        assert [p.stage for p in ranks] == sorted({0, min(1, shape.pipeline_parallel - 1), shape.pipeline_parallel - 1})
+
+
+@pytest.mark.parametrize("place", places(2, 2), ids=str)
+def test_a_shard_runs_and_sends_what_its_shapes_say(place: Place) -> None:
+    todo = [Case(INITIATION, 3, 20), Case(INCREMENT, 3, 20)]
+    rows = measure_place(TINY, place, "float32", CPU, todo, repetitions=2)
+    assert [row.case for row in rows] == todo
+    for row, tokens in zip(rows, (60, 3), strict=True):
+        assert len(row.seconds) == 2
+        assert 0 < row.seconds[0] <= row.median <= row.seconds[1]
+        assert row.floor is None
+        states = tokens * HIDDEN * 4  # bytes; two ranks' ring sends each tensor once
+        # the embeddings' sum, two sums a layer, the way to the next stage
+        assert row.sent_bytes == (1 + 2 * 2 + 1 if place.is_first else 2 * 2) * states
+        assert row.kv_bytes == 3 * 2 * BLOCK_SIZE * (2 * 2 * (HIDDEN // 2)) * 4  # k and v, layers, half of the heads
+
+
+@pytest.mark.parametrize("place", [*places(1, 1), *places(2, 2), *places(4, 3)], ids=str)
+def test_matrices_are_those_of_the_partition(place: Place) -> None:
+    """What torch multiplies, counted by torch, on a shard as it runs."""
+    share = shards.share_of(TINY, place, "float32")
+    todo = [Case(INITIATION, 3, 20), Case(INCREMENT, 3, 20)]
+    with formed(TINY, place, "float32", CPU, 2 * 3 * 2 * BLOCK_SIZE) as stage:
+        for case in todo:
+            with FlopCounterMode(display=False) as count:
+                stage.run(case.message(TINY.config.vocab_size))
+            needed = shards.work_of(TINY, share, "float32", case).flop
+            if case.phase == INITIATION:  # on a CPU torch does not count its fused attention
+                pairs = 3 * 20 * 21 // 2
+                needed -= 4 * pairs * len(layers_of(TINY.config, place)) * HIDDEN // place.tensor_parallel
+            assert count.get_total_flops() == needed
+
+
+class Kept(RandomWeights):
+    """Remembers what it gave."""
+
+    given: dict[str, Tensor]
+
+    def find(self, name: str) -> Tensor | None:
+        tensor = super().find(name)
+        if tensor is not None:
+            self.given[name] = tensor
+        return tensor
+
+
+def test_random_weights_make_the_model_that_transformers_knows() -> None:
+    config = gpt(3, HIDDEN, 4, positions=64, vocab_size=101)
+    torch.manual_seed(5)
+    kept = Kept(gpt2_slices(config, SINGLE), torch.float32, CPU, spread=0.5)
+    kept.given = {}
+
+    def load(place: Place) -> tuple[Model, int]:
+        return SamplingModel(GPT2(config, place, kept, torch.float32, CPU)), kept.bytes_made
+
+    stage = Stage(config.checkpoint("random"), "float32", CPU, 480, 1, load)
+    stage.form(4)
+    stage.allocate(480, 4)
+    chance = random.Random(3)
+    requests = [Sampled([chance.randrange(101) for _ in range(chance.randint(1, 20))], 8) for _ in range(6)]
+    TinyEngine(stage, 480, 4).run(requests)
+    said = config.checkpoint("random").config
+    model = GPT2LMHeadModel(GPT2Config(**said, vocab_size=101, n_positions=64, bos_token_id=None, eos_token_id=None))
+    weights = {f"transformer.{name}": tensor for name, tensor in kept.given.items()}
+    model.load_state_dict(weights | {"lm_head.weight": kept.given["wte.weight"]})
+    assert sum(p.nbytes for p in model.parameters()) == kept.bytes_made
+    model.eval()
+    for request in requests:
+        ids = list(request.prompt)
+        with torch.inference_mode():
+            for _ in range(8):
+                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        assert request.made == ids[len(request.prompt) :]
+    assert len({tuple(request.made) for request in requests}) > 3
+
+
+def test_floors() -> None:
+    """Against shared numbers of GPT-3 13B in bfloat16 at context 300: 25.9 GB for one request and 33.5 GB for 32."""
+    shape = SHAPES["gpt3-13b"]
+    share = shards.share_of(shape, SINGLE, "bfloat16")
+    for batch, read in ((1, 25.9e9), (32, 33.5e9)):
+        assert work(shape.config, share, 2, [(299, 1)] * batch).bytes == pytest.approx(read, rel=0.005)
+    prefill = work(shape.config, share, 2, [(0, 512)])
+    assert prefill.flop == pytest.approx(13.0e12, rel=0.02)
+    h200 = accelerator("NVIDIA H200")
+    assert h200 is not None
+    assert prefill.floor(h200, "bfloat16") == prefill.flop / 989e12
+    assert Work(bytes=48 * 10**9, flop=1).floor(h200, "float32") == 0.01
+    assert accelerator("NVIDIA H100 80GB HBM3") is ACCELERATORS[0]
+    assert accelerator("CPU") is None
+
+
+def test_too_many_slots_are_refused() -> None:
+    with (
+        pytest.raises(SystemExit, match="slots of 384 bytes are needed"),
+        formed(TINY, Place(2, 2), "float32", CPU, 1 << 40),
+    ):
+        pass
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(SHAPES, "tiny", TINY)
+    file = tmp_path / "x.json"
+    common = ["shards", "--model", "tiny", "--batch", "1", "2", "--prompt", "5"]
+    monkeypatch.setattr(sys, "argv", [*common, "--repetitions", "3", "--device", "cpu", "--json", str(file)])
+    shards.main()
+    assert "without communication" in capsys.readouterr().out
+    told = json.loads(file.read_text())
+    assert (told["device"], told["dtype"]) == ("CPU", "bfloat16")
+    assert [(row["place"]["stage"], row["case"]["phase"], row["case"]["batch"]) for row in told["rows"]] == [
+        (stage, phase, batch) for stage in range(2) for batch in (1, 2) for phase in (INITIATION, INCREMENT)
+    ]
+    assert all(len(row["seconds"]) == 3 for row in told["rows"])
+    monkeypatch.setattr(sys, "argv", [*common, "--floors"])
+    shards.main()
+    assert "floors, computed" in capsys.readouterr().out
+
+
+def test_a_floor_is_shown_beside_its_time(capsys: pytest.CaptureFixture[str]) -> None:
+    row = Row(SINGLE, Case(INCREMENT, 1, 8), 10**9, 10**6, 0, [0.004, 0.005, 0.007], Work(1, 1), 0.004)
+    shards.Console(width=150).print(shards.measured_table("t", [row]))
+    shown = capsys.readouterr().out
+    assert "5.00" in shown
+    assert "4.00 to 7.00" in shown
+    assert "80%" in shown

@@ -1,0 +1,183 @@
+"""The CUDA path without a GPU: torch's fake tensors have a shape, a type and a device, and no data.
+
+They refuse operands of different devices, as a GPU would. What is tested is the path and not its numbers (tests/gpu
+does that): every tensor stands where it belongs, at the true sizes of 175B too, and the host never waits in between.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from orca.v1 import worker_pb2 as pb
+from orca_kernels.transfer import to_device
+from orca_lab.shapes import SHAPES, Shape, gpt
+from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, formed, places, share_of, work_of
+from orca_worker.models.gpt2 import GPT2
+from orca_worker.partition import Place
+from orca_worker.sampling import HiddenModel, SamplingModel
+from orca_worker.stage import Stage
+
+CUDA = torch.device("cuda", 0)
+TINY = Shape("tiny", gpt(4, 48, 4, positions=64, vocab_size=101), 2, 3)
+
+
+class Watch(TorchDispatchMode):
+    """Notes what makes the host wait for the device: data that crosses while it stands by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+        self.current: torch.device | None = None  # of the thread
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor) and x.dim()]
+        if len({x.device.type for x in tensors}) > 1 and not kwargs.get("non_blocking"):
+            self.waits.append(str(func))
+        return result
+
+
+@pytest.fixture(autouse=True)
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    """Fake tensors instead of all others, on a machine with the answers of a driver."""
+    watch = Watch()
+
+    def tolist(x: Tensor) -> Any:
+        watch.waits.append("tolist")
+        return zeros(x.shape)
+
+    monkeypatch.setattr(FakeTensor, "tolist", tolist)
+    monkeypatch.setattr(
+        Tensor, "pin_memory", lambda x: torch.empty(x.shape, dtype=x.dtype)
+    )  # x itself may be a known number
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: setattr(watch, "current", device))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (78 << 30, 80 << 30))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield watch
+
+
+def zeros(shape: tuple[int, ...]) -> Any:
+    """A list of lists."""
+    return [zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
+
+
+def model_of(stage: Stage) -> GPT2:
+    assert isinstance(stage._model, SamplingModel | HiddenModel)
+    assert isinstance(stage._model.model, GPT2)
+    return stage._model.model
+
+
+SAMPLED = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 3, "logprobs": True}
+ITERATIONS = [
+    (  # two initiations, one of them sampled
+        8,
+        pb.Iteration(
+            initiations=[
+                pb.Initiation(row=0, claim=1, token_ids=[1] * 5, blocks=[0, 1], **SAMPLED),
+                pb.Initiation(row=1, claim=2, token_ids=[2] * 3, blocks=[2, 3]),
+            ]
+        ),
+    ),
+    (  # both phases, one a prompt of a single token; increments of different contexts
+        3,
+        pb.Iteration(
+            initiations=[pb.Initiation(row=2, claim=3, token_ids=[4], blocks=[4])],
+            increment_rows=[0, 1],
+            increment_positions=[5, 3],
+            increment_tokens=[7, 8],
+        ),
+    ),
+    (3, pb.Iteration(increment_rows=[1, 0, 2], increment_positions=[4, 6, 1])),  # run-ahead: without tokens
+    (2, pb.Iteration(free_rows=[1], increment_rows=[0, 2], increment_positions=[7, 2], increment_tokens=[1, 1])),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("place", [*places(1, 1), *places(2, 1), *places(2, 3), Place(2, 3, 2, 1)], ids=str)
+def test_every_tensor_is_on_the_device_and_the_host_does_not_wait(place: Place, dtype: str, watch: Watch) -> None:
+    with formed(TINY, place, dtype, CUDA, 16 * BLOCK_SIZE) as stage:
+        assert stage._kv.keys.device == stage._kv.values.device == watch.current == CUDA
+        for tokens, iteration in ITERATIONS:
+            watch.waits.clear()
+            with watch:
+                output = stage.run(iteration)
+            assert watch.waits == ["tolist"] * place.samples
+            if not place.is_last:
+                assert output.hidden is not None
+                assert output.hidden.device == CUDA
+                assert output.hidden.shape == (tokens, 48)
+                assert output.hidden.dtype == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize(
+    ("shape", "place"),
+    [
+        (shape, place)
+        for shape in ("gpt3-175b", "gpt3-13b")
+        for place in places(SHAPES[shape].tensor_parallel, SHAPES[shape].pipeline_parallel)
+    ],
+    ids=str,
+)
+def test_big_models_at_their_true_sizes(shape: str, place: Place, watch: Watch) -> None:
+    """What the shard's model holds and does: torch counts, not we."""
+    big = SHAPES[shape]
+    share = share_of(big, place, "bfloat16")
+    todo = [Case(INITIATION, 2, 128), Case(INCREMENT, 2, 128)]
+    with formed(big, place, "bfloat16", CUDA, todo[0].slots) as stage:
+        assert bytes_held(model_of(stage)) == share.weight_bytes
+        assert stage._kv.keys.nbytes + stage._kv.values.nbytes == todo[0].slots * share.slot_bytes
+        for case in todo:
+            watch.waits.clear()
+            with watch, FlopCounterMode(display=False) as count:
+                stage.run(case.message(big.config.vocab_size))
+            assert watch.waits == ["tolist"] * place.samples
+            pairs = case.batch * case.prompt * (case.prompt - 1) // 2 if case.phase == INITIATION else 0
+            masked = share.slot_bytes * pairs  # torch counts what the causal mask hides: 2 FLOP an element of a slot
+            assert count.get_total_flops() == work_of(big, share, "bfloat16", case).flop + masked
+
+
+def bytes_held(model: GPT2) -> int:
+    """Of all weights, each storage once: tied embeddings are one."""
+    found: dict[int, int] = {}
+
+    def look(x: object) -> None:
+        if isinstance(x, Tensor):
+            found[id(x)] = x.nbytes
+        elif isinstance(x, list):
+            for one in x:
+                look(one)
+        elif type(x).__module__ == GPT2.__module__ and hasattr(x, "__dict__"):
+            for one in vars(x).values():
+                look(one)
+
+    look(model)
+    return sum(found.values())
+
+
+@pytest.mark.parametrize(
+    ("what", "waits"),
+    [
+        (lambda gpu, cpu: to_device(cpu, CUDA), 0),
+        (lambda gpu, cpu: gpu + gpu, 0),
+        (lambda gpu, cpu: cpu.to(CUDA), 1),
+        (lambda gpu, cpu: gpu[cpu], 1),
+        (lambda gpu, cpu: gpu.cpu(), 1),
+        (lambda gpu, cpu: gpu.tolist(), 1),
+    ],
+)
+def test_the_watch_sees(what: Callable[[Tensor, Tensor], Any], waits: int, watch: Watch) -> None:
+    gpu, cpu = torch.zeros(4, device=CUDA), torch.zeros(4, dtype=torch.int64)
+    with watch, torch.inference_mode():
+        what(gpu, cpu)
+    assert len(watch.waits) == waits
+    with pytest.raises(RuntimeError, match="device"):
+        torch.add(gpu, cpu)
