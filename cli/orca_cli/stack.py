@@ -95,7 +95,7 @@ class Stack:
                 "supervisor",
                 f"supervisor-{n}",
                 "orca_worker.supervisor",
-                {"ORCA_PORT": "0", "ORCA_RANKS": str(plan.tp)},
+                {"ORCA_PORT": "0", "ORCA_RANKS": str(plan.tp), "ORCA_FIRST_GPU": str(n * plan.tp)},
             )
             for n in range(plan.engines * plan.pp)
         ]

@@ -22,8 +22,9 @@ EPOCH = 7
 class ScriptedRank(worker_pb2_grpc.ControllerServicer):
     """A rank that answers, unless `frozen` is set. `report`, `leave` and `end` speak on its control lane."""
 
-    def __init__(self, pid: int, slots: int, samples: bool) -> None:
-        self.pid, self.slots, self.samples = pid, slots, samples
+    def __init__(self, index: int, slots: int, samples: bool) -> None:
+        self.index, self.pid, self.slots, self.samples = index, 100 + index, slots, samples
+        pid = self.pid
         self.frozen = False
         self.hello = pb.HelloResponse(protocol=1, host="here", pid=pid, incarnation=f"of {pid}", iteration=3)
         self.form: pb.FormRequest | None = None
@@ -35,6 +36,19 @@ class ScriptedRank(worker_pb2_grpc.ControllerServicer):
         self.server = grpc.aio.server()
         worker_pb2_grpc.add_ControllerServicer_to_server(self, self.server)
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+
+    def stand(self, tp: int, pp: int, return_tokens: bool = False) -> None:
+        """It is a member of an epoch already, with 40 slots in blocks of 4."""
+        stage, tensor_rank = divmod(self.index, tp)
+        formation = pb.Formation(
+            tensor_parallel=tp,
+            pipeline_parallel=pp,
+            stage=stage,
+            tensor_rank=tensor_rank,
+            block_size=4,
+            return_tokens=return_tokens,
+        )
+        self.hello.MergeFrom(pb.HelloResponse(epoch=EPOCH, slots=40, formation=formation))
 
     def report(self, number: int, **fields: Any) -> None:
         times = pb.StageTimes(iteration=number)
@@ -141,12 +155,12 @@ class Scripted:
 async def scripted(tp: int, pp: int, ranks_per_pod: int | None = None, **others: Any) -> AsyncIterator[Scripted]:
     """An engine whose ranks hold 100, 99, .. slots, in blocks of 4; `greet` is still to come."""
     per_pod = ranks_per_pod or tp
-    ranks = [ScriptedRank(100 + n, 100 - n, n == tp * pp - tp) for n in range(tp * pp)]
+    ranks = [ScriptedRank(n, 100 - n, n == tp * pp - tp) for n in range(tp * pp)]
     pods = [ScriptedPod(ranks[n : n + per_pod]) for n in range(0, tp * pp, per_pod)]
     for part in [*ranks, *pods]:
         await part.server.start()
     candidate = Candidate("engine-0", tuple(pod.address for pod in pods))
-    values: dict[str, Any] = {"tp": tp, "pp": pp, "gpus_per_pod": ranks_per_pod, "block_size": 4, **others}
+    values: dict[str, Any] = {"tp": tp, "pp": pp, "gpus_per_pod": ranks_per_pod, "block_size": 4} | others
     settings = SchedulerSettings(workers=",".join(candidate.pods), **values)
     pulse = LoopPulse()
 

@@ -46,7 +46,7 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
         self.frozen = False  # reads nothing and says nothing
         self.verdicts: list[str] = []
         self.forms: list[pb.FormRequest] = []
-        self.slots, self.block_size, self.returns_tokens = SLOTS, 0, False  # of the epoch
+        self.slots, self.formation = SLOTS, pb.Formation()  # of the epoch
         self.iterations: asyncio.Queue[pb.Iteration] = asyncio.Queue()
         self._reports: asyncio.Queue[pb.Report | None] = asyncio.Queue()
 
@@ -79,8 +79,7 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
             epoch=self.epoch,
             iteration=self.iteration,
             slots=self.slots,
-            block_size=self.block_size,
-            returns_tokens=self.returns_tokens,
+            formation=self.formation,
             model_digest="digest",
             max_positions=SLOTS,
             vocab_size=256,
@@ -90,7 +89,7 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
         self.forms.append(request)
         self.forming.set()
         await self.may_form.wait()
-        self.block_size, self.returns_tokens = request.block_size, request.return_tokens
+        self.formation = request.formation
         return pb.FormResponse(slots=SLOTS)
 
     async def Allocate(self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext) -> pb.AllocateResponse:  # noqa: N802
@@ -302,7 +301,7 @@ async def test_an_epoch_of_other_settings_is_not_kept(settings: dict[str, int], 
         await this.succeed(**settings)
         assert rank.epoch > epoch
         assert [form.epoch for form in rank.forms] == [epoch, rank.epoch]
-        assert (rank.forms[-1].block_size, rank.slots) == (settings["block_size"], slots)
+        assert (rank.formation.block_size, rank.slots) == (settings["block_size"], slots)
         assert this.master._core.slots.n_slots == slots
 
 
@@ -310,11 +309,11 @@ async def test_an_epoch_that_returns_tokens_is_not_kept_for_one_that_does_not() 
     rank = Rank()
     async with bench(rank) as this:
         await this.formed()
-        epoch, rank.returns_tokens = rank.epoch, True
+        epoch, rank.formation.return_tokens = rank.epoch, True
         await this.succeed(run_ahead=1)  # one rank has its own tokens
         assert [form.epoch for form in rank.forms] == [epoch, rank.epoch]
         assert rank.epoch > epoch
-        assert not rank.returns_tokens
+        assert not rank.formation.return_tokens
 
 
 def increments(iteration: pb.Iteration) -> list[tuple[int, int]]:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import grpc
 import pytest
@@ -42,7 +41,7 @@ def condemned_pids(engine: Scripted) -> list[int]:
 
 
 async def test_formation() -> None:
-    async with scripted(3, 2, max_batch_size=6) as engine:
+    async with scripted(3, 2) as engine:
         hellos = await engine.master.greet()
         assert [hello.pid for hello in hellos] == [100, 101, 102, 103, 104, 105]
         assert engine.master.standing() is None
@@ -51,10 +50,12 @@ async def test_formation() -> None:
         for n, rank in enumerate(engine.ranks):
             form = rank.form
             assert form is not None
-            assert (form.stage, form.tensor_rank) == divmod(n, 3)
-            assert (form.term, form.epoch, form.tensor_parallel, form.pipeline_parallel) == (5, EPOCH, 3, 2)
+            stage, tensor_rank = divmod(n, 3)
+            assert form.formation == pb.Formation(
+                tensor_parallel=3, pipeline_parallel=2, stage=stage, tensor_rank=tensor_rank, block_size=4
+            )
+            assert (form.term, form.epoch) == (5, EPOCH)
             assert list(form.controllers) == [r.address for r in engine.ranks]
-            assert (form.block_size, form.max_batch_size, form.return_tokens) == (4, 6, False)
             assert form.store == "store:1"
             assert rank.allocated == 92
             assert rank.terms == ["5"], "each has a control lane, of the master's term"
@@ -83,7 +84,9 @@ async def test_tokens_go_back_when_a_batch_is_ahead(tp: int, pp: int, run_ahead:
     async with scripted(tp, pp, run_ahead=run_ahead) as engine:
         await engine.master.greet()
         await engine.master.form(EPOCH)
-        assert [rank.form is not None and rank.form.return_tokens for rank in engine.ranks] == [wanted] * tp * pp
+        assert [rank.form is not None and rank.form.formation.return_tokens for rank in engine.ranks] == [
+            wanted
+        ] * tp * pp
 
 
 async def test_a_pod_with_another_number_of_ranks() -> None:
@@ -112,31 +115,26 @@ async def test_iterations_go_down_one_lane_and_reports_come_up_all() -> None:
 async def test_standing() -> None:
     async with scripted(1, 2) as engine:
         for rank in engine.ranks:
-            rank.hello.epoch, rank.hello.slots, rank.hello.block_size = EPOCH, 40, 4
-            rank.hello.returns_tokens = True
+            rank.stand(1, 2)
             rank.hello.rows.add(row=3)
         await engine.master.greet()
-        assert engine.master.standing() == Standing(EPOCH, 3, 40, 4, True, (3,))
+        assert engine.master.standing() == Standing(EPOCH, 3, 40, (3,))
 
 
 @pytest.mark.parametrize(
     "another",
-    [{"epoch": EPOCH - 1}, {"iteration": 2}, {"slots": 44}, {"block_size": 8}, {"returns_tokens": True}],
+    [{"epoch": EPOCH - 1}, {"iteration": 2}, {"slots": 44}, {"stage": 0}, {"block_size": 8}, {"return_tokens": True}],
     ids=lambda fields: next(iter(fields)),
 )
 async def test_ranks_that_do_not_stand_alike(another: dict[str, int]) -> None:
     async with scripted(1, 2) as engine:
         for rank in engine.ranks:
-            rank.hello.epoch, rank.hello.slots, rank.hello.block_size = EPOCH, 40, 4
+            rank.stand(1, 2)
+        hello = engine.ranks[1].hello
         for name, value in another.items():
-            setattr(engine.ranks[1].hello, name, value)
+            setattr(hello.formation if name in pb.Formation.DESCRIPTOR.fields_by_name else hello, name, value)
         await engine.master.greet()
         assert engine.master.standing() is None
-
-
-def settings_for(**values: int) -> SchedulerSettings:
-    numbers: dict[str, Any] = {"pp": 2, "block_size": 4} | values
-    return SchedulerSettings(workers="a:1", **numbers)
 
 
 @pytest.mark.parametrize(
@@ -151,20 +149,33 @@ def settings_for(**values: int) -> SchedulerSettings:
         ({"block_size": 8, "slots": 40}, False),
         ({"block_size": 2, "slots": 40}, False),
         ({"run_ahead": 1}, False),
-        ({"run_ahead": 1, "pp": 1, "tp": 2}, False),
-        ({"run_ahead": 1, "pp": 1}, True),  # one rank returns none
     ],
 )
-def test_what_a_standing_epoch_suits(values: dict[str, int], suits: bool) -> None:
-    """40 slots in blocks of 4, formed for two ranks without a run-ahead."""
-    assert Standing(EPOCH, 3, 40, 4, False, ()).suits(settings_for(**values)) is suits
+async def test_what_a_standing_epoch_suits(values: dict[str, int], suits: bool) -> None:
+    """40 slots in blocks of 4, formed for two stages without a run-ahead."""
+    async with scripted(1, 2, **values) as engine:
+        for rank in engine.ranks:
+            rank.stand(1, 2)
+        await engine.master.greet()
+        assert (engine.master.standing() is not None) is suits
 
 
-def test_a_standing_epoch_that_returns_tokens() -> None:
-    standing = Standing(EPOCH, 3, 40, 4, True, ())
-    assert standing.suits(settings_for(run_ahead=1))
-    assert not standing.suits(settings_for(run_ahead=0))
-    assert not standing.suits(settings_for(run_ahead=1, pp=1))
+@pytest.mark.parametrize(("run_ahead", "suits"), [(0, False), (1, True)])
+async def test_a_standing_epoch_that_returns_tokens(run_ahead: int, suits: bool) -> None:
+    async with scripted(1, 2, run_ahead=run_ahead) as engine:
+        for rank in engine.ranks:
+            rank.stand(1, 2, return_tokens=True)
+        await engine.master.greet()
+        assert (engine.master.standing() is not None) is suits
+
+
+async def test_ranks_of_another_shape() -> None:
+    """Two pods that were two tensor ranks of one stage are two stages now."""
+    async with scripted(1, 2) as engine:
+        for rank in engine.ranks:
+            rank.stand(2, 1)
+        await engine.master.greet()
+        assert engine.master.standing() is None
 
 
 async def test_a_neighbour_complains_before_the_process_is_seen_to_be_gone() -> None:

@@ -34,7 +34,8 @@ def cpu_seconds(pid: int) -> float:
 async def measure(address: str, pid: int, batch: int, iterations: int) -> None:
     async with grpc.aio.insecure_channel(address) as channel:
         stub = worker_pb2_grpc.ControllerStub(channel)
-        await stub.Form(pb.FormRequest(term=1, epoch=1, tensor_parallel=1, pipeline_parallel=1, block_size=BLOCK_SIZE))
+        formation = pb.Formation(tensor_parallel=1, pipeline_parallel=1, block_size=BLOCK_SIZE)
+        await stub.Form(pb.FormRequest(term=1, epoch=1, formation=formation))
         blocks = -(-(PROMPT + iterations) // BLOCK_SIZE)
         await stub.Allocate(pb.AllocateRequest(term=1, epoch=1, slots=batch * blocks * BLOCK_SIZE))
         run: Any = stub.Run()

@@ -27,7 +27,7 @@ from orca_common.telemetry import Telemetry
 from orca_worker.controller import Controller
 from orca_worker.data_plane import Rendezvous
 from orca_worker.models import needs_torch
-from orca_worker.process import RESOLVER
+from orca_worker.process import TORCH_DISTRIBUTED
 from orca_worker.server import listen, new_server
 from orca_worker.stage import Stage
 
@@ -93,11 +93,19 @@ class Master:
 
     def form_requests(self, store: str, **fields: Any) -> list[pb.FormRequest]:
         """What each rank is asked."""
-        shared: dict[str, Any] = {"term": self.term, "epoch": self.epoch, "block_size": BLOCK_SIZE}
-        shared |= {"tensor_parallel": self.tp, "pipeline_parallel": self.pp, "store": store}
-        shared |= {"controllers": self.addresses} | fields
+        shared: dict[str, Any] = {
+            "tensor_parallel": self.tp,
+            "pipeline_parallel": self.pp,
+            "block_size": BLOCK_SIZE,
+        } | fields
         places = [divmod(i, self.tp) for i in range(len(self.addresses))]
-        return [pb.FormRequest(**shared, stage=stage, tensor_rank=rank) for stage, rank in places]
+        formations = [pb.Formation(**shared, stage=stage, tensor_rank=rank) for stage, rank in places]
+        return [
+            pb.FormRequest(
+                term=self.term, epoch=self.epoch, formation=formation, store=store, controllers=self.addresses
+            )
+            for formation in formations
+        ]
 
     async def read(self, rank: int, lane: Any) -> None:
         """What a rank reports."""
@@ -256,7 +264,7 @@ class Process:
 
     async def start(self) -> "Process":
         environment = (
-            RESOLVER
+            TORCH_DISTRIBUTED
             | os.environ
             | {
                 "ORCA_MODEL": str(self._folder),

@@ -46,8 +46,9 @@ class Rank:
         return await self.stub.Hello(pb.HelloRequest(protocol=protocol, engine="e-0", term=term))
 
     async def form(self, term: int, epoch: int, **fields: Any) -> pb.FormResponse:
-        fields = {"tensor_parallel": 1, "pipeline_parallel": 1, "block_size": 16, "max_batch_size": 8, **fields}
-        return await self.stub.Form(pb.FormRequest(term=term, epoch=epoch, **fields))
+        fields = {"tensor_parallel": 1, "pipeline_parallel": 1, "block_size": 16} | fields
+        formation = pb.Formation(**fields)
+        return await self.stub.Form(pb.FormRequest(term=term, epoch=epoch, formation=formation))
 
     async def iterate(self, run: Stream, term: int = 1, epoch: int = 1, **fields: Any) -> None:
         self.number = fields.pop("number", self.number + 1)
@@ -116,8 +117,8 @@ async def test_a_rank_says_who_it_is(rank: Rank) -> None:
     assert (report.epoch, report.number, len(report.token_ids), len(report.logprobs)) == (7, 41, 2, 2)
     assert 0 < report.times.received <= report.times.started <= report.times.computed <= report.times.sent
     hello = await rank.hello(3)
-    assert (hello.epoch, hello.iteration, hello.slots, hello.block_size) == (7, 41, 320, 16)
-    assert not hello.returns_tokens, "one rank has its own"
+    assert (hello.epoch, hello.iteration, hello.slots) == (7, 41, 320)
+    assert hello.formation == pb.Formation(tensor_parallel=1, pipeline_parallel=1, block_size=16)
     assert [(row.row, row.claim, row.length) for row in hello.rows] == [(2, 102, 1), (4, 104, 3)]
     await rank.iterate(
         run, 3, 7, free_rows=[2], increment_rows=[4], increment_positions=[3], increment_tokens=[report.token_ids[0]]

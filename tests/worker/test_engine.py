@@ -165,7 +165,8 @@ async def test_impossible_cuts_are_refused(tmp_path: Path, tp: int, pp: int, sen
     folder = make_gpt2(tmp_path, heads=6, layers=3, hidden=36, vocab=97, positions=48, seed=1, n_inner=5)
     rank = await serve(folder)
     async with grpc.aio.insecure_channel(rank.address) as channel:
-        request = pb.FormRequest(term=1, epoch=1, tensor_parallel=tp, pipeline_parallel=pp, block_size=4)
+        formation = pb.Formation(tensor_parallel=tp, pipeline_parallel=pp, block_size=4)
+        request = pb.FormRequest(term=1, epoch=1, formation=formation)
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await worker_pb2_grpc.ControllerStub(channel).Form(request)
         assert (error.value.code(), error.value.details()) == (grpc.StatusCode.FAILED_PRECONDITION, sentence)

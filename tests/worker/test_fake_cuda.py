@@ -96,9 +96,10 @@ ITERATIONS = [
             increment_tokens=[7, 8],
         ),
     ),
-    (3, pb.Iteration(increment_rows=[1, 0, 2], increment_positions=[4, 6, 1])),  # run-ahead: without tokens
+    (3, pb.Iteration(increment_rows=[1, 0, 2], increment_positions=[4, 6, 1], increment_tokens=[1, 1, 1])),
     (2, pb.Iteration(free_rows=[1], increment_rows=[0, 2], increment_positions=[7, 2], increment_tokens=[1, 1])),
 ]
+AHEAD = (2, pb.Iteration(increment_rows=[0, 2], increment_positions=[8, 3]))  # of a rank that has its own tokens
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -106,7 +107,7 @@ ITERATIONS = [
 def test_every_tensor_is_on_the_device_and_the_host_does_not_wait(place: Place, dtype: str, watch: Watch) -> None:
     with formed(TINY, place, dtype, CUDA, 16 * BLOCK_SIZE) as stage:
         assert stage._kv.keys.device == stage._kv.values.device == watch.current == CUDA
-        for tokens, iteration in ITERATIONS:
+        for tokens, iteration in [*ITERATIONS, *([AHEAD] if place.samples else [])]:
             watch.waits.clear()
             with watch:
                 output = stage.run(iteration)

@@ -73,7 +73,9 @@ class Pod:
 async def make_member(channel: grpc.aio.Channel) -> worker_pb2_grpc.ControllerStub:
     """Forms an engine of this one rank under epoch 1."""
     stub = worker_pb2_grpc.ControllerStub(channel)
-    await stub.Form(pb.FormRequest(term=1, epoch=1, tensor_parallel=1, pipeline_parallel=1, block_size=16))
+    await stub.Form(
+        pb.FormRequest(term=1, epoch=1, formation=pb.Formation(tensor_parallel=1, pipeline_parallel=1, block_size=16))
+    )
     await stub.Allocate(pb.AllocateRequest(term=1, epoch=1, slots=160))
     return stub
 

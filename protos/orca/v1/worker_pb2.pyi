@@ -17,7 +17,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., engine: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("protocol", "incarnation", "host", "pid", "epoch", "iteration", "slots", "rows", "model_digest", "max_positions", "vocab_size", "block_size", "returns_tokens")
+    __slots__ = ("protocol", "incarnation", "host", "pid", "epoch", "iteration", "slots", "rows", "model_digest", "max_positions", "vocab_size", "formation")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -29,8 +29,7 @@ class HelloResponse(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     MAX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
-    RETURNS_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FORMATION_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     incarnation: str
     host: str
@@ -42,9 +41,8 @@ class HelloResponse(_message.Message):
     model_digest: str
     max_positions: int
     vocab_size: int
-    block_size: int
-    returns_tokens: bool
-    def __init__(self, protocol: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., epoch: _Optional[int] = ..., iteration: _Optional[int] = ..., slots: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[HeldRow, _Mapping]]] = ..., model_digest: _Optional[str] = ..., max_positions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., returns_tokens: _Optional[bool] = ...) -> None: ...
+    formation: Formation
+    def __init__(self, protocol: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., epoch: _Optional[int] = ..., iteration: _Optional[int] = ..., slots: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[HeldRow, _Mapping]]] = ..., model_digest: _Optional[str] = ..., max_positions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ...) -> None: ...
 
 class HeldRow(_message.Message):
     __slots__ = ("row", "claim", "length")
@@ -74,31 +72,35 @@ class RelayResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class FormRequest(_message.Message):
-    __slots__ = ("term", "epoch", "tensor_parallel", "pipeline_parallel", "stage", "tensor_rank", "block_size", "max_batch_size", "store", "controllers", "return_tokens")
-    TERM_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+class Formation(_message.Message):
+    __slots__ = ("tensor_parallel", "pipeline_parallel", "stage", "tensor_rank", "block_size", "return_tokens")
     TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_RANK_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
-    MAX_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
-    STORE_FIELD_NUMBER: _ClassVar[int]
-    CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    term: int
-    epoch: int
     tensor_parallel: int
     pipeline_parallel: int
     stage: int
     tensor_rank: int
     block_size: int
-    max_batch_size: int
+    return_tokens: bool
+    def __init__(self, tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., block_size: _Optional[int] = ..., return_tokens: _Optional[bool] = ...) -> None: ...
+
+class FormRequest(_message.Message):
+    __slots__ = ("term", "epoch", "formation", "store", "controllers")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FORMATION_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    epoch: int
+    formation: Formation
     store: str
     controllers: _containers.RepeatedScalarFieldContainer[str]
-    return_tokens: bool
-    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_rank: _Optional[int] = ..., block_size: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., store: _Optional[str] = ..., controllers: _Optional[_Iterable[str]] = ..., return_tokens: _Optional[bool] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ..., store: _Optional[str] = ..., controllers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FormResponse(_message.Message):
     __slots__ = ("slots", "free_bytes", "slot_bytes")

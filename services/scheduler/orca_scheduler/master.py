@@ -180,7 +180,7 @@ class EngineMaster:
         for hello in hellos:
             await self._pool.identify(hello.model_digest, hello.max_positions, hello.vocab_size)
         ledger, settings, stand = self._ledger, self._settings, ranks.standing()
-        if stand is not None and stand.epoch == ledger.epoch and stand.suits(settings):
+        if stand is not None and stand.epoch == ledger.epoch:
             self._epoch, n_slots = stand.epoch, stand.slots
             self._stale_rows = list(stand.rows)
         else:

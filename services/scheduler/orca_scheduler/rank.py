@@ -130,12 +130,12 @@ class Rank:
         request = pb.HostStoreRequest(term=self._term, epoch=epoch)
         return (await self._ask(self._controller.HostStore(request, timeout=DIAL_SECONDS))).address
 
-    async def form(self, request: pb.FormRequest) -> pb.FormResponse:
-        """Takes a place in a formation; `request` is common to all ranks but for the place. Returns with all others."""
-        mine = pb.FormRequest()
-        mine.CopyFrom(request)
-        mine.stage, mine.tensor_rank = self.place.stage, self.place.tensor_rank
-        return await self._ask(self._controller.Form(mine, timeout=LOAD_SECONDS))
+    async def form(self, epoch: int, formation: pb.Formation, store: str, controllers: list[str]) -> pb.FormResponse:
+        """Takes its place in a new epoch. Returns with all others."""
+        request = pb.FormRequest(
+            term=self._term, epoch=epoch, formation=formation, store=store, controllers=controllers
+        )
+        return await self._ask(self._controller.Form(request, timeout=LOAD_SECONDS))
 
     async def allocate(self, epoch: int, slots: int) -> None:
         request = pb.AllocateRequest(term=self._term, epoch=epoch, slots=slots)

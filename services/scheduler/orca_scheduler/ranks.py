@@ -46,20 +46,7 @@ class Standing:
     epoch: int
     iteration: int
     slots: int
-    block_size: int
-    returns_tokens: bool
     rows: tuple[int, ...]  # that they hold
-
-    def suits(self, settings: SchedulerSettings) -> bool:
-        """The epoch was formed as these settings would form it."""
-        wanted = settings.block_size, returns_tokens(settings)
-        slots = self.slots if settings.slots is None else settings.slots // settings.block_size * settings.block_size
-        return (self.block_size, self.returns_tokens) == wanted and self.slots == slots
-
-
-def returns_tokens(settings: SchedulerSettings) -> bool:
-    """The tokens of an iteration also go back to the first stage, on the data plane. One rank has its own."""
-    return settings.run_ahead > 0 and settings.tp * settings.pp > 1
 
 
 class Ranks:
@@ -153,37 +140,36 @@ class Ranks:
             )
 
     def standing(self) -> Standing | None:
-        """Where the ranks stand, if all stand alike as members of one epoch."""
+        """Where the ranks stand, if all stand alike as members of one epoch, which was formed as it would be now."""
+        if any(rank.hello.formation != self._formation(rank.place) for rank in self._ranks):
+            return None
         stands = {
-            Standing(
-                h.epoch,
-                h.iteration,
-                h.slots,
-                h.block_size,
-                h.returns_tokens,
-                tuple(sorted(held.row for held in h.rows)),
-            )
+            Standing(h.epoch, h.iteration, h.slots, tuple(sorted(held.row for held in h.rows)))
             for h in (rank.hello for rank in self._ranks)
         }
-        stand = stands.pop()
-        return stand if not stands and stand.epoch and stand.slots else None
+        stand, slots, block_size = stands.pop(), self._settings.slots, self._settings.block_size
+        if stands or not stand.epoch or stand.slots != (slots or stand.slots) // block_size * block_size:
+            return None
+        return stand
+
+    def _formation(self, place: Place) -> pb.Formation:
+        settings = self._settings
+        return pb.Formation(
+            tensor_parallel=settings.tp,
+            pipeline_parallel=settings.pp,
+            stage=place.stage,
+            tensor_rank=place.tensor_rank,
+            block_size=settings.block_size,
+            return_tokens=settings.run_ahead > 0 and len(self._ranks) > 1,  # one rank has its own
+        )
 
     async def form(self, epoch: int) -> int:
         """Forms the engine under a new epoch: its `n_slots`, the smallest rank's. Raises FailedPrecondition."""
         ranks, settings = self._ranks, self._settings
         slots, block_size = settings.slots, settings.block_size
-        request = pb.FormRequest(
-            term=self._term,
-            epoch=epoch,
-            tensor_parallel=settings.tp,
-            pipeline_parallel=settings.pp,
-            block_size=block_size,
-            max_batch_size=settings.max_batch_size,
-            return_tokens=returns_tokens(settings),
-            controllers=[rank.address for rank in ranks],
-            store=await ranks[0].host_store(epoch) if len(ranks) > 1 else "",
-        )
-        formed = await self._all([rank.form(request) for rank in ranks])
+        store = await ranks[0].host_store(epoch) if len(ranks) > 1 else ""
+        controllers = [rank.address for rank in ranks]
+        formed = await self._all([rank.form(epoch, self._formation(rank.place), store, controllers) for rank in ranks])
         room = min(response.slots for response in formed)
         smallest = next(rank for rank, response in zip(ranks, formed, strict=True) if response.slots == room)
         if slots is not None and slots > room:

@@ -56,8 +56,8 @@ class Forming:
     """An epoch that this rank was asked to form."""
 
     epoch: int
+    formation: worker_pb2.Formation
     place: Place
-    block_size: int
     controllers: tuple[str, ...]
     memory: asyncio.Future[Memory]  # when all have joined
 
@@ -67,9 +67,9 @@ class Member:
     """The epoch that this rank is a member of."""
 
     epoch: int
+    formation: worker_pb2.Formation
     place: Place
     slots: int
-    block_size: int
     relays: tuple[Neighbour, ...]
 
 
@@ -272,8 +272,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             epoch=member.epoch if member else 0,
             iteration=self._gpu.iteration,
             slots=member.slots if member else 0,
-            block_size=member.block_size if member else 0,
-            returns_tokens=self._plane.returns_tokens if member else False,
+            formation=member.formation if member else None,
             rows=[worker_pb2.HeldRow(row=r, claim=c, length=n) for r, c, n in self._stage.rows.held()],
             model_digest=self._checkpoint.digest,
             max_positions=self._checkpoint.max_positions,
@@ -292,23 +291,26 @@ class Controller(worker_pb2_grpc.ControllerServicer):
 
     async def _form(self, request: worker_pb2.FormRequest) -> worker_pb2.FormResponse:
         self._raise_term(request.term, None)
-        place = self._place_of(request)
+        formation, place = request.formation, self._place_of(request)
         forming = self._forming
-        if forming is None or (forming.epoch, forming.place) != (request.epoch, place):  # else an answer was lost
+        if forming is None or (forming.epoch, forming.formation) != (
+            request.epoch,
+            formation,
+        ):  # else an answer was lost
             if request.epoch <= self._last_epoch:
                 raise FailedPrecondition(f"epoch {request.epoch} is old: this rank has seen {self._last_epoch}")
             self._last_epoch = request.epoch
             self._leave_epoch(f"epoch {request.epoch} is being formed")
             plane = self._rendezvous.plane
             if place.ranks > 1:
-                arguments = place, request.epoch, request.store, request.return_tokens
+                arguments = place, request.epoch, request.store, formation.return_tokens
                 self._plane = await asyncio.to_thread(plane, *arguments)
                 self._check_newest(request.epoch)
             else:
                 self._plane = plane(place, request.epoch, request.store, False)
-            memory = self._gpu.call(partial(self._stage.form, request.block_size, place, self._plane))
+            memory = self._gpu.call(partial(self._stage.form, formation.block_size, place, self._plane))
             forming = self._forming = Forming(
-                request.epoch, place, request.block_size, tuple(request.controllers), asyncio.wrap_future(memory)
+                request.epoch, formation, place, tuple(request.controllers), asyncio.wrap_future(memory)
             )
         try:
             memory = await asyncio.shield(forming.memory)
@@ -321,16 +323,21 @@ class Controller(worker_pb2_grpc.ControllerServicer):
 
     def _place_of(self, request: worker_pb2.FormRequest) -> Place:
         """This rank's place in the engine. Raises FailedPrecondition when there is no such place."""
-        tp, pp = request.tensor_parallel, request.pipeline_parallel
+        formation = request.formation
+        tp, pp, stage, rank = (
+            formation.tensor_parallel,
+            formation.pipeline_parallel,
+            formation.stage,
+            formation.tensor_rank,
+        )
         check_partition(self._checkpoint, tp, pp)
-        if request.stage >= pp or request.tensor_rank >= tp:
-            where = f"stage {request.stage}, tensor rank {request.tensor_rank}"
-            raise FailedPrecondition(f"{where} of a {tp} x {pp} engine")
-        if request.block_size < 1:
+        if stage >= pp or rank >= tp:
+            raise FailedPrecondition(f"stage {stage}, tensor rank {rank} of a {tp} x {pp} engine")
+        if formation.block_size < 1:
             raise FailedPrecondition("block_size is 0")
         if tp * pp > 1 and len(request.controllers) != tp * pp:
             raise FailedPrecondition(f"{len(request.controllers)} controllers of a {tp} x {pp} engine (tp x pp)")
-        return Place(tp, pp, request.stage, request.tensor_rank)
+        return Place(tp, pp, stage, rank)
 
     def _leave_epoch(self, reason: str) -> None:
         """Leaves the epoch that this rank is in; its GPU thread wakes if it waits for a neighbour."""
@@ -348,17 +355,17 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             return worker_pb2.AllocateResponse()
         if forming is None or forming.epoch != request.epoch or not forming.memory.done():
             raise FailedPrecondition(f"epoch {request.epoch} is not being formed here")
-        holds = forming.memory.result().slots
-        if not forming.block_size <= slots <= holds:
-            raise FailedPrecondition(f"{slots} slots: this rank's memory holds {holds}, a block {forming.block_size}")
-        await asyncio.wrap_future(self._gpu.call(lambda: self._stage.allocate(slots, forming.block_size)))
+        holds, block_size = forming.memory.result().slots, forming.formation.block_size
+        if not block_size <= slots <= holds:
+            raise FailedPrecondition(f"{slots} slots: this rank's memory holds {holds}, a block {block_size}")
+        await asyncio.wrap_future(self._gpu.call(lambda: self._stage.allocate(slots, block_size)))
         self._check_newest(request.epoch)
         relays = await self._open_relays(forming)
         if request.epoch != self._last_epoch:
             for relay in relays:
                 relay.close()
             self._check_newest(request.epoch)
-        self._member = Member(request.epoch, forming.place, slots, forming.block_size, relays)
+        self._member = Member(request.epoch, forming.formation, forming.place, slots, relays)
         self._forming = None
         log.info("member", extra={"engine": self._engine, "epoch": request.epoch, "slots": slots})
         return worker_pb2.AllocateResponse()

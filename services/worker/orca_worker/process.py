@@ -7,9 +7,14 @@ import socket
 
 PR_SET_PDEATHSIG = 1
 
-# The TCPStore of torch asks for the name of each address that it meets, to log it. A lost answer of the name server
-# costs a formation the patience of the resolver: 5 s as it comes, 1 s with this in the environment.
-RESOLVER = {"RES_OPTIONS": "timeout:1 attempts:3"}
+# What torch.distributed needs to find in a rank's environment, when the process begins.
+TORCH_DISTRIBUTED = {
+    # Its TCPStore asks for the name of each address that it meets, to log it. A lost answer of the name server costs a
+    # formation the patience of the resolver: 5 s as it comes, 1 s with this.
+    "RES_OPTIONS": "timeout:1 attempts:3",
+    # NCCL's watchdog would end the process when a peer is lost: a survivor keeps its weights. (Not run: no GPU yet.)
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+}
 
 
 def die_with_parent(parent: int) -> None:

@@ -121,7 +121,9 @@ class ProcessGroups:
     def _new_group(self, store: Store, rank: int, size: int) -> Group:
         if not self._is_gloo:
             nccl: Any = dist.ProcessGroupNCCL
-            return nccl(store, rank, size, nccl.Options())
+            options = nccl.Options()
+            options._timeout = WAIT_TIMEOUT
+            return nccl(store, rank, size, options)
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         options._timeout, options._threads = WAIT_TIMEOUT, 1

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 SERVICE = "orca.v1.Controller"
 
 
-def open_device(name: str, local_rank: int) -> torch.device:
+def open_device(name: str, gpu: int) -> torch.device:
     """The device of a rank, with its driver awake. Raises SystemExit when it is not there.
 
     Takes seconds in which no loop turns, so it comes before the first beat.
@@ -49,9 +49,9 @@ def open_device(name: str, local_rank: int) -> torch.device:
 
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
-        raise SystemExit(f"ORCA_DEVICE: rank {local_rank} needs a GPU; this machine has {torch.cuda.device_count()}")
-    device = torch.device("cuda", local_rank)
+    if gpu >= torch.cuda.device_count():
+        raise SystemExit(f"ORCA_DEVICE: GPU {gpu} is needed, counted from 0; there are {torch.cuda.device_count()}")
+    device = torch.device("cuda", gpu)
     torch.cuda.set_device(device)
     torch.zeros(1, device=device)
     return device
@@ -81,7 +81,8 @@ def read_place() -> RankSettings:
 async def serve(settings: RankSettings, checkpoint: Checkpoint) -> None:
     """Serves until SIGTERM or a failed iteration; the latter ends the process with status 1."""
     stop = service.stop_event()
-    device = open_device(settings.device, settings.local_rank) if needs_torch(checkpoint) else None
+    gpu = settings.first_gpu + settings.local_rank
+    device = open_device(settings.device, gpu) if needs_torch(checkpoint) else None
 
     pulse = service.LoopPulse()
     telemetry = Telemetry("orca-worker", f"{settings.reachable_host}/{settings.local_rank}")

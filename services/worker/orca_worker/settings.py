@@ -13,6 +13,7 @@ class WorkerSettings(ServiceSettings):
     model: str  # a checkpoint folder, or a name on the hub
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU when there is one
+    first_gpu: int = Field(default=0, ge=0)  # of the pod's first rank, on a machine where pods see each other's GPUs
     port: int = Field(default=0, ge=0, le=65535)  # gRPC; 0 takes a free one
     advertise_host: str | None = None  # under which others reach this pod; `host` when not given
     slots: int | None = Field(default=None, ge=1)  # at most so many; not given: what the memory holds
@@ -26,7 +27,7 @@ class WorkerSettings(ServiceSettings):
 class RankSettings(WorkerSettings):
     """One rank: a process with one GPU."""
 
-    local_rank: int = Field(default=0, ge=0)  # its number in the pod, and of its GPU
+    local_rank: int = Field(default=0, ge=0)  # its number in the pod; its GPU is that far behind `first_gpu`
     supervisor_pid: int = 0  # this parent tells it its place, and it ends when the parent does; 0: it has none
 
 

@@ -30,7 +30,7 @@ from orca_common.errors import FailedPrecondition, InvalidArgument, abort
 from orca_common.settings import child_environment
 
 from .models import check_model_type
-from .process import RESOLVER, join_address, reserve_port
+from .process import TORCH_DISTRIBUTED, join_address, reserve_port
 from .server import listen, new_server
 from .settings import RankSettings, SupervisorSettings
 
@@ -166,7 +166,7 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
             local_rank=0,
             supervisor_pid=os.getpid(),
         )
-        self._environment = RESOLVER | child_environment(of_ranks.environment())
+        self._environment = TORCH_DISTRIBUTED | child_environment(of_ranks.environment())
         self._spare: Process | None = None
         self._quiet = self._loop.call_later(QUIET, self._start_spare)  # anew after every change
         self._changed = asyncio.Event()  # a fresh one after every change
