@@ -23,6 +23,7 @@ test: $(STAMP)
 distributed: $(STAMP)
 	$(BIN)/python tests/e2e/token_grid.py
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS)
+	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1
 
 # On a machine with a GPU: the tests that need it, and the times of lab/benchmarks.md. A borrowed one has no network:
 # tests/gpu/fetch.sh here, then tests/gpu/run.sh there.

@@ -1,11 +1,12 @@
 """Where the time of a pipeline goes: the stages of a run, from the journals of its engine masters (paper Figure 8).
 
 Each rank reports five moments of an iteration, on its own wall clock (one machine, or clocks kept together by NTP):
-`received` the control message came, `taken` the GPU thread took it, `started` its data had come, `computed`, `sent`.
-A rank's time is divided into four shares, which add up to 1:
+`received` the control message came, `taken` the GPU thread took it, `started` its batch was built and its data here,
+`computed`, `sent`; and how long before `started` it `waited` for data. A rank's time is divided into four shares, which
+add up to 1:
 
-busy                    started to sent: the layers, and the sending of what they made
-waiting for upstream    taken to started: the iteration was here, its data was not
+busy                    taken to sent, but for the wait: the batch, the layers, and the sending of what they made
+waiting for upstream    `waited`: the iteration was here, what another stage sends for it was not
 waiting for scheduler   idle although the next batch could have been here: it was ready (below), it was not taken yet
 no work                 idle otherwise: all requests were in flight or none was there, or n_workers batches were
 
@@ -23,7 +24,8 @@ from typing import Any, NamedTuple
 
 
 class Times(NamedTuple):
-    """One rank's share in one iteration: moments in ns of the wall clock, bytes of the message and of what it sent."""
+    """One rank's share in one iteration: moments in ns of the wall clock, bytes of the message and of what it sent, and
+    a duration in ns."""
 
     stage: int
     tensor_rank: int
@@ -34,6 +36,13 @@ class Times(NamedTuple):
     sent: int
     control_bytes: int
     data_bytes: int
+    waited: int
+
+    @property
+    def prepared(self) -> int:
+        """Its batch was built: from then on it waited for data, if it did. (At stage 0 the wait for tokens comes
+        before; the sums are the same.)"""
+        return self.started - self.waited
 
 
 class Member(NamedTuple):
@@ -192,7 +201,8 @@ def _spans(life: Life, rank: tuple[int, int], ready: dict[int, int], end: int) -
         due = min(max(ready[iteration.number], before), t.taken)
         yield 3, before, due
         yield 2, due, t.taken
-        yield 1, t.taken, t.started
+        yield 0, t.taken, t.prepared
+        yield 1, t.prepared, t.started
         yield 0, t.started, t.sent
         before = t.sent
     yield 3, before, end
@@ -303,7 +313,8 @@ def trace_events(run: Run) -> dict[str, Any]:
                     "data_bytes": t.data_bytes,
                 }
                 parts = (
-                    ("wait for upstream", t.taken, t.started, {}),
+                    ("prepare", t.taken, t.prepared, {}),
+                    ("wait for upstream", t.prepared, t.started, {}),
                     (label(iteration, names), t.started, t.computed, args),
                     ("send", t.computed, t.sent, {}),
                 )

@@ -1,6 +1,6 @@
 """Ranks are killed and frozen under load, at random moments: nobody's tokens change, nobody else's process ends.
 
-    python tests/e2e/kill_rounds.py --rounds 30 [--seed 1] [--tp 2] [--pp 2]
+    python tests/e2e/kill_rounds.py --rounds 30 [--seed 1] [--tp 2] [--pp 2] [--run-ahead 1]
 
 A round streams requests, sends SIGKILL or SIGSTOP to one rank (or to two at once) at a random moment, and waits until
 all streams have ended. Printed is the time of recovery in its parts:
@@ -168,13 +168,14 @@ def reserved_at_end(run_dir: Path) -> list[int]:
     return found
 
 
-async def main(rounds: int, seed: int, tp: int, pp: int) -> None:
+async def main(rounds: int, seed: int, tp: int, pp: int, run_ahead: int) -> None:
     draw = random.Random(seed)
     done: list[Recovery] = []
     with tempfile.TemporaryDirectory(prefix="orca-kill-rounds-") as temporary:
         folder = Path(temporary)
         model = make_model(folder / "model")
-        async with running(folder / "run", model, tp=tp, pp=pp, max_batch_size=MAX_BS) as stack:
+        run = folder / "run"
+        async with running(run, model, tp=tp, pp=pp, max_batch_size=MAX_BS, run_ahead=run_ahead) as stack:
             lab = Rounds(stack, model, draw)
             for n in range(rounds):
                 # Each rank in turn, by SIGKILL and by SIGSTOP; every eighth round takes another one too.
@@ -184,7 +185,7 @@ async def main(rounds: int, seed: int, tp: int, pp: int) -> None:
                     victims[(n + draw.randrange(1, ranks)) % ranks] = draw.choice(SIGNALS)
                 done.append(await lab.round(victims))
                 print(f"round {n + 1}: {done[-1]}", flush=True)
-        assert set(reserved_at_end(folder / "run")) == {0}, "slots reserved at the end"
+        assert set(reserved_at_end(run)) == {0}, "slots reserved at the end"
     for kind in SIGNALS:
         of_kind = [r for r in done if r.signals == (kind,)]
         if of_kind:
@@ -203,5 +204,6 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tp", type=int, default=2)
     parser.add_argument("--pp", type=int, default=2)
-    arguments = parser.parse_args()
-    asyncio.run(main(arguments.rounds, arguments.seed, arguments.tp, arguments.pp))
+    parser.add_argument("--run-ahead", type=int, default=0)
+    given = parser.parse_args()
+    asyncio.run(main(given.rounds, given.seed, given.tp, given.pp, given.run_ahead))

@@ -57,7 +57,8 @@ async def test_figure_8a(tmp_path: Path, run_ahead: int) -> None:
     """Three stages, max_bs 2: AB, CD, EF, AB; control runs ahead of data; the pipeline is full."""
     tokens = 120
     model = make_timed(tmp_path / "model", seconds=STAGE)
-    async with running(tmp_path / "run", model, pp=3, max_batch_size=2, run_ahead=run_ahead) as stack:
+    settings = {"max_batch_size": 2, "run_ahead": run_ahead, "spare": False}  # a spare's start would be seen in between
+    async with running(tmp_path / "run", model, pp=3, **settings) as stack:
         tasks = await start_together(stack, 6, tokens)
         assert await asyncio.gather(*tasks) == [tokens] * 6
         await stack.until(lambda: len(batches(stack.journal())) >= 3 * tokens)
@@ -118,7 +119,7 @@ async def test_kill_rounds(tmp_path: Path) -> None:
     """A sample. `python tests/e2e/kill_rounds.py --rounds 30` runs more."""
     model = kill_rounds.make_model(tmp_path / "model")
     draw = random.Random(9)
-    async with running(tmp_path / "run", model, tp=2, pp=2, max_batch_size=kill_rounds.MAX_BS) as stack:
+    async with running(tmp_path / "run", model, tp=2, pp=2, max_batch_size=kill_rounds.MAX_BS, run_ahead=1) as stack:
         lab = kill_rounds.Rounds(stack, model, draw)
         for victims in (
             {draw.randrange(4): signal.SIGKILL},

@@ -58,8 +58,8 @@ def journal(folder: Path) -> Path:
         batch = ["ScheduleBatch", iteration, [member], [], 3, "stop"]
         lines.append({"event": ["BatchReturned", 1.0, iteration - 1, [5]], "actions": [batch]})
         times = [
-            [0, 0, at, at, at + MS, at + 10 * MS, at + 11 * MS, 40, 64],
-            [1, 0, at + MS, at + 2 * MS, at + 12 * MS, at + 20 * MS, at + 21 * MS, 40, 0],
+            [0, 0, at, at, at + MS, at + 10 * MS, at + 11 * MS, 40, 64, 0],
+            [1, 0, at + MS, at + 2 * MS, at + 12 * MS, at + 20 * MS, at + 21 * MS, 40, 0, 9 * MS],
         ]
         lines.append({"note": {"iteration": iteration, "times": times}})
 
@@ -83,10 +83,10 @@ def life(folder: Path) -> Life:
 def test_shares(tmp_path: Path) -> None:
     """From 1000 to 1100 ms: three iterations of 10 ms on each stage."""
     first, second = shares(life(tmp_path), (1000 * MS, 1100 * MS))
-    # Stage 0: 1 ms waits for data each time; 2 ms until iteration 2 came, and 2 until 3; the rest had no work.
-    assert astuple(first) == pytest.approx((0.30, 0.03, 0.04, 0.63))
-    # Stage 1: 10 ms wait for data each time; idle until it took them: 2 ms of 1, 4 of 2 and 4 of 3.
-    assert astuple(second) == pytest.approx((0.27, 0.30, 0.10, 0.33))
+    # Stage 0: 1 ms builds the batch each time; 2 ms until iteration 2 came, and 2 until 3; the rest had no work.
+    assert astuple(first) == pytest.approx((0.33, 0.00, 0.04, 0.63))
+    # Stage 1: 9 ms wait for data each time; idle until it took them: 2 ms of 1, 4 of 2 and 4 of 3.
+    assert astuple(second) == pytest.approx((0.30, 0.27, 0.10, 0.33))
 
 
 def test_timeline(tmp_path: Path) -> None:

@@ -64,8 +64,18 @@ def test_operations(pool: Pool) -> None:
     assert nothing is None
     assert logits is not None
     assert torch.equal(logits, torch.arange(10.0).view(2, 5))
+    for plane in first:
+        plane.expect_tokens(3)
+        plane.expect_tokens(1)
     second[0].send_tokens([4, 5, 6])
-    assert [plane.receive_tokens(3) for plane in first] == [[4, 5, 6]] * 2
+    second[0].send_tokens([7])
+    assert [plane.receive_tokens() for plane in first] == [[4, 5, 6]] * 2
+    assert [plane.receive_tokens() for plane in first] == [[7]] * 2
+    second[0].expect((2,), torch.float32)  # begun before it is sent
+    first[0].send(torch.tensor([8.0, 9.0]))
+    x = second[0].receive((2,), torch.float32)
+    assert x is not None
+    assert x.tolist() == [8, 9]
     for plane in all_four:
         plane.abort("the end")
 

@@ -228,7 +228,7 @@ class IterationReport(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., error: _Optional[str] = ..., peer_lost: _Optional[bool] = ...) -> None: ...
 
 class StageTimes(_message.Message):
-    __slots__ = ("received", "started", "computed", "sent", "taken", "control_bytes", "data_bytes", "iteration", "stage", "tensor_rank")
+    __slots__ = ("received", "started", "computed", "sent", "taken", "control_bytes", "data_bytes", "iteration", "waited", "stage", "tensor_rank")
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +237,7 @@ class StageTimes(_message.Message):
     CONTROL_BYTES_FIELD_NUMBER: _ClassVar[int]
     DATA_BYTES_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
+    WAITED_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_RANK_FIELD_NUMBER: _ClassVar[int]
     received: int
@@ -247,9 +248,10 @@ class StageTimes(_message.Message):
     control_bytes: int
     data_bytes: int
     iteration: int
+    waited: int
     stage: int
     tensor_rank: int
-    def __init__(self, received: _Optional[int] = ..., started: _Optional[int] = ..., computed: _Optional[int] = ..., sent: _Optional[int] = ..., taken: _Optional[int] = ..., control_bytes: _Optional[int] = ..., data_bytes: _Optional[int] = ..., iteration: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_rank: _Optional[int] = ...) -> None: ...
+    def __init__(self, received: _Optional[int] = ..., started: _Optional[int] = ..., computed: _Optional[int] = ..., sent: _Optional[int] = ..., taken: _Optional[int] = ..., control_bytes: _Optional[int] = ..., data_bytes: _Optional[int] = ..., iteration: _Optional[int] = ..., waited: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_rank: _Optional[int] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("number", "iteration")

@@ -61,6 +61,7 @@ TIMES = (
     "sent",
     "control_bytes",
     "data_bytes",
+    "waited",
 )
 
 

@@ -39,6 +39,11 @@ class Batch:
         return self.ends - self.requests["prompt"]
 
 
+def token_count(iteration: worker_pb2.Iteration) -> int:
+    """T, the rows of the flat batch."""
+    return sum(len(initiation.token_ids) for initiation in iteration.initiations) + len(iteration.increment_rows)
+
+
 def build_batch(
     iteration: worker_pb2.Iteration, rows: Rows, kv: KVManager, vocab_size: int, max_positions: int
 ) -> Batch:

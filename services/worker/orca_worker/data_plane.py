@@ -26,6 +26,7 @@ class DataPlane(Protocol):
     """One epoch's. One thread calls it, but for `abort`, which any thread may call."""
 
     sent_bytes: int  # by this rank, so far
+    waited: int  # by this rank, so far, for what other stages send: ns
     returns_tokens: bool  # the tokens go back to the first stage, for a scheduler that runs ahead
 
     def join(self) -> None:
@@ -42,6 +43,10 @@ class DataPlane(Protocol):
         """x [n, widths[r]] of each tensor rank r -> [n, sum of widths] on tensor rank 0, None on the others."""
         ...
 
+    def expect(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Begins a `receive` that is still to be called, so that what it returns can come while this rank computes. In
+        the order of the iterations; nothing at the first stage."""
+
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         """What the same tensor rank of the stage before sends next; None at the first stage."""
         ...
@@ -52,8 +57,11 @@ class DataPlane(Protocol):
     def send_tokens(self, token_ids: list[int]) -> None:
         """From the rank that samples to all ranks of the first stage."""
 
-    def receive_tokens(self, count: int) -> list[int]:
-        """The other end of it."""
+    def expect_tokens(self, count: int) -> None:
+        """Begins to receive what the sampling rank will make of an iteration of `count` requests."""
+
+    def receive_tokens(self) -> list[int]:
+        """The tokens that were expected first."""
         ...
 
     def abort(self, reason: str) -> None:
@@ -63,7 +71,7 @@ class DataPlane(Protocol):
 class Loopback:
     """An engine of one rank: there is nobody to speak with."""
 
-    sent_bytes = 0
+    sent_bytes = waited = 0
     returns_tokens = False
 
     def join(self) -> None:
@@ -78,6 +86,9 @@ class Loopback:
     def gather(self, x: Tensor, widths: list[int]) -> Tensor | None:
         return x
 
+    def expect(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        pass
+
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         return None
 
@@ -87,7 +98,10 @@ class Loopback:
     def send_tokens(self, token_ids: list[int]) -> None:
         raise AssertionError("a single rank has its tokens")
 
-    def receive_tokens(self, count: int) -> list[int]:
+    def expect_tokens(self, count: int) -> None:
+        raise AssertionError("a single rank has its tokens")
+
+    def receive_tokens(self) -> list[int]:
         raise AssertionError("a single rank has its tokens")
 
     def abort(self, reason: str) -> None:

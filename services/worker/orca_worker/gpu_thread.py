@@ -3,10 +3,11 @@
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from orca.v1 import worker_pb2
 from orca_common.errors import OrcaError, Unavailable
@@ -19,13 +20,20 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
+class Accepted(NamedTuple):
+    """An iteration, and when the controller received it (ns of the wall clock)."""
+
+    iteration: worker_pb2.Iteration
+    received: int
+
+
 class GpuThread:
     """`report` is called in this thread with what each iteration made. A failed iteration is the last one, unless it
     was a neighbour that failed: then the rank can form again."""
 
     def __init__(self, stage: Stage, report: Callable[[worker_pb2.Report], None]) -> None:
         self._stage, self._report = stage, report
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # bounded by the controller: MAX_WAITING
+        self._queue: SimpleQueue[Accepted | Callable[[], None] | None] = SimpleQueue()  # bounded by MAX_WAITING
         self.failed = False
         self.iteration = 0  # the last one that was run
         self._thread = threading.Thread(target=self._main, name="gpu", daemon=True)
@@ -33,7 +41,7 @@ class GpuThread:
 
     def submit(self, iteration: worker_pb2.Iteration, received: int) -> None:
         """Queues an iteration that the controller received at `received` (ns of the wall clock)."""
-        self._queue.put(lambda: self._run(iteration, received))
+        self._queue.put(Accepted(iteration, received))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Queues a call behind all iterations. Raises Unavailable in the future when this thread has failed."""
@@ -62,10 +70,19 @@ class GpuThread:
         return not self._thread.is_alive()
 
     def _main(self) -> None:
-        while (work := self._queue.get()) is not None:
-            work()
+        come: deque[Accepted | Callable[[], None] | None] = deque()  # out of the queue, and still to be done
+        while True:
+            while not come or not self._queue.empty():
+                come.append(self._queue.get())
+            work, following = come.popleft(), come[0] if come else None
+            if isinstance(work, Accepted):
+                self._run(*work, following.iteration if isinstance(following, Accepted) else None)
+            elif work is not None:
+                work()
+            else:
+                return
 
-    def _run(self, iteration: worker_pb2.Iteration, received: int) -> None:
+    def _run(self, iteration: worker_pb2.Iteration, received: int, following: worker_pb2.Iteration | None) -> None:
         if self.failed:
             return
         report = worker_pb2.Report()
@@ -75,7 +92,7 @@ class GpuThread:
         times.control_bytes = iteration.ByteSize()
         where = {"epoch": iteration.epoch, "iteration": iteration.number}
         try:
-            output = self._stage.run(iteration, times)
+            output = self._stage.run(iteration, times, following)
         except PeerLost as error:
             log.warning("iteration abandoned: %s", error, extra=where)
             result.error, result.peer_lost = str(error), True

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
@@ -64,11 +65,12 @@ class ProcessGroups:
         self._device = device or torch.device("cpu")
         self._is_gloo = self._device.type == "cpu"
         self.returns_tokens = returns_tokens
-        self.sent_bytes = 0
+        self.sent_bytes = self.waited = 0
         self._lost: str | None = None  # why it does not work any more
         self._lock = threading.Lock()  # of `_groups` and `_lost`
         self._groups: dict[str, Group] = {}
         self._woken = threading.Event()  # of who joins: the groups are there, or it was aborted
+        self._expected: dict[str, deque[tuple[Any, Tensor]]] = {"upstream": deque(), "tokens": deque()}  # oldest first
         self._sends: deque[tuple[Any, Tensor]] = deque()  # gloo's, oldest first: each needs its tensor until it is out
 
     # Coming and going
@@ -190,12 +192,16 @@ class ProcessGroups:
         self._do("tensor", lambda group: group.gather([parts], [x], options))
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
 
+    def expect(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        if not self._place.is_first:
+            self._expect("upstream", torch.empty(shape, dtype=dtype, device=self._device))
+
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         if self._place.is_first:
             return None
-        x = torch.empty(shape, dtype=dtype, device=self._device)
-        self._do("upstream", lambda group: group.recv([x], 0, 0))
-        return x
+        if not self._expected["upstream"]:
+            self.expect(shape, dtype)
+        return self._receive("upstream")
 
     def send(self, x: Tensor) -> None:
         x = x.contiguous()
@@ -206,10 +212,30 @@ class ProcessGroups:
         for reader in range(1, self._token_readers + 1):
             self._start("tokens", x, lambda group, reader=reader: group.send([x], reader, 0))
 
-    def receive_tokens(self, count: int) -> list[int]:
-        x = torch.empty(count, dtype=torch.int32, device=self._device)
-        self._do("tokens", lambda group: group.recv([x], 0, 0))
-        return x.tolist()
+    def expect_tokens(self, count: int) -> None:
+        self._expect("tokens", torch.empty(count, dtype=torch.int32, device=self._device))
+
+    def receive_tokens(self) -> list[int]:
+        return self._receive("tokens").tolist()
+
+    def _expect(self, purpose: str, x: Tensor) -> None:
+        """Begins to receive x. gloo's sender waits for this; after it, x comes without this rank's doing."""
+        try:
+            work = self._begin(purpose, lambda group: group.recv([x], 0, 0))
+        except RuntimeError as error:
+            raise self._lose(f"a {purpose} operation failed: {error}") from None
+        self._expected[purpose].append((work, x))
+
+    def _receive(self, purpose: str) -> Tensor:
+        """Ends the receive that was begun first."""
+        work, x = self._expected[purpose].popleft()
+        began = time.monotonic_ns()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._lose(f"a {purpose} operation failed: {error}") from None
+        self.waited += time.monotonic_ns() - began
+        return x
 
     def _start(self, purpose: str, x: Tensor, operation: Callable[[Group], Any]) -> None:
         """An operation that sends x, without waiting for it."""

@@ -121,7 +121,7 @@ class StageModel(Protocol):
     @property
     def kv_shape(self) -> KVShape | None: ...
 
-    def receive(self, batch: Batch, plane: DataPlane) -> Tensor | None: ...
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]: ...
 
     def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor: ...
 
@@ -136,8 +136,8 @@ class HiddenModel:
     def kv_shape(self) -> KVShape | None:
         return self.model.kv_shape
 
-    def receive(self, batch: Batch, plane: DataPlane) -> Tensor | None:
-        return self.model.receive(batch, plane)
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
+        return self.model.incoming(tokens)
 
     @torch.inference_mode()
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
@@ -154,8 +154,8 @@ class SamplingModel:
     def kv_shape(self) -> KVShape | None:
         return self.model.kv_shape
 
-    def receive(self, batch: Batch, plane: DataPlane) -> Tensor | None:
-        return self.model.receive(batch, plane)
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
+        return self.model.incoming(tokens)
 
     @torch.inference_mode()
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:

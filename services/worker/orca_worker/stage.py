@@ -13,7 +13,7 @@ from orca.v1 import worker_pb2
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition
 
-from .batch import Batch, build_batch
+from .batch import Batch, build_batch, token_count
 from .data_plane import DataPlane, Loopback, PeerLost
 from .kv import KVManager
 from .memory import SLOTS_OF_NOTHING, free_bytes
@@ -115,15 +115,21 @@ class Stage:
         """Allocates the Attention K/V manager's memory."""
         self._kv.allocate(slots, block_size)
 
-    def run(self, iteration: worker_pb2.Iteration, times: worker_pb2.StageTimes | None = None) -> Output:
+    def run(
+        self,
+        iteration: worker_pb2.Iteration,
+        times: worker_pb2.StageTimes | None = None,
+        following: worker_pb2.Iteration | None = None,
+    ) -> Output:
         """One iteration: forget the rows that ended, take in the new ones, run the layers, keep what they made; fills
-        in what it knows of `times`. Raises PeerLost when it is the data plane that failed."""
+        in what it knows of `times`. `following` is the next one, if it is known: its hidden states may come meanwhile.
+        Raises PeerLost when it is the data plane that failed."""
         times = times if times is not None else worker_pb2.StageTimes()
         times.stage, times.tensor_rank = self._place.stage, self._place.tensor_rank
-        sent_before = self._plane.sent_bytes
+        sent_before, waited_before = self._plane.sent_bytes, self._plane.waited
         try:
             self._plane.check()
-            output = self._run(iteration, times)
+            output = self._run(iteration, times, following)
             self._plane.check()  # an abort ends operations that a GPU is in, without an error: what they made is none
             return output
         except PeerLost:
@@ -133,8 +139,14 @@ class Stage:
             raise
         finally:
             times.data_bytes = self._plane.sent_bytes - sent_before
+            times.waited = self._plane.waited - waited_before
 
-    def _run(self, iteration: worker_pb2.Iteration, times: worker_pb2.StageTimes) -> Output:
+    def _run(
+        self,
+        iteration: worker_pb2.Iteration,
+        times: worker_pb2.StageTimes,
+        following: worker_pb2.Iteration | None,
+    ) -> Output:
         model, plane, checkpoint = self._model, self._plane, self._checkpoint
         assert model is not None
         self.rows.free(iteration.free_rows)
@@ -145,8 +157,12 @@ class Stage:
         if not iteration.increment_tokens:
             self._collect(iteration.increment_rows)
         batch = build_batch(iteration, self.rows, self._kv, checkpoint.vocab_size, checkpoint.max_positions)
-        x = model.receive(batch, plane)
+        incoming = model.incoming(len(batch.token_ids))
+        x = plane.receive(*incoming) if incoming is not None else None
         times.started = time.time_ns()
+        upcoming = model.incoming(token_count(following)) if following is not None else None
+        if upcoming is not None:
+            plane.expect(*upcoming)
         output = model.run(batch, self._kv, plane, x)
         times.computed = time.time_ns()
         if output.hidden is not None:
@@ -163,6 +179,7 @@ class Stage:
             self._plane.send_tokens(output.token_ids)
         elif self._place.is_first:
             self._owed.append(Owed(batch.rows, batch.requests["claim"]))
+            self._plane.expect_tokens(len(batch))
 
     def _collect(self, rows: Sequence[int]) -> None:
         """Takes in the tokens of all iterations up to the last that ran one of `rows`, whose increments came without;
@@ -174,4 +191,4 @@ class Stage:
         last = max((i for i, one in enumerate(owed) if not wanted.isdisjoint(one.rows.tolist())), default=-1)
         for _ in range(max(last + 1, len(owed) - place.pipeline_parallel)):
             one = owed.popleft()
-            self.rows.learn(one.rows, one.claims, self._plane.receive_tokens(len(one.rows)))
+            self.rows.learn(one.rows, one.claims, self._plane.receive_tokens())

@@ -42,8 +42,8 @@ class Model(Protocol):
         """What it keeps for each token; None: nothing."""
         ...
 
-    def receive(self, batch: Batch, plane: DataPlane) -> torch.Tensor | None:
-        """Waits for the hidden states of the stage before; None at the first."""
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
+        """Shape and type of the hidden states of so many tokens that a stage before sends; None: it sends none."""
         ...
 
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: torch.Tensor | None) -> Output:

@@ -153,9 +153,8 @@ class GPT2:
     def kv_shape(self) -> KVShape:
         return KVShape(len(self.layers), self.heads, self.config.head_size, self.dtype, self.device)
 
-    def receive(self, batch: Batch, plane: DataPlane) -> Tensor | None:
-        """The hidden states [T, H] of the stage before; None at the first."""
-        return plane.receive((len(batch.token_ids), self.config.hidden), self.dtype)
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
+        return (tokens, self.config.hidden), self.dtype
 
     def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor:
         """Hidden states [T, H] of the stage before -> of this one; at the last: logits [B, V of this rank] of the token

@@ -24,6 +24,7 @@ from ..partition import Place
 from . import Output
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 TWENTY_NINE, THIRTY_TWO, MULTIPLIER = np.uint64(29), np.uint64(32), np.uint64(0x94D049BB133111EB)
@@ -45,8 +46,8 @@ class TimedModel:
     def kv_shape(self) -> KVShape | None:
         return None
 
-    def receive(self, batch: Batch, plane: DataPlane) -> Tensor | None:
-        return None if self._one is None else plane.receive((1,), self._one.dtype)
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
+        return None if self._one is None else ((1,), self._one.dtype)
 
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
         if self._abort_on is not None and self._abort_on in batch.token_ids:
