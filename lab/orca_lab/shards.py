@@ -89,7 +89,7 @@ class FakeGroups(ProcessGroups):
         self._own_store = open_store()
         super().__init__(place, 1, ("127.0.0.1", self._own_store.port), "127.0.0.1", device, returns_tokens=False)
 
-    def _new_group(self, store: Store, rank: int, size: int) -> Group:
+    def _new_group(self, purpose: str, store: Store, rank: int, size: int) -> Group:
         return FakeProcessGroup._create_internal(rank, size)
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:

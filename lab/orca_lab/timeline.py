@@ -6,13 +6,14 @@ Each rank reports five moments of an iteration, on its own wall clock (one machi
 add up to 1:
 
 busy                    taken to sent, but for the wait: the batch, the layers, and the sending of what they made
-waiting for upstream    `waited`: the iteration was here, what another stage sends for it was not
+waiting for upstream    `waited`: the iteration was here, what another rank sends for it was not
 waiting for scheduler   idle although the next batch could have been here: it was ready (below), it was not taken yet
 no work                 idle otherwise: all requests were in flight or none was there, or n_workers batches were
 
 The batch of an iteration was ready when the first of its requests was waiting or returned, and fewer than n_workers
 batches were in flight. A request is returned when the last stage has sent its token, so that the way of the token to
-the scheduler, the selection and the way of the control message are waiting for the scheduler, not lack of work.
+the scheduler, the selection and the way of the control message are waiting for the scheduler, not lack of work. With a
+run-ahead, one batch more may be in flight, and a request is as good as returned when its batch is the oldest in flight.
 """
 
 import json
@@ -74,6 +75,7 @@ class Life:
     tp: int
     pp: int
     n_workers: int
+    run_ahead: int
     iterations: list[Iteration] = field(default_factory=list)
     arrived: dict[int, int] = field(default_factory=dict)  # claim -> ns of the wall clock
     lost: str | None = None  # the verdict
@@ -84,9 +86,12 @@ class Life:
         ready: dict[int, int] = {}
         for n, iteration in enumerate(self.iterations):
             waiting = [back.get(m.claim, self.arrived.get(m.claim, self.formed)) for m in iteration.members]
-            room = self.iterations[n - self.n_workers].returned if n >= self.n_workers else self.formed
+            most = self.n_workers + self.run_ahead
+            room = self.iterations[n - most].returned if n >= most else self.formed
             ready[iteration.number] = max(min(waiting, default=self.formed), room)
-            back |= {m.claim: iteration.returned for m in iteration.members}
+            before = n - self.run_ahead  # when this one has returned, the requests may be scheduled again
+            returned = self.iterations[before].returned if before >= 0 else self.formed
+            back |= {m.claim: returned for m in iteration.members}
         return ready
 
 
@@ -126,16 +131,16 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _read(lines: Iterable[dict[str, Any]], run: Run) -> None:
     """Adds a journal's lives. Its events have the core's clock; a note of each formation has both clocks."""
-    n_workers, offset = 1, 0
+    n_workers, run_ahead, offset = 1, 0, 0
     arrived: dict[int, float] = {}  # on the core's clock
     open_iterations: dict[int, Iteration] = {}
     for line in lines:
         note = line.get("note", {})
         if "core" in line:
-            n_workers = line["core"]["n_workers"]
+            n_workers, run_ahead = line["core"]["n_workers"], line["core"]["run_ahead"]
         elif "formed" in note:
             offset = note["wall"] - round(note["now"] * 1e9)
-            run.lives.append(Life(note["formed"], note["wall"], note["tp"], note["pp"], n_workers))
+            run.lives.append(Life(note["formed"], note["wall"], note["tp"], note["pp"], n_workers, run_ahead))
             open_iterations.clear()
         elif "lost" in note and run.lives:
             run.lives[-1].lost = note["lost"]

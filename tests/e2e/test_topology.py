@@ -49,7 +49,7 @@ def test_impossible_settings(command: str, settings: list[str], sentence: str) -
 
 def journal(folder: Path) -> Path:
     """Two stages of 10 ms, one request at a time: A's iterations 1 and 2, then B's 3 after a pause of 20 ms."""
-    lines: list[object] = [{"core": {"max_bs": 1, "n_workers": 2, "block_size": 1}, "state": {}}]
+    lines: list[object] = [{"core": {"max_bs": 1, "n_workers": 2, "block_size": 1, "run_ahead": 0}, "state": {}}]
     lines.append({"note": {"formed": 5, "slots": 9, "tp": 1, "pp": 2, "now": 1.0, "wall": 1000 * MS}})
     lines.append({"note": {"claims": {"1": "first", "2": "second"}}})
 
@@ -87,6 +87,14 @@ def test_shares(tmp_path: Path) -> None:
     assert astuple(first) == pytest.approx((0.33, 0.00, 0.04, 0.63))
     # Stage 1: 9 ms wait for data each time; idle until it took them: 2 ms of 1, 4 of 2 and 4 of 3.
     assert astuple(second) == pytest.approx((0.30, 0.27, 0.10, 0.33))
+
+
+def test_ready(tmp_path: Path) -> None:
+    """When a batch could have been scheduled: iterations return at 1021, 1044 and 1087 ms; A came at 1000, B 1064."""
+    found = life(tmp_path)
+    assert [at / MS for at in found.ready().values()] == [1000, 1021, 1064]
+    found.run_ahead = 1  # A's second iteration need not wait for its first
+    assert [at / MS for at in found.ready().values()] == [1000, 1000, 1064]
 
 
 def test_timeline(tmp_path: Path) -> None:

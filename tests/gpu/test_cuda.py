@@ -110,7 +110,7 @@ def test_nccl_of_one_rank() -> None:
     """A group as a rank makes it, of this rank alone: NCCL refuses two ranks on one GPU (before 2.30)."""
     store = open_store()
     plane = ProcessGroups(Place(2, 1), 1, ("127.0.0.1", store.port), "127.0.0.1", CUDA, returns_tokens=False)
-    group = plane._new_group(store, 0, 1)
+    group = plane._new_group("tensor", store, 0, 1)
     x = torch.arange(4.0, device=CUDA)
     group.allreduce([x]).wait()
     assert x.tolist() == [0, 1, 2, 3]

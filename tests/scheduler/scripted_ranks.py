@@ -26,7 +26,7 @@ class ScriptedRank(worker_pb2_grpc.ControllerServicer):
         self.index, self.pid, self.slots, self.samples = index, 100 + index, slots, samples
         pid = self.pid
         self.frozen = False
-        self.hello = pb.HelloResponse(protocol=1, host="here", pid=pid, incarnation=f"of {pid}", iteration=3)
+        self.hello = pb.HelloResponse(protocol=2, host="here", pid=pid, incarnation=f"of {pid}", iteration=3)
         self.form: pb.FormRequest | None = None
         self.allocated: int | None = None
         self.hosted: list[int] = []

@@ -47,6 +47,7 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
         self.verdicts: list[str] = []
         self.forms: list[pb.FormRequest] = []
         self.slots, self.formation = SLOTS, pb.Formation()  # of the epoch
+        self.room = SLOTS  # in its memory
         self.iterations: asyncio.Queue[pb.Iteration] = asyncio.Queue()
         self._reports: asyncio.Queue[pb.Report | None] = asyncio.Queue()
 
@@ -56,6 +57,10 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
         assert len(tokens) in (0, count)
         result = pb.IterationReport(epoch=iteration.epoch, number=iteration.number, token_ids=tokens or [7] * count)
         self._reports.put_nowait(pb.Report(iteration=result))
+
+    def leave(self) -> None:
+        """Says that it was asked to end."""
+        self._reports.put_nowait(pb.Report(leaving=pb.Leaving()))
 
     def refuse(self) -> None:
         """Ends the lane as for a higher term."""
@@ -72,7 +77,7 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
 
     async def Hello(self, request: pb.HelloRequest, context: grpc.aio.ServicerContext) -> pb.HelloResponse:  # noqa: N802
         return pb.HelloResponse(
-            protocol=1,
+            protocol=2,
             incarnation=str(self.pid),
             host="here",
             pid=self.pid,
@@ -90,7 +95,7 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
         self.forming.set()
         await self.may_form.wait()
         self.formation = request.formation
-        return pb.FormResponse(slots=SLOTS)
+        return pb.FormResponse(slots=self.room)
 
     async def Allocate(self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext) -> pb.AllocateResponse:  # noqa: N802
         self.epoch, self.slots = request.epoch, request.slots
@@ -275,6 +280,27 @@ async def test_it_leaves_while_the_engine_forms() -> None:
         this.master.leave()
         await asyncio.wait_for(this.running, 5)
         assert (await this.state()).owner is None
+
+
+async def test_a_rank_that_left_an_engine_which_never_formed_stops_no_other() -> None:
+    """It says so while the engine forms, and that fails for another reason: the next life schedules none the less."""
+    rank = Rank()
+    rank.may_form.clear()
+    rank.room = 16
+    async with bench(rank, slots=SLOTS) as this:
+        await asyncio.wait_for(rank.forming.wait(), 5)
+        rank.leave()
+        async with asyncio.timeout(5):
+            while this.master._breaking_up is None:
+                await asyncio.sleep(0.01)
+        rank.may_form.set()
+        async with asyncio.timeout(5):
+            while "do not fit" not in str(this.master.unready):
+                await asyncio.sleep(0.01)
+        rank.room = SLOTS
+        await this.submit("r", [1, 2], 1)
+        rank.report(await this.iteration(), 5)
+        assert await this.finished("r") == [5]
 
 
 async def test_a_standing_epoch_is_kept() -> None:

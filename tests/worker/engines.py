@@ -72,7 +72,7 @@ class Master:
         self.epoch += 1
         self.channels = [grpc.aio.insecure_channel(address) for address in self.addresses]
         stubs = [worker_pb2_grpc.ControllerStub(channel) for channel in self.channels]
-        hello = pb.HelloRequest(protocol=1, engine="e-0", term=self.term)
+        hello = pb.HelloRequest(protocol=2, engine="e-0", term=self.term)
         await asyncio.gather(*(stub.Hello(hello, wait_for_ready=True) for stub in stubs))
         hosted = await stubs[-1].HostStore(pb.HostStoreRequest(term=self.term, epoch=self.epoch))
         requests = self.form_requests(hosted.address, **fields)

@@ -42,7 +42,7 @@ class Rank:
         await self.form(term, epoch, block_size=block_size)
         await self.stub.Allocate(pb.AllocateRequest(term=term, epoch=epoch, slots=slots))
 
-    async def hello(self, term: int, protocol: int = 1) -> pb.HelloResponse:
+    async def hello(self, term: int, protocol: int = 2) -> pb.HelloResponse:
         return await self.stub.Hello(pb.HelloRequest(protocol=protocol, engine="e-0", term=term))
 
     async def form(self, term: int, epoch: int, **fields: Any) -> pb.FormResponse:
@@ -102,7 +102,7 @@ async def ending(run: Stream) -> tuple[grpc.StatusCode, str]:
 
 async def test_a_rank_says_who_it_is(rank: Rank) -> None:
     hello = await rank.hello(3)
-    assert (hello.protocol, hello.epoch, hello.iteration, hello.slots, list(hello.rows)) == (1, 0, 0, 0, [])
+    assert (hello.protocol, hello.epoch, hello.iteration, hello.slots, list(hello.rows)) == (2, 0, 0, 0, [])
     assert (hello.vocab_size, hello.max_positions, len(hello.model_digest)) == (500, 2048, 16)
     assert hello.pid
     assert hello.host
@@ -129,7 +129,7 @@ async def test_a_rank_says_who_it_is(rank: Rank) -> None:
 
 async def test_another_protocol_changes_nothing(rank: Rank) -> None:
     await rank.hello(3)
-    assert (await rank.hello(9, protocol=2)).protocol == 1
+    assert (await rank.hello(9, protocol=1)).protocol == 2
     await rank.hello(3)
 
 
@@ -288,6 +288,16 @@ async def test_a_failed_iteration_is_the_last(rank: Rank) -> None:
     assert (code, sentence) == (grpc.StatusCode.UNAVAILABLE, "this rank has failed and is about to end")
     code, _ = await refusal(rank.form(1, 2))
     assert code == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_failed_rank_waits_for_nobody(rank: Rank) -> None:
+    """Its master could bring nothing to rest: the failed batch never returns."""
+    await rank.member()
+    run = rank.stub.Run()
+    await rank.iterate(run, increment_rows=[6], increment_positions=[1], increment_tokens=[1])
+    assert (await run.read()).iteration.error
+    assert await asyncio.wait_for(rank.controller.leave(60), 20)
+    assert await ending(run) == (grpc.StatusCode.UNAVAILABLE, "this rank is leaving")
 
 
 async def test_leaving_in_order(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from checkpoints import make_gpt2, make_timed
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
+from orca_worker.supervisor import Process
 
 SOON = "from orca_worker import supervisor; supervisor.QUIET = 0.3; supervisor.main()"  # a spare soon starts
 OPTIONS = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
@@ -57,7 +58,7 @@ class Pod:
     async def hello(self, rank: pb.RankEntry) -> pb.HelloResponse:
         """Says Hello to a rank, which may still be starting."""
         async with grpc.aio.insecure_channel(rank.address, options=OPTIONS) as channel:
-            request = pb.HelloRequest(protocol=1, engine="e-0", term=1)
+            request = pb.HelloRequest(protocol=2, engine="e-0", term=1)
             stub = worker_pb2_grpc.ControllerStub(channel)
             return await stub.Hello(request, wait_for_ready=True, timeout=20)
 
@@ -324,3 +325,12 @@ async def test_a_wrong_setting_stops_the_start_with_a_sentence(
     _, errors = await process.communicate()
     assert process.returncode == 1
     assert errors.decode().startswith(sentence)
+
+
+async def test_a_process_may_end_before_it_is_told(tmp_path: Path) -> None:
+    """A spare that has died and was not missed yet."""
+    settings = {"ORCA_MODEL": str(make_timed(tmp_path / "model")), "ORCA_SUPERVISOR_PID": str(os.getpid())}
+    process = Process(os.environ | settings, lambda: None)
+    process.kill(signal.SIGKILL)
+    assert await asyncio.wait_for(process.ended, 20) == -signal.SIGKILL
+    process.tell(0, 1)

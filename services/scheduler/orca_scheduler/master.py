@@ -146,6 +146,7 @@ class EngineMaster:
     async def _life(self) -> None:
         """One formation, from its first greeting to the loss of a rank."""
         self._breaking_up = None
+        self._empty_inbox()
         heard = self._returned, self._timed, self._rank_leaves
         async with Ranks(self._candidate, self._term, self._settings, self._pulse, self._seen, *heard) as ranks:
             try:
@@ -207,6 +208,10 @@ class EngineMaster:
         if formed:
             await self._apply(EngineLost(self._now))
         await self._give_back()  # and what had not reached the core
+        self._empty_inbox()
+
+    def _empty_inbox(self) -> None:
+        """What an earlier life of the engine was told is nothing to the next one: least of all that a rank leaves."""
         while not self._inbox.empty():
             self._inbox.get_nowait()
             self._inbox.task_done()

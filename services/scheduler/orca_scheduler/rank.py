@@ -20,7 +20,7 @@ from .signs import Kind, Signs
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-PROTOCOL = 1
+PROTOCOL = 2
 LOAD_SECONDS = 600.0  # bound of loading a rank's slice of the model
 BEAT_SECONDS = 0.5
 POLL_SECONDS = 0.05  # between looks whether a starting rank listens

@@ -53,8 +53,8 @@ class Ranks:
     """One engine's ranks under one master's term. An async context manager: leaving it closes all channels.
 
     `seen` keeps what is known of the ranks from one life of the engine to the next. `returned` takes a report with
-    tokens; `timed` the times of all ranks of an iteration, when the last of them has come (after its tokens); `leaving`
-    a sentence about a rank that was asked to end, and will as soon as its lane is closed.
+    tokens; `timed` the times of all ranks of an iteration, when the last of them has come; `leaving` a sentence about a
+    rank that was asked to end, and will as soon as its lane is closed, or its time is up.
     """
 
     def __init__(

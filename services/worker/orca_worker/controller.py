@@ -44,7 +44,7 @@ from .stage import Memory, Stage
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = 1
+PROTOCOL = 2
 RELAY_TIMEOUT = 10.0  # seconds for the neighbours' streams to open
 MAX_TIMES = 256  # iterations whose times are kept for the next beat
 MAX_WAITING = 64  # iterations that were accepted and have not been reported; a master has a few in flight
@@ -233,7 +233,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         more, finishes what was accepted, ends the stream. False: the GPU still works after `timeout`."""
         self._leaving = True
         deadline = self._loop.time() + timeout
-        if self._lane is not None:
+        if self._lane is not None and not self._gpu.failed:  # a failed rank brings nothing to rest
             self._lane.put(worker_pb2.Report(leaving=worker_pb2.Leaving()))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._lane.ended.wait(), timeout / 2)
@@ -301,14 +301,14 @@ class Controller(worker_pb2_grpc.ControllerServicer):
                 raise FailedPrecondition(f"epoch {request.epoch} is old: this rank has seen {self._last_epoch}")
             self._last_epoch = request.epoch
             self._leave_epoch(f"epoch {request.epoch} is being formed")
-            plane = self._rendezvous.plane
-            if place.ranks > 1:
-                arguments = place, request.epoch, request.store, formation.return_tokens
-                self._plane = await asyncio.to_thread(plane, *arguments)
+            arguments = place, request.epoch, request.store, formation.return_tokens
+            if place.ranks > 1:  # imports torch
+                plane = await asyncio.to_thread(self._rendezvous.plane, *arguments)
                 self._check_newest(request.epoch)
             else:
-                self._plane = plane(place, request.epoch, request.store, False)
-            memory = self._gpu.call(partial(self._stage.form, formation.block_size, place, self._plane))
+                plane = self._rendezvous.plane(*arguments)
+            self._plane = plane
+            memory = self._gpu.call(partial(self._stage.form, formation.block_size, place, plane))
             forming = self._forming = Forming(
                 request.epoch, formation, place, tuple(request.controllers), asyncio.wrap_future(memory)
             )

@@ -26,7 +26,7 @@ class DataPlane(Protocol):
     """One epoch's. One thread calls it, but for `abort`, which any thread may call."""
 
     sent_bytes: int  # by this rank, so far
-    waited: int  # by this rank, so far, for what other stages send: ns
+    waited: int  # by this rank, so far, for hidden states or tokens of others: ns
     returns_tokens: bool  # the tokens go back to the first stage, for a scheduler that runs ahead
 
     def join(self) -> None:

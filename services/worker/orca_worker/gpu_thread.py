@@ -1,4 +1,5 @@
-"""The thread that drives this rank's GPU: it takes work in order, one piece at a time, and never waits for a socket."""
+"""The thread that drives this rank's GPU: it takes work in order, one piece at a time; it waits for the data plane, but
+never for the control plane."""
 
 import logging
 import threading

@@ -70,7 +70,7 @@ class ProcessGroups:
         self._lock = threading.Lock()  # of `_groups` and `_lost`
         self._groups: dict[str, Group] = {}
         self._woken = threading.Event()  # of who joins: the groups are there, or it was aborted
-        self._expected: dict[str, deque[tuple[Any, Tensor]]] = {"upstream": deque(), "tokens": deque()}  # oldest first
+        self._expected: dict[str, deque[tuple[Any, Tensor]]] = {"upstream": deque(), "tokens": deque()}  # (work, x)
         self._sends: deque[tuple[Any, Tensor]] = deque()  # gloo's, oldest first: each needs its tensor until it is out
 
     # Coming and going
@@ -98,7 +98,7 @@ class ProcessGroups:
 
         def join(purpose: str, name: str, rank: int, size: int) -> None:
             if self._lost is None:
-                groups[purpose] = self._new_group(PrefixStore(f"{self._epoch}/{name}", store), rank, size)
+                groups[purpose] = self._new_group(purpose, PrefixStore(f"{self._epoch}/{name}", store), rank, size)
 
         tp, stage, rank = place.tensor_parallel, place.stage, place.tensor_rank
         if tp > 1:
@@ -120,12 +120,23 @@ class ProcessGroups:
         """Ranks of the first stage, but for the one that samples."""
         return self._place.tensor_parallel - (self._place.pipeline_parallel == 1)
 
-    def _new_group(self, store: Store, rank: int, size: int) -> Group:
+    def _new_group(self, purpose: str, store: Store, rank: int, size: int) -> Group:
+        """A group that has met. NCCL's ranks meet in their first operation, which knows no abort: it is done here, in a
+        thread that may be left behind. (Not run: no GPU yet.)"""
         if not self._is_gloo:
             nccl: Any = dist.ProcessGroupNCCL
             options = nccl.Options()
             options._timeout = WAIT_TIMEOUT
-            return nccl(store, rank, size, options)
+            group, x = nccl(store, rank, size, options), torch.zeros(1, device=self._device)
+            if purpose == "tensor":
+                group.allreduce([x])
+            elif rank:
+                group.recv([x], 0, 0)
+            else:
+                for peer in range(1, size):
+                    group.send([x], peer, 0)
+            torch.cuda.synchronize(self._device)
+            return group
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         options._timeout, options._threads = WAIT_TIMEOUT, 1
@@ -216,20 +227,27 @@ class ProcessGroups:
         self._expect("tokens", torch.empty(count, dtype=torch.int32, device=self._device))
 
     def receive_tokens(self) -> list[int]:
-        return self._receive("tokens").tolist()
+        token_ids = self._receive("tokens").tolist()
+        self.check()  # an abort ends NCCL's operations without an error
+        return token_ids
 
     def _expect(self, purpose: str, x: Tensor) -> None:
-        """Begins to receive x. gloo's sender waits for this; after it, x comes without this rank's doing."""
-        try:
-            work = self._begin(purpose, lambda group: group.recv([x], 0, 0))
-        except RuntimeError as error:
-            raise self._lose(f"a {purpose} operation failed: {error}") from None
+        """Begins to receive x, with gloo: its sender waits for this, and then x comes without this rank's doing. NCCL's
+        receive is a kernel that spins until x is there; what the GPU does first must not wait behind it."""
+        work = self._start_receive(purpose, x) if self._is_gloo else None
         self._expected[purpose].append((work, x))
 
+    def _start_receive(self, purpose: str, x: Tensor) -> Any:
+        try:
+            return self._begin(purpose, lambda group: group.recv([x], 0, 0))
+        except RuntimeError as error:
+            raise self._lose(f"a {purpose} operation failed: {error}") from None
+
     def _receive(self, purpose: str) -> Tensor:
-        """Ends the receive that was begun first."""
+        """Ends the receive that was expected first."""
         work, x = self._expected[purpose].popleft()
         began = time.monotonic_ns()
+        work = work or self._start_receive(purpose, x)
         try:
             work.wait()
         except RuntimeError as error:

@@ -64,6 +64,8 @@ class Process:
 
     def tell(self, number: int, port: int) -> None:
         """Tells it, once, which rank it is. Never blocks, whatever the process does: an empty pipe takes the line."""
+        if self.ended.done():
+            return  # its end is still to be heard of
         line = json.dumps({"local_rank": number, "port": port}) + "\n"
         with suppress(BrokenPipeError):  # it has died, and `ended` is about to say so
             self._input.write(line.encode())
