@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from transformers import GPT2LMHeadModel
 
+TIE = 1e-3  # logits: a thousand times what another order of a float32 sum makes in the tests' models
+
 
 class Reference:
     """A checkpoint in transformers' own GPT-2, float32."""

@@ -13,7 +13,7 @@ import grpc
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaStub
 from orca_cli.stack import Plan, Stack
-from orca_client import AsyncOrcaClient
+from orca_client import AsyncOrcaClient, Token
 
 
 @dataclass
@@ -43,6 +43,18 @@ class Running:
             text = path.read_text()
             lines += [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
         return lines
+
+    async def tokens(
+        self, prompt: list[int], count: int, came: Callable[[int], None] = lambda token: None
+    ) -> list[int]:
+        """A request's tokens; `came` hears of each. The client library resumes by itself."""
+        tokens: list[int] = []
+        async for event in self.client.generate(prompt, max_new_tokens=count, ignore_eos=True):
+            if isinstance(event, Token):
+                assert event.index == len(tokens)
+                tokens.append(event.token_id)
+                came(event.token_id)
+        return tokens
 
     async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Waits for a condition that another process brings about."""

@@ -41,6 +41,7 @@ from orca_worker.process_groups import Group, ProcessGroups, open_store
 from orca_worker.rank import open_device
 from orca_worker.sampling import HiddenModel, SamplingModel
 from orca_worker.stage import Stage
+from orca_worker.weights import WeightSource
 
 from .roofline import ACCELERATORS, Work, accelerator, work
 from .shapes import SHAPES, Shape
@@ -50,7 +51,7 @@ INITIATION, INCREMENT = "initiation", "increment"
 WARM_UP = 3  # iterations: libraries are loaded and kernels chosen in the first
 
 
-class RandomWeights:
+class RandomWeights(WeightSource):
     """`WeightSource` without a checkpoint. `spread`: standard deviation; GPT-2's training begins with 0.02."""
 
     def __init__(
@@ -66,11 +67,6 @@ class RandomWeights:
         tensor = torch.empty(part.size, dtype=self._dtype, device=self._device).normal_(std=self._spread)
         self.bytes_made += tensor.nbytes
         return tensor + 1 if name.endswith(("ln_1.weight", "ln_2.weight", "ln_f.weight")) else tensor
-
-    def get(self, name: str) -> Tensor:
-        tensor = self.find(name)
-        assert tensor is not None, name
-        return tensor
 
 
 def load_random(config: GPT2Config, place: Place, dtype: str, device: torch.device) -> tuple[Model, int]:

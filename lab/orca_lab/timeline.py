@@ -84,9 +84,9 @@ class Life:
         """By iteration: when its batch could have been scheduled, in ns of the wall clock."""
         back: dict[int, int] = {}  # claim -> when its token was sent
         ready: dict[int, int] = {}
+        most = self.n_workers + self.run_ahead  # batches in flight
         for n, iteration in enumerate(self.iterations):
             waiting = [back.get(m.claim, self.arrived.get(m.claim, self.formed)) for m in iteration.members]
-            most = self.n_workers + self.run_ahead
             room = self.iterations[n - most].returned if n >= most else self.formed
             ready[iteration.number] = max(min(waiting, default=self.formed), room)
             before = n - self.run_ahead  # when this one has returned, the requests may be scheduled again

@@ -29,15 +29,13 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from checkpoints import make_gpt2  # noqa: E402
-from reference import Reference  # noqa: E402
+from reference import TIE, Reference  # noqa: E402
 from stacks import Running, running  # noqa: E402
 
-from orca_client import Token  # noqa: E402
 from orca_scheduler.core import Core  # noqa: E402
 from orca_scheduler.journal import decode, read  # noqa: E402
 
 VOCAB, REQUESTS, NEW_TOKENS, MAX_BS = 211, 8, 40, 2
-TIE = 1e-3  # logits: a thousand times what another order of a sum makes here
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 
 
@@ -95,10 +93,10 @@ class Rounds:
         stack, draw = self._stack, self._draw
         asked = [self._prompt() for _ in range(REQUESTS)]
         prompts = [prompt for prompt, _ in asked]
-        seen = [0] * REQUESTS
+        seen: list[int] = []
         moment = draw.randint(1, REQUESTS * NEW_TOKENS // 3)
-        streams = [asyncio.create_task(stream(stack, prompt, seen, n)) for n, prompt in enumerate(prompts)]
-        await stack.until(lambda: sum(seen) >= moment or all(task.done() for task in streams))
+        streams = [asyncio.create_task(stack.tokens(prompt, NEW_TOKENS, seen.append)) for prompt in prompts]
+        await stack.until(lambda: len(seen) >= moment or all(task.done() for task in streams))
         disturb()
         got = await asyncio.wait_for(asyncio.gather(*streams), 120)
         assert got == [wanted for _, wanted in asked], "the tokens of an undisturbed run"
@@ -140,17 +138,6 @@ def recovery(
     stamps = at, lost[0]["wall"], formed["wall"], first
     verdict, formation, initiation = ((b - a) / 1e9 for a, b in pairwise(stamps))
     return Recovery(places, kinds, sentence, verdict, formation, initiation)
-
-
-async def stream(stack: Running, prompt: list[int], seen: list[int], n: int) -> list[int]:
-    """One request's tokens."""
-    tokens: list[int] = []
-    async for event in stack.client.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True):
-        if isinstance(event, Token):
-            assert event.index == len(tokens)
-            tokens.append(event.token_id)
-            seen[n] += 1
-    return tokens
 
 
 def reserved_at_end(run_dir: Path) -> list[int]:

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from checkpoints import make_gpt2
 from reference import Reference
-from stacks import Running, running
-
-from orca_client import Token
+from stacks import running
 
 VOCAB, REQUESTS, NEW_TOKENS = 211, 8, 48
 
@@ -24,9 +22,9 @@ async def test_no_token_is_lost(tmp_path: Path, role: str) -> None:
     prompts = [[draw.randrange(VOCAB) for _ in range(draw.randint(1, 20))] for _ in range(REQUESTS)]
     endpoints = 2 if role == "endpoint" else 1
     async with running(tmp_path / "run", model, endpoints=endpoints, max_batch_size=4) as stack:
-        seen = [0] * REQUESTS
-        streams = [asyncio.create_task(stream(stack, prompt, seen, n)) for n, prompt in enumerate(prompts)]
-        await stack.until(lambda: sum(seen) > REQUESTS)
+        seen: list[int] = []
+        streams = [asyncio.create_task(stack.tokens(prompt, NEW_TOKENS, seen.append)) for prompt in prompts]
+        await stack.until(lambda: len(seen) > REQUESTS)
         victim = next(process["pid"] for process in stack.processes() if process["role"] == role)
         os.kill(victim, signal.SIGKILL)
         got = await asyncio.wait_for(asyncio.gather(*streams), 120)
@@ -34,14 +32,3 @@ async def test_no_token_is_lost(tmp_path: Path, role: str) -> None:
         await stack.until(lambda: role in {process["role"] for process in stack.processes()})
     reference = Reference(model)
     assert got == [reference.greedy(prompt, NEW_TOKENS) for prompt in prompts]
-
-
-async def stream(stack: Running, prompt: list[int], seen: list[int], n: int) -> list[int]:
-    """One request's tokens; the client library resumes by itself."""
-    tokens: list[int] = []
-    async for event in stack.client.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True):
-        if isinstance(event, Token):
-            assert event.index == len(tokens)
-            tokens.append(event.token_id)
-            seen[n] += 1
-    return tokens

@@ -18,14 +18,12 @@ from typing import Any, NamedTuple
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from checkpoints import make_gpt2  # noqa: E402
-from reference import Reference  # noqa: E402
+from reference import TIE, Reference  # noqa: E402
 from stacks import Running, running  # noqa: E402
 
 from orca_cli.stack import DEMO_MODEL  # noqa: E402
-from orca_client import Token  # noqa: E402
 
 REQUESTS, MAX_BS = 16, 3
-TIE = 1e-3  # logits: a thousand times what another order of a sum makes here
 VOCABULARY = {"demo": 4096, "odd": 211}
 
 
@@ -81,8 +79,7 @@ async def check(case: Case, folder: Path, seed: int) -> None:
 async def answer(stack: Running, request: Asked) -> list[int]:
     """Sends a request at its moment; its tokens."""
     await asyncio.sleep(request.at)
-    stream = stack.client.generate(request.prompt, max_new_tokens=len(request.tokens), ignore_eos=True)
-    return [event.token_id async for event in stream if isinstance(event, Token)]
+    return await stack.tokens(request.prompt, len(request.tokens))
 
 
 async def main(sample: int | None, seed: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from checkpoints import make_gpt2
 from e2e.test_tokens import CASES, Case, differing
+from reference import TIE
 from worker.driver import Sampled, TinyEngine
 
 from orca_common.checkpoint import read_checkpoint
@@ -30,7 +31,6 @@ needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL gives
 
 CUDA = torch.device("cuda", 0)
 NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}  # of cuBLAS; torch's own default is off as well
-TIE = 1e-3  # logits: what another order of a float32 sum makes here is a thousand times less
 TINY = Shape("tiny", gpt(4, 64, 4, positions=256, vocab_size=101), 2, 2)
 
 

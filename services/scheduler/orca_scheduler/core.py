@@ -260,7 +260,7 @@ class Core:
 
     def _returning(self) -> Iterator[Request]:
         """The same as it will be when the oldest batch has returned, unless one of its requests ends by its token."""
-        oldest = self.in_flight[0][1] if self.in_flight else ()
+        oldest = set(self.in_flight[0][1] if self.in_flight else ())
         return (r for r in self._pool if not r.in_flight or (r.in_flight == 1 and r in oldest and r.goes_on))
 
     def _member(self, request: Request) -> Member:

@@ -7,19 +7,30 @@ heard. What they find out reaches the loop as events.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TypeVar
 
 from orca_common.errors import Unavailable
 from orca_pool.pool import Pool
-from orca_pool.records import Claimed, CommitRow, EngineInfo, Renewed
+from orca_pool.records import ClaimAnswer, Claimed, CommitRow, EngineInfo, Renewed
 
 from .core import Cancelled, Event, Room
 from .output import Outputs
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 RENEW_SECONDS = 0.4
 RETRY_SECONDS = 0.2  # between attempts while Redis is away
 RESERVE = 1 << 17  # iteration numbers reserved ahead: more than a minute of the fastest model
 MAX_BEHIND = 256  # iterations without an answered commit: then the engine waits for the pool
+
+
+async def reached(call: Callable[[], Awaitable[T]]) -> T:
+    """What a call of the pool answers, made again until the pool can be reached."""
+    while True:
+        try:
+            return await call()
+        except Unavailable:
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 class Deposed(Exception):
@@ -58,13 +69,12 @@ class Ledger:
 
     async def open(self) -> None:
         """Reads what the pool's books say of the engine. Raises Deposed."""
-        while True:
-            try:
-                await self._renew()
-                held = await self._pool.holding(self._engine, self._owner, self._term)
-                break
-            except Unavailable:
-                await asyncio.sleep(RETRY_SECONDS)
+
+        async def look() -> ClaimAnswer | None:
+            await self._renew()
+            return await self._pool.holding(self._engine, self._owner, self._term)
+
+        held = await reached(look)
         if held is None:
             raise Deposed("another scheduler took the engine")
         self._have = held.last_claim
@@ -112,12 +122,7 @@ class Ledger:
     async def confirm(self) -> None:
         """Returns when the pool says that the lease is still this term's: one may have been deposed long ago, and late
         to hear of it. Raises Deposed."""
-        while True:
-            try:
-                await self._renew()
-                return
-            except Unavailable:
-                await asyncio.sleep(RETRY_SECONDS)
+        await reached(self._renew)
 
     async def keep_up(self, iteration: int) -> None:
         """Returns when the pool keeps enough of what was made, and has reserved the numbers after `iteration`."""
@@ -140,24 +145,15 @@ class Ledger:
         await self.flush()
         held = self.outputs.held
         named = {held[claim].claimed.request_id: (claim, lost) for claim, lost in rows.items() if claim in held}
-        while named:
-            try:
-                await self._pool.give_back(self._engine, self._owner, self._term, named)
-                break
-            except Unavailable:
-                await asyncio.sleep(RETRY_SECONDS)
+        if named:
+            await reached(lambda: self._pool.give_back(self._engine, self._owner, self._term, named))
         for claim in rows:
             self.outputs.drop(claim)
 
     async def release(self) -> None:
         """The orderly end of a term: the next master finds everything committed."""
         await self.flush()
-        while True:
-            try:
-                await self._pool.release(self._engine, self._owner, self._term)
-                break
-            except Unavailable:
-                await asyncio.sleep(RETRY_SECONDS)
+        await reached(lambda: self._pool.release(self._engine, self._owner, self._term))
         raise Deposed("released")
 
     # -- tasks

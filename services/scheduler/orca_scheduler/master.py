@@ -146,7 +146,9 @@ class EngineMaster:
     async def _life(self) -> None:
         """One formation, from its first greeting to the loss of a rank."""
         self._breaking_up = None
-        self._empty_inbox()
+        while not self._inbox.empty():  # what an earlier life was told: least of all may its Drain stop this one
+            self._inbox.get_nowait()
+            self._inbox.task_done()
         heard = self._returned, self._timed, self._rank_leaves
         async with Ranks(self._candidate, self._term, self._settings, self._pulse, self._seen, *heard) as ranks:
             try:
@@ -208,13 +210,6 @@ class EngineMaster:
         if formed:
             await self._apply(EngineLost(self._now))
         await self._give_back()  # and what had not reached the core
-        self._empty_inbox()
-
-    def _empty_inbox(self) -> None:
-        """What an earlier life of the engine was told is nothing to the next one: least of all that a rank leaves."""
-        while not self._inbox.empty():
-            self._inbox.get_nowait()
-            self._inbox.task_done()
 
     async def _give_back(self) -> None:
         """Returns what no core knows. After a takeover nobody can tell what was RUNNING: then all of it was."""

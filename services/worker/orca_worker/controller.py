@@ -293,10 +293,8 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         self._raise_term(request.term, None)
         formation, place = request.formation, self._place_of(request)
         forming = self._forming
-        if forming is None or (forming.epoch, forming.formation) != (
-            request.epoch,
-            formation,
-        ):  # else an answer was lost
+        again = forming is not None and (forming.epoch, forming.formation) == (request.epoch, formation)
+        if forming is None or not again:  # else an answer was lost
             if request.epoch <= self._last_epoch:
                 raise FailedPrecondition(f"epoch {request.epoch} is old: this rank has seen {self._last_epoch}")
             self._last_epoch = request.epoch
@@ -324,20 +322,16 @@ class Controller(worker_pb2_grpc.ControllerServicer):
     def _place_of(self, request: worker_pb2.FormRequest) -> Place:
         """This rank's place in the engine. Raises FailedPrecondition when there is no such place."""
         formation = request.formation
-        tp, pp, stage, rank = (
-            formation.tensor_parallel,
-            formation.pipeline_parallel,
-            formation.stage,
-            formation.tensor_rank,
-        )
+        tp, pp = formation.tensor_parallel, formation.pipeline_parallel
+        place = Place(tp, pp, formation.stage, formation.tensor_rank)
         check_partition(self._checkpoint, tp, pp)
-        if stage >= pp or rank >= tp:
-            raise FailedPrecondition(f"stage {stage}, tensor rank {rank} of a {tp} x {pp} engine")
+        if place.stage >= pp or place.tensor_rank >= tp:
+            raise FailedPrecondition(f"stage {place.stage}, tensor rank {place.tensor_rank} of a {tp} x {pp} engine")
         if formation.block_size < 1:
             raise FailedPrecondition("block_size is 0")
-        if tp * pp > 1 and len(request.controllers) != tp * pp:
+        if place.ranks > 1 and len(request.controllers) != place.ranks:
             raise FailedPrecondition(f"{len(request.controllers)} controllers of a {tp} x {pp} engine (tp x pp)")
-        return Place(tp, pp, stage, rank)
+        return place
 
     def _leave_epoch(self, reason: str) -> None:
         """Leaves the epoch that this rank is in; its GPU thread wakes if it waits for a neighbour."""

@@ -234,38 +234,28 @@ class ProcessGroups:
     def _expect(self, purpose: str, x: Tensor) -> None:
         """Begins to receive x, with gloo: its sender waits for this, and then x comes without this rank's doing. NCCL's
         receive is a kernel that spins until x is there; what the GPU does first must not wait behind it."""
-        work = self._start_receive(purpose, x) if self._is_gloo else None
+        work = self._begin_receive(purpose, x) if self._is_gloo else None
         self._expected[purpose].append((work, x))
 
-    def _start_receive(self, purpose: str, x: Tensor) -> Any:
-        try:
-            return self._begin(purpose, lambda group: group.recv([x], 0, 0))
-        except RuntimeError as error:
-            raise self._lose(f"a {purpose} operation failed: {error}") from None
+    def _begin_receive(self, purpose: str, x: Tensor) -> Any:
+        return self._begin(purpose, lambda group: group.recv([x], 0, 0))
 
     def _receive(self, purpose: str) -> Tensor:
         """Ends the receive that was expected first."""
         work, x = self._expected[purpose].popleft()
         began = time.monotonic_ns()
-        work = work or self._start_receive(purpose, x)
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise self._lose(f"a {purpose} operation failed: {error}") from None
+        self._end(purpose, work or self._begin_receive(purpose, x))
         self.waited += time.monotonic_ns() - began
         return x
 
     def _start(self, purpose: str, x: Tensor, operation: Callable[[Group], Any]) -> None:
         """An operation that sends x, without waiting for it."""
         self.sent_bytes += x.nbytes
-        try:
-            work = self._begin(purpose, operation)
-            if self._is_gloo:
-                self._sends.append((work, x))
-                if len(self._sends) > self._most_sends:
-                    self._sends.popleft()[0].wait()
-        except RuntimeError as error:
-            raise self._lose(f"a {purpose} operation failed: {error}") from None
+        work = self._begin(purpose, operation)
+        if self._is_gloo:
+            self._sends.append((work, x))
+            if len(self._sends) > self._most_sends:
+                self._end(purpose, self._sends.popleft()[0])
 
     @property
     def _most_sends(self) -> int:
@@ -274,10 +264,7 @@ class ProcessGroups:
 
     def _do(self, purpose: str, operation: Callable[[Group], Any]) -> None:
         """An operation, and its end: on a GPU the end is its place in the stream."""
-        try:
-            self._begin(purpose, operation).wait()
-        except RuntimeError as error:
-            raise self._lose(f"a {purpose} operation failed: {error}") from None
+        self._end(purpose, self._begin(purpose, operation))
 
     def _begin(self, purpose: str, operation: Callable[[Group], Any]) -> Any:
         with self._lock:
@@ -285,4 +272,13 @@ class ProcessGroups:
         if group is None:
             self.check()
             raise AssertionError(f"no group {purpose} at {self._place}")
-        return operation(group)
+        try:
+            return operation(group)
+        except RuntimeError as error:
+            raise self._lose(f"a {purpose} operation failed: {error}") from None
+
+    def _end(self, purpose: str, work: Any) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._lose(f"a {purpose} operation failed: {error}") from None

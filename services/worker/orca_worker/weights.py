@@ -32,7 +32,9 @@ class WeightSource(Protocol):
 
     def get(self, name: str) -> Tensor:
         """A tensor of which this rank holds a slice."""
-        ...
+        tensor = self.find(name)
+        assert tensor is not None, name
+        return tensor
 
 
 class Entry(NamedTuple):
@@ -66,7 +68,7 @@ def read_header(file: Path) -> dict[str, Entry]:
     return entries
 
 
-class Weights:
+class Weights(WeightSource):
     """`WeightSource` over a checkpoint folder. `slices` says what of each tensor is this rank's. `prefix` may stand
     before a name in the files, or not: published checkpoints differ."""
 
@@ -101,11 +103,6 @@ class Weights:
             has, says = list(entry.shape), list(part.shape)
             raise FailedPrecondition(f"model: {name} in {self._folder} is {has}, config.json says {says}")
         return self._read(entry, part).to(self._device, self._dtype)
-
-    def get(self, name: str) -> Tensor:
-        tensor = self.find(name)
-        assert tensor is not None, name
-        return tensor
 
     def _read(self, entry: Entry, part: Slice) -> Tensor:
         tensor = torch.empty(part.size, dtype=entry.dtype)
