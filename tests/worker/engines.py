@@ -147,7 +147,7 @@ class Master:
         self.readers, self.channels = [], []
 
     async def issue(self, new: Sequence[Sampled], increments: Sequence[Sampled], ahead: bool = False) -> Batch:
-        """One iteration; waits for nothing. `ahead`: its increments carry no tokens."""
+        """One iteration; does not wait for its tokens. `ahead`: its increments carry none. Raises Broken."""
         self.number += 1
         iteration = pb.Iteration(term=self.term, epoch=self.epoch, number=self.number, free_rows=self.ended)
         self.ended = []
@@ -171,7 +171,11 @@ class Master:
                 iteration.increment_tokens.append(request.made[-1])
         batch = Batch([*new, *increments], asyncio.get_running_loop().create_future())
         self.waiting[self.number] = batch.tokens
-        await self.lanes[0].write(pb.ControlMessage(iteration=iteration))
+        try:
+            await self.lanes[0].write(pb.ControlMessage(iteration=iteration))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await asyncio.wait(self.readers[:1])  # the lane has ended: its reader tells why
+            raise Broken(*self.broken[0]) from None
         return batch
 
     async def collect(self, batch: Batch) -> None:
