@@ -252,7 +252,7 @@ async def world(
     """Engines `engine-0`.. and their schedulers; `model` are fields of the timed model. Prints logs on a failure."""
     checkpoint = make_timed(folder / "model", vocab=VOCAB, **model)
     with redis_server() as redis:
-        async with Pool(redis.url, "live") as pool:
+        async with Pool(redis.url, "live", patience=20) as pool:  # the test's own, which is not what is tested
             this = World(folder, checkpoint, redis, pool)
             try:
                 for _ in range(engines):

@@ -29,6 +29,7 @@ from orca_scheduler.request import Arrival
 from orca_scheduler.settings import SchedulerSettings
 
 SLOTS = 1 << 20
+PATIENCE = 1.0  # of the pool: longer than a busy machine lets it wait, and no longer, since some tests wait it out
 
 
 class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorServicer):
@@ -191,11 +192,11 @@ class Bench:
 @asynccontextmanager
 async def bench(rank: Rank, **settings: int) -> AsyncIterator[Bench]:
     with redis_server() as redis:
-        async with Pool(redis.url, "bench", patience=0.3) as pool:
-            await rank.server.start()
+        async with Pool(redis.url, "bench", patience=PATIENCE) as pool:
             this = Bench(redis, pool, rank)
             await this.start(settings)
             try:
+                await rank.server.start()
                 yield this
             finally:
                 redis.thaw()
@@ -457,7 +458,7 @@ async def test_the_release_waits_for_the_pool() -> None:
         await this.formed()
         this.redis.freeze()
         this.master.leave()
-        done, _ = await asyncio.wait([this.running], timeout=1.5)  # several times the pool's patience
+        done, _ = await asyncio.wait([this.running], timeout=3 * PATIENCE)
         assert not done
         this.redis.thaw()
         await asyncio.wait_for(this.running, 5)
@@ -472,7 +473,7 @@ async def open_ledger() -> AsyncIterator[tuple[RedisServer, Pool, Ledger]]:
         raise AssertionError(news)
 
     with redis_server() as redis:
-        async with Pool(redis.url, "bench", patience=0.3) as pool:
+        async with Pool(redis.url, "bench", patience=PATIENCE) as pool:
             term = await pool.acquire("e", "me", None)
             assert term is not None
             await pool.renew("e", "me", term, form=EngineInfo("e", 1, 1, 64, 0))

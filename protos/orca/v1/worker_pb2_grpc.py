@@ -363,7 +363,8 @@ class SupervisorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Condemn(self, request, context):
-        """Ends a rank that a master has judged dead. Names the incarnation's pid, so that its successor is never hit.
+        """Ends a rank that a master has judged dead; returns when it has ended. Names the incarnation's pid, so that its
+        successor is never hit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

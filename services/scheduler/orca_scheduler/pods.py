@@ -32,7 +32,7 @@ class Pod:
         await self._channel.close()
 
     async def condemn(self, local_rank: int, pid: int, verdict: str) -> None:
-        """Has a rank killed, if that process still lives. Returns when that was tried."""
+        """Has a rank killed, if that process still lives. Returns when it has ended, or this was tried in vain."""
         request = pb.CondemnRequest(local_rank=local_rank, pid=pid, verdict=verdict)
         try:
             await self._supervisor.Condemn(request, timeout=DIAL_SECONDS)

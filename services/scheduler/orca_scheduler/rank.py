@@ -21,7 +21,7 @@ from .signs import Kind, Signs
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 PROTOCOL = 2
-LOAD_SECONDS = 600.0  # bound of loading a rank's slice of the model
+LOAD_SECONDS = 600.0  # bound of each step of a formation: a rank's slice of the model is read in one
 BEAT_SECONDS = 0.5
 POLL_SECONDS = 0.05  # between looks whether a starting rank listens
 REFUSALS = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED  # of a lane: see Kind.REFUSED
@@ -126,9 +126,9 @@ class Rank:
     # -- formation
 
     async def host_store(self, epoch: int) -> str:
-        """Has the rank host the epoch's store: its address."""
+        """Has the rank host the epoch's store: its address. It may import torch for that: beats tell if it lives."""
         request = pb.HostStoreRequest(term=self._term, epoch=epoch)
-        return (await self._ask(self._controller.HostStore(request, timeout=DIAL_SECONDS))).address
+        return (await self._ask(self._controller.HostStore(request, timeout=LOAD_SECONDS))).address
 
     async def form(self, epoch: int, formation: pb.Formation, store: str, controllers: list[str]) -> pb.FormResponse:
         """Takes its place in a new epoch. Returns with all others."""

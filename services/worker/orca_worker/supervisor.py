@@ -271,10 +271,12 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
         if request.local_rank >= len(self._ranks):
             await abort(context, InvalidArgument("local_rank", f"is {request.local_rank} of {len(self._ranks)} ranks"))
         rank = self._ranks[request.local_rank]
-        if request.pid == 0 or rank.pid != request.pid:
+        process = rank.process
+        if process is None or process.pid != request.pid:
             return worker_pb2.CondemnResponse(killed=False)
-        log.error("rank condemned: %s", request.verdict, extra={"rank": rank.number, "rank_pid": rank.pid})
-        rank.kill(signal.SIGKILL)
+        log.error("rank condemned: %s", request.verdict, extra={"rank": rank.number, "rank_pid": process.pid})
+        process.kill(signal.SIGKILL)
+        await asyncio.shield(process.ended)  # until then its port takes connections, and the table names it
         return worker_pb2.CondemnResponse(killed=True)
 
     def _table(self) -> worker_pb2.RankTable:
