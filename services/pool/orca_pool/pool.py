@@ -59,9 +59,6 @@ class Pool:
     ) -> None:
         await self._link.close()
 
-    async def ping(self) -> None:
-        await self._link.command("PING")
-
     @property
     def generation(self) -> int:
         """Grows when a connection to Redis was lost and made again: an endpoint then attaches its calls again."""
