@@ -39,7 +39,7 @@ async def client(name: str, endpoints: list[Serving], rng: random.Random) -> lis
                 attempt=attempt,
             )
             call = stub.Generate(request)
-        patience = rng.choice([3, 10, 1000])
+        patience = rng.choice([3, 10, 1000])  # responses, until it leaves
         try:
             while isinstance(response := await call.read(), pb.GenerateResponse):
                 accepted = True
@@ -56,7 +56,8 @@ async def client(name: str, endpoints: list[Serving], rng: random.Random) -> lis
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise
         except asyncio.CancelledError:
-            assert call.cancelled()  # by ourselves
+            if patience:  # it is the test that ends
+                raise
 
 
 async def generate(engine: Engine, request: Claimed, rng: random.Random) -> None:
@@ -96,7 +97,7 @@ async def test_every_index_once(orca: World, seed: int) -> None:
         endpoints = [orca.serving, other]
         disturbing = asyncio.create_task(faults(orca, endpoints, redis, rng))
         try:
-            async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(120), asyncio.TaskGroup() as group:
                 clients = [group.create_task(client(name, endpoints, rng)) for name in names]
                 for _ in names:
                     group.create_task(generate(orca.engine, await orca.engine.claim(), rng))
