@@ -175,7 +175,7 @@ async def serving(redis_url: str, pool: str, model: Path, **settings: Any) -> As
 @asynccontextmanager
 async def world(redis_url: str, model: Path, **settings: Any) -> AsyncIterator[World]:
     name = f"test-{secrets.token_hex(4)}"
-    async with Pool(redis_url, name) as pool:
+    async with Pool(redis_url, name, patience=20) as pool:  # the test's own, which is not what is tested
         engine = Engine(pool)
         await engine.form()
         async with serving(redis_url, name, model, **settings) as started:
