@@ -1,5 +1,8 @@
 """A request can be followed from its client to the ranks: its spans reach an OTLP collector, linked rightly."""
 
+import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -62,3 +65,31 @@ async def test_a_request_can_be_followed(tmp_path: Path, collector: tuple[Collec
     assert all(link.span_id == stay.span_id for span in iterations for link in span.links)
     stages = kept.named("orca.stage")
     assert {span.parent_span_id for span in stages} == {span.span_id for span in iterations}
+
+
+async def test_a_recovery_can_be_followed(tmp_path: Path, collector: tuple[Collector, str]) -> None:
+    """The master is killed, then the rank: the trace says on which engine the request was, and why it left."""
+    kept, address = collector
+    model = make_timed(tmp_path / "model", seconds=0.05)
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": address}
+    async with running(tmp_path / "run", model, environment=environment) as stack:
+        seen: list[int] = []
+        stream = asyncio.create_task(stack.tokens([1, 2, 3], 80, seen.append))
+        for role, moment in (("scheduler", 5), ("rank", 40)):
+            await stack.until(lambda moment=moment: len(seen) >= moment)
+            os.kill(next(p["pid"] for p in stack.processes() if p["role"] == role), signal.SIGKILL)
+        assert len(await stream) == 80
+    # What the killed master had not sent yet is gone: the span of the request's first stay is.
+    ends = {text(span, "orca.end"): span for span in kept.named("orca.engine")}
+    assert ends.keys() == {"given back", "LENGTH"}
+    taken_over, again = ends["given back"], ends["LENGTH"]
+    assert "orca.taken_over" in {attribute.key for attribute in taken_over.attributes}
+    (request,) = kept.named("orca.request")
+    assert {span.trace_id for span in (taken_over, again, *kept.named("orca.queue"))} == {request.trace_id}
+    assert again.start_time_unix_nano >= taken_over.end_time_unix_nano
+    assert {text(span, "orca.end") for span in kept.named("orca.iteration")} == {"", "lost"}
+
+
+def text(span: Span, key: str) -> str:
+    """A span's attribute; empty when it has none of that name."""
+    return next((a.value.string_value for a in span.attributes if a.key == key), "")

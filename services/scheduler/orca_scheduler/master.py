@@ -201,19 +201,26 @@ class EngineMaster:
         await self._apply(EngineReady(self._now, n_slots, first))
         kept = [held.claimed for held in ledger.outputs.held.values() if held.finish is None]
         if kept:
+            if self._tracing is not None:
+                for claimed in kept:
+                    self._tracing.taken_over(ledger.outputs.held[claimed.claim])
             await self._apply(self._arrival(kept))
 
     async def _lost(self, formed: bool) -> None:
         """The engine is gone: what it had made is committed, its requests go back to the queue."""
         self._ledger.lost()
         self._in_flight.clear()
+        if self._tracing is not None:
+            self._tracing.lost()
         if formed:
             await self._apply(EngineLost(self._now))
         await self._give_back()  # and what had not reached the core
 
     async def _give_back(self) -> None:
         """Returns what no core knows. After a takeover nobody can tell what was RUNNING: then all of it was."""
-        await self._ledger.give_back(dict.fromkeys(self._ledger.outputs.held, self._taken_over))
+        claims = list(self._ledger.outputs.held)
+        await self._ledger.give_back(dict.fromkeys(claims, self._taken_over))
+        self._left(claims, "given back")
 
     # -- the loop
 

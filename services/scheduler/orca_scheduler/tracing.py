@@ -22,11 +22,20 @@ class Tracing:
 
     def claimed(self, held: Held) -> None:
         """The request left the queue for this engine."""
-        context = context_of(held.record.trace)
-        attributes = {"orca.request": held.claimed.request_id, "orca.engine": self._engine}
         submitted = held.claimed.submitted * 1000  # Redis's clock, nanoseconds
-        self._tracer.start_span("orca.queue", context, attributes=attributes, start_time=submitted).end()
-        self._stays[held.claimed.claim] = self._tracer.start_span("orca.engine", context, attributes=attributes)
+        self._start("orca.queue", held, start_time=submitted).end()
+        self._stays[held.claimed.claim] = self._start("orca.engine", held)
+
+    def taken_over(self, held: Held) -> None:
+        """The request is on this engine already; an earlier master has claimed it."""
+        self._stays[held.claimed.claim] = stay = self._start("orca.engine", held)
+        stay.set_attribute("orca.taken_over", True)
+
+    def _start(self, name: str, held: Held, start_time: int | None = None) -> Span:
+        attributes = {"orca.request": held.claimed.request_id, "orca.engine": self._engine}
+        return self._tracer.start_span(
+            name, context_of(held.record.trace), attributes=attributes, start_time=start_time
+        )
 
     def scheduled(self, action: ScheduleBatch, slots: int) -> dict[str, str]:
         """An iteration begins. Returns the context for the ranks."""
@@ -59,6 +68,13 @@ class Tracing:
         span = self._iterations.pop(report.number, None)
         if span is not None:
             span.end()
+
+    def lost(self) -> None:
+        """What is in flight will not return."""
+        for span in self._iterations.values():
+            span.set_attribute("orca.end", "lost")
+            span.end()
+        self._iterations.clear()
 
     def ended(self, claims: Iterable[int], reason: str) -> None:
         """Requests left the engine."""
