@@ -29,7 +29,7 @@ from orca_scheduler.request import Arrival
 from orca_scheduler.settings import SchedulerSettings
 
 SLOTS = 1 << 20
-PATIENCE = 1.0  # of the pool: longer than a busy machine lets it wait, and no longer, since some tests wait it out
+PATIENCE = 2.0  # of the pool: longer than a busy machine lets it wait, and no longer, since some tests wait it out
 
 
 class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorServicer):

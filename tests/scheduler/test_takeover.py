@@ -65,9 +65,10 @@ async def test_a_leaving_scheduler_hands_over(tmp_path: Path) -> None:
     async with world(tmp_path, engines=1, schedulers=2, seconds=0.02, run_ahead=1) as this:
         before = (await this.formed("engine-0"))["engine-0"]
         leaver, other = sorted(this.schedulers, key=lambda s: -term_of(s, "engine-0"))
-        await load(this, 6, 80, seed=2)
+        await load(this, 6, 150, seed=2)
         leaver.send(signal.SIGTERM)
         assert await leaver.ended() == 0
+        await this.until(lambda: term_of(other, "engine-0"))
         iterations = await this.completed()
         after = await this.engine("engine-0")
         assert int(after["term"]) == term_of(other, "engine-0") > int(before["term"])
