@@ -157,6 +157,7 @@ def test_usage(arguments: list[str]) -> None:
 
 
 async def test_ctrl_c_cancels(stage: Stage) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it; its children would
     script = Script(Act(upto=2), Act(upto=2))
     process = await start("one", "two", "--address", (await stage.endpoint(script)).address)
     for _ in range(2):
