@@ -79,7 +79,7 @@ async def test_a_recovery_can_be_followed(tmp_path: Path, collector: tuple[Colle
             await stack.until(lambda moment=moment: len(seen) >= moment)
             os.kill(next(p["pid"] for p in stack.processes() if p["role"] == role), signal.SIGKILL)
         assert len(await stream) == 80
-    # What the killed master had not sent yet is gone: the span of the request's first stay is.
+    # The span of the request's first stay was still open in the killed master: it is gone.
     ends = {text(span, "orca.end"): span for span in kept.named("orca.engine")}
     assert ends.keys() == {"given back", "LENGTH"}
     taken_over, again = ends["given back"], ends["LENGTH"]

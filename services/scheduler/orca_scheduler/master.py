@@ -8,7 +8,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +39,7 @@ from .discovery import Candidate, Place
 from .invariants import violations
 from .journal import Journal
 from .ledger import Deposed, Ledger
+from .output import Held
 from .rank import Seen
 from .ranks import RankLost, Ranks
 from .request import Arrival, Phase
@@ -136,7 +137,7 @@ class EngineMaster:
             except FailedPrecondition as refusal:
                 self.unready, wait = f"{self.engine} cannot form: {refusal}", min(2 * wait, LONGEST_SECONDS)
                 log.error("engine cannot form", extra={"engine": self.engine, "why": str(refusal)})
-                await self._give_back()
+                await self._give_back_rest()
             except Unavailable as away:
                 log.warning("pool away", extra={"engine": self.engine, "why": str(away)})
             with contextlib.suppress(TimeoutError):
@@ -188,7 +189,7 @@ class EngineMaster:
             self._epoch, n_slots = stand.epoch, stand.slots
             self._stale_rows = list(stand.rows)
         else:
-            await self._give_back()
+            await self._give_back_rest()
             self._epoch = await ledger.new_epoch(max(hello.epoch for hello in hellos))
             n_slots = await ranks.form(self._epoch)
             self._stale_rows = []
@@ -199,11 +200,11 @@ class EngineMaster:
         self._note(formed=self._epoch, slots=n_slots, tp=settings.tp, pp=settings.pp)
         log.info("engine formed", extra={"engine": self.engine, "epoch": self._epoch, "slots": n_slots})
         await self._apply(EngineReady(self._now, n_slots, first))
-        kept = [held.claimed for held in ledger.outputs.held.values() if held.finish is None]
+        kept = [held for held in ledger.outputs.held.values() if held.finish is None]
         if kept:
             if self._tracing is not None:
-                for claimed in kept:
-                    self._tracing.taken_over(ledger.outputs.held[claimed.claim])
+                for held in kept:
+                    self._tracing.taken_over(held)
             await self._apply(self._arrival(kept))
 
     async def _lost(self, formed: bool) -> None:
@@ -214,13 +215,16 @@ class EngineMaster:
             self._tracing.lost()
         if formed:
             await self._apply(EngineLost(self._now))
-        await self._give_back()  # and what had not reached the core
+        await self._give_back_rest()  # what had not reached the core
 
-    async def _give_back(self) -> None:
+    async def _give_back_rest(self) -> None:
         """Returns what no core knows. After a takeover nobody can tell what was RUNNING: then all of it was."""
-        claims = list(self._ledger.outputs.held)
-        await self._ledger.give_back(dict.fromkeys(claims, self._taken_over))
-        self._left(claims, "given back")
+        await self._give_back(dict.fromkeys(self._ledger.outputs.held, self._taken_over))
+
+    async def _give_back(self, running: Mapping[int, bool]) -> None:
+        """Returns requests to the queue, by claim: whether each was RUNNING at a loss."""
+        await self._ledger.give_back(running)
+        self._left(running, "given back")
 
     # -- the loop
 
@@ -269,8 +273,7 @@ class EngineMaster:
             case Commit():
                 self._commit(action, report)
             case GiveBack():
-                await self._ledger.give_back(dict(action.requests))
-                self._left([claim for claim, _ in action.requests], "given back")
+                await self._give_back(dict(action.requests))
 
     def _control_message(self, action: ScheduleBatch) -> pb.Iteration:
         """The iteration for the ranks: new requests in full, once; increments by row, position and, unless the ranks
@@ -363,10 +366,11 @@ class EngineMaster:
         """Claimed requests, on their way to the core; returns when they are there."""
         if self._journal is not None:
             self._journal.note(claims={claimed.claim: claimed.request_id for claimed in requests})
+        arrived = [self._ledger.outputs.held[claimed.claim] for claimed in requests]
         if self._tracing is not None:
-            for claimed in requests:
-                self._tracing.claimed(self._ledger.outputs.held[claimed.claim])
-        await self._inbox.put((self._arrival(requests), None))
+            for held in arrived:
+                self._tracing.claimed(held)
+        await self._inbox.put((self._arrival(arrived), None))
         await self._inbox.join()
 
     async def _tell(self, event: Event) -> None:
@@ -376,12 +380,11 @@ class EngineMaster:
         else:
             await self._inbox.put((event, None))
 
-    def _arrival(self, requests: list[Claimed]) -> Arrived:
+    def _arrival(self, requests: list[Held]) -> Arrived:
         """Claimed requests as the core knows them."""
         arrivals = []
-        for claimed in requests:
-            held = self._ledger.outputs.held[claimed.claim]
-            record = held.record
+        for held in requests:
+            claimed, record = held.claimed, held.record
             stops = tuple(record.stop_token_ids)
             arrivals.append(
                 Arrival(

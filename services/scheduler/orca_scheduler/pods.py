@@ -37,7 +37,7 @@ class Pod:
         try:
             await self._supervisor.Condemn(request, timeout=DIAL_SECONDS)
         except grpc.aio.AioRpcError as error:
-            log.warning("supervisor away", extra={"pod": self.address, "error": reason(error)})
+            log.warning("condemned in vain", extra={"pod": self.address, "error": reason(error)})
 
     async def _watch(self) -> None:
         while True:
