@@ -10,6 +10,7 @@ import grpc
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
+from orca_common.protocol import PROTOCOL
 from orca_common.service import LoopPulse
 from orca_scheduler.discovery import Candidate, Place
 from orca_scheduler.rank import Seen
@@ -26,7 +27,7 @@ class ScriptedRank(worker_pb2_grpc.ControllerServicer):
         self.index, self.pid, self.slots, self.samples = index, 100 + index, slots, samples
         pid = self.pid
         self.frozen = False
-        self.hello = pb.HelloResponse(protocol=2, host="here", pid=pid, incarnation=f"of {pid}", iteration=3)
+        self.hello = pb.HelloResponse(protocol=PROTOCOL, host="here", pid=pid, incarnation=f"of {pid}", iteration=3)
         self.form: pb.FormRequest | None = None
         self.allocated: int | None = None
         self.hosted: list[int] = []
@@ -95,7 +96,7 @@ class ScriptedRank(worker_pb2_grpc.ControllerServicer):
                 if message.HasField("iteration"):
                     self.iterations.append(message.iteration.number)
                 else:
-                    self._lane.put_nowait(pb.Report(beat=message.beat))
+                    self._lane.put_nowait(pb.Report(heartbeat=message.heartbeat))
 
         reading = asyncio.create_task(read())
         try:
@@ -112,7 +113,7 @@ class ScriptedPod(worker_pb2_grpc.SupervisorServicer):
     def __init__(self, ranks: list[ScriptedRank]) -> None:
         self.ranks = ranks
         self.pids = [rank.pid for rank in ranks]
-        self.condemned: list[tuple[int, int, str]] = []
+        self.fenced: list[tuple[int, int, str]] = []
         self._changed = asyncio.Event()
         self.server = grpc.aio.server()
         worker_pb2_grpc.add_SupervisorServicer_to_server(self, self.server)
@@ -133,9 +134,9 @@ class ScriptedPod(worker_pb2_grpc.SupervisorServicer):
             )
             await changed.wait()
 
-    async def Condemn(self, request: pb.CondemnRequest, context: Any) -> pb.CondemnResponse:  # noqa: N802
-        self.condemned.append((request.local_rank, request.pid, request.verdict))
-        return pb.CondemnResponse(killed=True)
+    async def Fence(self, request: pb.FenceRequest, context: Any) -> pb.FenceResponse:  # noqa: N802
+        self.fenced.append((request.local_rank, request.pid, request.verdict))
+        return pb.FenceResponse(killed=True)
 
 
 @dataclass

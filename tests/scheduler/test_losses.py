@@ -19,7 +19,7 @@ from orca.v1 import orca_pb2 as pb
 POISON = 255
 
 
-async def test_a_frozen_rank_is_condemned(tmp_path: Path) -> None:
+async def test_a_frozen_rank_is_fenced(tmp_path: Path) -> None:
     async with world(tmp_path, engines=1, schedulers=1, seconds=0.02, run_ahead=1) as this:
         before, pid = (await this.formed("engine-0"))["engine-0"], this.rank_pid(0)
         (scheduler,), (supervisor,) = this.schedulers, this.supervisors
@@ -32,7 +32,7 @@ async def test_a_frozen_rank_is_condemned(tmp_path: Path) -> None:
         )
         verdict = re.match(pattern, lost["verdict"])
         assert verdict, lost["verdict"]
-        assert [e["rank_pid"] for e in supervisor.events(f"rank condemned: {lost['verdict']}")] == [pid]
+        assert [e["rank_pid"] for e in supervisor.events(f"rank fenced: {lost['verdict']}")] == [pid]
         (ended,) = supervisor.events("rank ended")
         assert ended["status"] == -signal.SIGKILL
         after = await this.engine("engine-0")

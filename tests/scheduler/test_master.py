@@ -13,6 +13,7 @@ from servers import RedisServer, redis_server
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca.v1.pool_pb2 import PoolRequest
+from orca_common.protocol import PROTOCOL
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
 from orca_pool.keys import Keys
@@ -33,7 +34,7 @@ PATIENCE = 2.0  # of the pool: longer than a busy machine lets it wait, and no l
 
 
 class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorServicer):
-    """A rank and its supervisor. Its iterations end when the test calls `report`; a condemned one comes back."""
+    """A rank and its supervisor. Its iterations end when the test calls `report`; a fenced one comes back."""
 
     def __init__(self) -> None:
         self.server = grpc.aio.server()
@@ -71,14 +72,14 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
         yield pb.RankTable(ranks=[pb.RankEntry(address=self.address, pid=self.pid)])
         await asyncio.Event().wait()
 
-    async def Condemn(self, request: pb.CondemnRequest, context: grpc.aio.ServicerContext) -> pb.CondemnResponse:  # noqa: N802
+    async def Fence(self, request: pb.FenceRequest, context: grpc.aio.ServicerContext) -> pb.FenceResponse:  # noqa: N802
         self.verdicts.append(request.verdict)
         self.pid, self.epoch, self.iteration, self.frozen = self.pid + 1, 0, 0, False
-        return pb.CondemnResponse(killed=True)
+        return pb.FenceResponse(killed=True)
 
     async def Hello(self, request: pb.HelloRequest, context: grpc.aio.ServicerContext) -> pb.HelloResponse:  # noqa: N802
         return pb.HelloResponse(
-            protocol=2,
+            protocol=PROTOCOL,
             incarnation=str(self.pid),
             host="here",
             pid=self.pid,
@@ -116,8 +117,8 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
 
     async def _read(self, messages: AsyncIterator[pb.ControlMessage]) -> None:
         async for message in messages:
-            if message.HasField("beat"):
-                self._reports.put_nowait(pb.Report(beat=message.beat))
+            if message.HasField("heartbeat"):
+                self._reports.put_nowait(pb.Report(heartbeat=message.heartbeat))
             else:
                 self.iteration = message.iteration.number
                 self.iterations.put_nowait(message.iteration)
@@ -206,7 +207,7 @@ async def bench(rank: Rank, **settings: int) -> AsyncIterator[Bench]:
                 this.pulse.close()
 
 
-async def test_a_deposed_master_condemns_nobody() -> None:
+async def test_a_deposed_master_fences_nobody() -> None:
     rank = Rank()
     async with bench(rank) as this:
         await this.formed()
@@ -216,7 +217,7 @@ async def test_a_deposed_master_condemns_nobody() -> None:
         assert rank.verdicts == []
 
 
-async def test_a_rank_that_is_lost_is_condemned_and_forms_again() -> None:
+async def test_a_rank_that_is_lost_is_fenced_and_forms_again() -> None:
     rank = Rank()
     async with bench(rank) as this:
         await this.submit("r", [1, 2], 2)
@@ -234,7 +235,7 @@ async def test_a_stuck_device(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank()
     async with bench(rank) as this:
         await this.submit("r", [1, 2], 2)
-        await this.iteration()  # beats are answered, this iteration never is
+        await this.iteration()  # heartbeats are answered, this iteration never is
         again = await this.iteration(15)
         assert len(rank.verdicts) == 1
         assert "answers and has made no progress for" in rank.verdicts[0]

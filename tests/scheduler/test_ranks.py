@@ -14,7 +14,7 @@ from orca_scheduler import ranks as module
 from orca_scheduler.discovery import Place, places
 from orca_scheduler.ranks import RankLost, Standing
 from orca_scheduler.settings import SchedulerSettings
-from orca_scheduler.signs import Kind, Sign, condemned
+from orca_scheduler.signs import Kind, Sign, fenced
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -32,12 +32,12 @@ async def formed(engine: Scripted) -> None:
 async def verdict(engine: Scripted) -> RankLost:
     with pytest.raises(RankLost) as raised:
         await asyncio.wait_for(engine.master.watch(), 20)
-    await engine.master.condemn(raised.value)
+    await engine.master.fence(raised.value)
     return raised.value
 
 
-def condemned_pids(engine: Scripted) -> list[int]:
-    return [pid for pod in engine.pods for _, pid, _ in pod.condemned]
+def fenced_pids(engine: Scripted) -> list[int]:
+    return [pid for pod in engine.pods for _, pid, _ in pod.fenced]
 
 
 async def test_formation() -> None:
@@ -190,7 +190,7 @@ async def test_a_neighbour_complains_before_the_process_is_seen_to_be_gone() -> 
             f"stage 1 rank 1 of engine-0 at {engine.ranks[3].address} (host here, pid 103, last"
         )
         assert str(lost).endswith("iteration 3) has ended")
-        assert condemned_pids(engine) == [103]
+        assert fenced_pids(engine) == [103]
 
 
 async def test_a_frozen_rank() -> None:
@@ -200,7 +200,7 @@ async def test_a_frozen_rank() -> None:
         lost = await verdict(engine)
         assert "stage 1 rank 0 of engine-0" in str(lost)
         assert "has been silent for 2." in str(lost)
-        assert condemned_pids(engine) == [101]
+        assert fenced_pids(engine) == [101]
         engine.ranks[1].frozen = False
 
 
@@ -223,7 +223,7 @@ async def test_a_rank_that_failed_by_itself(monkeypatch: pytest.MonkeyPatch) -> 
         engine.ranks[1].report(4, error="CUDA error")
         lost = await verdict(engine)
         assert str(lost).endswith("failed: CUDA error")
-        assert condemned_pids(engine) == [101]
+        assert fenced_pids(engine) == [101]
 
 
 async def test_nobody_is_killed_for_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ async def test_nobody_is_killed_for_a_complaint(monkeypatch: pytest.MonkeyPatch)
         engine.ranks[0].report(4, error="no data", peer_lost=True)
         lost = await verdict(engine)
         assert "stage 0 rank 0 of engine-0" in str(lost)
-        assert condemned_pids(engine) == []
+        assert fenced_pids(engine) == []
 
 
 async def test_a_supervisor_that_dies_with_its_rank() -> None:
@@ -257,7 +257,7 @@ async def test_a_rank_that_is_frozen_when_it_is_greeted(monkeypatch: pytest.Monk
         greeting.cancel()
         assert "stage 1 rank 0" in str(lost)
         assert "listens and does not answer" in str(lost)
-        assert condemned_pids(engine) == [101]
+        assert fenced_pids(engine) == [101]
         engine.ranks[1].frozen = False
 
 
@@ -280,4 +280,4 @@ def test_a_rank_that_said_why_before_it_ended() -> None:
         Sign(place, Kind.FAILED, "failed: x"),
         Sign(place, Kind.GONE, "has ended"),
     ]
-    assert condemned(signs) == [Sign(place, Kind.FAILED, "failed: x")]
+    assert fenced(signs) == [Sign(place, Kind.FAILED, "failed: x")]

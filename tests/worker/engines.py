@@ -23,6 +23,7 @@ from worker.driver import Sampled
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.checkpoint import read_checkpoint
+from orca_common.protocol import PROTOCOL
 from orca_common.telemetry import Telemetry
 from orca_worker.controller import Controller
 from orca_worker.data_plane import Rendezvous
@@ -55,7 +56,7 @@ class Master:
         self.chance = random.Random(seed)
         self.times: dict[tuple[int, int], pb.StageTimes] = {}  # (rank, iteration)
         self.messages = 0  # of times alone
-        self.beats = asyncio.Queue[pb.Beat]()  # that came back
+        self.heartbeats = asyncio.Queue[pb.Heartbeat]()  # that came back
         self.waiting: dict[int, asyncio.Future[pb.IterationReport]] = {}  # by iteration: the sampler's
         self.broken: list[tuple[int, str]] = []  # (rank, sentence): a lane ended, an iteration failed
         self.channels: list[grpc.aio.Channel] = []
@@ -72,7 +73,7 @@ class Master:
         self.epoch += 1
         self.channels = [grpc.aio.insecure_channel(address) for address in self.addresses]
         stubs = [worker_pb2_grpc.ControllerStub(channel) for channel in self.channels]
-        hello = pb.HelloRequest(protocol=2, engine="e-0", term=self.term)
+        hello = pb.HelloRequest(protocol=PROTOCOL, engine="e-0", term=self.term)
         await asyncio.gather(*(stub.Hello(hello, wait_for_ready=True) for stub in stubs))
         hosted = await stubs[-1].HostStore(pb.HostStoreRequest(term=self.term, epoch=self.epoch))
         requests = self.form_requests(hosted.address, **fields)
@@ -116,8 +117,8 @@ class Master:
                     assert (times.stage, times.tensor_rank) == divmod(rank, self.tp)
                     self.times[rank, times.iteration] = times
                 self.messages += report.HasField("times")
-                if report.HasField("beat"):
-                    self.beats.put_nowait(report.beat)
+                if report.HasField("heartbeat"):
+                    self.heartbeats.put_nowait(report.heartbeat)
                 if not report.HasField("iteration"):
                     continue
                 if result.error:

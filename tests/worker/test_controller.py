@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.checkpoint import read_checkpoint
+from orca_common.protocol import PROTOCOL
 from orca_common.telemetry import Telemetry
 from orca_worker.controller import TERM_METADATA, Controller
 from orca_worker.data_plane import Rendezvous
@@ -44,7 +45,7 @@ class Rank:
         await self.form(term, epoch, block_size=block_size)
         await self.stub.Allocate(pb.AllocateRequest(term=term, epoch=epoch, slots=slots))
 
-    async def hello(self, term: int, protocol: int = 2) -> pb.HelloResponse:
+    async def hello(self, term: int, protocol: int = PROTOCOL) -> pb.HelloResponse:
         return await self.stub.Hello(pb.HelloRequest(protocol=protocol, engine="e-0", term=term))
 
     async def form(self, term: int, epoch: int, **fields: Any) -> pb.FormResponse:
@@ -104,7 +105,7 @@ async def ending(run: Stream) -> tuple[grpc.StatusCode, str]:
 
 async def test_a_rank_says_who_it_is(rank: Rank) -> None:
     hello = await rank.hello(3)
-    assert (hello.protocol, hello.epoch, hello.iteration, hello.slots, list(hello.rows)) == (2, 0, 0, 0, [])
+    assert (hello.protocol, hello.epoch, hello.iteration, hello.slots, list(hello.rows)) == (PROTOCOL, 0, 0, 0, [])
     assert (hello.vocab_size, hello.max_positions, len(hello.model_digest)) == (500, 2048, 16)
     assert hello.pid
     assert hello.host
@@ -131,7 +132,7 @@ async def test_a_rank_says_who_it_is(rank: Rank) -> None:
 
 async def test_another_protocol_changes_nothing(rank: Rank) -> None:
     await rank.hello(3)
-    assert (await rank.hello(9, protocol=1)).protocol == 2
+    assert (await rank.hello(9, protocol=PROTOCOL + 1)).protocol == PROTOCOL
     await rank.hello(3)
 
 
@@ -168,11 +169,11 @@ async def test_a_new_master_ends_the_lane_of_the_old(rank: Rank) -> None:
 async def test_a_new_run_ends_the_one_before(rank: Rank) -> None:
     await rank.member()
     first = rank.stub.Run()
-    await first.write(pb.ControlMessage(beat=pb.Beat(number=1)))
+    await first.write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=1)))
     await first.read()
     second = rank.stub.Run()
-    await second.write(pb.ControlMessage(beat=pb.Beat(number=2)))
-    assert (await second.read()).beat.number == 2
+    await second.write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=2)))
+    assert (await second.read()).heartbeat.number == 2
     assert await ending(first) == (grpc.StatusCode.ABORTED, "a newer Run took over")
 
 
@@ -201,8 +202,8 @@ async def test_iterations_of_another_time_are_refused(
 async def test_iterations_need_a_member(rank: Rank) -> None:
     await rank.form(1, 3)
     run = rank.stub.Run()
-    await run.write(pb.ControlMessage(beat=pb.Beat(number=8)))  # beats do not
-    assert (await run.read()).beat == pb.Beat(number=8, iteration=0)
+    await run.write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=8)))  # heartbeats do not
+    assert (await run.read()).heartbeat == pb.Heartbeat(number=8, iteration=0)
     await rank.iterate(run, 1, 3, initiations=[initiation(1, 1)])
     code, sentence = await ending(run)
     assert code == grpc.StatusCode.FAILED_PRECONDITION
@@ -253,8 +254,8 @@ async def test_beats_and_health_are_answered_while_the_gpu_computes(tmp_path: Pa
         await rank.iterate(run, increment_rows=[1], increment_positions=[2])
         health: Any = health_pb2_grpc.HealthStub(rank.channel)
         for number in range(10):  # each before the first iteration has run
-            await run.write(pb.ControlMessage(beat=pb.Beat(number=number)))
-            assert (await run.read()).beat == pb.Beat(number=number, iteration=0)
+            await run.write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=number)))
+            assert (await run.read()).heartbeat == pb.Heartbeat(number=number, iteration=0)
             request = health_pb2.HealthCheckRequest(service="orca.v1.Controller")
             assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
         gate.set()
@@ -267,7 +268,7 @@ async def test_a_report_goes_to_the_lane_that_asked(tmp_path: Path) -> None:
         await rank.member()
         broken = rank.stub.Run()
         await rank.iterate(broken, initiations=[initiation(1, 1, 2)])
-        await broken.write(pb.ControlMessage(beat=pb.Beat(number=1)))
+        await broken.write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=1)))
         await broken.read()
         broken.cancel()
         hello = await rank.hello(1)  # waits for what runs
@@ -342,7 +343,7 @@ async def test_leaving_finishes_what_was_accepted(tmp_path: Path, gate: threadin
         run = rank.stub.Run()
         await rank.iterate(run, initiations=[initiation(1, 1, 2)])
         await rank.iterate(run, increment_rows=[1], increment_positions=[2])
-        await run.write(pb.ControlMessage(beat=pb.Beat(number=1)))
+        await run.write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=1)))
         await run.read()
         leaving = asyncio.create_task(rank.controller.leave(5))
         assert (await run.read()).HasField("leaving")

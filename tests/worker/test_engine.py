@@ -98,16 +98,16 @@ async def test_every_rank_reports_every_iteration(tmp_path: Path) -> None:
 
 
 async def test_times_do_not_compete_with_tokens(tmp_path: Path) -> None:
-    """The first stage keeps them while iterations wait, at most until the next beat."""
+    """The first stage keeps them while iterations wait, at most until the next heartbeat."""
     folder = make_timed(tmp_path, seconds=0.1)
     async with in_process(folder, 1, 2) as (master, _):
         batches = [await master.issue(requests_for(97, 1, seed=seed), []) for seed in range(8)]
         await master.collect(batches[0])
-        await master.lanes[0].write(pb.ControlMessage(beat=pb.Beat(number=5)))
-        beat = await master.beats.get()
+        await master.lanes[0].write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=5)))
+        heartbeat = await master.heartbeats.get()
         assert (0, 1) in master.times
-        assert beat.number == 5
-        assert beat.iteration >= 1
+        assert heartbeat.number == 5
+        assert heartbeat.iteration >= 1
         for batch in batches[1:]:
             await master.collect(batch)
         while len(master.times) < 16:

@@ -13,6 +13,7 @@ from checkpoints import make_gpt2, make_timed
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
+from orca_common.protocol import PROTOCOL
 from orca_worker.process import reserve_port
 
 PIPE = asyncio.subprocess.PIPE
@@ -45,7 +46,7 @@ async def test_a_process_becomes_the_rank_that_it_is_told(tmp_path: Path) -> Non
                 address = json.loads(await process.stdout.readline())["address"]
             assert address == f"127.0.0.1:{port}"
             async with grpc.aio.insecure_channel(address) as channel:
-                request = pb.HelloRequest(protocol=2, engine="e-0", term=1)
+                request = pb.HelloRequest(protocol=PROTOCOL, engine="e-0", term=1)
                 assert (await worker_pb2_grpc.ControllerStub(channel).Hello(request)).pid == process.pid
 
 

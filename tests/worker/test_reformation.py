@@ -16,6 +16,7 @@ from worker.engines import Broken, Master, Process, processes
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
+from orca_common.protocol import PROTOCOL
 
 SLOTS = 600
 
@@ -67,7 +68,7 @@ async def test_survivors_form_again(tmp_path: Path, tp: int, pp: int, victim: in
             asked = master.form_requests(hosted.address)
             waiting = [stub.Form(asked[i]) for stub, i in zip(stubs, survivors, strict=True)]
         for stub, pid in zip(stubs, pids, strict=True):  # a rank that lost its neighbours answers
-            assert (await stub.Hello(pb.HelloRequest(protocol=2, engine="e-0", term=1))).pid == pid
+            assert (await stub.Hello(pb.HelloRequest(protocol=PROTOCOL, engine="e-0", term=1))).pid == pid
         await ranks[victim].end()
         with pytest.raises(Broken):
             await running

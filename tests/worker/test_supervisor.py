@@ -19,6 +19,7 @@ from checkpoints import make_gpt2, make_timed
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
+from orca_common.protocol import PROTOCOL
 from orca_worker.supervisor import Process
 
 SOON = "from orca_worker import supervisor; supervisor.QUIET = 0.3; supervisor.main()"  # a spare soon starts
@@ -58,7 +59,7 @@ class Pod:
     async def hello(self, rank: pb.RankEntry) -> pb.HelloResponse:
         """Says Hello to a rank, which may still be starting."""
         async with grpc.aio.insecure_channel(rank.address, options=OPTIONS) as channel:
-            request = pb.HelloRequest(protocol=2, engine="e-0", term=1)
+            request = pb.HelloRequest(protocol=PROTOCOL, engine="e-0", term=1)
             stub = worker_pb2_grpc.ControllerStub(channel)
             return await stub.Hello(request, wait_for_ready=True, timeout=20)
 
@@ -133,21 +134,21 @@ async def test_a_killed_rank_comes_back_at_its_address(tmp_path: Path) -> None:
         assert again.incarnation != hellos[1].incarnation
 
 
-async def test_condemn_kills_that_process_and_no_other(tmp_path: Path) -> None:
+async def test_fence_kills_that_process_and_no_other(tmp_path: Path) -> None:
     async with running(make_timed(tmp_path), spare=False) as pod:
         (rank,) = await pod.running()
         await pod.hello(rank)
         os.kill(rank.pid, signal.SIGSTOP)  # frozen: it would not hear SIGTERM
         for pid in (rank.pid + 1, 0):
-            request = pb.CondemnRequest(local_rank=0, pid=pid, verdict="a test")
-            assert not (await pod.stub.Condemn(request)).killed
+            request = pb.FenceRequest(local_rank=0, pid=pid, verdict="a test")
+            assert not (await pod.stub.Fence(request)).killed
         with pytest.raises(grpc.aio.AioRpcError, match="is 3 of 1 ranks"):
-            await pod.stub.Condemn(pb.CondemnRequest(local_rank=3, pid=1, verdict="a test"))
-        assert (await pod.stub.Condemn(pb.CondemnRequest(local_rank=0, pid=rank.pid, verdict="a test"))).killed
+            await pod.stub.Fence(pb.FenceRequest(local_rank=3, pid=1, verdict="a test"))
+        assert (await pod.stub.Fence(pb.FenceRequest(local_rank=0, pid=rank.pid, verdict="a test"))).killed
         await pod.until(lambda ranks: ranks[0].pid == 0)
         (successor,) = await pod.running()
         assert (await pod.hello(successor)).pid == successor.pid
-        assert not (await pod.stub.Condemn(pb.CondemnRequest(local_rank=0, pid=rank.pid, verdict="late"))).killed
+        assert not (await pod.stub.Fence(pb.FenceRequest(local_rank=0, pid=rank.pid, verdict="late"))).killed
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -205,14 +206,14 @@ async def test_a_killed_spare_is_replaced_and_the_ranks_do_not_notice(tmp_path: 
         assert (after.pid, after.restarts) == (successor, 1)
 
 
-async def test_a_frozen_spare_is_a_rank_that_can_be_condemned(tmp_path: Path) -> None:
+async def test_a_frozen_spare_is_a_rank_that_can_be_fenced(tmp_path: Path) -> None:
     async with running(make_timed(tmp_path), "-c", SOON) as pod:
         (rank,) = await pod.running()
         spare = await pod.spare(rank.pid)
         os.kill(spare, signal.SIGSTOP)
         os.kill(rank.pid, signal.SIGKILL)
         await pod.until(lambda ranks: ranks[0].pid == spare)
-        assert (await pod.stub.Condemn(pb.CondemnRequest(local_rank=0, pid=spare, verdict="a test"))).killed
+        assert (await pod.stub.Fence(pb.FenceRequest(local_rank=0, pid=spare, verdict="a test"))).killed
         (successor,) = await pod.until(lambda ranks: ranks[0].pid not in (0, spare))
         assert (await pod.hello(successor)).pid == successor.pid
 

@@ -127,12 +127,12 @@ class AllocateResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ControlMessage(_message.Message):
-    __slots__ = ("iteration", "beat")
+    __slots__ = ("iteration", "heartbeat")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
-    BEAT_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     iteration: Iteration
-    beat: Beat
-    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    heartbeat: Heartbeat
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Iteration(_message.Message):
     __slots__ = ("term", "epoch", "number", "free_rows", "initiations", "increment_rows", "increment_positions", "increment_tokens", "trace")
@@ -188,16 +188,16 @@ class Initiation(_message.Message):
     def __init__(self, row: _Optional[int] = ..., claim: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., logprobs: _Optional[bool] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("iteration", "beat", "times", "leaving")
+    __slots__ = ("iteration", "heartbeat", "times", "leaving")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
-    BEAT_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     iteration: IterationReport
-    beat: Beat
+    heartbeat: Heartbeat
     times: Times
     leaving: Leaving
-    def __init__(self, iteration: _Optional[_Union[IterationReport, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+    def __init__(self, iteration: _Optional[_Union[IterationReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ()
@@ -253,7 +253,7 @@ class StageTimes(_message.Message):
     tensor_rank: int
     def __init__(self, received: _Optional[int] = ..., started: _Optional[int] = ..., computed: _Optional[int] = ..., sent: _Optional[int] = ..., taken: _Optional[int] = ..., control_bytes: _Optional[int] = ..., data_bytes: _Optional[int] = ..., iteration: _Optional[int] = ..., waited: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_rank: _Optional[int] = ...) -> None: ...
 
-class Beat(_message.Message):
+class Heartbeat(_message.Message):
     __slots__ = ("number", "iteration")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
@@ -283,7 +283,7 @@ class RankEntry(_message.Message):
     restarts: int
     def __init__(self, local_rank: _Optional[int] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., restarts: _Optional[int] = ...) -> None: ...
 
-class CondemnRequest(_message.Message):
+class FenceRequest(_message.Message):
     __slots__ = ("local_rank", "pid", "verdict")
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -293,7 +293,7 @@ class CondemnRequest(_message.Message):
     verdict: str
     def __init__(self, local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., verdict: _Optional[str] = ...) -> None: ...
 
-class CondemnResponse(_message.Message):
+class FenceResponse(_message.Message):
     __slots__ = ("killed",)
     KILLED_FIELD_NUMBER: _ClassVar[int]
     killed: bool

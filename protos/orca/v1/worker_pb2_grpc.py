@@ -104,7 +104,7 @@ class ControllerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Run(self, request_iterator, context):
-        """The control lane between the master and this rank: beats down and up, reports up, for as long as the master lives.
+        """The control lane between the master and this rank: heartbeats down and up, reports up, for as long as the master lives.
         Iterations come down the lane of stage 0's controller (its tensor rank 0) alone. A new Run ends the one before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -344,10 +344,10 @@ class SupervisorStub:
                 request_serializer=orca_dot_v1_dot_worker__pb2.WatchRequest.SerializeToString,
                 response_deserializer=orca_dot_v1_dot_worker__pb2.RankTable.FromString,
                 _registered_method=True)
-        self.Condemn = channel.unary_unary(
-                '/orca.v1.Supervisor/Condemn',
-                request_serializer=orca_dot_v1_dot_worker__pb2.CondemnRequest.SerializeToString,
-                response_deserializer=orca_dot_v1_dot_worker__pb2.CondemnResponse.FromString,
+        self.Fence = channel.unary_unary(
+                '/orca.v1.Supervisor/Fence',
+                request_serializer=orca_dot_v1_dot_worker__pb2.FenceRequest.SerializeToString,
+                response_deserializer=orca_dot_v1_dot_worker__pb2.FenceResponse.FromString,
                 _registered_method=True)
 
 
@@ -362,7 +362,7 @@ class SupervisorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Condemn(self, request, context):
+    def Fence(self, request, context):
         """Ends a rank that a master has judged dead; returns when it has ended. Names the incarnation's pid, so that its
         successor is never hit.
         """
@@ -378,10 +378,10 @@ def add_SupervisorServicer_to_server(servicer, server):
                     request_deserializer=orca_dot_v1_dot_worker__pb2.WatchRequest.FromString,
                     response_serializer=orca_dot_v1_dot_worker__pb2.RankTable.SerializeToString,
             ),
-            'Condemn': grpc.unary_unary_rpc_method_handler(
-                    servicer.Condemn,
-                    request_deserializer=orca_dot_v1_dot_worker__pb2.CondemnRequest.FromString,
-                    response_serializer=orca_dot_v1_dot_worker__pb2.CondemnResponse.SerializeToString,
+            'Fence': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fence,
+                    request_deserializer=orca_dot_v1_dot_worker__pb2.FenceRequest.FromString,
+                    response_serializer=orca_dot_v1_dot_worker__pb2.FenceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -423,7 +423,7 @@ class Supervisor:
             _registered_method=True)
 
     @staticmethod
-    def Condemn(request,
+    def Fence(request,
             target,
             options=(),
             channel_credentials=None,
@@ -436,9 +436,9 @@ class Supervisor:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/orca.v1.Supervisor/Condemn',
-            orca_dot_v1_dot_worker__pb2.CondemnRequest.SerializeToString,
-            orca_dot_v1_dot_worker__pb2.CondemnResponse.FromString,
+            '/orca.v1.Supervisor/Fence',
+            orca_dot_v1_dot_worker__pb2.FenceRequest.SerializeToString,
+            orca_dot_v1_dot_worker__pb2.FenceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -14,6 +14,8 @@ OrcaError
 └── Internal             a bug, or a request that took its engine down again and again; carries the trace id
 """
 
+import logging
+import secrets
 from typing import ClassVar, Never
 
 import grpc
@@ -22,6 +24,10 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
+from opentelemetry import trace
+from opentelemetry.trace import format_trace_id
+
+log = logging.getLogger(__name__)
 
 
 class OrcaError(Exception):
@@ -115,3 +121,11 @@ async def abort(context: grpc.aio.ServicerContext, error: OrcaError) -> Never:
     status = rpc_status.to_status(status_pb2.Status(code=number, message=str(error), details=packed))
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise AssertionError("abort() raises")
+
+
+def internal(error: Exception) -> Internal:
+    """The answer to a bug: the log line and the client's sentence share a trace id."""
+    context = trace.get_current_span().get_span_context()
+    trace_id = format_trace_id(context.trace_id) if context.is_valid else secrets.token_hex(16)
+    log.error("internal error", exc_info=error, extra={"trace": trace_id})
+    return Internal("internal error", trace_id)

@@ -7,11 +7,13 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Protocol, TypeVar
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class StatusPort:
@@ -94,6 +96,61 @@ def stop_event() -> asyncio.Event:
     return stop
 
 
+class App(Protocol):
+    """A service, as `serve` runs it: start, run, drain, close."""
+
+    async def start(self) -> dict[str, str]:
+        """Begins to listen. Returns its addresses by name, for the line on standard output."""
+        ...
+
+    async def run(self) -> None:
+        """Works until it is cancelled. Returning or raising means that the service has failed."""
+        ...
+
+    async def drain(self) -> None:
+        """Leaves in order, within the bound that the settings give. Follows a failed `run` too."""
+        ...
+
+    async def close(self) -> None:
+        """Frees what is left. Always called last, even after a start that failed."""
+        ...
+
+
+async def serve(app: App) -> None:
+    """Runs a service until SIGTERM or SIGINT, then drains it.
+
+    Prints one line of JSON with its addresses when it listens. A signal during the start closes the service without a
+    drain. Raises what ended `start` or `run`; a `run` that returns is a RuntimeError.
+    """
+    stop = stop_event()
+    try:
+        addresses = await _unless(stop, app.start())
+        if addresses is None:
+            return
+        print(json.dumps(addresses), flush=True)
+        try:
+            await _unless(stop, _running(app))
+        finally:
+            await app.drain()
+    finally:
+        await app.close()
+
+
+async def _running(app: App) -> None:
+    await app.run()
+    raise RuntimeError(f"{type(app).__name__} ended by itself")
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What the work returns; None when it was cancelled because `stop` was set first."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        await cancel(working, stopping)
+
+
 async def until(stop: asyncio.Event, *tasks: asyncio.Task[None]) -> None:
     """Waits for the stop event. A task that ends before is a failure of the service, and its error is raised."""
     waiter = asyncio.create_task(stop.wait())
@@ -104,15 +161,15 @@ async def until(stop: asyncio.Event, *tasks: asyncio.Task[None]) -> None:
         raise RuntimeError(f"{task.get_name()} ended by itself")
 
 
-async def cancel(*tasks: asyncio.Task[object]) -> None:
+async def cancel(*tasks: asyncio.Task[Any]) -> None:
     """Ends tasks and waits for them."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Runs a service's main on uvloop."""
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs a service's main coroutine on uvloop."""
     import uvloop
 
     # Each iteration makes a few hundred short-lived containers and no cycles: young collections at the default of 700
@@ -120,6 +177,6 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
     gc.set_threshold(50_000)
 
     async def body() -> None:
-        await main()
+        await main()  # called inside the loop: what it constructs may ask for the running loop
 
     uvloop.run(body())

@@ -159,7 +159,7 @@ class EngineMaster:
                 log.error("rank lost", extra={"engine": self.engine, "verdict": str(verdict)})
                 self._note(lost=str(verdict))
                 await self._ledger.confirm()  # else the ranks are another's, whom they follow
-                await ranks.condemn(verdict)
+                await ranks.fence(verdict)
             finally:
                 formed, self._ranks = self._ranks is not None, None
                 self.unready = f"{self.engine} is being formed"

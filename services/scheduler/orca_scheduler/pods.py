@@ -31,13 +31,13 @@ class Pod:
         await cancel(self._watching)
         await self._channel.close()
 
-    async def condemn(self, local_rank: int, pid: int, verdict: str) -> None:
+    async def fence(self, local_rank: int, pid: int, verdict: str) -> None:
         """Has a rank killed, if that process still lives. Returns when it has ended, or this was tried in vain."""
-        request = pb.CondemnRequest(local_rank=local_rank, pid=pid, verdict=verdict)
+        request = pb.FenceRequest(local_rank=local_rank, pid=pid, verdict=verdict)
         try:
-            await self._supervisor.Condemn(request, timeout=DIAL_SECONDS)
+            await self._supervisor.Fence(request, timeout=DIAL_SECONDS)
         except grpc.aio.AioRpcError as error:
-            log.warning("condemned in vain", extra={"pod": self.address, "error": reason(error)})
+            log.warning("fenced in vain", extra={"pod": self.address, "error": reason(error)})
 
     async def _watch(self) -> None:
         while True:

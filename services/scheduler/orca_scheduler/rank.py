@@ -11,6 +11,7 @@ import grpc
 from orca.v1 import worker_pb2 as pb
 from orca.v1.worker_pb2_grpc import ControllerStub
 from orca_common.errors import FailedPrecondition
+from orca_common.protocol import PROTOCOL, TERM_METADATA
 from orca_common.service import cancel
 
 from .channels import DIAL_SECONDS, dial, listens, reason
@@ -20,12 +21,10 @@ from .signs import Kind, Signs
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-PROTOCOL = 2
 LOAD_SECONDS = 600.0  # bound of each step of a formation: a rank's slice of the model is read in one
-BEAT_SECONDS = 0.5
+HEARTBEAT_SECONDS = 0.5
 POLL_SECONDS = 0.05  # between looks whether a starting rank listens
 REFUSALS = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED  # of a lane: see Kind.REFUSED
-TERM_METADATA = "orca-term"
 
 Returned = Callable[[pb.IterationReport], Awaitable[None]]  # of a rank that samples
 Timed = Callable[[int, pb.StageTimes], None]
@@ -126,7 +125,7 @@ class Rank:
     # -- formation
 
     async def host_store(self, epoch: int) -> str:
-        """Has the rank host the epoch's store: its address. It may import torch for that: beats tell if it lives."""
+        """Has the rank host the epoch's store: its address. This may import torch: heartbeats tell whether it lives."""
         request = pb.HostStoreRequest(term=self._term, epoch=epoch)
         return (await self._ask(self._controller.HostStore(request, timeout=LOAD_SECONDS))).address
 
@@ -162,10 +161,10 @@ class Rank:
     # -- the control lane
 
     def open(self) -> None:
-        """Opens the control lane: beats, and reports from the rank."""
+        """Opens the control lane: heartbeats, and reports from the rank."""
         self._lane = self._controller.Run(metadata=((TERM_METADATA, str(self._term)),))
         self.last_heard = self._loop.time()
-        self._tasks = [self._signs.guard(asyncio.create_task(part)) for part in (self._read(), self._beat())]
+        self._tasks = [self._signs.guard(asyncio.create_task(part)) for part in (self._read(), self._heartbeat())]
 
     def heard(self) -> None:
         """Counts its silence from now on, unless its lane has ended."""
@@ -178,17 +177,17 @@ class Rank:
 
     async def _write(self, message: pb.ControlMessage) -> None:
         try:
-            async with self._writing:  # gRPC allows one write at a time: a beat must not meet an iteration
+            async with self._writing:  # gRPC allows one write at a time: a heartbeat must not meet an iteration
                 await self._lane.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await asyncio.Event().wait()  # the lane has ended: `_read` tells why
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         number = 0
         while True:
             number += 1
-            await self._write(pb.ControlMessage(beat=pb.Beat(number=number)))
-            await asyncio.sleep(BEAT_SECONDS)
+            await self._write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=number)))
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _read(self) -> None:
         try:
@@ -203,7 +202,7 @@ class Rank:
                     case "leaving":
                         await self._leaving(f"{self} is leaving")
                     case _:
-                        self.last_iteration = max(self.last_iteration, report.beat.iteration)
+                        self.last_iteration = max(self.last_iteration, report.heartbeat.iteration)
             why = f"{(await self._lane.code()).name}: {await self._lane.details()}"
         except grpc.aio.AioRpcError as error:
             why = reason(error)

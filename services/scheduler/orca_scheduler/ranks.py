@@ -24,7 +24,7 @@ from .signs import Kind, Sign, Signs
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-SILENCE_SECONDS = 2.0  # without a beat: the verdict (DESIGN section 6)
+SILENCE_SECONDS = 2.0  # without a heartbeat: the verdict (DESIGN section 6)
 FORMING_SILENCE_SECONDS = 15.0  # the same while ranks load: Python's lock is not always free then
 DOUBT_SECONDS = SILENCE_SECONDS + 1.0  # for a silent rank to be found after its peers complained
 LOOK_SECONDS = 0.1  # between looks at the silence of all ranks
@@ -193,7 +193,7 @@ class Ranks:
     # -- control lanes
 
     def run(self) -> None:
-        """The engine runs from here on: a rank answers beats at once."""
+        """The engine runs from here on: a rank answers heartbeats at once."""
         self._silence = SILENCE_SECONDS
         for rank in self._ranks:
             rank.heard()
@@ -262,15 +262,11 @@ class Ranks:
         by_place: dict[Place, Rank] = {rank.place: rank for rank in self._ranks}
         lost = [(by_place[sign.place], sign) for sign in signs]
         sentence = "; ".join(f"{rank} {sign.detail}" for rank, sign in lost)
-        return RankLost(sentence, tuple(rank for rank, sign in lost if sign.kind.condemns))
+        return RankLost(sentence, tuple(rank for rank, sign in lost if sign.kind.fences))
 
-    async def condemn(self, lost: RankLost) -> None:
+    async def fence(self, lost: RankLost) -> None:
         """Has the lost ranks killed, if they still live. Returns when that was tried."""
         pods = self._pods
         await asyncio.gather(
-            *(
-                pods[rank.place.pod].condemn(rank.place.local_rank, rank.pid, str(lost))
-                for rank in lost.lost
-                if rank.pid
-            )
+            *(pods[rank.place.pod].fence(rank.place.local_rank, rank.pid, str(lost)) for rank in lost.lost if rank.pid)
         )

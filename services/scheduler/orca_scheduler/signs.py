@@ -13,7 +13,7 @@ LINGER_SECONDS = 0.1  # so that ranks that were lost together are named together
 
 
 class Kind(Enum):
-    """`sure` signs condemn the rank that they name. The others may come from a rank whose peer is the one that is lost.
+    """`sure` signs fence the rank that they name. The others may come from a rank whose peer is the one that is lost.
     They count only when no rank is surely lost soon after."""
 
     GONE = "has ended"
@@ -29,7 +29,7 @@ class Kind(Enum):
         return self in (Kind.GONE, Kind.SILENT, Kind.STUCK)
 
     @property
-    def condemns(self) -> bool:
+    def fences(self) -> bool:
         """Whether the rank that it names is to be killed."""
         return self is not Kind.PEER_LOST
 
@@ -84,10 +84,10 @@ class Signs:
         await asyncio.sleep(LINGER_SECONDS)
         while not self._queue.empty():
             seen.append(self._queue.get_nowait())
-        return condemned(seen)
+        return fenced(seen)
 
 
-def condemned(seen: Iterable[Sign]) -> list[Sign]:
+def fenced(seen: Iterable[Sign]) -> list[Sign]:
     """The signs that count, one a rank: all sure ones, else one. A rank that failed before it ended is told as that."""
     seen = list(seen)
     sure = {sign.place: sign for sign in reversed(seen) if sign.kind.sure}

@@ -2,8 +2,8 @@
 
 Iterations come down one stream, Run, to the controller of stage 0; it hands them to its GPU thread and, without waiting
 for that, to its tensor peers and to the controller of the next stage, over Relay streams; that one does the same (paper
-section 4.2, Figure 7). Each rank reports what it made up its own Run. Beats are answered by this loop alone, whatever
-the GPU thread does.
+section 4.2, Figure 7). Each rank reports what it made up its own Run. This loop alone answers heartbeats, whatever the
+GPU thread does.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from orca_common.errors import (
     Unavailable,
     abort,
 )
+from orca_common.protocol import PROTOCOL, TERM_METADATA
 from orca_common.telemetry import Telemetry, context_of
 
 from .data_plane import DataPlane, Loopback, Rendezvous, Store
@@ -44,11 +45,9 @@ from .stage import Memory, Stage
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = 2
 RELAY_TIMEOUT = 10.0  # seconds for the neighbours' streams to open
-MAX_TIMES = 256  # iterations whose times are kept for the next beat
+MAX_TIMES = 256  # iterations whose times are kept for the next heartbeat
 MAX_WAITING = 64  # iterations that were accepted and have not been reported; a master has a few in flight
-TERM_METADATA = "orca-term"  # of a Run call, so that a master of an old term ends nobody's stream
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         self._last_epoch = 0
         self._accepted = 0  # number of the last iteration taken
         self._waiting: deque[Waiting] = deque()
-        self._times = worker_pb2.Times()  # of iterations, for the next beat
+        self._times = worker_pb2.Times()  # of iterations, for the next heartbeat
         self._idle = asyncio.Event()  # nothing waits
         self._idle.set()
         self._lane: Lane | None = None
@@ -424,10 +423,10 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             async for message in messages:
                 if message.HasField("iteration"):
                     self._take(message.iteration, lane)
-                elif message.HasField("beat"):
+                elif message.HasField("heartbeat"):
                     self._put_times()
-                    beat = worker_pb2.Beat(number=message.beat.number, iteration=self._gpu.iteration)
-                    lane.put(worker_pb2.Report(beat=beat))
+                    heartbeat = worker_pb2.Heartbeat(number=message.heartbeat.number, iteration=self._gpu.iteration)
+                    lane.put(worker_pb2.Report(heartbeat=heartbeat))
         except OrcaError as error:
             log.warning("control lane refused: %s", error)
             lane.end(error)
@@ -489,7 +488,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             self._on_failure(result.error)
 
     def _put_times(self) -> None:
-        """Sends the times of iterations that are kept: with a beat, when there are many, or when the rank is idle."""
+        """Sends the iterations' times that are kept: with a heartbeat, when many wait, or when the rank is idle."""
         if self._times.stages and self._lane is not None:
             self._lane.put(worker_pb2.Report(times=self._times))
         self._times = worker_pb2.Times()

@@ -43,7 +43,7 @@ SERVICE = "orca.v1.Controller"
 def open_device(name: str, gpu: int) -> torch.device:
     """The device of a rank, with its driver awake. Raises SystemExit when it is not there.
 
-    Takes seconds in which no loop turns, so it comes before the first beat.
+    Takes seconds in which no loop turns, so it comes before the first heartbeat.
     """
     import torch
 

@@ -2,7 +2,7 @@
 
     ORCA_MODEL=FOLDER ORCA_RANKS=1 python -m orca_worker.supervisor
 
-It starts the ranks, gives a dead one's place to another process, and kills one that a master has condemned. In a pod
+It starts the ranks, gives a dead one's place to another process, and kills one that a master has fenced. In a pod
 that has been quiet for a while it keeps a spare: a process that was started like any other and has not been told yet
 which rank it is, so that the next death costs no start of Python and no import of torch. This process imports no torch.
 Prints `{"address": "host:port", "status": "host:port"}` on standard output when it listens.
@@ -265,19 +265,19 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
             yield self._table()
             await changed.wait()
 
-    async def Condemn(  # noqa: N802 the proto's name
-        self, request: worker_pb2.CondemnRequest, context: grpc.aio.ServicerContext
-    ) -> worker_pb2.CondemnResponse:
+    async def Fence(  # noqa: N802 the proto's name
+        self, request: worker_pb2.FenceRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.FenceResponse:
         if request.local_rank >= len(self._ranks):
             await abort(context, InvalidArgument("local_rank", f"is {request.local_rank} of {len(self._ranks)} ranks"))
         rank = self._ranks[request.local_rank]
         process = rank.process
         if process is None or process.pid != request.pid:
-            return worker_pb2.CondemnResponse(killed=False)
-        log.error("rank condemned: %s", request.verdict, extra={"rank": rank.number, "rank_pid": process.pid})
+            return worker_pb2.FenceResponse(killed=False)
+        log.error("rank fenced: %s", request.verdict, extra={"rank": rank.number, "rank_pid": process.pid})
         process.kill(signal.SIGKILL)
         await asyncio.shield(process.ended)  # until then its port takes connections, and the table names it
-        return worker_pb2.CondemnResponse(killed=True)
+        return worker_pb2.FenceResponse(killed=True)
 
     def _table(self) -> worker_pb2.RankTable:
         return worker_pb2.RankTable(

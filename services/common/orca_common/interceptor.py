@@ -1,0 +1,89 @@
+"""One interceptor for every gRPC server of Orca: whatever a method raises becomes its status (see `errors`)."""
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from .errors import InvalidArgument, OrcaError, abort, internal
+
+
+class StatusInterceptor(grpc.aio.ServerInterceptor):
+    """Answers an OrcaError with its status, anything else with INTERNAL and a trace id.
+
+    A request that cannot be parsed is answered INVALID_ARGUMENT. Stock gRPC would answer INTERNAL, which says that the
+    server is broken: no client input may do that. Only single requests are covered; a stream's messages are parsed as
+    they are read.
+    """
+
+    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:  # no such method: gRPC answers UNIMPLEMENTED
+            return None
+        parse = handler.request_deserializer
+        if parse is not None and not handler.request_streaming:
+            parse = _tolerant(parse, str(handler_call_details.method))
+        behaviour, make = _behaviour(handler)
+        answer = _answer_stream if inspect.isasyncgenfunction(behaviour) else _answer
+        return make(answer(behaviour), parse, handler.response_serializer)
+
+
+def _behaviour(handler: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A handler's method, and the function that makes such a handler."""
+    match handler.request_streaming, handler.response_streaming:
+        case False, False:
+            return handler.unary_unary, grpc.unary_unary_rpc_method_handler
+        case False, True:
+            return handler.unary_stream, grpc.unary_stream_rpc_method_handler
+        case True, False:
+            return handler.stream_unary, grpc.stream_unary_rpc_method_handler
+        case _:
+            return handler.stream_stream, grpc.stream_stream_rpc_method_handler
+
+
+def _tolerant(parse: Callable[[bytes], Any], method: str) -> Callable[[bytes], Any]:
+    """A deserializer that returns the error to answer instead of raising it: gRPC would answer INTERNAL."""
+
+    def deserialize(raw: bytes) -> Any:
+        try:
+            return parse(raw)
+        except DecodeError:
+            return InvalidArgument("message", f"not a valid request of {method} (text fields must be UTF-8)")
+
+    return deserialize
+
+
+def _answer(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def answer(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        try:
+            _check(request)
+            return await behaviour(request, context)
+        except Exception as error:
+            await _abort(context, error)
+
+    return answer
+
+
+def _answer_stream(behaviour: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+    async def answer(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        try:
+            _check(request)
+            async for response in behaviour(request, context):
+                yield response
+        except Exception as error:
+            await _abort(context, error)
+
+    return answer
+
+
+def _check(request: Any) -> None:
+    if isinstance(request, InvalidArgument):
+        raise request
+
+
+async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
+    if isinstance(error, grpc.aio.AbortError):  # the method has ended the call itself
+        raise error
+    await abort(context, error if isinstance(error, OrcaError) else internal(error))
