@@ -38,7 +38,7 @@ TensorParallel = Annotated[int, typer.Option(min=1, help="Ranks that share each 
 PipelineParallel = Annotated[int, typer.Option(min=1, help="Stages that share the layers.")]
 SERVICES = {
     "endpoint": ("orca_endpoint.settings", "EndpointSettings", "orca_endpoint.app"),
-    "scheduler": ("orca_scheduler.settings", "SchedulerSettings", "orca_scheduler.__main__"),
+    "scheduler": ("orca_scheduler.settings", "SchedulerSettings", "orca_scheduler.app"),
     "worker": ("orca_worker.settings", "SupervisorSettings", "orca_worker.supervisor"),
 }
 

@@ -51,7 +51,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class BatchReturned:
-    """The oldest batch in flight came back, with one token for each of its requests, in its order."""
+    """The oldest batch in flight came back, with one token for each of its members, in their order."""
 
     now: float
     iteration: int
@@ -91,7 +91,8 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleBatch:
-    """Run one iteration. `free_rows` ended since the last one."""
+    """Run one iteration. `members` stand in the order in which ranks run them: initiations, then increments; each kind
+    by arrival. `free_rows` ended since the last one."""
 
     iteration: int
     members: tuple[Member, ...]
@@ -183,7 +184,10 @@ class Core:
         return Room(max(0, count), max(0, self.slots.free - waiting))
 
     def step(self, event: Event) -> list[Action]:
-        """Applies one event and says what is to be done about it."""
+        """Applies one event and says what is to be done about it, in this order.
+
+        Batches come first: stage 0 would wait while a commit is put together.
+        """
         actions: list[Action] = []
         match event:
             case EngineReady():
@@ -205,9 +209,10 @@ class Core:
                 self._draining = True
             case Tick():
                 actions += self._expire(event.now)
+        batches: list[Action] = []
         while (batch := self._schedule()) is not None:
-            actions.append(batch)
-        return actions
+            batches.append(batch)
+        return batches + actions
 
     def state(self) -> dict[str, Any]:
         """All that has become of the core, as plain values: a journal may begin with it. `restore` takes it."""
@@ -244,11 +249,13 @@ class Core:
             selection = self._select(self._returning(), self.max_bs, self.slots)
         if not selection.batch:
             return None  # an empty batch is never run: the next arrival or return comes here again
-        members = tuple(self._member(request) for request in selection.batch)
-        for request in selection.batch:
+        initiations = [request for request in selection.batch if request.phase is Phase.INITIATION]
+        batch = (*initiations, *(request for request in selection.batch if request.phase is Phase.INCREMENT))
+        members = tuple([self._member(request) for request in batch])
+        for request in batch:
             request.in_flight += 1  # line 6
             request.iterations += 1
-        self.in_flight.append((self._iteration, selection.batch))  # line 7: n_scheduled grows by one batch
+        self.in_flight.append((self._iteration, batch))  # line 7: n_scheduled grows by one batch
         action = ScheduleBatch(self._iteration, members, tuple(self._free_rows), self.slots.reserved, selection.stop)
         self._free_rows.clear()
         self._iteration += 1

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-STUCK_SECONDS, STUCK_TIMES = 30.0, 10  # without progress, and times the longest iteration: a stuck device
+from . import timers
 
 
 class Progress:
@@ -36,4 +36,4 @@ class Progress:
         if not self._sent:
             return None
         standing = now - max(self._began, since)
-        return standing if standing > max(STUCK_SECONDS, STUCK_TIMES * self._longest) else None
+        return standing if standing > max(timers.STUCK, timers.STUCK_TIMES * self._longest) else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 
@@ -13,14 +13,14 @@ class Phase(StrEnum):
     INCREMENT = "increment"  # its next iteration runs over one token
 
 
-class Reason(IntEnum):
-    """Why the core ended a request. The numbers are those of `orca_pool.records.Reason`."""
+class Reason(StrEnum):
+    """Why the core ended a request: names of `orca_pool.records.Reason`, which has their numbers."""
 
-    LENGTH = 1
-    EOS = 2
-    STOP_TOKEN = 3
-    DEADLINE = 6
-    NEVER_FITS = 9
+    LENGTH = "LENGTH"
+    EOS = "EOS"
+    STOP_TOKEN = "STOP_TOKEN"
+    DEADLINE = "DEADLINE"
+    NEVER_FITS = "NEVER_FITS"
 
 
 class Arrival(NamedTuple):

@@ -6,6 +6,8 @@ from pydantic import Field, model_validator
 
 from orca_common.settings import PoolSettings, ServiceSettings
 
+from .places import Shape
+
 Positive = Annotated[int, Field(gt=0)]
 
 
@@ -32,5 +34,6 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
         return self.gpus_per_pod or self.tp
 
     @property
-    def pods_per_engine(self) -> int:
-        return self.tp * self.pp // self.ranks_per_pod
+    def shape(self) -> Shape:
+        """How an engine is to be formed."""
+        return Shape(self.tp, self.pp, self.ranks_per_pod, self.block_size, self.slots, self.run_ahead)
