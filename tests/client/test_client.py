@@ -457,10 +457,10 @@ async def test_an_impatient_reader(stage: Stage) -> None:
 async def test_wrong_credentials_are_a_plain_error(stage: Stage, face: Face, connect: Connect) -> None:
     """A status outside the error tree raises OrcaError with that code, and nothing is sent again."""
 
-    class Strange(errors.OrcaError):
+    class Unauthenticated(errors.OrcaError):
         code = grpc.StatusCode.UNAUTHENTICATED
 
-    script = Script(Act(accept=False, end=Strange("no API key")))
+    script = Script(Act(accept=False, end=Unauthenticated("no API key")))
     with pytest.raises(orca_client.OrcaError, match="no API key") as raised:
         await face.next(connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6))
     assert type(raised.value) is orca_client.OrcaError

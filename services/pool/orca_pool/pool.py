@@ -138,7 +138,7 @@ class Pool:
 
         record: a PoolRequest. max_tokens: input tokens + max_new_tokens, so the slots that it needs.
         deadline_in: seconds from now (None: no deadline). detach_grace: seconds for which the request lives on when its
-        endpoint dies. max_waiting: the longest queue that a new request may join.
+        endpoint dies. max_waiting: a queue of so many requests is full.
         Raises ValueError for an attempt that is not below 2^53.
         """
         deadline = "" if deadline_in is None else _microseconds(deadline_in)
