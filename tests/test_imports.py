@@ -103,9 +103,9 @@ RULES = [
         lambda i: ours(i, "orca_kernels") and third_party(i, "torch", "triton"),
     ),
     Rule(
-        "orca_client -> orca.v1; grpcio and protobuf only",
+        "orca_client -> orca.v1; grpcio, protobuf and google.rpc only",
         "orca_client",
-        lambda i: ours(i, "orca_client", "orca.v1") and third_party(i, "grpc", "google.protobuf"),
+        lambda i: ours(i, "orca_client", "orca.v1") and third_party(i, "grpc", "google.protobuf", "google.rpc"),
     ),
     Rule(
         "orca_lab -> the scheduler's pure core, orca_worker, orca_kernels, orca_client, orca.v1",

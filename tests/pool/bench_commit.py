@@ -1,7 +1,7 @@
 """What a commit costs: `python tests/pool/bench_commit.py [rows]`, with tests/ on the path.
 
-Prints microseconds of server time per commit (Redis's own commandstats), of Python to build the command and parse the
-answer, of the whole round trip, and of the endpoint's parsing of one delivery entry. One token a row, one endpoint.
+Prints microseconds a commit: server time (by Redis's own commandstats), Python's time to build the command, and the
+whole round trip; and the endpoint's time to parse one delivery entry. Each row has one token; there is one endpoint.
 """
 
 import asyncio
@@ -12,15 +12,15 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from hiredis import pack_command
 from servers import KINDS, redis_server
 
+from orca_pool.link import pack_command
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, CommitRow, CommittedToken, EngineInfo
 from orca_pool.wire import pack_tokens, unpack_packets
 
 ROUNDS = 400
-BATCH = 20  # commits in one reading of the statistics: on a busy machine the best batch is nearest to the truth
+BATCH = 20  # commits between two readings of the statistics; on a busy machine the best batch is nearest to the truth
 
 
 async def measure(url: str, rows: int) -> dict[str, float]:
@@ -43,7 +43,7 @@ async def measure(url: str, rows: int) -> dict[str, float]:
             args = ["g", "s", term]
             for row in batch:
                 args += (row.request_id, row.claim, row.base, "", row.tokens)
-            pack_command(("EVALSHA", "0" * 40, 1, "orca:{bench}:pool", *args))  # pyright: ignore[reportArgumentType]
+            pack_command(("EVALSHA", "0" * 40, 1, "orca:{bench}:pool", *args))
             building.append(time.perf_counter() - start)
             start = time.perf_counter()
             assert await pool.commit("g", "s", term, batch) == [-1] * rows
