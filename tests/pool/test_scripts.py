@@ -63,7 +63,7 @@ def test_each_script_says_what_it_takes_and_returns(name: str) -> None:
 
 
 def test_reasons_are_the_same_numbers_everywhere() -> None:
-    """The public contract, the pool and the core, which imports neither, count alike."""
+    """The public contract counts as the pool does; the core, which imports neither, uses the same names."""
     public = {name.removeprefix("FINISH_REASON_"): number for name, number in FinishReason.items() if number}
     assert public.items() <= dict(Reason.__members__).items()
     assert {reason.name for reason in request.Reason} <= set(Reason.__members__)

@@ -45,7 +45,7 @@ class Application:
             await asyncio.wait_for(self._scheduler.leave(), self._settings.drain_seconds)
 
     async def close(self) -> None:
-        await self._pool.__aexit__(None, None, None)
+        await self._pool.close()
         self._status.close()
         self._pulse.close()
         self._telemetry.close()

@@ -287,7 +287,7 @@ class Core:
     def _arrived(self, event: Arrived) -> list[Action]:
         if not self._formed:  # claimed while the engine was lost
             return [GiveBack(tuple((arrival.claim, False) for arrival in event.requests))] if event.requests else []
-        refused = []
+        refused: list[Outcome] = []
         for arrival in event.requests:
             if arrival.claim in self._claims:
                 continue
@@ -305,7 +305,7 @@ class Core:
         iteration, batch = self.in_flight.popleft()
         assert event.iteration == iteration, f"iteration {event.iteration} returned before {iteration}"
         assert len(event.token_ids) == len(batch), "a batch returned with another number of tokens"
-        outcomes = []
+        outcomes: list[Outcome] = []
         for request, token in zip(batch, event.token_ids, strict=True):
             request.in_flight -= 1
             if request.ended:
