@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaStub
 from orca.v1.pool_pb2 import PoolRequest
-from orca_endpoint.app import Application
+from orca_endpoint.app import EndpointApp
 from orca_endpoint.settings import EndpointSettings
 from orca_pool.pool import Pool
 from orca_pool.records import Claimed, CommitRow, EngineInfo, Reason
@@ -118,13 +118,14 @@ class Engine:
 class Serving:
     """A running endpoint and ways to reach it."""
 
-    app: Application
+    app: EndpointApp
+    addresses: dict[str, str]
     stub: OrcaStub
     channel: grpc.aio.Channel
 
     @property
     def http(self) -> str:
-        return f"http://{self.app.ports['http']}"
+        return f"http://{self.addresses['http']}"
 
     async def quiet(self) -> None:
         """Waits until no call is open and its detach is sent."""
@@ -162,12 +163,12 @@ class World:
 @asynccontextmanager
 async def serving(redis_url: str, pool: str, model: Path, **settings: Any) -> AsyncIterator[Serving]:
     """An endpoint in this event loop, ready."""
-    app = Application(EndpointSettings.load(redis_url=redis_url, pool=pool, model=str(model), **settings))
+    app = EndpointApp(EndpointSettings.load(redis_url=redis_url, pool=pool, model=str(model), **settings))
     options = [("grpc.max_send_message_length", -1)]
     try:
-        await app.start()
-        async with grpc.aio.insecure_channel(app.ports["grpc"], options=options) as channel:
-            yield Serving(app, OrcaStub(channel), channel)
+        addresses = await app.start()
+        async with grpc.aio.insecure_channel(addresses["grpc"], options=options) as channel:
+            yield Serving(app, addresses, OrcaStub(channel), channel)
     finally:
         await app.close()
 

@@ -1,11 +1,12 @@
 """What goes wrong around an endpoint: lost packets, its own registration, Redis. Each index is shown exactly once."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
 import pytest
-from endpoint.harness import World, collect, generation, ids_of, until, world
+from endpoint.harness import World, collect, generation, ids_of, serving, until, world
 from google.protobuf.duration_pb2 import Duration
 from redis.asyncio import Redis
 from servers import RedisServer, redis_server
@@ -177,3 +178,24 @@ async def test_tokens_that_healed_otherwise(orca: World, redis: Redis) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(call)
     assert caught.value.code() is CODE.DATA_LOSS
+
+
+async def test_a_failed_endpoint_does_not_wait_for_its_streams(orca: World, redis: Redis) -> None:
+    """A bug ends the reader of packets: nobody would deliver. The drain ends the streams, and their requests go on."""
+    async with serving(orca.redis_url, orca.name, orca.model, drain_seconds=3600) as failing:
+        call = failing.stub.Generate(generation(max_new_tokens=2, request_id="undelivered"))
+        request = await orca.engine.claim()
+        await orca.engine.commit(request, 0, [10])
+        seen = await read(call, 2)
+        stream = f"orca:{{{orca.name}}}:delivery:{failing.app.delivery.incarnation}"
+        await redis.xadd(stream, {"not": "an entry"})
+        with pytest.raises(ValueError, match="unpack"):
+            await failing.app.run()
+        async with asyncio.timeout(30):
+            await failing.app.drain()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(call)
+        assert caught.value.code() is CODE.UNAVAILABLE
+        assert await orca.engine.commit(request, 1, [11], Reason.LENGTH) == Committed.OK
+    rest = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="undelivered", from_index=1)))
+    assert ids_of([*seen, *rest]) == [10, 11]

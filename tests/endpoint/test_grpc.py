@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from orca.v1 import orca_pb2 as pb
-from orca_endpoint.call import AcceptedEvent, FinishedEvent, TokenEvent
+from orca_endpoint.events import Accepted, Finished, Token
 from orca_pool.records import Committed, Reason
 
 CODE = grpc.StatusCode
@@ -247,13 +247,10 @@ async def test_an_unknown_request(orca: World) -> None:
 
 
 async def test_bad_input_names_its_field(orca: World) -> None:
-    """Also bytes that are no message; the next request works."""
+    """The next request works."""
     generate = orca.serving.channel.unary_stream("/orca.v1.Orca/Generate")
-    text = pb.GenerateRequest(text="ab", max_new_tokens=1).SerializeToString()
     for sent, field in [
         (generation(max_new_tokens=0).SerializeToString(), "max_new_tokens"),
-        (text.replace(b"ab", b"\xff\xfe"), "text"),
-        (b"\xff" * 30, "message"),
         (pb.GenerateRequest(text="x" * 1_100_000, max_new_tokens=1).SerializeToString(), "text"),
     ]:
         error = await error_of(generate(sent))
@@ -262,6 +259,31 @@ async def test_bad_input_names_its_field(orca: World) -> None:
         assert (error.details() or "").startswith(f"{field}: ")
     error = await error_of(generate(b"x" * (9 << 20)))
     assert error.code() is CODE.RESOURCE_EXHAUSTED
+    async with orca.background(lambda record: [10]):
+        assert ids_of(await collect(orca.stub.Generate(generation(max_new_tokens=1)))) == [10]
+
+
+def raw(request: pb.GenerateRequest, old: bytes = b"", new: bytes = b"") -> bytes:
+    return request.SerializeToString().replace(old, new)
+
+
+async def test_bytes_that_are_no_request(orca: World) -> None:
+    """INVALID_ARGUMENT, not INTERNAL as stock gRPC would say; health checks too. The next request works."""
+    generate = orca.serving.channel.unary_stream("/orca.v1.Orca/Generate")
+    for sent in [
+        raw(pb.GenerateRequest(text="ab"), b"ab", b"\xff\xfe"),
+        raw(pb.GenerateRequest(request_id="ab"), b"ab", b"\xc3("),
+        raw(generation(stop=["x", "ab"]), b"ab", b"\x80\x80"),
+        b"\xff" * 20,
+        raw(generation())[:-1],
+        b"\x1a\x7f\x0a",
+        b"\x0b\x0b\x0b",
+    ]:
+        error = await error_of(generate(sent))
+        assert error.code() is CODE.INVALID_ARGUMENT
+        assert field_of(error) == "message"
+        sentence = "message: not a valid request of /orca.v1.Orca/Generate (text fields must be UTF-8)"
+        assert error.details() == sentence
     check = orca.serving.channel.unary_unary("/grpc.health.v1.Health/Check")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await check(b"\xff\xff")
@@ -342,7 +364,7 @@ async def test_a_client_that_does_not_read(orca: World) -> None:
         ids = [10 + n % 400 for n in range(150)]
         async with await other.app.endpoint.generate(generation(max_new_tokens=150), None, {}) as call:
             events = call.events()
-            assert isinstance(await anext(events), AcceptedEvent)
+            assert isinstance(await anext(events), Accepted)
             request = await orca.engine.claim()
             await orca.engine.commit(request, 0, ids[:1])
             assert (await anext(events))[1] == ids[0]
@@ -350,8 +372,8 @@ async def test_a_client_that_does_not_read(orca: World) -> None:
                 await orca.engine.commit(request, n, [ids[n]], Reason.LENGTH if n == 149 else None)
                 assert call.buffered <= 16
             tokens = [event async for event in events]
-        assert [event.token_id for event in tokens if isinstance(event, TokenEvent)] == ids[1:]
-        assert isinstance(tokens[-1], FinishedEvent)
+        assert [event.token_id for event in tokens if isinstance(event, Token)] == ids[1:]
+        assert isinstance(tokens[-1], Finished)
 
 
 async def test_many_at_once(orca: World) -> None:
@@ -363,13 +385,13 @@ async def test_many_at_once(orca: World) -> None:
 
 async def test_leaving(orca: World) -> None:
     """Drain: streams end UNAVAILABLE after the bound, their requests go on and are resumed elsewhere."""
-    async with serving(orca.redis_url, orca.name, orca.model) as other:
+    async with serving(orca.redis_url, orca.name, orca.model, drain_seconds=0.3) as other:
         call = other.stub.Generate(generation(max_new_tokens=2, request_id="drained"))
         request = await orca.engine.claim()
         await orca.engine.commit(request, 0, [10])
         seen = [await call.read() for _ in range(2)]
         assert ids_of(seen) == [10]  # type: ignore[arg-type]
-        draining = asyncio.create_task(other.app.drain(0.3))
+        draining = asyncio.create_task(other.app.drain())
         await until(lambda: other.app.endpoint.draining)
         refused = await error_of(other.stub.Generate(generation()))
         assert refused.code() is CODE.UNAVAILABLE

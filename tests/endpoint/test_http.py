@@ -266,7 +266,7 @@ async def test_leaving(orca: World, http: httpx.AsyncClient) -> None:
     """New requests hear 503 while those under way are waited for."""
     sending = asyncio.create_task(http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}))
     request = await orca.engine.claim()
-    draining = asyncio.create_task(orca.serving.app.drain(20))
+    draining = asyncio.create_task(orca.serving.app.drain())
     await until(lambda: orca.serving.app.endpoint.draining)
     refused = await http.post("/v1/completions", json={"prompt": "a"})
     assert refused.status_code == 503

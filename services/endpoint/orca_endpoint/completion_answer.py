@@ -8,8 +8,8 @@ from typing import Any
 from orca_common.errors import InvalidArgument, OrcaError, ResourceExhausted, Unavailable
 from orca_pool.records import Reason
 
-from .call import FinishedEvent, TokenEvent
 from .completion_request import ModelNotFound
+from .events import Finished, Token
 
 # HTTP status and OpenAI's error type of each error, by its gRPC status.
 STATUS: Mapping[str, tuple[int, str]] = {
@@ -48,12 +48,12 @@ class Choice:
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
-        self.tokens: list[TokenEvent] = []
+        self.tokens: list[Token] = []
         self.offset = 0  # characters given out
         self.input_tokens = self.output_tokens = 0
         self.finish: str | None = None
 
-    def logprobs(self, event: TokenEvent) -> dict[str, Any]:
+    def logprobs(self, event: Token) -> dict[str, Any]:
         """OpenAI's logprobs of one token. `top_logprobs` is null: the model's other choices are not known here."""
         return {
             "tokens": [event.text],
@@ -72,7 +72,7 @@ class Chunks:
         self._usage = ',"usage":null' if include_usage else ""
         self._logprobs = logprobs
 
-    def token(self, n: int, choice: Choice, event: TokenEvent) -> bytes:
+    def token(self, n: int, choice: Choice, event: Token) -> bytes:
         """Empty when there is nothing to tell."""
         if not event.text and not self._logprobs:
             return b""
@@ -80,7 +80,7 @@ class Chunks:
         choice.offset += len(event.text)
         return self._chunk(n, event.text, logprobs, "null")
 
-    def finished(self, n: int, event: FinishedEvent) -> bytes:
+    def finished(self, n: int, event: Finished) -> bytes:
         return self._chunk(n, event.text, "null", json.dumps(finish_reason(event.reason)))
 
     def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:

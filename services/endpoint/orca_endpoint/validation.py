@@ -48,8 +48,8 @@ class Work:
     attempt: int
 
     @property
-    def need(self) -> int:
-        """Slots: input tokens + max_new_tokens."""
+    def max_tokens(self) -> int:
+        """Input tokens + max_new_tokens: the slots that the request needs."""
         return len(self.record.prompt_ids) + self.record.max_new_tokens
 
 
