@@ -1,4 +1,4 @@
-"""The gRPC door on a real pool; the test is the engine."""
+"""The gRPC door on a real pool. The test plays the engine."""
 
 import asyncio
 import hashlib
@@ -82,13 +82,13 @@ async def test_the_token_that_ends_it_is_delivered(
 
 
 async def test_a_stop_string_over_tokens(orca: World) -> None:
-    """The end is recorded in the pool; tokens after it are void for every reader."""
+    """The end is recorded in the pool. Tokens after the end are void for every reader."""
     vocabulary = orca.serving.app.vocabulary
     assert vocabulary is not None
     ids = vocabulary.encode("the pool 東京 and more and more")
     call = orca.stub.Generate(generation(max_new_tokens=40, stop=["東京"], request_id="stopping"))
     request = await orca.engine.claim()
-    await orca.engine.commit(request, 0, ids[:-2])  # a packet that goes on behind the stop string
+    await orca.engine.commit(request, 0, ids[:-2])  # a packet with tokens after the stop string
     responses = await collect(call)
     assert text_of(responses) == "the pool "
     finished = responses[-1].finished
@@ -103,7 +103,7 @@ async def test_a_stop_string_over_tokens(orca: World) -> None:
 
 
 async def test_resume_from_an_index(orca: World) -> None:
-    """While it runs, on the same endpoint and after its end; the older call ends ABORTED."""
+    """A request is resumed while it runs and after its end. The older call ends ABORTED."""
     first = orca.stub.Generate(generation(max_new_tokens=6, request_id="long", attempt=1))
     request = await orca.engine.claim()
     await orca.engine.commit(request, 0, [10, 11, 12])
@@ -136,7 +136,7 @@ async def test_resume_of_another_prefix(orca: World) -> None:
 
 
 async def test_the_text_of_a_resumed_stream_begins_at_zero(orca: World) -> None:
-    """A stop string that began before from_index still ends it, and a character that began before is whole."""
+    """A stop string that began before from_index still ends the stream; a character that began there comes whole."""
     vocabulary = orca.serving.app.vocabulary
     assert vocabulary is not None
     ids = vocabulary.encode("grüße 😀 end")
@@ -176,7 +176,7 @@ async def test_cancel(orca: World) -> None:
 
 
 async def test_a_client_that_leaves(orca: World) -> None:
-    """Without a grace its request ends at once; with one it goes on, and a Resume takes it up."""
+    """Without a grace the request ends at once. With a grace it goes on, and a Resume finds it."""
     call = orca.stub.Generate(generation(request_id="leaver"))
     request = await orca.engine.claim()
     await call.read()
@@ -196,18 +196,18 @@ async def test_a_client_that_leaves(orca: World) -> None:
 
 
 async def test_a_client_that_leaves_while_it_is_submitted(orca: World) -> None:
-    """Whatever moment it leaves at, its request does not stay behind."""
+    """Whenever the client leaves, no request stays behind."""
     for n in range(20):
         call = orca.stub.Generate(generation(request_id=f"hasty-{n}"))
         await asyncio.sleep(n * 0.0005)
         call.cancel()
     await orca.serving.quiet()
     for n in range(20):
-        assert await orca.pool.cancel(f"hasty-{n}") in {False, None}, "it was alive"
+        assert await orca.pool.cancel(f"hasty-{n}") in {False, None}, "the request was alive"
 
 
 async def test_a_deadline(orca: World) -> None:
-    """The request ends with it, in the pool too; never a shortened answer."""
+    """The request ends at its deadline, in the pool too. Its answer is never a shortened one."""
     call = orca.stub.Generate(generation(request_id="late", detach_grace=Duration(seconds=60)), timeout=0.3)
     request = await orca.engine.claim()
     await orca.engine.commit(request, 0, [10])
@@ -300,7 +300,7 @@ async def test_what_can_never_fit(orca: World) -> None:
 
 
 async def test_bounds_of_queue_and_calls(orca: World) -> None:
-    """RESOURCE_EXHAUSTED says when to try again."""
+    """A full queue and a full endpoint answer RESOURCE_EXHAUSTED, which says when to try again."""
     async with serving(orca.redis_url, orca.name, orca.model, max_waiting=1, max_calls=2) as other:
         calls = [other.stub.Generate(generation(request_id="first"))]
         await calls[0].read()
@@ -359,7 +359,7 @@ async def test_health_and_reflection(orca: World) -> None:
 
 
 async def test_a_client_that_does_not_read(orca: World) -> None:
-    """Its packets are dropped, and read again from the pool when it reads: memory stays bounded, nothing is missed."""
+    """A slow reader's packets are dropped and re-read from the pool: memory is bounded, nothing is lost."""
     async with serving(orca.redis_url, orca.name, orca.model, call_buffer=16) as other:
         ids = [10 + n % 400 for n in range(150)]
         async with await other.app.endpoint.generate(generation(max_new_tokens=150), None, {}) as call:
@@ -384,7 +384,7 @@ async def test_many_at_once(orca: World) -> None:
 
 
 async def test_leaving(orca: World) -> None:
-    """Drain: streams end UNAVAILABLE after the bound, their requests go on and are resumed elsewhere."""
+    """A drain ends streams UNAVAILABLE after its bound. Their requests go on and are resumed elsewhere."""
     async with serving(orca.redis_url, orca.name, orca.model, drain_seconds=0.3) as other:
         call = other.stub.Generate(generation(max_new_tokens=2, request_id="drained"))
         request = await orca.engine.claim()

@@ -17,7 +17,7 @@ from orca.v1.pool_pb2 import PoolRequest
 from orca_common.errors import Aborted, Cancelled, DataLoss, DeadlineExceeded, FailedPrecondition, Internal, OrcaError
 from orca_endpoint.events import Accepted, Event, Finished, Token
 from orca_endpoint.text import Vocabulary
-from orca_endpoint.transcript import Next, Transcript
+from orca_endpoint.transcript import Transcript
 from orca_pool.records import Attached, CommittedToken, Finish, Packet, Reason, Times
 
 NAME, ATTEMPT, TIMES = "one", 7, Times(1, 2, 3, 4)
@@ -91,19 +91,19 @@ def show(transcript: Transcript, request: Request, arrivals: Sequence[Arrival], 
     events: list[Event] = []
     for attach, place, length in [*arrivals, (True, len(request.ids), 0)]:
         before, due = transcript.count, transcript.next
-        if attach or due is not Next.PACKET:
+        if attach or due != "packet":
             count = min(place, len(request.ids))
             events += transcript.answer(request.answer(count))
             lost = count < max(before, from_index)
-            assert (transcript.next is Next.HEALING) == lost, "the call waits while the pool holds too few tokens"
+            assert (transcript.next == "heal") == lost, "the call waits while the pool holds too few tokens"
         else:
             first = min(place, len(request.ids))
             events += transcript.packet(request.packet(first, length))
             if first > before:
-                assert (transcript.next, transcript.count) == (Next.ATTACH, before), "nothing is shown after a gap"
-        if transcript.next is Next.STOP:
+                assert (transcript.next, transcript.count) == ("attach", before), "nothing is shown after a gap"
+        if transcript.next == "stop":
             events.append(transcript.stopped())
-        if transcript.next is Next.END:
+        if transcript.next == "end":
             return events
     raise AssertionError(f"the stream did not end; next is {transcript.next}")
 
@@ -170,7 +170,7 @@ def test_a_changed_token(request: Request, data: st.DataObject) -> None:
     with pytest.raises(DataLoss, match="have changed"):
         next(changed)
     assert transcript.count == shown
-    assert transcript.next is not Next.END, "the call detaches"
+    assert transcript.next != "end", "the call detaches"
 
 
 @settings(max_examples=200, deadline=None)
@@ -197,9 +197,9 @@ def test_a_stop_string_that_the_last_token_completes(vocabulary: Vocabulary) -> 
     (held, last) = transcript.packet(request.packet(1, 2))
     assert isinstance(held, Token)
     assert isinstance(last, Token)
-    assert (held.text, last.text, transcript.next) == ("a", "", Next.STOP)
+    assert (held.text, last.text, transcript.next) == ("a", "", "stop")
     assert transcript.stopped() == Finished(Reason.STOP, 3, "", None)
-    assert transcript.next is Next.END
+    assert transcript.next == "end"
 
 
 def test_a_token_without_a_logprob() -> None:
@@ -227,12 +227,12 @@ def test_ends_that_are_errors(reason: Reason, error: type[OrcaError]) -> None:
     transcript, request = Transcript(NAME, None), Request((5, 6), reason=reason)
     assert len(list(transcript.answer(request.answer(1)))) == 2
     assert not list(transcript.packet(request.packet(2, 0)))
-    assert transcript.next is Next.ATTACH, "the token before the end is missing"
+    assert transcript.next == "attach", "the token before the end is missing"
     events = transcript.answer(request.answer(2))
     assert isinstance(next(events), Token)
     with pytest.raises(error, match=NAME):
         next(events)
-    assert transcript.next is Next.END
+    assert transcript.next == "end"
     assert transcript.finished is None
 
 
@@ -243,7 +243,7 @@ def test_a_newer_call(shown: int) -> None:
     list(transcript.answer(Request((5, 6, 7)).answer(shown)))
     with pytest.raises(Aborted):
         list(transcript.packet(Packet(NAME, ATTEMPT, 0, "", [], Finish(Reason.ABORTED, 0, TIMES))))
-    assert transcript.next is Next.END
+    assert transcript.next == "end"
 
 
 def test_an_end_with_fewer_tokens_than_were_shown() -> None:
@@ -252,7 +252,7 @@ def test_an_end_with_fewer_tokens_than_were_shown() -> None:
     list(transcript.answer(Request((5, 6, 7, 8)).answer(3)))
     short = replace(request.answer(2), finish=Finish(Reason.STOP, 2, TIMES))
     assert not list(transcript.answer(short))
-    assert transcript.next is Next.HEALING
+    assert transcript.next == "heal"
     with pytest.raises(DataLoss, match="fewer tokens than were shown"):
         list(transcript.answer(replace(short, finish=Finish(Reason.CANCELLED, 2, TIMES))))
 
@@ -264,7 +264,7 @@ def test_engines_after_the_end() -> None:
     transcript = Transcript(NAME, None)
     events = list(transcript.answer(attached))
     assert [type(event) for event in events] == [Accepted, Token, Token, Token, Finished]
-    assert transcript.next is Next.END
+    assert transcript.next == "end"
 
 
 def test_the_pool_lost_tokens_of_an_ended_request() -> None:
@@ -272,4 +272,4 @@ def test_the_pool_lost_tokens_of_an_ended_request() -> None:
     transcript = Transcript(NAME, None)
     attached = replace(Request((5, 6, 7)).answer(2), finish=Finish(Reason.LENGTH, 3, TIMES))
     assert [type(event) for event in transcript.answer(attached)] == [Accepted, Token, Token]
-    assert transcript.next is Next.HEALING
+    assert transcript.next == "heal"

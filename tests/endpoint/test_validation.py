@@ -1,4 +1,4 @@
-"""Each bad request has its field and its sentence; a good one becomes the pool's record."""
+"""A bad request is refused with its field and a sentence; a good one becomes the pool's record."""
 
 import math
 from pathlib import Path
@@ -134,7 +134,7 @@ async def test_a_tiny_temperature_is_greedy(validator: Validator) -> None:
 
 
 def test_the_same_body() -> None:
-    """The id, the attempt and the grace are not part of it."""
+    """The id, the attempt and the grace are not part of the body."""
     one = generation(request_id="a", attempt=1, detach_grace=Duration(seconds=1))
     assert body_digest(one) == body_digest(generation(request_id="b", attempt=2))
     assert body_digest(one) != body_digest(generation(max_new_tokens=9))

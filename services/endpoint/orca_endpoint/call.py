@@ -1,7 +1,7 @@
 """One call: the stream of one request to one client, each index exactly once (docs/design.md, "The request pool").
 
-This is the part that talks to the pool and waits: a call attaches (its first operation may be a submit), takes packets,
-attaches again after any doubt, and detaches. What the client is shown is decided by the transcript.
+This is the part that talks to the pool and waits. A call attaches (its first operation may be a submit), takes packets,
+attaches again whenever packets may be missing, and detaches. The transcript decides what the client is shown.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from orca_pool.retry import reached
 from .delivery import Delivery
 from .events import Event, Finished
 from .refusals import refusal_error
-from .transcript import Next, Transcript
+from .transcript import Transcript
 from .validation import Work
 
 HEALING = 8.0  # seconds that a call waits until tokens that Redis lost are made again
@@ -131,39 +131,41 @@ class Call:
     ) -> None:
         self._delivery.remove(self)
         self._report(error)
-        if self._operation is None or self._refused or self._transcript.next is Next.END:
+        if self._operation is None or self._refused or self._transcript.next == "end":
             return  # there is nothing to detach
         self._delivery.detach(self.request_id, self.attempt, self._grace(error), self._operation)
 
     async def events(self) -> AsyncIterator[Event]:
         """Accepted, each token from `from_index` on, Finished. Raises the OrcaError that ends the stream otherwise."""
+        transcript = self._transcript
         while True:
-            self._check_leaving()
+            if self._delivery.leaving:
+                raise leaving_error()
             if self._must_attach:
                 attached = await self._attach()
                 if attached is None:
                     continue
-                events: Iterator[Event] = self._transcript.answer(attached)
+                events: Iterator[Event] = transcript.answer(attached)
             elif self._inbox:
                 packet = self._inbox.popleft()
                 self.buffered -= len(packet.tokens)
-                events = self._transcript.packet(packet)
+                events = transcript.packet(packet)
             else:
                 await self._news()
                 continue
             for event in events:
                 yield event
-            match self._transcript.next:
-                case Next.PACKET:
+            match transcript.next:
+                case "packet":
                     self._healing_until = None
-                case Next.ATTACH:
+                case "attach":
                     self._must_attach = True
-                case Next.HEALING:
+                case "heal":
                     await self._wait_for_healing()
-                case Next.STOP:
+                case "stop":
                     yield await self._record_stop()
                     return
-                case Next.END:
+                case "end":
                     return
 
     # -- attaching
@@ -232,10 +234,6 @@ class Call:
     def _leaving(self) -> bool:
         return self._delivery.leaving
 
-    def _check_leaving(self) -> None:
-        if self._delivery.leaving:
-            raise Unavailable("this endpoint is leaving; resume the request at another one")
-
     def _drop_inbox(self) -> None:
         self._inbox.clear()
         self.buffered = 0
@@ -245,7 +243,8 @@ class Call:
         """Records the end that a stop string makes in the pool; only then may the client see it."""
         last, digest = self._transcript.count - 1, self._transcript.digest()
         while True:
-            self._check_leaving()
+            if self._delivery.leaving:
+                raise leaving_error()
             said = await reached(
                 lambda: self._pool.finish_at(self.request_id, last, Reason.STOP, digest), leaving=self._leaving
             )
@@ -286,3 +285,8 @@ class Call:
         trace_id = trace_id_of(transcript.record.trace)
         extra = {"request": self.request_id, "trace": trace_id, "tokens": transcript.count, "reason": reason}
         log.info("call ended", extra=extra)
+
+
+def leaving_error() -> Unavailable:
+    """The error of a call that its endpoint ends."""
+    return Unavailable("this endpoint is leaving; resume the request at another one")

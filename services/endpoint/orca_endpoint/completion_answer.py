@@ -1,4 +1,4 @@
-"""OpenAI's answers: events and errors to JSON, whole or as server-sent events."""
+"""OpenAI's answers: from events and errors to JSON, whole or as server-sent events."""
 
 import json
 import time
@@ -28,7 +28,7 @@ STATUS: Mapping[str, tuple[int, str]] = {
 
 
 class BodyTooLarge(OrcaError):
-    """HTTP's 413."""
+    """The body exceeds the limit: HTTP status 413."""
 
 
 def finish_reason(reason: Reason) -> str:
@@ -44,7 +44,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 
 
 class Choice:
-    """One prompt's text as it grows."""
+    """The answer to one prompt, as it grows."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
@@ -64,7 +64,7 @@ class Choice:
 
 
 class Chunks:
-    """The events of a stream as server-sent events. The constant parts are made once: a token costs one small dumps."""
+    """Turns events into server-sent events. Constant parts are made once, so a token costs one small json.dumps."""
 
     def __init__(self, request_id: str, model: str, include_usage: bool, logprobs: bool) -> None:
         head = {"id": request_id, "object": "text_completion", "created": int(time.time()), "model": model}
@@ -73,7 +73,7 @@ class Chunks:
         self._logprobs = logprobs
 
     def token(self, n: int, choice: Choice, event: Token) -> bytes:
-        """Empty when there is nothing to tell."""
+        """The chunk of a token; empty when the token has nothing to show."""
         if not event.text and not self._logprobs:
             return b""
         logprobs = json.dumps(choice.logprobs(event)) if self._logprobs else "null"
