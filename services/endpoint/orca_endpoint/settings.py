@@ -6,14 +6,14 @@ from orca_common.settings import PoolSettings, ServiceSettings
 
 
 class EndpointSettings(ServiceSettings, PoolSettings):
-    """What an endpoint is told by its environment: `ORCA_MODEL`, `ORCA_PORT` and so on (see `orca_common.settings`)."""
+    """`ORCA_MODEL`, `ORCA_PORT`, .. (see `orca_common.settings`)."""
 
-    model: str  # checkpoint folder or hub name; only configuration and tokenizer are read, no weights
-    port: int = Field(default=0, ge=0, le=65535)  # of the gRPC door; 0 takes a free one
-    http_port: int = Field(default=0, ge=0, le=65535)  # of the HTTP door; 0 takes a free one
+    model: str  # checkpoint folder or hub name: its configuration and tokenizer are read, never its weights
+    port: int = Field(default=0, ge=0, le=65535)  # gRPC; 0 takes a free one
+    http_port: int = Field(default=0, ge=0, le=65535)  # the OpenAI door; 0 takes a free one
 
     max_waiting: int = Field(default=4096, ge=1)  # requests in the pool's queue; above it RESOURCE_EXHAUSTED
-    max_calls: int = Field(default=4096, ge=1)  # open streams of this endpoint; above it RESOURCE_EXHAUSTED
+    max_calls: int = Field(default=4096, ge=1)  # streams of this endpoint at one time; above it RESOURCE_EXHAUSTED
     max_prompt_bytes: int = Field(default=1 << 20, ge=1)  # of a prompt in text
     max_stop_strings: int = Field(default=16, ge=0)
     max_stop_bytes: int = Field(default=256, ge=1)  # of one stop string
@@ -26,5 +26,5 @@ class EndpointSettings(ServiceSettings, PoolSettings):
 
     @property
     def max_message_bytes(self) -> int:
-        """The transport's bound. It lies well above the limits that the validation checks by name."""
+        """The transport's bound, well above everything that the validation refuses by name."""
         return max(8 << 20, 8 * self.max_prompt_bytes)
