@@ -76,9 +76,9 @@ def wire_cases() -> dict[str, tuple[bytes, str, str]]:
     """Bytes that are no GenerateRequest -> field, a part of the sentence."""
     broken = pb.GenerateRequest(text="ab", max_new_tokens=4).SerializeToString().replace(b"ab", b"\xff\xfe")
     return {
-        "invalid UTF-8": (broken, "text", "UTF-8"),
-        "corrupt protobuf": (b"\xff\xff\xff\xff", "message", "GenerateRequest"),
-        "cut protobuf": (generation([1, 2, 3], 4).SerializeToString()[:-1], "message", "GenerateRequest"),
+        "invalid UTF-8": (broken, "message", "UTF-8"),
+        "corrupt protobuf": (b"\xff\xff\xff\xff", "message", "/orca.v1.Orca/Generate"),
+        "cut protobuf": (generation([1, 2, 3], 4).SerializeToString()[:-1], "message", "/orca.v1.Orca/Generate"),
     }
 
 
