@@ -116,13 +116,14 @@ class App(Protocol):
         ...
 
 
-async def serve(app: App) -> None:
-    """Runs a service until SIGTERM or SIGINT, then drains it.
+async def serve(make: Callable[[], App]) -> None:
+    """Makes a service and runs it until SIGTERM or SIGINT, then drains it.
 
     Prints one line of JSON with its addresses when it listens. A signal during the start closes the service without a
     drain. Raises what ended `start` or `run`; a `run` that returns is a RuntimeError.
     """
-    stop = stop_event()
+    stop = stop_event()  # first: making the service may take its time
+    app = make()
     try:
         addresses = await _unless(stop, app.start())
         if addresses is None:

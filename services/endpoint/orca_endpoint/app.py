@@ -114,7 +114,7 @@ class EndpointApp:
         await self._http.stop()
         await self._grpc.stop(0)
         await self.delivery.close()
-        await self._pool.__aexit__(None, None, None)
+        await self._pool.close()
         self.status.close()
         self._pulse.close()
         self._telemetry.close()
@@ -141,16 +141,11 @@ class EndpointApp:
             await asyncio.sleep(HEALTH)
 
 
-async def serve(settings: EndpointSettings) -> None:
-    """Runs an endpoint until SIGTERM or SIGINT."""
-    await service.serve(EndpointApp(settings))
-
-
 def main(settings: EndpointSettings | None = None) -> None:
     """`python -m orca_endpoint`: settings from the environment, unless given."""
     settings = settings or EndpointSettings.load()
     logs.configure("orca-endpoint", settings.log_level)
     try:
-        service.run(lambda: serve(settings))
+        service.run(lambda: service.serve(lambda: EndpointApp(settings)))
     except OrcaError as error:
         raise SystemExit(f"orca-endpoint: {error}") from None

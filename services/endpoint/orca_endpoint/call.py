@@ -16,6 +16,7 @@ from opentelemetry.trace import Span
 
 from orca_common.errors import DataLoss, DeadlineExceeded, OrcaError, Unavailable
 from orca_common.telemetry import trace_id_of
+from orca_pool.leases import DETACH_FLOOR_SECONDS
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, Packet, Reason, Refusal, Times
 from orca_pool.retry import reached
@@ -28,7 +29,6 @@ from .validation import Work
 
 HEALING = 8.0  # seconds that a call waits until tokens that Redis lost are made again
 HEALING_STEP = 0.3  # seconds between looks at them
-OWN_GRACE = 30.0  # least detach grace, in seconds, of a call that the endpoint ends
 
 # How a call ends that its client ended, or the request's own deadline: not by a fault of this endpoint.
 CLIENTS_END = (DeadlineExceeded, asyncio.CancelledError, type(None))
@@ -269,7 +269,7 @@ class Call:
             return 0.0
         record = self._transcript.record if self._submission is None else self._submission.work.record
         if self._delivery.own_fault() or not isinstance(error, CLIENTS_END):
-            return max(record.detach_grace, OWN_GRACE)
+            return max(record.detach_grace, DETACH_FLOOR_SECONDS)
         return record.detach_grace
 
     def _report(self, error: BaseException | None) -> None:

@@ -13,14 +13,13 @@ from typing import Any, Protocol
 
 from orca_common.errors import Unavailable
 from orca_pool import records
+from orca_pool.leases import GAP_SECONDS, RENEW_SECONDS
 from orca_pool.pool import Pool
 from orca_pool.records import Packet
 from orca_pool.retry import reached
 
 log = logging.getLogger(__name__)
 
-RENEWAL = 0.4  # seconds between renewals
-LATE = 0.75  # seconds between renewals above which the loop was late: a call that ends then may end by our fault
 UNREADY = 2.0  # seconds without an answer of the pool after which the endpoint is not ready
 READ_WAIT = 0.5  # seconds that one read waits; a new incarnation's stream is read at the latest after that
 DETACH_PATIENCE = 60.0  # seconds that a detach is tried; later the sweep of dead endpoints does its work
@@ -98,7 +97,7 @@ class Delivery:
     def own_fault(self) -> bool:
         """Whether this endpoint may be why a call ends now: the endpoint is leaving, or its loop was late."""
         now = self._loop.time()
-        return self.leaving or now < self._late_until or now - self._renewed > LATE
+        return self.leaving or now < self._late_until or now - self._renewed > GAP_SECONDS
 
     async def another(self, incarnation: str) -> None:
         """Waits, for two renewals at most, until the endpoint is registered under another incarnation than this one."""
@@ -107,7 +106,7 @@ class Delivery:
         self._hurry.set()
         changed = self._changed
         try:
-            await asyncio.wait_for(changed.wait(), 2 * RENEWAL)
+            await asyncio.wait_for(changed.wait(), 2 * RENEW_SECONDS)
         except TimeoutError:
             return  # the caller tries again, and has its own bound
 
@@ -179,7 +178,7 @@ class Delivery:
                 log.info("renewal waits for the pool", extra={"reason": str(error)})
                 self._note_lateness()
             try:
-                await asyncio.wait_for(self._hurry.wait(), RENEWAL)
+                await asyncio.wait_for(self._hurry.wait(), RENEW_SECONDS)
                 await asyncio.sleep(0.02)  # so that hurrying callers do not make it spin
             except TimeoutError:
                 pass
@@ -210,7 +209,7 @@ class Delivery:
 
     def _note_lateness(self) -> None:
         now = self._loop.time()
-        if now - self._renewed > LATE:
+        if now - self._renewed > GAP_SECONDS:
             self._late_until = now + 1.0
 
     # -- the stream

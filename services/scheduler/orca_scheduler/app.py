@@ -17,7 +17,7 @@ from .scheduler import Scheduler
 from .settings import SchedulerSettings
 
 
-class Application:
+class SchedulerApp:
     """One scheduler process, as `service.serve` runs it."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
@@ -56,6 +56,6 @@ def main(settings: SchedulerSettings | None = None) -> None:
     settings = settings or SchedulerSettings.load()
     logs.configure("scheduler", settings.log_level)
     try:
-        service.run(lambda: service.serve(Application(settings)))
+        service.run(lambda: service.serve(lambda: SchedulerApp(settings)))
     except OrcaError as error:
         raise SystemExit(f"orca-scheduler: {error}") from None
