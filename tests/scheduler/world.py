@@ -398,9 +398,7 @@ class World:
         assert chosen <= {life.arrived.claim for life in eligible}, "a request runs that may not"
         assert len(chosen) == len(batch.members), "a request is twice in a batch"
         by_arrival = [life for life in eligible if life.arrived.claim in chosen]
-        in_order = [life for life in by_arrival if life.row is None] + [
-            life for life in by_arrival if life.row is not None
-        ]
+        in_order = sorted(by_arrival, key=lambda life: life.row is not None)  # stable: initiations, then increments
         assert [member.claim for member in batch.members] == [life.arrived.claim for life in in_order]
         free, blocked, taken = self.n_slots - self.reserved, False, 0
         for life in eligible:
