@@ -108,7 +108,8 @@ def _typed(value: Any, hint: Any) -> Any:
 
 def lifecycle_state(life: Lifecycle) -> dict[str, Any]:
     """A lifecycle as plain values."""
-    return {field.name: getattr(life, field.name) for field in fields(life)} | {"state": encode(life.state)}
+    values = {field.name: getattr(life, field.name) for field in fields(life)} | {"state": encode(life.state)}
+    return msgspec.to_builtins(values)
 
 
 def restored_lifecycle(values: dict[str, Any]) -> Lifecycle:
