@@ -21,7 +21,10 @@ HOME = {  # import package -> the folder that holds it
     "orca_lab": "lab",
     "orca_cli": "cli",
 }
-CORE = ("request", "slots", "selection", "core")  # the pure modules of orca_scheduler
+CORE = (  # the pure modules of orca_scheduler
+    *("request", "slots", "selection", "core"),
+    *("life", "lifecycle", "suspicions", "places", "progress", "timers"),
+)
 IMPURE = {  # modules of the standard library with a clock, chance or the world in them
     *("asyncio", "concurrent", "contextvars", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "queue"),
     *("random", "sched", "secrets", "select", "selectors", "shutil", "signal", "socket", "subprocess", "sys"),
@@ -117,8 +120,8 @@ RULES = [
         ),
     ),
     Rule(
-        "core modules (request, slots, selection, core) import the standard library and each other only: no clock, no "
-        "I/O, no protobuf",
+        "pure modules (request, slots, selection, core, life, lifecycle, ..) import the standard library and each "
+        "other only: no clock, no I/O, no protobuf",
         "orca_scheduler",
         lambda i: (
             i.within(*(f"orca_scheduler.{name}" for name in CORE))

@@ -55,21 +55,26 @@ class Journal:
     def core_step(self, event: Event, actions: Sequence[Action]) -> None:
         """What the core has just made of an event."""
         self._write({"event": encode(event), "actions": [encode(action) for action in actions]})
-        if self._size > LIMIT:
-            self._file.close()
-            self._path.replace(self._path.with_suffix(".1.jsonl"))
-            self._open()
+        self._go_on_when_full()
 
     def life_step(self, event: LifeEvent, actions: Sequence[LifeAction]) -> None:
         """What the lifecycle has just made of an event. Few steps, and they tell of failures: in the file at once."""
         self._write({"life": encode(event), "actions": [encode(action) for action in actions]})
         self.flush()
+        self._go_on_when_full()
 
     def note(self, **values: Any) -> None:
         self._write({"note": values})
 
     def _write(self, line: dict[str, Any]) -> None:
         self._size += self._file.write(ENCODER.encode(line)) + self._file.write(b"\n")
+
+    def _go_on_when_full(self) -> None:
+        """Begins a new file after a step: there the recorded steps and the machines' states agree."""
+        if self._size > LIMIT:
+            self._file.close()
+            self._path.replace(self._path.with_suffix(".1.jsonl"))
+            self._open()
 
     def flush(self) -> None:
         self._file.flush()
@@ -108,7 +113,8 @@ def _typed(value: Any, hint: Any) -> Any:
 
 def lifecycle_state(life: Lifecycle) -> dict[str, Any]:
     """A lifecycle as plain values."""
-    return {field.name: getattr(life, field.name) for field in fields(life)} | {"state": encode(life.state)}
+    values = {field.name: getattr(life, field.name) for field in fields(life)} | {"state": encode(life.state)}
+    return msgspec.to_builtins(values)
 
 
 def restored_lifecycle(values: dict[str, Any]) -> Lifecycle:
