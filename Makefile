@@ -39,4 +39,4 @@ protos: $(STAMP)
 	$(BIN)/python protos/generate.py
 
 bench: $(STAMP)
-	$(BIN)/python -m orca_cli.control_plane
+	$(BIN)/python -m orca_bench.control_plane

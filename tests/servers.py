@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from orca_cli import embedded_pool
+from orca_local import embedded_pool
 
 # The servers that the pool must run under: the embedded Valkey, and Redis 7.0 where it is installed.
 KINDS = ["valkey", *(["redis"] if shutil.which("redis-server") else [])]

@@ -12,8 +12,9 @@ import grpc
 
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaStub
-from orca_cli.stack import Plan, Stack
 from orca_client import AsyncOrcaClient, Token
+from orca_local.settings import ServeSettings
+from orca_local.stack import Stack
 
 
 @dataclass
@@ -65,31 +66,11 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    run_dir: Path,
-    model: Path,
-    *,
-    tp: int = 1,
-    pp: int = 1,
-    engines: int = 1,
-    schedulers: int = 1,
-    endpoints: int = 1,
-    environment: Mapping[str, str] | None = None,
-    **settings: object,
+    run_dir: Path, model: Path, *, environment: Mapping[str, str] | None = None, **settings: object
 ) -> AsyncIterator[Running]:
-    """Starts a stack; `settings` are `ORCA_*` values in lower case. Prints the processes' logs when the test fails."""
-    values = {"dtype": "float32", "device": "cpu", "slots": 4096, "threads": 1} | settings
-    plan = Plan(
-        model=model,
-        tp=tp,
-        pp=pp,
-        engines=engines,
-        schedulers=schedulers,
-        endpoints=endpoints,
-        port=0,
-        http_port=0,
-        settings={f"ORCA_{name.upper()}": str(value) for name, value in values.items()} | dict(environment or {}),
-    )
-    stack = Stack(plan, run_dir, print)
+    """Starts a stack with these settings of `orca serve`. Prints the processes' logs when the test fails."""
+    values = {"dtype": "float32", "device": "cpu", "slots": 4096, "threads": 1, "port": 0, "http_port": 0} | settings
+    stack = Stack(ServeSettings.load(model=str(model), **values), run_dir, print, environment)
     try:
         async with asyncio.timeout(120):
             await stack.start()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rich.table import Table
+from rich.text import Text
 
 from orca_common.checkpoint import Checkpoint
 from orca_worker.partition import RankShare
@@ -13,7 +14,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 def rank_table(checkpoint: Checkpoint, shares: Sequence[RankShare], tp: int, pp: int, dtype: str) -> Table:
     """One line a rank: its place, its layers, how many tensors it holds a part of, and their bytes."""
     total = sum(share.weight_bytes for share in shares)
-    table = Table(title=f"{checkpoint.name}, tp {tp} x pp {pp}, {dtype}", title_justify="left")
+    table = Table(title=Text(f"{checkpoint.name}, tp {tp} x pp {pp}, {dtype}"), title_justify="left")
     columns = ("rank", "stage", "tensor rank", "layers", "tensors", "weights", "share", "one slot (K/V)")
     for column in columns:
         table.add_column(column, justify="left" if column == "layers" else "right")

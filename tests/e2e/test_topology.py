@@ -43,7 +43,7 @@ def test_topology_of_figure_6() -> None:
 def test_impossible_settings(command: str, settings: list[str], sentence: str) -> None:
     shown = orca(command, *settings)
     assert shown.returncode == 1
-    assert sentence in shown.stdout
+    assert sentence in shown.stderr
     assert "Traceback" not in shown.stderr
 
 
@@ -122,4 +122,4 @@ def test_timeline(tmp_path: Path) -> None:
 def test_a_folder_without_a_journal(tmp_path: Path) -> None:
     shown = orca("timeline", str(tmp_path))
     assert shown.returncode == 1
-    assert "holds no journal with an iteration of engine-0" in shown.stdout.replace("\n", " ")
+    assert "holds no journal with an iteration of engine-0" in shown.stderr

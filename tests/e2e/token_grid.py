@@ -21,7 +21,7 @@ from checkpoints import make_gpt2  # noqa: E402
 from reference import TIE, Reference  # noqa: E402
 from stacks import Running, running  # noqa: E402
 
-from orca_cli.stack import DEMO_MODEL  # noqa: E402
+from orca_local.stack import DEMO_MODEL  # noqa: E402
 
 REQUESTS, MAX_BS = 16, 3
 VOCABULARY = {"demo": 4096, "odd": 211}

@@ -1,4 +1,4 @@
-"""Runs a program that ends with its parent: `python -m orca_cli.tether PARENT_PID PROGRAM ARGUMENT..`.
+"""Runs a program that ends with its parent: `python -m orca_local.tether PARENT_PID PROGRAM ARGUMENT..`.
 
 The kernel sends SIGTERM when the parent dies, however it dies. This is set here, in the child before its program
 starts, because a function between fork and exec would run gRPC's fork handlers in a process that uses gRPC.
