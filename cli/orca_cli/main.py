@@ -39,8 +39,9 @@ app = typer.Typer(
 app.command()(generate)
 console = Console(highlight=False, markup=False)
 
-# The services' commands leave their arguments, --help included, to the services' settings.
-SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+# These commands leave their arguments to settings; those of services leave --help to them too.
+SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+SERVICE = {**SETTINGS, "help_option_names": []}
 SERVICES = {  # command -> its settings, the module with its main
     "endpoint": (EndpointSettings, "orca_endpoint.app"),
     "scheduler": (SchedulerSettings, "orca_scheduler.__main__"),
@@ -69,12 +70,13 @@ async def running(settings: StackSettings) -> AsyncIterator[tuple[Stack, Path]]:
             status.start()
             status.update("draining")
             await stack.stop()
+            status.stop()
             if settings.run_dir is None:
                 shutil.rmtree(folder, ignore_errors=True)
-    console.print("ended, nothing is left running", style="dim")
+            console.print("ended, nothing is left running", style="dim")
 
 
-@app.command(context_settings=SETTINGS)
+@app.command(context_settings=SERVICE)
 def serve(context: typer.Context) -> None:
     """Starts everything on this machine, as the processes that a cluster runs, until Ctrl-C."""
     settings = ServeSettings.load(context.args)
@@ -93,9 +95,9 @@ def serve(context: typer.Context) -> None:
 
 @app.command(context_settings=SETTINGS)
 def config(context: typer.Context) -> None:
-    """Prints the settings that `orca serve` would have, as TOML, and where each comes from.
+    """Prints the settings that `orca serve` would have, as TOML, and where each of them comes from.
 
-    Takes the arguments of `orca serve`; behind the name of a service (`orca config endpoint ..`), those of the service.
+    Takes the arguments of `orca serve`. For one service, put its name first: `orca config endpoint --model ..`.
     """
     name, arguments = "serve", list(context.args)
     if arguments and arguments[0] in KINDS:
@@ -183,7 +185,7 @@ def _add_service(name: str) -> None:
         importlib.import_module(module).main(settings)
 
     command.__doc__ = kind.__doc__
-    app.command(name, context_settings=SETTINGS)(command)
+    app.command(name, context_settings=SERVICE)(command)
 
 
 for _name in SERVICES:

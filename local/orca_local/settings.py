@@ -60,5 +60,5 @@ def _of_services() -> dict[str, Any]:
     }
 
 
-# To load. Its type is StackSettings for readers: the stack passes the services' settings on and uses none of them.
+# What `orca serve` loads. The stack knows it as StackSettings, and only hands the services' settings on.
 ServeSettings = create_model("ServeSettings", __base__=StackSettings, __doc__=StackSettings.__doc__, **_of_services())

@@ -1,7 +1,8 @@
 """Runs a program that ends with its parent: `python -m orca_local.tether PARENT_PID PROGRAM ARGUMENT..`.
 
-The kernel sends SIGTERM when the parent dies, however it dies. This is set here, in the child before its program
-starts, because a function between fork and exec would run gRPC's fork handlers in a process that uses gRPC.
+The kernel sends SIGTERM to the program when the parent dies, however the parent dies. A process asks for that itself,
+before it becomes the program. Python could ask between fork and exec instead, but that runs gRPC's fork handlers in a
+parent that uses gRPC.
 """
 
 import ctypes

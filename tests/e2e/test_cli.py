@@ -76,7 +76,9 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= len(found)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert rest.endswith("ended, nothing is left running\n")
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive
     assert json.loads((run_dir / "processes.json").read_text()) == []

@@ -90,7 +90,7 @@ def test_shares(tmp_path: Path) -> None:
 
 
 def test_ready(tmp_path: Path) -> None:
-    """When a batch could have been scheduled: iterations return at 1021, 1044 and 1087 ms; A came at 1000, B 1064."""
+    """When a batch could have been scheduled. Iterations return at 1021, 1044, 1087 ms; A came at 1000, B at 1064."""
     found = life(tmp_path)
     assert [at / MS for at in found.ready().values()] == [1000, 1021, 1064]
     found.run_ahead = 1  # A's second iteration need not wait for its first
