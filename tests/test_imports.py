@@ -1,4 +1,4 @@
-"""Who may import whom: the rules of the house (DESIGN, section 2), held against every import in the tree."""
+"""Who may import whom: the rules of docs/design.md, "The house: Figure 4 as folders", checked on every import."""
 
 import ast
 import sys
@@ -19,6 +19,8 @@ HOME = {  # import package -> the folder that holds it
     "orca_kernels": "kernels",
     "orca_client": "client",
     "orca_lab": "lab",
+    "orca_local": "local",
+    "orca_bench": "bench",
     "orca_cli": "cli",
 }
 CORE = (  # the pure modules of orca_scheduler
@@ -119,6 +121,22 @@ RULES = [
             *(f"orca_scheduler.{name}" for name in CORE),
         ),
     ),
+    Rule(
+        "orca_local -> orca_common, orca.v1, and of the services, which are its processes, only their settings and the "
+        "worker's partition",
+        "orca_local",
+        lambda i: ours(
+            i,
+            *("orca_local", "orca_common", "orca.v1", "orca_worker.partition"),
+            *(f"{service}.settings" for service in ("orca_endpoint", "orca_scheduler", "orca_worker")),
+        ),
+    ),
+    Rule(
+        "orca_bench -> orca_local, orca_lab, orca_client, orca_pool, orca_common, orca.v1; never orca_cli",
+        "orca_bench",
+        lambda i: ours(i, "orca_bench", "orca_local", "orca_lab", "orca_client", "orca_pool", "orca_common", "orca.v1"),
+    ),
+    Rule("orca_cli -> anything but orca_bench", "orca_cli", lambda i: not i.within("orca_bench")),
     Rule(
         "pure modules (request, slots, selection, core, life, lifecycle, ..) import the standard library and each "
         "other only: no clock, no I/O, no protobuf",
