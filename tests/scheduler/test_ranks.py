@@ -135,6 +135,20 @@ async def test_ranks_that_stand_in_another_epoch_than_the_books() -> None:
         assert engine.master.admitted == []
 
 
+async def test_a_report_of_an_iteration_from_before() -> None:
+    """In an epoch that is kept, ranks may still run an iteration that an earlier life sent."""
+    async with scripted(1, 2, books=EPOCH) as engine:
+        for rank in engine.ranks:
+            rank.stand(1, 2)
+        await formed(engine)
+        engine.ranks[1].report(3, token_ids=[1])
+        engine.master.send(pb.Iteration(number=4))
+        await until(lambda: engine.ranks[0].iterations == [4])
+        engine.ranks[1].report(4, token_ids=[2])
+        await until(lambda: len(engine.master.returned) > 0)
+        assert [report.number for report in engine.master.returned] == [4]
+
+
 @pytest.mark.parametrize(
     "another",
     [{"epoch": EPOCH - 1}, {"iteration": 2}, {"slots": 44}, {"stage": 0}, {"block_size": 8}, {"return_tokens": True}],

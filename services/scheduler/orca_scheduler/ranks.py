@@ -123,6 +123,8 @@ class Ranks:
         self._ranks[0].send(iteration)
 
     def _tokens_came(self, report: pb.IterationReport) -> None:
+        if report.number != self._progress.oldest:
+            return  # an earlier life of the same epoch sent it, and its requests have gone back to the queue
         self._progress.returned(self._now)
         self._returned(report)
 
