@@ -215,6 +215,19 @@ async def test_a_deposed_master_fences_nobody() -> None:
         assert rank.verdicts == []
 
 
+async def test_a_term_that_ends_closes_its_connections() -> None:
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.formed()
+        ranks = this.master._ranks
+        assert ranks is not None
+        channels = [part._channel for part in (*ranks._ranks, *ranks._pods)]
+        assert await this.pool.acquire("engine-0", "another", await this.state()) is not None
+        await asyncio.wait_for(this.running, 5)
+        states = [channel and channel.get_state() for channel in channels]
+        assert states == [grpc.ChannelConnectivity.SHUTDOWN] * 2
+
+
 async def test_a_rank_that_is_lost_is_fenced_and_forms_again() -> None:
     rank = Rank()
     async with bench(rank) as this:
