@@ -12,6 +12,20 @@ from scheduler.scripted_ranks import EPOCH, Formed, Scripted, scripted
 
 from orca.v1 import worker_pb2 as pb
 from orca_scheduler import timers
+from orca_scheduler.life import (
+    Entry,
+    Formation,
+    Hello,
+    Identified,
+    Listens,
+    Model,
+    NewEpoch,
+    Opened,
+    PodSeen,
+    Standing,
+    Wake,
+)
+from orca_scheduler.lifecycle import Lifecycle
 from orca_scheduler.places import Place, Shape
 from orca_scheduler.settings import SchedulerSettings
 from orca_scheduler.suspicions import Kind, Suspicion, judge
@@ -319,6 +333,20 @@ async def test_a_rank_that_leaves_while_the_engine_forms() -> None:
         assert engine.master.given_back == {4: False}
         engine.ranks[0].may_form.set()
         assert (await formed(engine)).epoch == EPOCH + 1
+
+
+def test_ranks_are_not_late_when_the_pool_is_away() -> None:
+    """All have said Hello, and the pool does not answer: nobody is judged for that."""
+    lifecycle = Lifecycle("engine-0", Shape(1, 1, 1, block_size=4), ("pod:1",))
+    nowhere = Standing(0, 0, 0, (), Formation(0, 0, 0, 0, 0, False))
+    lifecycle.step(Opened(0.0, EPOCH, (), False))
+    lifecycle.step(PodSeen(0.1, 1, 0, (Entry(0, "rank:1", 100, 0),)))
+    lifecycle.step(Listens(0.2, 1, 0, "rank:1", 100))
+    assert lifecycle.wake_at == timers.START
+    lifecycle.step(Hello(0.3, 1, 0, "here", 100, nowhere, Model("digest", 1, 1)))
+    assert lifecycle.wake_at is None
+    assert lifecycle.step(Wake(timers.START)) == []
+    assert lifecycle.step(Identified(500.0, 1)) == [NewEpoch(1, 0)]
 
 
 def test_places() -> None:
