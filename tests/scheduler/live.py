@@ -73,9 +73,7 @@ class Process:
         """(engine, term) -> the whole lines of its journal."""
         names = {path: path.stem.rsplit("-", 1) for path in self.folder.glob("journal-*.jsonl")}
         return {
-            (n[0].removeprefix("journal-"), int(n[1])): [
-                json.loads(line) for line in path.open("rb") if line.endswith(b"\n")
-            ]
+            (n[0].removeprefix("journal-"), int(n[1])): [json.loads(line) for line in lines_of(path)]
             for path, n in names.items()
         }
 

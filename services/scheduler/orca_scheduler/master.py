@@ -178,6 +178,8 @@ class EngineMaster:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._ranks is not None:
+                await self._ranks.close()  # a HangUp of the last step was cancelled before it began
             if self._journal is not None:
                 self._journal.close()
 

@@ -56,13 +56,14 @@ class Ranks:
         ]
 
     def hang_up(self) -> None:
-        """Ends this life of the ranks. Fences that are under way are waited for."""
-        self._spawn(self._close())
+        """Ends this life of the ranks. Fences that are under way go on."""
+        self._spawn(self.close())
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
+        """Closes all channels, once the fences are through. May be called again."""
         await cancel(*self._tasks)
         await asyncio.gather(*(rank.close() for rank in self._ranks))
-        await asyncio.gather(*self._fences)
+        await asyncio.gather(*self._fences, return_exceptions=True)  # their errors are the master's already
         await asyncio.gather(*(pod.close() for pod in self._pods))
 
     def _start(self, part: Coroutine[Any, Any, None]) -> None:
@@ -123,6 +124,8 @@ class Ranks:
         self._ranks[0].send(iteration)
 
     def _tokens_came(self, report: pb.IterationReport) -> None:
+        if report.number != self._progress.oldest:
+            return  # an earlier life of the same epoch sent it, and its requests have gone back to the queue
         self._progress.returned(self._now)
         self._returned(report)
 
