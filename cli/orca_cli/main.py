@@ -24,7 +24,7 @@ from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, OrcaError
 from orca_common.settings import Settings
 from orca_lab.timeline import read_run, trace_events
-from orca_worker import partition
+from orca_worker.models import families
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -153,7 +153,7 @@ def topology(
 
     async def body() -> None:
         checkpoint = read_checkpoint(resolve_model(model) if model else DEMO_MODEL)
-        shares = partition.topology(checkpoint, tp, pp, dtype)
+        shares = families.topology(checkpoint, tp, pp, dtype)
         console.print(rank_table(checkpoint, shares, tp, pp, dtype))
         if slices:
             console.print(slice_table(shares))

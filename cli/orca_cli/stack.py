@@ -24,7 +24,7 @@ from orca_cli import embedded_pool
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_common.settings import child_environment
-from orca_worker.partition import check_partition
+from orca_worker.models.families import check_partition
 
 LOOPBACK = "127.0.0.1"
 DEMO_MODEL = Path(__file__).parent / "demo_model"

@@ -26,9 +26,9 @@ from orca_common.checkpoint import read_checkpoint
 from orca_common.protocol import PROTOCOL
 from orca_common.telemetry import Telemetry
 from orca_worker.controller import Controller
-from orca_worker.data_plane import Rendezvous
-from orca_worker.models import needs_torch
+from orca_worker.models.families import family_of
 from orca_worker.process import TORCH_DISTRIBUTED
+from orca_worker.rendezvous import Rendezvous
 from orca_worker.server import listen, new_server
 from orca_worker.stage import Stage
 
@@ -230,7 +230,7 @@ class InProcess:
 
 async def serve(folder: Path, slots: int | None = None) -> InProcess:
     checkpoint = read_checkpoint(folder)
-    device = torch.device("cpu") if needs_torch(checkpoint) else None
+    device = torch.device("cpu") if family_of(checkpoint).needs_torch else None
     stage = Stage(checkpoint, "float32", device, slots, 1)
     failures: list[str] = []
     rendezvous = Rendezvous("127.0.0.1", device)

@@ -20,10 +20,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.checkpoint import read_checkpoint
-from orca_common.protocol import PROTOCOL
+from orca_common.protocol import PROTOCOL, TERM_METADATA
 from orca_common.telemetry import Telemetry
-from orca_worker.controller import TERM_METADATA, Controller
-from orca_worker.data_plane import Rendezvous
+from orca_worker.controller import Controller
+from orca_worker.rendezvous import Rendezvous
 from orca_worker.server import listen, new_server
 from orca_worker.stage import Stage
 
@@ -281,7 +281,7 @@ async def test_a_report_goes_to_the_lane_that_asked(tmp_path: Path) -> None:
 async def test_iterations_do_not_pile_up(
     tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orca_worker.controller.MAX_WAITING", 2)
+    monkeypatch.setattr("orca_worker.iterations.MAX_WAITING", 2)
     async with serving(make_timed(tmp_path, seconds=1)) as rank:
         await rank.member()
         run = rank.stub.Run()

@@ -18,7 +18,7 @@ from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
-from orca_worker.partition import topology
+from orca_worker.models.families import topology
 
 
 @pytest.fixture(autouse=True)

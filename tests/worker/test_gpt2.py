@@ -17,8 +17,9 @@ from worker.driver import Sampled, TinyEngine, make_stage
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_worker.batch import Batch
-from orca_worker.models.gpt2 import GPT2, Layer
-from orca_worker.models.gpt2_config import ACTIVATIONS, GPT2Config
+from orca_worker.models.gpt2.configuration import ACTIVATIONS, GPT2Config
+from orca_worker.models.gpt2.layers import Layer
+from orca_worker.models.gpt2.model import GPT2
 from orca_worker.sampling import SamplingModel
 from orca_worker.stage import Stage
 

@@ -20,7 +20,7 @@ from checkpoints import make_gpt2, make_timed
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
-from orca_worker.supervisor import Process
+from orca_worker.rank_process import RankProcess
 
 SOON = "from orca_worker import supervisor; supervisor.QUIET = 0.3; supervisor.main()"  # a spare soon starts
 OPTIONS = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
@@ -331,7 +331,7 @@ async def test_a_wrong_setting_stops_the_start_with_a_sentence(
 async def test_a_process_may_end_before_it_is_told(tmp_path: Path) -> None:
     """A spare that has died and was not missed yet."""
     settings = {"ORCA_MODEL": str(make_timed(tmp_path / "model")), "ORCA_SUPERVISOR_PID": str(os.getpid())}
-    process = Process(os.environ | settings, lambda: None)
+    process = RankProcess(os.environ | settings, lambda: None)
     process.kill(signal.SIGKILL)
     assert await asyncio.wait_for(process.ended, 20) == -signal.SIGKILL
     process.tell(0, 1)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from orca_common.errors import FailedPrecondition, Unavailable
-
-from .partition import Place
+from orca_common.errors import Unavailable
 
 if TYPE_CHECKING:
     import torch
@@ -106,34 +104,3 @@ class Loopback:
 
     def abort(self, reason: str) -> None:
         pass
-
-
-class Store(Protocol):
-    """The store of an epoch, open as long as it is referred to."""
-
-    @property
-    def port(self) -> int: ...
-
-
-class Rendezvous:
-    """How this rank finds others. `host`: under which they reach it; `device` None: it has no tensors to speak of."""
-
-    def __init__(self, host: str, device: torch.device | None) -> None:
-        self.host, self._device = host, device
-
-    def open_store(self) -> Store:
-        """A store on a free port. Imports torch, so it is no call for a loop."""
-        from .process_groups import open_store
-
-        return open_store()
-
-    def plane(self, place: Place, epoch: int, store: str, returns_tokens: bool) -> DataPlane:
-        """The plane of an epoch, not joined yet. `store`: "host:port" of its store. May import torch too."""
-        if place.ranks == 1:
-            return Loopback()
-        host, _, port = store.rpartition(":")
-        if not host or not port.isdigit():
-            raise FailedPrecondition(f"an engine of {place.ranks} ranks needs the address of a store, not {store!r}")
-        from .process_groups import ProcessGroups
-
-        return ProcessGroups(place, epoch, (host.strip("[]"), int(port)), self.host, self._device, returns_tokens)

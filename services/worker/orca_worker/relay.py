@@ -32,7 +32,10 @@ class Neighbour:
         self._queue.put_nowait(iteration)
 
     def close(self) -> None:
+        """Ends the stream. Whoever waits in `connected` gets Unavailable."""
         self._task.cancel()
+        if not self._connected.done():
+            self._refuse(f"the relay to {self.address} was closed")
 
     async def _keep(self) -> None:
         try:
@@ -47,8 +50,11 @@ class Neighbour:
         if self._connected.done():
             self._on_broken(f"the relay to {self.address} broke: {problem}")
         else:
-            self._connected.set_exception(Unavailable(f"no relay to {self.address}: {problem}"))
-            self._connected.exception()  # who waits for it hears of it; nobody may
+            self._refuse(f"no relay to {self.address}: {problem}")
+
+    def _refuse(self, problem: str) -> None:
+        self._connected.set_exception(Unavailable(problem))
+        self._connected.exception()  # nobody may be waiting for it
 
     async def _messages(self) -> AsyncIterator[worker_pb2.Iteration]:
         while True:

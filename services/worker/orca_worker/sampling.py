@@ -19,7 +19,7 @@ from orca_kernels.transfer import to_device
 from .batch import Batch
 from .data_plane import DataPlane
 from .kv import KVManager, KVShape
-from .models import Output
+from .models.model import Output
 
 FIRST_GUESS = 1024  # candidates looked at before a whole vocabulary is sorted for top-p
 

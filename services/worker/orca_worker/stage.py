@@ -17,7 +17,8 @@ from .batch import Batch, build_batch, token_count
 from .data_plane import DataPlane, Loopback, PeerLost
 from .kv import KVManager
 from .memory import SLOTS_OF_NOTHING, free_bytes
-from .models import Model, Output, load_model
+from .models.families import load_model
+from .models.model import Model, Output
 from .partition import SINGLE, Place
 from .rows import Rows
 
