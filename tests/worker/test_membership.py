@@ -178,6 +178,7 @@ class Rank(RuleBasedStateMachine):
         self.form(1, formation)
         self.joined(0, 12)
         self.allocate(0, 8)
+        self.allocate(0, BLOCK)  # refused: 8 are under way
         self.allocated(0)
 
     @precondition(lambda self: self.planes)
@@ -210,6 +211,7 @@ class Rank(RuleBasedStateMachine):
         state = self.membership.state
         if isinstance(state, Member):
             assert state.slots == self.allocations[state.epoch]
+            assert self.membership.allocate(state.epoch, state.slots) == [], "the answer may have been lost"
 
 
 TestRank = Rank.TestCase
