@@ -1,8 +1,8 @@
-"""The control plane and the data plane of a pipeline, measured apart: hops, bytes, and what each stage waits for.
+"""Measures the control plane and the data plane of a pipeline apart: hops, bytes, and what each stage waits for.
 
     python tests/worker/bench_hops.py [STAGES] [SECONDS A STAGE]
 
-Real ranks run the model of time alone; a master of a few lines keeps as many batches in flight as there are stages.
+Real ranks run the model that only waits. A master of a few lines keeps as many batches in flight as there are stages.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""What an iteration of a rank costs: CPU of its process, and the round trip that its master sees.
+"""Measures what an iteration of a rank costs: CPU time of its process, and the round trip that its master sees.
 
     python tests/worker/bench_rank.py [BATCH] [CHECKPOINT]
 
-Without a checkpoint it is the no-op model: then the cost is the control plane's alone.
+Without a checkpoint the model computes nothing, so that all of the cost is the control plane's.
 """
 
 import asyncio

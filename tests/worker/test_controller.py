@@ -1,4 +1,4 @@
-"""The controller over real gRPC: who may say what, and that it answers whatever the GPU thread does."""
+"""The controller over real gRPC: what it refuses, and that it answers whatever the GPU thread does."""
 
 import asyncio
 import threading
@@ -32,7 +32,7 @@ Stream = Any  # grpc.aio's bidirectional call
 
 @dataclass
 class Rank:
-    """A controller that serves, and a master's stub of it."""
+    """A controller that serves, and a master's stub for it."""
 
     controller: Controller
     stub: worker_pb2_grpc.ControllerStub
@@ -239,7 +239,7 @@ async def test_formations(rank: Rank) -> None:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Timed models compute until it is set."""
+    """Timed models compute until this event is set."""
     gate = threading.Event()
     monkeypatch.setattr("orca_worker.models.timed.time", SimpleNamespace(sleep=lambda seconds: gate.wait(60)))
     yield gate
@@ -307,7 +307,7 @@ async def test_a_failed_iteration_is_the_last(rank: Rank) -> None:
 
 
 async def test_a_failed_rank_waits_for_nobody(rank: Rank) -> None:
-    """Its master could bring nothing to rest: the failed batch never returns."""
+    """Its master could not bring the engine to rest, because the failed batch never returns."""
     await rank.member()
     run = rank.stub.Run()
     await rank.iterate(run, increment_rows=[6], increment_positions=[1], increment_tokens=[1])
@@ -337,7 +337,7 @@ async def test_leaving_in_order(tmp_path: Path) -> None:
 
 
 async def test_leaving_finishes_what_was_accepted(tmp_path: Path, gate: threading.Event) -> None:
-    """A master that does not close the lane is left behind after a while."""
+    """When the master does not close the lane, the rank ends it after a while."""
     async with serving(make_timed(tmp_path, seconds=1)) as rank:
         await rank.member()
         run = rank.stub.Run()

@@ -1,4 +1,4 @@
-"""Who holds what: every element of every tensor where it belongs, and no byte read that is not one's own."""
+"""The partition of a model: every element is on the ranks where it belongs, and a rank reads only its own bytes."""
 
 import json
 from pathlib import Path
@@ -92,7 +92,7 @@ def test_a_rank_reads_its_own_bytes_alone(tmp_path: Path, tp: int, pp: int, shar
 
 
 def bytes_of_this_process() -> int:
-    """What its read calls have brought, by the kernel's count."""
+    """How many bytes it has read, as the kernel counts."""
     return int(Path("/proc/self/io").read_text().split("rchar:")[1].split()[0])
 
 

@@ -1,4 +1,4 @@
-"""A rank's process before it serves: what it imports, and how it learns which rank it is."""
+"""A rank's process before it serves: what it imports, and how it is told which rank it is."""
 
 import asyncio
 import json

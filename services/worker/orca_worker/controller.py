@@ -58,7 +58,7 @@ LEAVING = "this rank is leaving"
 
 
 class Controller(worker_pb2_grpc.ControllerServicer):
-    """`on_failure` is called once, with a sentence, when this rank is not to be used again."""
+    """Answers the master. `on_failure` is called once, with a sentence, when this rank must not be used again."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         self._iterations = Iterations()
         self._membership = Membership()
         self._epoch: Epoch | None = None  # of the last Join
-        self._leaving = False  # asked to end
-        self._left = False  # and takes nothing more
-        # What the last OpenStore, Join and Allocate came to. A request that comes again waits for the same answer.
+        self._leaving = False  # it was asked to end: no new master, but its own may go on
+        self._left = False  # it takes nothing more
+        # The last OpenStore, Join and Allocate. A request that comes again waits for the same one.
         self._store: asyncio.Task[Store] | None = None
         self._joined: asyncio.Task[Memory] | None = None
         self._allocated: asyncio.Task[None] | None = None
@@ -132,8 +132,8 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             if self._lanes.raise_term(request.term):
                 log.info("a new master", extra={"engine": request.engine, "term": request.term})
             self._engine = request.engine
-            # An earlier lane's iterations may still run. When they end, the answer's rows and iteration stand still. If
-            # they take longer, no harm is done: whatever comes next runs after them.
+            # An earlier lane's iterations may still run: wait, so that the answer's rows and iteration are final. If
+            # they take longer, no harm is done, because whatever comes next runs after them.
             await self._iterations.wait_idle(1.0)
         state = self._membership.state
         member = state if isinstance(state, Member) else None
@@ -309,7 +309,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             raise Unavailable("this rank has failed and is about to end")
         try:
             self._membership.check_iteration(iteration.epoch, iteration.number, relayed=lane is None)
-        except PeerLost as error:  # the rank itself is well: only its lane may say so, and goes on
+        except PeerLost as error:  # this rank is well: a lane that ended now would make the master suspect it
             self._report_lost(iteration, lane or self._lanes.current, str(error))
             return
         members = len(iteration.initiations) + len(iteration.increment_rows)
