@@ -363,6 +363,24 @@ async def test_a_model_that_cannot_be_loaded_is_a_sentence(tmp_path: Path) -> No
         assert (await rank.hello(1)).epoch == 0
 
 
+async def test_an_error_of_torch_is_told_and_ends_the_epoch(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The master's verdict quotes it."""
+
+    def allocate(self: Stage, slots: int, block_size: int) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    await rank.form(1, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Stage, "allocate", allocate)
+        code, sentence = await refusal(rank.stub.Allocate(pb.AllocateRequest(term=1, epoch=1, slots=160)))
+    assert code == grpc.StatusCode.INTERNAL
+    assert sentence.startswith("Allocate: RuntimeError: CUDA out of memory")
+    code, sentence = await refusal(rank.stub.Allocate(pb.AllocateRequest(term=1, epoch=1, slots=160)))
+    assert (code, sentence) == (grpc.StatusCode.FAILED_PRECONDITION, "epoch 1 is not being formed here")
+    await rank.member(1, 2)
+    assert rank.controller.ready() is None
+
+
 async def test_a_real_model_keeps_its_weights_over_formations(tmp_path: Path) -> None:
     folder = make_gpt2(tmp_path, heads=3, layers=2, hidden=24, vocab=97, positions=48, seed=1)
     async with serving(folder) as rank:

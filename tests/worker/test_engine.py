@@ -11,13 +11,14 @@ import torch
 from checkpoints import make_gpt2, make_timed
 from reference import Reference
 from worker.driver import Sampled
-from worker.engines import Broken, in_process, serve
+from worker.engines import Broken, Master, in_process, serve
 from worker.test_gpt2 import requests_for
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
+from orca_common.protocol import PROTOCOL
 from orca_worker.models.families import topology
 
 
@@ -200,3 +201,46 @@ async def test_tokens_that_nobody_asks_for_are_taken_in(tmp_path: Path) -> None:
             for request in requests:
                 master.free(request)
         assert len(ranks[0].stage._owed) <= 3
+
+
+async def test_a_request_that_comes_twice_gets_one_answer(tmp_path: Path) -> None:
+    """The second one comes while the first is under way: the rank forms once, and opens its relays once."""
+    ranks = [await serve(make_timed(tmp_path)) for _ in range(2)]
+    master = Master([rank.address for rank in ranks], 1, 2, 64)
+    master.epoch = 1
+    channels = [grpc.aio.insecure_channel(rank.address) for rank in ranks]
+    stubs = [worker_pb2_grpc.ControllerStub(channel) for channel in channels]
+    stores = [stubs[0].HostStore(pb.HostStoreRequest(term=1, epoch=1)) for _ in range(2)]
+    address, again = [(await call).address for call in stores]
+    assert address == again
+    requests = master.form_requests(address)
+    first = [stubs[0].Form(requests[0]) for _ in range(2)]  # both wait for the other rank
+    await stubs[1].Form(requests[1])
+    formed, again = [await call for call in first]
+    assert formed == again
+    allocate = pb.AllocateRequest(term=1, epoch=1, slots=64)
+    await asyncio.gather(*(stub.Allocate(allocate) for stub in stubs for _ in range(2)))
+    assert [rank.controller.ready() for rank in ranks] == [None, None]
+    for channel in channels:
+        await channel.close()
+    for rank in ranks:
+        assert await rank.controller.leave(5)
+        await rank.server.stop(grace=0)
+
+
+async def test_a_rank_that_lost_a_neighbour_says_so_and_stays(tmp_path: Path) -> None:
+    """It takes no more iterations of the epoch, and its lane goes on: its master must not suspect it."""
+    async with in_process(make_timed(tmp_path), 1, 2) as (master, ranks):
+        await master.collect(await master.issue(requests_for(97, 1, seed=1), []))
+        await ranks[1].server.stop(grace=0)
+        while (reason := ranks[0].controller.ready()) is None:
+            await asyncio.sleep(0)
+        assert reason.startswith(f"the relay to {ranks[1].address} broke: ")
+        stub = worker_pb2_grpc.ControllerStub(master.channels[0])
+        assert (await stub.Hello(pb.HelloRequest(protocol=PROTOCOL, engine="e-0", term=1))).epoch == 0
+        await master.issue(requests_for(97, 1, seed=2), [])
+        while (0, f"lost: {reason}") not in master.broken:
+            await asyncio.sleep(0)
+        await master.lanes[0].write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=8)))
+        assert await master.heartbeats.get() == pb.Heartbeat(number=8, iteration=1)
+        assert not ranks[0].failures
