@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,11 +123,11 @@ RULES = [
     ),
     Rule(
         "orca_local -> orca_common, orca.v1, and of the services, which are its processes, only their settings and the "
-        "worker's partition",
+        "worker's table of model families",
         "orca_local",
         lambda i: ours(
             i,
-            *("orca_local", "orca_common", "orca.v1", "orca_worker.partition"),
+            *("orca_local", "orca_common", "orca.v1", "orca_worker.models.families"),
             *(f"{service}.settings" for service in ("orca_endpoint", "orca_scheduler", "orca_worker")),
         ),
     ),
@@ -183,6 +183,56 @@ def violations(root: Path, rule: Rule) -> list[str]:
     return sorted(set(found))
 
 
+def modules(root: Path) -> dict[str, tuple[Path, Path]]:
+    """Every module of ours by its full name: its file, and the folder that holds its package."""
+    found = {}
+    for package, home in HOME.items():
+        for path in sources(root, package):
+            parts = path.relative_to(root / home).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path, root / home
+    return found
+
+
+def import_graph(root: Path) -> dict[str, set[str]]:
+    """Each module of ours -> those that it imports, in functions and under TYPE_CHECKING too.
+
+    Whoever imports `a.b.c` also imports the packages `a` and `a.b`, unless it is in them itself: these have been begun
+    before it.
+    """
+    files = modules(root)
+    graph: dict[str, set[str]] = {}
+    for name, (path, home) in files.items():
+        graph[name] = set()
+        for found in imports(path, home):
+            full = f"{found.module}.{found.name}"
+            target = full if full in files else found.module
+            parts = target.split(".")
+            around = {".".join(parts[:end]) for end in range(1, len(parts))}
+            graph[name] |= {package for package in around if not f"{name}.".startswith(f"{package}.")} | {target}
+        graph[name] = (graph[name] & files.keys()) - {name}
+    return graph
+
+
+def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Groups of modules of which each imports each other, directly or not."""
+    rest = {name: set(imported) for name, imported in graph.items()}
+    while ends := {name for name, imported in rest.items() if not imported & rest.keys()}:
+        rest = {name: imported for name, imported in rest.items() if name not in ends}
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            new = (rest[todo.pop()] & rest.keys()) - seen
+            seen |= new
+            todo += new
+        return seen
+
+    reach = {name: reached(name) for name in rest}
+    groups = {frozenset(other for other in reach[name] if name in reach[other]) for name in rest if name in reach[name]}
+    return sorted(sorted(group) for group in groups)
+
+
 def environment_readers(root: Path) -> list[str]:
     """Uses of os.environ and os.getenv outside settings.py."""
     names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
@@ -200,6 +250,11 @@ def environment_readers(root: Path) -> list[str]:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.package}: {rule.sentence}")
 def test_imports(rule: Rule) -> None:
     assert not violations(ROOT, rule), rule.sentence
+
+
+def test_no_circle() -> None:
+    found = [" <-> ".join(circle) for circle in circles(import_graph(ROOT))]
+    assert not found, "modules import each other"
 
 
 def test_environment() -> None:
@@ -244,3 +299,28 @@ def test_the_walk_itself(tmp_path: Path) -> None:
     (package / "settings.py").write_text("import os\nprint(os.environ['A'])\n")
     lines = [line.partition(":")[2] for line in environment_readers(tmp_path)]
     assert sorted(lines) == ["2 imports os.getenv", "3 uses os.environ"]
+
+
+def test_circles_are_found(tmp_path: Path) -> None:
+    """Inside functions, under TYPE_CHECKING, and through the package around a module."""
+    package = tmp_path / "services/worker/orca_worker"
+    for folder in ("models", "places"):
+        (package / folder).mkdir(parents=True)
+    files = {
+        "__init__.py": "",
+        "batch.py": "from .models.gpt import x\n",
+        "kv.py": "def f():\n    from . import stage\n",
+        "memory.py": "from .kv import x\n",
+        "stage.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .memory import x\n",
+        "models/__init__.py": "from ..batch import x\nfrom . import gpt\n",
+        "models/gpt.py": "import orca_common.errors\n",
+        "places/__init__.py": "from .place import Place\nLIMIT = 3\n",
+        "places/place.py": "from . import LIMIT\n",
+    }
+    for name, text in files.items():
+        (package / name).write_text(text)
+    assert circles(import_graph(tmp_path)) == [
+        ["orca_worker.batch", "orca_worker.models"],
+        ["orca_worker.kv", "orca_worker.memory", "orca_worker.stage"],
+        ["orca_worker.places", "orca_worker.places.place"],
+    ]

@@ -27,7 +27,7 @@ from orca_lab.timeline import read_run, trace_events
 from orca_local.settings import ServeSettings, StackSettings
 from orca_local.stack import DEMO_MODEL, Stack
 from orca_scheduler.settings import SchedulerSettings
-from orca_worker import partition
+from orca_worker.models import families
 from orca_worker.settings import SupervisorSettings
 
 app = typer.Typer(
@@ -123,7 +123,7 @@ def topology(
 
     async def body() -> None:
         checkpoint = read_checkpoint(resolve_model(given.model) if given.model else DEMO_MODEL)
-        shares = partition.topology(checkpoint, given.tp, given.pp, given.dtype)
+        shares = families.topology(checkpoint, given.tp, given.pp, given.dtype)
         console.print(rank_table(checkpoint, shares, given.tp, given.pp, given.dtype))
         if slices:
             console.print(slice_table(shares))

@@ -4,7 +4,7 @@ processor's peak, whichever is longer (Williams, Waterman, Patterson, "Roofline"
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from orca_worker.models.gpt2_config import GPT2Config
+from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.partition import RankShare
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from orca_worker.models.gpt2_config import GPT2Config
+from orca_worker.models.gpt2.configuration import GPT2Config
 
 
 @dataclass(frozen=True)

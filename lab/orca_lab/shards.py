@@ -33,10 +33,12 @@ from torch._C._distributed_c10d import FakeProcessGroup, Store
 
 from orca.v1 import worker_pb2
 from orca_worker.data_plane import Loopback
-from orca_worker.models import Model
-from orca_worker.models.gpt2 import GPT2
-from orca_worker.models.gpt2_config import GPT2Config
-from orca_worker.partition import ITEM_BYTES, Place, RankShare, Slice, gpt2_slices, topology
+from orca_worker.models.families import topology
+from orca_worker.models.gpt2.configuration import GPT2Config
+from orca_worker.models.gpt2.model import GPT2
+from orca_worker.models.gpt2.slices import slices_of
+from orca_worker.models.model import Model
+from orca_worker.partition import ITEM_BYTES, Place, RankShare, Slice
 from orca_worker.process_groups import Group, ProcessGroups, open_store
 from orca_worker.rank import open_device
 from orca_worker.sampling import HiddenModel, SamplingModel
@@ -72,7 +74,7 @@ class RandomWeights(WeightSource):
 def load_random(config: GPT2Config, place: Place, dtype: str, device: torch.device) -> tuple[Model, int]:
     """A model with random weights, and the bytes of its weights. The counterpart of `load_model`."""
     kind = getattr(torch, dtype)
-    weights = RandomWeights(gpt2_slices(config, place), kind, device)
+    weights = RandomWeights(slices_of(config, place), kind, device)
     model = GPT2(config, place, weights, kind, device)
     return (SamplingModel(model) if place.is_last else HiddenModel(model)), weights.bytes_made
 

@@ -20,7 +20,7 @@ from orca.v1.worker_pb2_grpc import SupervisorStub
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition
 from orca_common.settings import variable
-from orca_worker.partition import check_partition
+from orca_worker.models.families import check_partition
 
 from .child import Child, RedisChild
 from .settings import StackSettings

@@ -1,4 +1,4 @@
-"""Settings of a worker: of one rank, and of the supervisor of a pod's ranks."""
+"""Settings of a worker: of a rank, and of the supervisor of a pod's ranks."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from orca_common.settings import ServiceSettings
 
 
 class WorkerSettings(ServiceSettings):
-    """What a rank and its supervisor share."""
+    """Settings that a rank and its supervisor share."""
 
     model: str
     """Checkpoint folder or hub name."""
