@@ -396,7 +396,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class HangUp:
-    """End a life: close its control lanes. Fences that are under way go on."""
+    """End a life: close its control lanes, and its pods when their fences are through."""
 
     life: int
 
