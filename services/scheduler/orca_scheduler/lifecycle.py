@@ -99,6 +99,7 @@ class Forming:
     """The ranks take their places in a new epoch."""
 
     epoch: int = 0  # 0: the pool has not given it yet
+    store: str = ""  # where the ranks find each other, once it is hosted
     room: dict[int, int] = field(default_factory=dict)  # rank -> slots that its memory holds
     slots: int = 0  # of the engine, once all have told their room
     allocated: list[int] = field(default_factory=list)  # ranks
@@ -306,7 +307,8 @@ class Lifecycle:
                 assert epoch > self.epoch, f"epoch {epoch} was given before {self.epoch}"
                 self.epoch = forming.epoch = epoch
                 return [HostStore(self.life, epoch)] if self.shape.ranks > 1 else [Form(self.life, epoch, "")]
-            case StoreHosted(_, _, epoch, address), Forming() as forming if epoch == forming.epoch:
+            case StoreHosted(_, _, epoch, address), Forming(store="") as forming if epoch == forming.epoch:
+                forming.store = address
                 return [Form(self.life, epoch, address)]
             case RankFormed(now, _, epoch, rank, slots), Forming() as forming if epoch == forming.epoch:
                 return self._rank_formed(now, forming, rank, slots)
