@@ -184,7 +184,7 @@ class Lifecycle:
     state: State = field(default_factory=Opening)
     life: int = 0
     dialed: tuple[str, ...] = ()  # the pods of this life
-    epoch: int = 0  # the last one in the pool's books
+    epoch: int = 0  # the last one in the pool's books; 0: there is none, or a new one was asked for
     known: list[Known] = field(default_factory=list)
     greeted: dict[int, Greeted] = field(default_factory=dict)  # ranks of this life
     away: dict[int, str] = field(default_factory=dict)  # pods of this life whose supervisor cannot be heard, and why
@@ -304,7 +304,7 @@ class Lifecycle:
             case Identified(), Greeting() if len(self.greeted) == self.shape.ranks:
                 return self._identified()
             case EpochGiven(_, _, epoch), Forming(epoch=0) as forming:
-                assert epoch > self.epoch, f"epoch {epoch} was given before {self.epoch}"
+                assert all(g.standing.epoch < epoch for g in self.greeted.values()), f"epoch {epoch} is not new"
                 self.epoch = forming.epoch = epoch
                 return [HostStore(self.life, epoch)] if self.shape.ranks > 1 else [Form(self.life, epoch, "")]
             case StoreHosted(_, _, epoch, address), Forming(store="") as forming if epoch == forming.epoch:
@@ -387,6 +387,7 @@ class Lifecycle:
             (standing,) = standings
             return self._record(Recording(standing.epoch, standing.slots, standing.rows))
         self.state = Forming()
+        self.epoch = 0  # from here on the books may have a new one, even if its answer never comes
         above = max(greeted.standing.epoch for greeted in self.greeted.values())
         return [*self._give_back(), NewEpoch(self.life, above)]
 
