@@ -206,7 +206,7 @@ class Lifecycle:
                 return until
             case Greeting() as greeting:
                 moments = [self.verdict_at, *(moment for moment, _ in self._greeting_bounds(greeting))]
-                return min(moment for moment in moments if moment is not None)
+                return min((moment for moment in moments if moment is not None), default=None)
             case Forming() | Recording() | Running() | Draining():
                 return self.verdict_at
             case _:
@@ -340,7 +340,9 @@ class Lifecycle:
 
     def _greeting_bounds(self, greeting: Greeting) -> list[tuple[float, str]]:
         """How long the parts of a greeting may take: until when, and what was not there by then."""
-        bounds = [(greeting.since + timers.START, "ranks")]
+        bounds: list[tuple[float, str]] = []
+        if len(self.greeted) < self.shape.ranks:
+            bounds.append((greeting.since + timers.START, "ranks"))
         if len(greeting.pods) < self.shape.pods:
             bounds.append((greeting.since + timers.DIAL, "pods"))
         if self.unadmitted:
