@@ -358,6 +358,8 @@ class Term:
             assert not self.core.requests
         if isinstance(life.state, Running):
             assert life.unready is None
+            assert not life.leaving, "an engine runs on although its scheduler leaves"
+            assert life.pods is not None, "an engine runs on that nobody wants"
         if not self.opened or books.term != self.number:
             return  # its claims are nobody's yet, or another's
         core_has = {request.claim for request in self.core.requests if not request.ended}
@@ -1050,7 +1052,8 @@ class LifeWorld:
             self.candidate = tuple(f"a{n}" for n in range(self.shape.pods))
             self.term.post(CandidateChanged(self.now, self.candidate))
         for _ in range(STEPS):
-            done = isinstance(self.term.lifecycle.state, Running) and not self.term.inbox and not self.term.calls
+            done = isinstance(self.term.lifecycle.state, Running) and not self.leaving
+            done = done and not self.term.inbox and not self.term.calls
             if done and all(request.ended for request in self.requests) and not self.term.core.in_flight:
                 break
             moved = self._advance()

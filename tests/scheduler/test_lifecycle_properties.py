@@ -14,6 +14,7 @@ After every step:
 - Nothing comes after Stop.
 - No batch is scheduled unless the engine is Running, and the core hears EngineReady and EngineLost in turn.
 - A Wake before its moment changes nothing; one at `wake_at` makes progress: no later one is due at the same moment.
+- No engine runs whose scheduler leaves, or which is not discovered any more: it drains at most.
 - A verdict names somebody.
 - A request counts a loss only when it came from a takeover, or (the core's part) was RUNNING.
 
@@ -33,7 +34,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from scheduler.life_world import FAULTS, ORDINARY, SHAPES, LifeWorld, storm
 
 from orca_scheduler import lifecycle
-from orca_scheduler.life import LifeEvent
+from orca_scheduler.life import Formation, LifeEvent
+from orca_scheduler.places import Shape
 
 PICK = st.integers(0, 999)
 
@@ -44,7 +46,7 @@ class Lives(RuleBasedStateMachine):
     world: LifeWorld
 
     @initialize(shape=st.sampled_from(SHAPES), seed=st.integers(0, 99), pace=st.sampled_from((1, 2, 4, 12)))
-    def start(self, shape: lifecycle.Shape, seed: int, pace: int) -> None:
+    def start(self, shape: Shape, seed: int, pace: int) -> None:
         self.world = LifeWorld(shape, random.Random(seed))
         self.world.pace = pace
 
@@ -125,3 +127,14 @@ def test_the_same_seed_is_the_same_storm() -> None:
     first, second = storm(random.Random(7), 100), storm(random.Random(7), 100)
     assert first.met == second.met
     assert first.term.record == second.term.record
+
+
+def test_how_ranks_are_formed() -> None:
+    """Stage-major; tokens return on the data plane in a run-ahead, unless one rank has its own."""
+    life = lifecycle.Lifecycle("e", Shape(tp=2, pp=2, ranks_per_pod=1, block_size=4, run_ahead=1), None)
+    places = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [life.formation(n) for n in range(4)] == [Formation(2, 2, *place, 4, True) for place in places]
+    alone = lifecycle.Lifecycle("e", Shape(tp=1, pp=1, ranks_per_pod=1, block_size=4, run_ahead=1), None)
+    assert alone.formation(0) == Formation(1, 1, 0, 0, 4, False)
+    paper = lifecycle.Lifecycle("e", Shape(tp=2, pp=1, ranks_per_pod=1, block_size=8), None)
+    assert paper.formation(1) == Formation(2, 1, 0, 1, 8, False)

@@ -2,8 +2,8 @@
 
 A story begins with comments (`#`) and the engine's shape. Then each line at the margin is an event: the time in
 seconds, and what happens; `EVENTS` has every form. The indented lines below it are what the lifecycle makes of it: its
-actions in their order, `=> State` when the state is another one, and `wake at` when its next wake is. An event names
-the current life, unless it begins with `life N:`.
+actions in their order, `=> State` when the state is another one, `ready` or `not ready` when that has changed, and
+`wake at` when its next wake is. An event names the current life, unless it begins with `life N:`.
 
     ORCA_REWRITE=1 pytest tests/scheduler/test_transcripts.py
 
@@ -102,7 +102,7 @@ class Teller:
         """What the lifecycle makes of an event, as lines."""
         moment, said = line.split(" ", 1)
         now, life = float(moment), self.life
-        state, due = type(life.state).__name__, life.wake_at
+        state, due, unready = type(life.state).__name__, life.wake_at, life.unready
         number = life.life
         if found := re.fullmatch(r"life (\d+): (.*)", said):
             number, said = int(found[1]), found[2]
@@ -117,6 +117,8 @@ class Teller:
             lines.append(told(action))
         if type(life.state).__name__ != state:
             lines.append(f"=> {type(life.state).__name__}")
+        if life.unready != unready:
+            lines.append("ready" if life.unready is None else f"not ready: {life.unready}")
         if life.wake_at != due and life.wake_at is not None:
             lines.append(f"wake at {life.wake_at:.2f}")
         elif life.wake_at != due:
@@ -150,9 +152,11 @@ def numbers(text: str | None) -> tuple[int, ...]:
 
 
 def entries(text: str) -> tuple[Entry, ...]:
-    """`101 102`: the pids of a pod's ranks; `-` is one that does not run."""
-    pids = [0 if pid == "-" else int(pid) for pid in text.split()]
-    return tuple(Entry(n, f"at:{pid}", pid, 0) for n, pid in enumerate(pids))
+    """`101 102/9 -`: the pids of a pod's ranks, the second has run iteration 9, the third does not run."""
+    pairs = [
+        (int(pid.replace("-", "0")), int(last or 0)) for pid, _, last in (one.partition("/") for one in text.split())
+    ]
+    return tuple(Entry(n, f"at:{pid}", pid, last) for n, (pid, last) in enumerate(pairs))
 
 
 def suspected(_: Teller, now: float, life: int, rank: str, kind: str, detail: str, iteration: str | None) -> Suspected:
@@ -165,7 +169,7 @@ EVENTS: dict[str, Callable[..., LifeEvent]] = {
     r"opened, epoch (?P<epoch>\d+)(, claims (?P<claims>[\d ]+))?(?P<taken>, taken over)?": (
         lambda _, now, life, epoch, claims, taken: Opened(now, int(epoch), numbers(claims), taken is not None)
     ),
-    r"pod (?P<pod>\d+) has (?P<pids>[\d -]+)": lambda _, now, life, pod, pids: PodSeen(
+    r"pod (?P<pod>\d+) has (?P<pids>[\d /-]+)": lambda _, now, life, pod, pids: PodSeen(
         now, life, int(pod), entries(pids)
     ),
     r"pod (?P<pod>\d+) away: (?P<why>.+)": lambda _, now, life, pod, why: PodAway(now, life, int(pod), why),
