@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from orca_scheduler import core
+from orca_scheduler import core, timers
 from orca_scheduler.core import Arrived, BatchReturned, Cancelled, Commit, Core, EngineLost, EngineReady, GiveBack
 from orca_scheduler.core import Drain as CoreDrain
 from orca_scheduler.journal import decode, encode, lifecycle_state, restored_lifecycle
@@ -64,7 +64,7 @@ from orca_scheduler.life import (
     Suspected,
     Wake,
 )
-from orca_scheduler.lifecycle import Draining, Ended, Lifecycle, Running
+from orca_scheduler.lifecycle import Closing, Draining, Ended, Greeting, Lifecycle, Opening, Recording, Running
 from orca_scheduler.places import Shape
 from orca_scheduler.request import Arrival
 from orca_scheduler.suspicions import Kind, Suspicion
@@ -263,6 +263,8 @@ class Term:
                 assert life.wake_at == due
             else:
                 assert life.wake_at is None or life.wake_at > event.now, "a Wake at wake_at made no progress"
+                if isinstance(life.state, Greeting) and event.now >= life.state.since + timers.KEEP:
+                    assert not life.unadmitted, "a greeting keeps claims for too long"
         for action in actions:
             assert not self.stopped, f"{action} after Stop"
             self.check(action)
@@ -353,6 +355,8 @@ class Term:
             assert isinstance(life.state, Ended)
             return
         assert not (life.formed and life.unadmitted), "claims are kept from a core that runs"
+        keeps = isinstance(life.state, Opening | Greeting | Recording | Closing)
+        assert keeps or not life.unadmitted, f"claims are kept in {type(life.state).__name__}"
         assert life.formed == self.ready
         if not life.formed:
             assert not self.core.requests
