@@ -263,8 +263,8 @@ class Term:
                 assert life.wake_at == due
             else:
                 assert life.wake_at is None or life.wake_at > event.now, "a Wake at wake_at made no progress"
-                if isinstance(life.state, Greeting) and event.now >= life.state.since + timers.KEEP:
-                    assert not life.unadmitted, "a greeting keeps claims for too long"
+            if isinstance(life.state, Greeting) and event.now >= life.state.since + timers.KEEP:
+                assert not life.unadmitted, "a greeting keeps claims for too long"
         for action in actions:
             assert not self.stopped, f"{action} after Stop"
             self.check(action)
