@@ -99,6 +99,7 @@ class Forming:
     """The ranks take their places in a new epoch."""
 
     epoch: int = 0  # 0: the pool has not given it yet
+    store: str = ""  # where the ranks find each other, once it is hosted
     room: dict[int, int] = field(default_factory=dict)  # rank -> slots that its memory holds
     slots: int = 0  # of the engine, once all have told their room
     allocated: list[int] = field(default_factory=list)  # ranks
@@ -183,7 +184,7 @@ class Lifecycle:
     state: State = field(default_factory=Opening)
     life: int = 0
     dialed: tuple[str, ...] = ()  # the pods of this life
-    epoch: int = 0  # the last one in the pool's books
+    epoch: int = 0  # the last one in the pool's books; 0: there is none, or a new one was asked for
     known: list[Known] = field(default_factory=list)
     greeted: dict[int, Greeted] = field(default_factory=dict)  # ranks of this life
     away: dict[int, str] = field(default_factory=dict)  # pods of this life whose supervisor cannot be heard, and why
@@ -303,10 +304,11 @@ class Lifecycle:
             case Identified(), Greeting() if len(self.greeted) == self.shape.ranks:
                 return self._identified()
             case EpochGiven(_, _, epoch), Forming(epoch=0) as forming:
-                assert epoch > self.epoch, f"epoch {epoch} was given before {self.epoch}"
+                assert all(g.standing.epoch < epoch for g in self.greeted.values()), f"epoch {epoch} is not new"
                 self.epoch = forming.epoch = epoch
                 return [HostStore(self.life, epoch)] if self.shape.ranks > 1 else [Form(self.life, epoch, "")]
-            case StoreHosted(_, _, epoch, address), Forming() as forming if epoch == forming.epoch:
+            case StoreHosted(_, _, epoch, address), Forming(store="") as forming if epoch == forming.epoch:
+                forming.store = address
                 return [Form(self.life, epoch, address)]
             case RankFormed(now, _, epoch, rank, slots), Forming() as forming if epoch == forming.epoch:
                 return self._rank_formed(now, forming, rank, slots)
@@ -387,6 +389,7 @@ class Lifecycle:
             (standing,) = standings
             return self._record(Recording(standing.epoch, standing.slots, standing.rows))
         self.state = Forming()
+        self.epoch = 0  # from here on the books may have a new one, even if its answer never comes
         above = max(greeted.standing.epoch for greeted in self.greeted.values())
         return [*self._give_back(), NewEpoch(self.life, above)]
 
