@@ -1,4 +1,4 @@
-"""Who may import whom: the rules of docs/design.md, "The house", held against every import in the tree."""
+"""Who may import whom: the rules of docs/design.md, "The house: Figure 4 as folders", checked for every import."""
 
 import ast
 import sys
