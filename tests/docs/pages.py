@@ -9,7 +9,6 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
-    ROOT / "lab/benchmarks.md",
     ROOT / "examples/README.md",  # last: its last block kills processes of the stack
 ]
 RUNNABLE = {"bash", "python"}

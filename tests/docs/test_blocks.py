@@ -1,8 +1,12 @@
 """Every code block of the pages is run, against one stack; what cannot run here says why, above the block."""
 
+import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,10 @@ from docs.pages import PAGES, ROOT, RUNNABLE, SHOWN, Block, blocks
 from docs.serving import Served, serving
 
 ALL = [block for page in PAGES for block in blocks(page)]
-RUN = [block for block in ALL if block.language in RUNNABLE and block.reason is None and not block.serves]
+PLAIN = [block for block in ALL if block.language in RUNNABLE and block.reason is None and not block.serves]
+# Commands that would run these tests inside themselves, or never end: their blocks must be tagged.
+NESTED = re.compile(r"\bmake (test|check|demo|setup)|pytest|orca serve")
+RUN = [block for block in PLAIN if not NESTED.search(block.code)]
 SERVE = [(block, command) for block in ALL if block.serves for command in block.code.splitlines() if command]
 
 
@@ -18,6 +25,19 @@ SERVE = [(block, command) for block in ALL if block.serves for command in block.
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with serving(".venv/bin/orca serve --endpoints 2", tmp_path_factory.mktemp("stack")) as served:
         yield served
+
+
+@contextmanager
+def session(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A command in a session of its own. What it started and is left at the end is killed."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @pytest.mark.parametrize("block", RUN, ids=str)
@@ -29,9 +49,10 @@ def test_block(block: Block, served: Served, tmp_path: Path) -> None:
         command = [sys.executable, str(script)]
     else:
         command = ["bash", "-euo", "pipefail", "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
-    assert done.stdout, f"it printed nothing:\n{code}"
+    with session(command) as process:
+        output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, f"{code}\n{output}\n{errors}"
+    assert output, f"it printed nothing:\n{code}"
 
 
 @pytest.mark.parametrize(("block", "command"), SERVE, ids=lambda part: str(part).rpartition("/")[2])
@@ -41,6 +62,8 @@ def test_serve(block: Block, command: str, tmp_path: Path) -> None:
 
 
 def test_every_block_is_run_or_says_why() -> None:
+    nested = [str(block) for block in PLAIN if NESTED.search(block.code)]
+    assert not nested, f"blocks that need a tag: {nested}"
     unknown = [str(block) for block in ALL if block.language not in RUNNABLE | SHOWN]
     assert not unknown, f"blocks of a language that is neither run nor only shown: {unknown}"
     shell = [str(block) for block in ALL if not block.language and ".venv/bin" in block.code]
