@@ -115,6 +115,7 @@ def declared(base: type, kind: Any) -> Iterator[Setting]:
             field = kind.model_fields[node.target.id]
             meaning = field.description or comments.get(node.end_lineno or node.lineno, "").lstrip("# ")
             default = "required" if field.is_required() else "not set" if field.default is None else str(field.default)
+            meaning = " ".join(meaning.split())
             yield Setting(node.target.id, type_of(ast.unparse(node.annotation)), default, meaning)
 
 
