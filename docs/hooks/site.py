@@ -183,5 +183,5 @@ def source_text(path: Path) -> str:
     """A source file as a page. Markdown files outside docs/ are shown as they are written, too."""
     fence = "`" * 6
     language = LANGUAGES.get(path.suffix, "text")
-    title = f"# {path.relative_to(ROOT)}\n\n"
-    return f'{title}{fence}{language} linenums="1"\n{path.read_text()}\n{fence}\n'
+    head = f"---\nsearch:\n  exclude: true\nhide: [navigation, toc]\n---\n# {path.relative_to(ROOT)}\n\n"
+    return f'{head}{fence}{language} linenums="1"\n{path.read_text()}\n{fence}\n'
