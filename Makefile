@@ -3,40 +3,52 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-
-.PHONY: setup demo test distributed gpu lint protos bench
 ROUNDS ?= 30
-setup: $(STAMP)
+TREE ?= .
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check test distributed lint docs bench gpu protos
+
+help: ## Show this help.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Install everything into .venv; the other targets do this first.
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
 	touch $@
 
-demo: $(STAMP)
+demo: $(STAMP) ## Serve the demo model, and show four requests that share iterations.
 	$(BIN)/orca demo
 
-test: $(STAMP)
+check: lint ## Lint, and run the tests of about a minute: all but those marked slow.
+	$(BIN)/pytest -m 'not slow'
+
+test: $(STAMP) ## Run all tests.
 	$(BIN)/pytest
 
-# All of what `make test` samples: tokens of every tp x pp, and rounds of killed and frozen ranks.
-distributed: $(STAMP)
+distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp x pp, ROUNDS=30 of killed and frozen ranks.
 	$(BIN)/python tests/e2e/token_grid.py
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS)
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1
 
-# On a machine with a GPU: the tests that need it, and the times of lab/benchmarks.md. A borrowed one has no network:
-# tests/gpu/fetch.sh here, then tests/gpu/run.sh there.
-gpu: $(STAMP)
-	PYTHON=$(BIN)/python tests/gpu/run.sh
-
-lint: $(STAMP)
+lint: $(STAMP) ## Check format, style and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
-protos: $(STAMP)
-	$(BIN)/python protos/generate.py
+docs: $(STAMP) ## Build the documentation; a broken link is an error.
+	$(BIN)/mkdocs build --strict
 
-bench: $(STAMP)
-	$(BIN)/python -m orca_cli.control_plane
+# The benchmark comes from this checkout, the code that it measures from TREE.
+bench: $(STAMP) ## Measure the control plane's CPU time; TREE=FOLDER measures the code of another checkout.
+	PYTHONPATH=$(shell printf '%s:' $(wildcard $(addprefix $(realpath $(TREE))/,protos services/* kernels client lab local))) \
+		$(BIN)/python -m orca_bench.control_plane
+
+# A borrowed machine with a GPU has no network: run tests/gpu/fetch.sh here, then tests/gpu/run.sh there.
+gpu: $(STAMP) ## On a machine with a GPU: run its tests, and measure the times of lab/benchmarks.md.
+	PYTHON=$(BIN)/python tests/gpu/run.sh
+
+protos: $(STAMP) ## Generate the Python of protos/ again.
+	$(BIN)/python protos/generate.py

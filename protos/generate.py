@@ -1,4 +1,4 @@
-"""Generates the Python of `protos/orca/v1/*.proto` beside them: messages, stubs (.pyi) and gRPC services.
+"""Generates the Python of `protos/orca/v1/*.proto` beside them: messages, their types (.pyi) and gRPC services.
 
 python protos/generate.py [--out FOLDER]
 """
@@ -29,7 +29,7 @@ def generate(out: Path) -> None:
         raise SystemExit("protoc failed")
     for module in out.glob("orca/v1/*_pb2_grpc.py"):
         if not re.search(r"class \w+Servicer", module.read_text()):
-            module.unlink()  # a file of messages alone
+            module.unlink()  # the file has messages only
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Small random checkpoints for tests: what a Hugging Face folder holds, made on the spot."""
+"""Small random checkpoints for tests, as Hugging Face folders."""
 
 import json
 from pathlib import Path
@@ -24,10 +24,10 @@ def make_gpt2(
     tokenizer: bool = False,
     **config: Any,
 ) -> Path:
-    """A GPT-2 of random weights, large enough that continuations differ. `config` overrides fields of GPT2Config.
+    """A GPT-2 with random weights, which are large enough that continuations differ. `config` overrides GPT2Config.
 
-    With `tokenizer`, a byte-level tokenizer.json: bytes are the ids 0 to 255 in their own alphabet's order, so `vocab`
-    is at least 256 and the ids behind have no text.
+    With `tokenizer` the folder has a byte-level tokenizer.json: ids 0 to 255 are the bytes in its alphabet's order.
+    Then `vocab` is at least 256, and higher ids have no text.
     """
     torch.manual_seed(seed)
     fields: dict[str, Any] = {
@@ -42,7 +42,7 @@ def make_gpt2(
     }
     model = GPT2LMHeadModel(GPT2Config(**(fields | config)))
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 1:  # biases and norms are 0 and 1 by default: a test would not see them
+        if parameter.dim() == 1:  # biases and norms are 0 and 1 by default, and a test would not notice them
             torch.nn.init.normal_(parameter, mean=float("ln_" in name and name.endswith("weight")), std=0.1)
     model.save_pretrained(folder)
     if tokenizer:
@@ -52,7 +52,7 @@ def make_gpt2(
 
 
 def make_tokenizer() -> Tokenizer:
-    """A token for each byte, and no other."""
+    """A tokenizer with a token for each byte, and no others."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -69,7 +69,7 @@ def make_timed(
     tokenizer: bool = False,
     **config: Any,
 ) -> Path:
-    """The model that only waits (`orca_worker.models.timed`); `tokenizer` as in make_gpt2."""
+    """A model that only waits, `seconds` for each iteration (model_type orca_timed); `tokenizer` as in make_gpt2."""
     folder.mkdir(parents=True, exist_ok=True)
     fields = {"model_type": "orca_timed", "vocab_size": vocab, "n_positions": positions, "seconds": seconds, **config}
     (folder / "config.json").write_text(json.dumps(fields))

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import GPT2LMHeadModel
 
-TIE = 1e-3  # logits: a thousand times what another order of a float32 sum makes in the tests' models
+TIE = 1e-3  # of logits; in the tests' models another order of a float32 sum makes a thousandth of it
 
 
 class Reference:
@@ -24,7 +24,7 @@ class Reference:
     def continued(self, prompt: Sequence[int], max_new_tokens: int) -> tuple[list[int], float]:
         """The greedy continuation, and the smallest distance between the two largest logits on its way.
 
-        Where that is as small as what float32 rounds away, another order of the same sums gives another token.
+        If the distance is as small as float32's rounding, another order of the same sums may give another token.
         """
         tokens: list[int] = []
         margin = math.inf

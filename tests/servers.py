@@ -1,4 +1,4 @@
-"""Real servers for tests: a Redis for the request pool, with its append-only file in a temporary folder."""
+"""A real Redis for tests of the request pool, with its append-only file in a temporary folder."""
 
 import shutil
 import signal
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from orca_cli import embedded_pool
+from orca_local import embedded_pool
 
-# The servers that the pool must run under: the embedded Valkey, and Redis 7.0 where it is installed.
+# The servers that the pool must work with: the embedded Valkey, and Redis 7.0 where it is installed.
 KINDS = ["valkey", *(["redis"] if shutil.which("redis-server") else [])]
 
 
 class RedisServer:
-    """A server that can be frozen, killed and started again on its port with the same file."""
+    """A server that a test can freeze, kill, and start again on the same port with the same file."""
 
     def __init__(self, folder: Path, kind: str = "valkey") -> None:
         self._binary = Path(shutil.which("redis-server") or "redis-server") if kind == "redis" else None
@@ -34,7 +34,7 @@ class RedisServer:
         self._child.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL: what was acknowledged must be in the file."""
+        """Ends the server by SIGKILL. What it has acknowledged must be in the file."""
         self._child.kill()
         self._child.wait()
 
@@ -54,7 +54,7 @@ class RedisServer:
 
 @contextmanager
 def redis_server(kind: str = "valkey") -> Iterator[RedisServer]:
-    """A server of one of KINDS, ended by its pid."""
+    """A server of one of KINDS, for the time of a test."""
     with TemporaryDirectory(prefix="orca-redis-") as folder:
         server = RedisServer(Path(folder), kind)
         try:

@@ -1,4 +1,4 @@
-"""Whole stacks for tests: the processes of `orca serve` on free loopback ports, in a folder of the test's."""
+"""Whole stacks for tests: the processes of `orca serve` on free loopback ports, in a folder of the test."""
 
 import asyncio
 import json
@@ -12,13 +12,14 @@ import grpc
 
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaStub
-from orca_cli.stack import Plan, Stack
 from orca_client import AsyncOrcaClient, Token
+from orca_local.settings import ServeSettings
+from orca_local.stack import Stack
 
 
 @dataclass
 class Running:
-    """A stack that is ready, and ways to reach it."""
+    """A stack that is ready, with its clients and its files."""
 
     stack: Stack
     run_dir: Path
@@ -37,7 +38,7 @@ class Running:
         return json.loads((self.run_dir / "processes.json").read_text())
 
     def journal(self) -> list[dict[str, Any]]:
-        """All whole lines of all journals, oldest term first."""
+        """All complete lines of all journals, the oldest term first."""
         lines: list[dict[str, Any]] = []
         for path in sorted(self.run_dir.glob("journal-*.jsonl")):
             text = path.read_text()
@@ -47,7 +48,7 @@ class Running:
     async def tokens(
         self, prompt: list[int], count: int, came: Callable[[int], None] = lambda token: None
     ) -> list[int]:
-        """A request's tokens; `came` hears of each. The client library resumes by itself."""
+        """Returns a request's tokens, and calls `came` with each. The client library resumes by itself."""
         tokens: list[int] = []
         async for event in self.client.generate(prompt, max_new_tokens=count, ignore_eos=True):
             if isinstance(event, Token):
@@ -57,7 +58,7 @@ class Running:
         return tokens
 
     async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Waits for a condition that another process brings about."""
+        """Waits for a condition that another process will make true."""
         async with asyncio.timeout(seconds):
             while not condition():
                 await asyncio.sleep(0.02)
@@ -65,31 +66,11 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    run_dir: Path,
-    model: Path,
-    *,
-    tp: int = 1,
-    pp: int = 1,
-    engines: int = 1,
-    schedulers: int = 1,
-    endpoints: int = 1,
-    environment: Mapping[str, str] | None = None,
-    **settings: object,
+    run_dir: Path, model: Path, *, environment: Mapping[str, str] | None = None, **settings: object
 ) -> AsyncIterator[Running]:
-    """Starts a stack; `settings` are `ORCA_*` values in lower case. Prints the processes' logs when the test fails."""
-    values = {"dtype": "float32", "device": "cpu", "slots": 4096, "threads": 1} | settings
-    plan = Plan(
-        model=model,
-        tp=tp,
-        pp=pp,
-        engines=engines,
-        schedulers=schedulers,
-        endpoints=endpoints,
-        port=0,
-        http_port=0,
-        settings={f"ORCA_{name.upper()}": str(value) for name, value in values.items()} | dict(environment or {}),
-    )
-    stack = Stack(plan, run_dir, print)
+    """Starts a stack with these settings of `orca serve`. Prints the processes' logs when the test fails."""
+    values = {"dtype": "float32", "device": "cpu", "slots": 4096, "threads": 1, "port": 0, "http_port": 0} | settings
+    stack = Stack(ServeSettings.load(model=str(model), **values), run_dir, print, environment)
     try:
         async with asyncio.timeout(120):
             await stack.start()
@@ -108,5 +89,5 @@ async def running(
 
 
 def generation(prompt: list[int], max_new_tokens: int, **fields: Any) -> pb.GenerateRequest:
-    """A request by token ids."""
+    """A request whose prompt is token ids."""
     return pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt), max_new_tokens=max_new_tokens, **fields)

@@ -1,8 +1,8 @@
-"""Who may import whom: the rules of the house (DESIGN, section 2), held against every import in the tree."""
+"""Who may import whom: the rules of docs/design.md, "The house: Figure 4 as folders", checked on every import."""
 
 import ast
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +19,14 @@ HOME = {  # import package -> the folder that holds it
     "orca_kernels": "kernels",
     "orca_client": "client",
     "orca_lab": "lab",
+    "orca_local": "local",
+    "orca_bench": "bench",
     "orca_cli": "cli",
 }
-CORE = ("request", "slots", "selection", "core")  # the pure modules of orca_scheduler
+CORE = (  # the pure modules of orca_scheduler
+    *("request", "slots", "selection", "core"),
+    *("life", "lifecycle", "suspicions", "places", "progress", "timers"),
+)
 IMPURE = {  # modules of the standard library with a clock, chance or the world in them
     *("asyncio", "concurrent", "contextvars", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "queue"),
     *("random", "sched", "secrets", "select", "selectors", "shutil", "signal", "socket", "subprocess", "sys"),
@@ -103,9 +108,9 @@ RULES = [
         lambda i: ours(i, "orca_kernels") and third_party(i, "torch", "triton"),
     ),
     Rule(
-        "orca_client -> orca.v1; grpcio and protobuf only",
+        "orca_client -> orca.v1; grpcio, protobuf and google.rpc only",
         "orca_client",
-        lambda i: ours(i, "orca_client", "orca.v1") and third_party(i, "grpc", "google.protobuf"),
+        lambda i: ours(i, "orca_client", "orca.v1") and third_party(i, "grpc", "google.protobuf", "google.rpc"),
     ),
     Rule(
         "orca_lab -> the scheduler's pure core, orca_worker, orca_kernels, orca_client, orca.v1",
@@ -117,8 +122,24 @@ RULES = [
         ),
     ),
     Rule(
-        "core modules (request, slots, selection, core) import the standard library and each other only: no clock, no "
-        "I/O, no protobuf",
+        "orca_local -> orca_common, orca.v1, and of the services, which are its processes, only their settings and the "
+        "worker's table of model families",
+        "orca_local",
+        lambda i: ours(
+            i,
+            *("orca_local", "orca_common", "orca.v1", "orca_worker.models.families"),
+            *(f"{service}.settings" for service in ("orca_endpoint", "orca_scheduler", "orca_worker")),
+        ),
+    ),
+    Rule(
+        "orca_bench -> orca_local, orca_lab, orca_client, orca_pool, orca_common, orca.v1; never orca_cli",
+        "orca_bench",
+        lambda i: ours(i, "orca_bench", "orca_local", "orca_lab", "orca_client", "orca_pool", "orca_common", "orca.v1"),
+    ),
+    Rule("orca_cli -> anything but orca_bench", "orca_cli", lambda i: not i.within("orca_bench")),
+    Rule(
+        "pure modules (request, slots, selection, core, life, lifecycle, ..) import the standard library and each "
+        "other only: no clock, no I/O, no protobuf",
         "orca_scheduler",
         lambda i: (
             i.within(*(f"orca_scheduler.{name}" for name in CORE))
@@ -162,6 +183,56 @@ def violations(root: Path, rule: Rule) -> list[str]:
     return sorted(set(found))
 
 
+def modules(root: Path) -> dict[str, tuple[Path, Path]]:
+    """Every module of ours by its full name: its file, and the folder that holds its package."""
+    found = {}
+    for package, home in HOME.items():
+        for path in sources(root, package):
+            parts = path.relative_to(root / home).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path, root / home
+    return found
+
+
+def import_graph(root: Path) -> dict[str, set[str]]:
+    """Each module of ours -> those that it imports, in functions and under TYPE_CHECKING too.
+
+    Whoever imports `a.b.c` also imports the packages `a` and `a.b`, unless it is in them itself: these have been begun
+    before it.
+    """
+    files = modules(root)
+    graph: dict[str, set[str]] = {}
+    for name, (path, home) in files.items():
+        graph[name] = set()
+        for found in imports(path, home):
+            full = f"{found.module}.{found.name}"
+            target = full if full in files else found.module
+            parts = target.split(".")
+            around = {".".join(parts[:end]) for end in range(1, len(parts))}
+            graph[name] |= {package for package in around if not f"{name}.".startswith(f"{package}.")} | {target}
+        graph[name] = (graph[name] & files.keys()) - {name}
+    return graph
+
+
+def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Groups of modules of which each imports each other, directly or not."""
+    rest = {name: set(imported) for name, imported in graph.items()}
+    while ends := {name for name, imported in rest.items() if not imported & rest.keys()}:
+        rest = {name: imported for name, imported in rest.items() if name not in ends}
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            new = (rest[todo.pop()] & rest.keys()) - seen
+            seen |= new
+            todo += new
+        return seen
+
+    reach = {name: reached(name) for name in rest}
+    groups = {frozenset(other for other in reach[name] if name in reach[other]) for name in rest if name in reach[name]}
+    return sorted(sorted(group) for group in groups)
+
+
 def environment_readers(root: Path) -> list[str]:
     """Uses of os.environ and os.getenv outside settings.py."""
     names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
@@ -179,6 +250,11 @@ def environment_readers(root: Path) -> list[str]:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.package}: {rule.sentence}")
 def test_imports(rule: Rule) -> None:
     assert not violations(ROOT, rule), rule.sentence
+
+
+def test_no_circle() -> None:
+    found = [" <-> ".join(circle) for circle in circles(import_graph(ROOT))]
+    assert not found, "modules import each other"
 
 
 def test_environment() -> None:
@@ -223,3 +299,28 @@ def test_the_walk_itself(tmp_path: Path) -> None:
     (package / "settings.py").write_text("import os\nprint(os.environ['A'])\n")
     lines = [line.partition(":")[2] for line in environment_readers(tmp_path)]
     assert sorted(lines) == ["2 imports os.getenv", "3 uses os.environ"]
+
+
+def test_circles_are_found(tmp_path: Path) -> None:
+    """Inside functions, under TYPE_CHECKING, and through the package around a module."""
+    package = tmp_path / "services/worker/orca_worker"
+    for folder in ("models", "places"):
+        (package / folder).mkdir(parents=True)
+    files = {
+        "__init__.py": "",
+        "batch.py": "from .models.gpt import x\n",
+        "kv.py": "def f():\n    from . import stage\n",
+        "memory.py": "from .kv import x\n",
+        "stage.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .memory import x\n",
+        "models/__init__.py": "from ..batch import x\nfrom . import gpt\n",
+        "models/gpt.py": "import orca_common.errors\n",
+        "places/__init__.py": "from .place import Place\nLIMIT = 3\n",
+        "places/place.py": "from . import LIMIT\n",
+    }
+    for name, text in files.items():
+        (package / name).write_text(text)
+    assert circles(import_graph(tmp_path)) == [
+        ["orca_worker.batch", "orca_worker.models"],
+        ["orca_worker.kv", "orca_worker.memory", "orca_worker.stage"],
+        ["orca_worker.places", "orca_worker.places.place"],
+    ]

@@ -1,4 +1,4 @@
-"""`orca demo`: four requests share iterations before the reader's eyes (paper section 3.1, Figure 4)."""
+"""`orca demo`: shows how four requests share iterations (paper section 3.1, Figure 4)."""
 
 import asyncio
 import json
@@ -17,17 +17,17 @@ from orca_client import AsyncOrcaClient, Finished, Token
 
 COLOURS = ("cyan", "magenta", "yellow", "green")
 SEED = 11  # the same text in every run
-SHOWN = 40  # iterations of the table; the middle of a longer run is left out
+SHOWN = 40  # iterations in the table; the middle of a longer run is left out
 
 
 @dataclass
 class Actor:
-    """One of the demo's requests, and what has become of it."""
+    """One of the demo's requests, and its state."""
 
     name: str
     prompt: str
     max_new_tokens: int
-    after: int  # it arrives when the first request has made so many tokens
+    after: int  # the request is sent when the first request has this many tokens
     text: str = ""
     request_id: str = ""
     tokens: int = 0
@@ -44,7 +44,7 @@ CAST = (
 
 
 def panels(actors: tuple[Actor, ...]) -> Columns:
-    """The requests side by side: prompt dim, what was generated bright."""
+    """The requests side by side, prompts dim and generated text bright."""
     shown = []
     for actor, colour in zip(actors, COLOURS, strict=True):
         body = Text(actor.prompt, style="dim") + Text(actor.text, style=colour)
@@ -54,7 +54,7 @@ def panels(actors: tuple[Actor, ...]) -> Columns:
 
 
 async def play(addresses: list[str], console: Console) -> tuple[Actor, ...]:
-    """Sends the requests, each at its moment, and streams them side by side."""
+    """Sends each request at its moment, and streams all side by side."""
     actors = tuple(Actor(a.name, a.prompt, a.max_new_tokens, a.after) for a in CAST)
     reached = [asyncio.Event() for _ in actors]
 
@@ -96,7 +96,7 @@ async def play(addresses: list[str], console: Console) -> tuple[Actor, ...]:
 
 
 def batches(run_dir: Path) -> list[dict[str, Any]]:
-    """The iterations in the journals of a run: number, members by request id and what each ran, slots reserved."""
+    """The iterations in the journals of a run: number, what each member ran by request id, reserved slots."""
     found = []
     for journal in sorted(run_dir.glob("journal-*.jsonl")):
         names: dict[str, str] = {}
@@ -112,8 +112,8 @@ def batches(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def iteration_table(actors: tuple[Actor, ...], iterations: list[dict[str, Any]]) -> Table:
-    """Which request ran in which phase in each iteration; rows of the flat batch and slots beside it."""
-    table = Table(title="iterations of engine-0: one line is one run of all layers over one batch")
+    """One line per iteration: which request ran in which phase, the rows of the flat batch, the reserved slots."""
+    table = Table(title="iterations of engine-0: each line is one run of all layers over one batch")
     table.add_column("no.", justify="right")
     for actor, colour in zip(actors, COLOURS, strict=True):
         table.add_column(actor.name, style=colour, justify="center")
@@ -135,9 +135,9 @@ def iteration_table(actors: tuple[Actor, ...], iterations: list[dict[str, Any]])
 
 
 LEGEND = (
-    "[bold]Iteration-level scheduling:[/] a request joins at the next iteration after it came, and leaves when it is "
-    "done; nobody waits for the longest. [bold]Selective batching:[/] all tokens of an iteration, of different "
+    "[bold]Iteration-level scheduling:[/] a request joins at the next iteration after its arrival and leaves when it "
+    "is done; none waits for the longest. [bold]Selective batching:[/] all tokens of an iteration, of different "
     "requests, phases and positions, run as one flat batch \\[ΣL, H] through every linear layer; attention alone is "
-    "split by request. [bold]Slots[/] are reserved for a request's whole length at its first iteration, and released "
+    "split by request. [bold]Slots[/] are reserved for a request's whole length at its first iteration and released "
     "at its end."
 )

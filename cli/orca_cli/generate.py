@@ -28,24 +28,30 @@ from rich.text import Text
 from orca_client import Accepted, AsyncOrcaClient, Event, Finished, FinishReason, OrcaError, Token, message_of
 
 Prompt = str | list[int]
-HELLO_TIMEOUT = 5.0  # seconds for the first answer of an endpoint; a later outage is waited for
-PANEL_WIDTH = 40  # least columns of a terminal for one of several prompts
+HELLO_TIMEOUT = 5.0  # seconds for the first answer of an endpoint; later outages are waited out
+PANEL_WIDTH = 40  # columns that each of several prompts gets at least
 
 
 def generate(
-    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; none or - reads one from stdin.")] = None,
-    address: Annotated[list[str] | None, typer.Option(help="Endpoint, host:port. May be given again.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="Prompts. Without one, or for -, the prompt is read from stdin.")
+    ] = None,
+    address: Annotated[
+        list[str] | None, typer.Option(help="An endpoint, host:port; 127.0.0.1:50051 if not given. May be repeated.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 64,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(min=1)] = None,
-    top_p: Annotated[float | None, typer.Option()] = None,
-    seed: Annotated[int | None, typer.Option(min=0)] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the generation. May be given again.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end-of-sequence token.")] = False,
-    logprobs: Annotated[bool, typer.Option("--logprobs", help="With --json: each token's logprob.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each event.")] = False,
-    token_ids: Annotated[str | None, typer.Option(help='The prompt as token ids: "1,2,3".')] = None,
-    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds for each request.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from this many likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this total share.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The same seed draws the same tokens.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the generation. May be repeated.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after the end-of-sequence token.")] = False,
+    logprobs: Annotated[
+        bool, typer.Option("--logprobs", help="With --json: the log probability of each token.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per event.")] = False,
+    token_ids: Annotated[str | None, typer.Option(help='A prompt as token ids, as in "1,2,3".')] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds that each request may take.")] = None,
 ) -> None:
     """Generates text for one or several prompts."""
     if logprobs and not as_json:
@@ -73,7 +79,7 @@ def generate(
 
 
 def prompts_of(prompts: Sequence[str], token_ids: str | None) -> list[Prompt]:
-    """The prompts of a command line. One line break at the very end of stdin is not part of the prompt."""
+    """The prompts of a command line. A line break at the very end of stdin is not part of the prompt."""
     if token_ids is not None:
         if prompts:
             raise typer.BadParameter("takes the place of a prompt: give one of the two", param_hint="--token-ids")
@@ -99,7 +105,7 @@ def read_prompt() -> str:
 async def generate_all(
     addresses: Sequence[str], prompts: Sequence[Prompt], arguments: dict[str, Any], as_json: bool
 ) -> list[str]:
-    """Runs all prompts at once, and answers a sentence for each that failed. When cancelled (Ctrl-C), cancels all."""
+    """Runs all prompts at once. Returns a sentence for each that failed. Ctrl-C cancels all requests."""
     failures: dict[int, str] = {}
     closed = False
 
@@ -125,7 +131,7 @@ async def generate_all(
                 for n, prompt in enumerate(prompts):
                     group.create_task(one(client, n, prompt, output))
         except* BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's last flush complains
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at its last flush
             closed = True
         finally:
             output.close()
@@ -138,12 +144,12 @@ async def generate_all(
 
 
 class Output(Protocol):
-    """Where events go; `n` is the prompt's place on the command line."""
+    """Shows the events of all prompts. `n` is a prompt's position on the command line."""
 
     def show(self, n: int, request_id: str, event: Event) -> None: ...
 
     def end(self, n: int) -> None:
-        """This prompt is done, well or not."""
+        """The prompt has ended, with or without an error."""
         ...
 
     def close(self) -> None: ...
@@ -158,7 +164,7 @@ def output_for(prompts: Sequence[Prompt], spells: bool, as_json: bool) -> Output
 
 
 def piece(event: Event, spells: bool) -> str:
-    """The text of an event. A model without a tokenizer (`spells` False) shows token ids."""
+    """The text of an event. For a model without a tokenizer (`spells` is False), the token's id."""
     match event:
         case Accepted():
             return ""
@@ -173,7 +179,7 @@ def title(prompt: Prompt) -> str:
 
 
 class JsonLines:
-    """Every event at once, whichever request it is of."""
+    """Prints every event as it comes, as a line of JSON."""
 
     def show(self, n: int, request_id: str, event: Event) -> None:
         response = message_of(event)
@@ -191,7 +197,7 @@ class JsonLines:
 
 
 class Blocks:
-    """Plain text in the prompts' order: the first that has not ended is shown as it comes, later ones wait for it."""
+    """Prints plain text in the prompts' order: the first unfinished one as it comes, later ones after its end."""
 
     def __init__(self, prompts: Sequence[Prompt], spells: bool) -> None:
         self._prompts, self._spells = prompts, spells
@@ -238,7 +244,7 @@ class Blocks:
 
 
 class Panels:
-    """One panel a prompt, side by side as far as the terminal is wide."""
+    """Shows a panel for each prompt, as many side by side as the terminal has room for."""
 
     def __init__(self, prompts: Sequence[Prompt], spells: bool, console: Console) -> None:
         self._spells = spells
@@ -263,7 +269,7 @@ class Panels:
             self._states[n] += ", failed"
 
     def close(self) -> None:
-        self._live.vertical_overflow = "visible"  # the last picture is a whole one, however long
+        self._live.vertical_overflow = "visible"  # so that the last picture is complete, however long
         self._live.stop()
 
     def _render(self) -> Table:

@@ -1,4 +1,4 @@
-"""What `orca timeline` shows of a run: its stages as in the paper's Figure 8, and where their time went."""
+"""What `orca timeline` shows of a run: its stages as in the paper's Figure 8, and what they spent their time on."""
 
 from rich.console import Group
 from rich.table import Table
@@ -7,11 +7,11 @@ from rich.text import Text
 from orca_lab.timeline import Life, Run, blocks, filled, label, letters, planes, shares
 
 COLOURS = ("on dark_blue", "on dark_green", "on dark_magenta", "on dark_cyan", "on grey37", "on dark_red")
-LEGEND = 12  # requests that are named
+LEGEND = 12  # requests named below the drawing at most
 
 
 def drawing(run: Run, life: Life, count: int, width: int) -> Group:
-    """The last `count` iterations: one line a stage, a block labelled with its batch while the stage was busy."""
+    """The last `count` iterations: one line per stage, with a block for each batch while the stage was busy."""
     drawn = life.iterations[-count:]
     begin = min(t.started for t in drawn[0].times.values())
     end = max(t.sent for t in drawn[-1].times.values())
@@ -39,9 +39,9 @@ def drawing(run: Run, life: Life, count: int, width: int) -> Group:
 
 
 def share_table(life: Life) -> Table:
-    """What each stage did since the pipeline had filled."""
+    """The shares of each stage's time since the pipeline had filled."""
     begin, end = filled(life)
-    table = Table(title=f"shares of {(end - begin) / 1e9:.2f} s since the pipeline had filled", title_justify="left")
+    table = Table(title=f"shares of {(end - begin) / 1e9:.2f} s, since the pipeline had filled", title_justify="left")
     for column in ("stage", "busy", "waiting for upstream", "waiting for scheduler", "no work"):
         table.add_column(column, justify="right")
     for stage, share in enumerate(shares(life)):

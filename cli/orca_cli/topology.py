@@ -1,8 +1,9 @@
-"""What `orca topology` shows: the rank map of an engine, from the partition's own rules."""
+"""What `orca topology` shows: which rank of an engine holds what, by the rules of the partition."""
 
 from collections.abc import Sequence
 
 from rich.table import Table
+from rich.text import Text
 
 from orca_common.checkpoint import Checkpoint
 from orca_worker.partition import RankShare
@@ -11,9 +12,9 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def rank_table(checkpoint: Checkpoint, shares: Sequence[RankShare], tp: int, pp: int, dtype: str) -> Table:
-    """One line a rank: its place, its layers, how many tensors it holds a part of, and their bytes."""
+    """One line per rank: its place, its layers, the tensors that it holds (a part of), and their bytes."""
     total = sum(share.weight_bytes for share in shares)
-    table = Table(title=f"{checkpoint.name}, tp {tp} x pp {pp}, {dtype}", title_justify="left")
+    table = Table(title=Text(f"{checkpoint.name}, tp {tp} x pp {pp}, {dtype}"), title_justify="left")
     columns = ("rank", "stage", "tensor rank", "layers", "tensors", "weights", "share", "one slot (K/V)")
     for column in columns:
         table.add_column(column, justify="left" if column == "layers" else "right")
@@ -33,7 +34,7 @@ def rank_table(checkpoint: Checkpoint, shares: Sequence[RankShare], tp: int, pp:
 
 
 def slice_table(shares: Sequence[RankShare]) -> Table:
-    """One line a tensor of a rank: the whole shape, the axis that is cut, and the ranges that the rank keeps."""
+    """One line per tensor of a rank: the whole shape, the axis that is cut, and the ranges that the rank keeps."""
     table = Table(title="slices", title_justify="left")
     for column in ("rank", "tensor", "of", "axis", "keeps", "shape here"):
         table.add_column(column, justify="right" if column in ("rank", "axis") else "left")
@@ -64,7 +65,7 @@ def shape(sizes: Sequence[int]) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes for a reader: 1536 is 1.5 KiB."""
+    """Bytes in the largest fitting unit: 1536 is 1.5 KiB."""
     value = float(count)
     for unit in UNITS[:-1]:
         if value < 1024:

@@ -1,4 +1,4 @@
-"""The Python client of Orca. It makes request ids, and resumes a stream by itself over several addresses."""
+"""The Python client of Orca, for threads and for asyncio. A stream resumes by itself, over several addresses."""
 
 from .aio import AsyncOrcaClient, AsyncStream
 from .client import OrcaClient, Stream

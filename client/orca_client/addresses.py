@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 
-SUSPECT = 5.0  # seconds for which an endpoint that failed is passed over while another one is left
+SUSPECT = 5.0  # seconds for which an endpoint that failed is avoided while another one is left
 
 
 class Addresses:
-    """Round robin from a first one, past those that failed a moment ago.
+    """Goes round the addresses, past those that failed a moment ago.
 
-    Used from any thread: a lost race only costs a try. `start` is best random, so that clients spread over their list.
+    Any thread may use it without a lock: the worst that a race costs is one more try.
     """
 
     def __init__(self, targets: Sequence[str], start: int) -> None:
+        """start: the position of the first address to pick; a random one spreads many clients over the list."""
         if not targets:
             raise ValueError("at least one address is needed")
         self.targets = tuple(targets)
@@ -19,7 +20,7 @@ class Addresses:
         self._suspect_until = [0.0] * len(self.targets)
 
     def pick(self, now: float) -> str:
-        """The next address; when all failed a moment ago, the one whose failure is the oldest."""
+        """The next address. When all failed a moment ago: the one whose failure is the oldest."""
         count = len(self.targets)
         order = [(self._next + step) % count for step in range(count)]
         chosen = next((n for n in order if self._suspect_until[n] <= now), None)
@@ -29,4 +30,5 @@ class Addresses:
         return self.targets[chosen]
 
     def failed(self, target: str, now: float) -> None:
+        """Avoids an address for a while."""
         self._suspect_until[self.targets.index(target)] = now + SUSPECT

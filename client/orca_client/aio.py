@@ -10,6 +10,7 @@ import grpc
 from orca.v1.orca_pb2 import CancelRequest, GenerateRequest, GenerateResponse, GetModelRequest
 
 from .base import CLOSING_TIMEOUT, UNARY_TIMEOUT, BaseClient, BaseStream
+from .channels import Channels, Options, Rpc
 from .errors import Cancelled, OrcaError, Unavailable
 from .events import Event, Model, model_of
 from .resumption import Resumption
@@ -18,23 +19,23 @@ from .resumption import Resumption
 class AsyncStream(BaseStream):
     """The events of one request: an async iterator that resumes by itself. Each token comes exactly once, in order.
 
-    Iterated to its end, it raises what ended the request, or stops after Finished. One that is dropped before (an
-    `async for` that is left, a reading task that is cancelled) only detaches: the request lives on for its
-    `detach_grace`; iterating on, or `client.resume(stream.request_id, len(stream.tokens))`, takes it up. To cancel,
-    call `cancel` or `close`, or use `async with`: leaving the block closes.
+    The iteration stops after Finished, or raises the error that ended the request. A stream that is dropped before its
+    end (an `async for` that is left, a reading task that is cancelled) only detaches: the request lives on for its
+    `detach_grace`. Iterating again, or `client.resume(stream.request_id, len(stream.tokens))`, continues it. To cancel
+    the request, call `cancel` or `close`, or use `async with`, which closes the stream at the end of the block.
     """
 
-    _call: Any = None  # a grpc.aio call; None between two
+    _call: Any = None  # of grpc.aio; None: no call is under way
 
-    def __init__(self, client: "AsyncOrcaClient", resumption: Resumption) -> None:
+    def __init__(self, client: "AsyncOrcaClient", channels: Channels, resumption: Resumption) -> None:
         super().__init__(resumption)
-        self._client = client
+        self._client, self._channels = client, channels
         self._loop = asyncio.get_running_loop()
         self._left = asyncio.Event()
         self._target = ""
         self._call = self._start()
 
-    def __del__(self) -> None:  # grpc.aio itself keeps a call alive that nobody holds; and this may be any thread
+    def __del__(self) -> None:  # grpc.aio keeps a dropped call alive, so cancel it; any thread may run this
         if self._call is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._call.cancel)
 
@@ -63,11 +64,11 @@ class AsyncStream(BaseStream):
         return self._whole_text()
 
     async def cancel(self) -> bool:
-        """Cancels the request; answers whether it was alive. The stream then ends with Finished, reason CANCELLED."""
+        """Cancels the request, and returns whether it was alive. The stream then ends with Finished, CANCELLED."""
         return await self._client.cancel(self.request_id)
 
     def detach(self) -> None:
-        """Ends the stream here, and leaves the request alive for its `detach_grace`. Iterating on raises Cancelled."""
+        """Ends the stream; the request lives on for its `detach_grace`. Further iteration raises Cancelled."""
         self._left.set()
         if self._call is not None:
             self._call.cancel()
@@ -78,7 +79,7 @@ class AsyncStream(BaseStream):
             if not self._resumption.ended and not self._left.is_set():
                 await self._client.cancel(self.request_id, timeout=CLOSING_TIMEOUT)
         except OrcaError:
-            pass  # no endpoint can be told: its detach_grace ends the request
+            pass  # no endpoint can be reached: the request ends after its detach_grace
         finally:
             self.detach()
 
@@ -93,13 +94,12 @@ class AsyncStream(BaseStream):
     # -- the driver of Resumption
     def _start(self) -> Any:
         call = self._resumption.call(time.monotonic())
-        self._target = self._client._pick()
-        stub = self._client._stub(self._target)
-        rpc = stub.Generate if isinstance(call.request, GenerateRequest) else stub.Resume
-        return rpc(call.request, timeout=call.timeout, metadata=self._client._metadata)
+        self._target = self._channels.pick()
+        rpc: Rpc = "Generate" if isinstance(call.request, GenerateRequest) else "Resume"
+        return self._channels.call(self._target, rpc, call.request, call.timeout)
 
     async def _read(self) -> GenerateResponse | None:
-        """The next response; None when the call failed and another one is due."""
+        """The next response. None: the call failed, and the next one continues."""
         if self._left.is_set():
             raise self._was_closed()
         if self._call is None:
@@ -110,12 +110,12 @@ class AsyncStream(BaseStream):
                 return response
             error: OrcaError = self._resumption.broken()
         except grpc.RpcError as failure:
-            error = self._client._error(failure, self._target)
+            error = self._channels.error(failure, self._target)
         except asyncio.CancelledError:
-            self._drop()  # grpc has cancelled the call; the next one resumes
+            self._drop()  # gRPC has cancelled the call too, so the next one resumes
             if is_cancelled():
                 raise
-            error = Cancelled("the client was closed")  # or the stream was: then `_left` is set
+            error = Cancelled("the client was closed")  # or only the stream: then `_left` is set
         self._drop()
         if not self._left.is_set():
             await self._pause(self._resumption.failed(error, time.monotonic()))
@@ -129,13 +129,13 @@ class AsyncStream(BaseStream):
             pass
 
     async def _drain(self) -> None:
-        """Reads the status after the last event, so that the call ends well at the server too."""
+        """Reads the status that follows the last event, so that the server too sees the call end well."""
         call, self._call = self._call, None
         if call is not None and not self._left.is_set():
             try:
                 await call.read()
             except grpc.RpcError:
-                pass  # the request has ended, whatever became of its call
+                pass  # the request has finished, however its call ended
             except asyncio.CancelledError:
                 if is_cancelled():
                     raise
@@ -154,7 +154,7 @@ class AsyncOrcaClient(BaseClient[AsyncStream]):
     """
 
     async def cancel(self, request_id: str, *, timeout: float = UNARY_TIMEOUT) -> bool:
-        """Cancels a request, wherever it is. Answers whether it was alive. Raises NotFound."""
+        """Cancels a request, wherever it is, and returns whether it was alive. Raises NotFound."""
         return (await self._unary("Cancel", CancelRequest(request_id=request_id), timeout)).alive
 
     async def get_model(self, *, timeout: float = UNARY_TIMEOUT) -> Model:
@@ -163,8 +163,7 @@ class AsyncOrcaClient(BaseClient[AsyncStream]):
 
     async def close(self) -> None:
         """Closes the channels. Streams that have not ended detach, and raise Cancelled."""
-        self._closed = True
-        for channel in self._channels:
+        for channel in self._channels.close():
             await channel.close()
 
     async def __aenter__(self) -> Self:
@@ -177,33 +176,33 @@ class AsyncOrcaClient(BaseClient[AsyncStream]):
 
     # -- the drivers
     def _open(self, resumption: Resumption) -> AsyncStream:
-        return AsyncStream(self, resumption)
+        return AsyncStream(self, self._channels, resumption)
 
-    async def _unary(self, name: str, request: Any, timeout: float) -> Any:
-        """An idempotent call, tried over the addresses until the timeout."""
+    async def _unary(self, rpc: Rpc, request: Any, timeout: float) -> Any:
+        """Makes an idempotent call, at one address after the other, until one answers or the timeout passes."""
         patience = self._patience(timeout, timeout)
         while True:
-            target = self._pick()
+            target = self._channels.pick()
             try:
-                rpc = getattr(self._stub(target), name)
-                return await rpc(request, timeout=patience.remaining(time.monotonic()), metadata=self._metadata)
+                return await self._channels.call(target, rpc, request, patience.remaining(time.monotonic()))
             except grpc.RpcError as failure:
-                error = self._error(failure, target)
+                error = self._channels.error(failure, target)
             except asyncio.CancelledError:
-                if is_cancelled() or not self._closed:
+                if is_cancelled() or not self._channels.closed:
                     raise
                 error = Cancelled("the client was closed")
             if not isinstance(error, Unavailable):
                 raise error
             await asyncio.sleep(patience.failed(error, time.monotonic()))
 
-    def _new_channel(self, target: str) -> grpc.aio.Channel:
-        if self._credentials is None:
-            return grpc.aio.insecure_channel(target, self._channel_options())
-        return grpc.aio.secure_channel(target, self._credentials, self._channel_options())
+    @staticmethod
+    def _new_channel(target: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.aio.Channel:
+        if credentials is None:
+            return grpc.aio.insecure_channel(target, options)
+        return grpc.aio.secure_channel(target, credentials, options)
 
 
 def is_cancelled() -> bool:
-    """Whether the running task itself was cancelled. (grpc.aio also raises CancelledError when only its call was.)"""
+    """Whether the running task itself was cancelled. grpc.aio raises CancelledError also when only its call was."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,4 +1,4 @@
-"""Attempt numbers: the newest call of a request wins at the server, so each call's number is above all before it."""
+"""Attempt numbers. The server prefers the call with the highest attempt, so each new call gets a higher one."""
 
 import threading
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Attempts:
-    """The clock in microseconds, strictly growing, from any thread."""
+    """Numbers that grow from call to call: the time in microseconds, made strictly monotonic. Safe for threads."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._clock_ns, self._lock, self._last = clock_ns, threading.Lock(), 0
@@ -17,5 +17,5 @@ class Attempts:
             return self._last
 
 
-# One for the process, as its clock is: two clients here may call for one request in the same microsecond.
+# One for the whole process: two clients in it may call for the same request in the same microsecond.
 next_attempt = Attempts()

@@ -1,19 +1,18 @@
-"""What the two clients share: their making, a request's arguments, what a stream knows, channel options."""
+"""What the two clients share: their settings, the arguments of a request, and what a stream knows of its request."""
 
 import random
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import grpc
 
-from orca.v1.orca_pb2_grpc import OrcaStub
-
 from .addresses import Addresses
 from .attempts import next_attempt
-from .errors import Cancelled, InvalidArgument, OrcaError, Unavailable, error_of
+from .channels import Channels, Options, channel_options
+from .errors import Cancelled, InvalidArgument
 from .events import Accepted, Finished, FinishReason, Token
 from .patience import Patience
 from .request import generate_request
@@ -26,14 +25,7 @@ CLOSING_TIMEOUT = 2.0  # seconds for the Cancel of a stream that is closed befor
 
 
 class BaseClient(ABC, Generic[S]):
-    """A client of one release of Orca over the addresses of its endpoints.
-
-    `addresses`: one or several gRPC targets ("host:port", "dns:///name:port"). Requests are spread over them, and one
-    whose call fails goes on at the next. `credentials`: for TLS (None: plaintext). `metadata` goes with every call.
-    `resume_timeout`: seconds without a working endpoint after which a stream ends as Unavailable.
-    `retry_when_full`: a full queue is waited for (as long as the request's timeout allows) instead of raised.
-    `keepalive`: seconds of silence after which the connection is checked; a frozen endpoint costs about this and half.
-    """
+    """A client of one release of Orca. It spreads requests over the endpoints, and resumes where a call fails."""
 
     def __init__(
         self,
@@ -45,16 +37,20 @@ class BaseClient(ABC, Generic[S]):
         retry_when_full: bool = False,
         keepalive: float = 10.0,
     ) -> None:
+        """Connects at the first call.
+
+        addresses: one or several gRPC targets ("host:port", "dns:///name:port"). credentials: for TLS; None: plaintext.
+        metadata: goes with every call. resume_timeout: a stream ends as Unavailable after so many seconds without a
+        working endpoint. retry_when_full: wait while the queue is full, as long as the request's timeout allows,
+        instead of raising ResourceExhausted. keepalive: check a connection after so many seconds of silence; a frozen
+        endpoint is noticed after one and a half times this.
+        """
         targets = [addresses] if isinstance(addresses, str) else list(addresses)
         self._rng = random.Random()
         self._addresses = Addresses(targets, self._rng.randrange(max(1, len(targets))))
-        self._credentials = credentials
-        self._metadata = tuple(metadata)
         self._resume_timeout, self._retry_when_full = resume_timeout, retry_when_full
-        self._keepalive = keepalive
-        self._channels: list[Any] = []
-        self._stubs: dict[str, OrcaStub] = {}
-        self._closed = False
+        new_channel, options = type(self)._new_channel, channel_options(keepalive)
+        self._channels = Channels(self._addresses, metadata, lambda target: new_channel(target, credentials, options))
 
     def generate(
         self,
@@ -75,11 +71,12 @@ class BaseClient(ABC, Generic[S]):
     ) -> S:
         """Sends a request, and returns its stream of Accepted, Tokens and Finished.
 
-        `prompt` is text or token ids; temperature 0 is greedy. `timeout` bounds the whole request in seconds, over all
-        resumptions. `detach_grace`: seconds for which the request lives on when its stream is dropped, so that it can
-        be resumed. `request_id` is made when absent; with a known one and the same body, the stream is that request's.
+        prompt: text or token ids. temperature: 0 is greedy. timeout: seconds for the whole request, with all its
+        resumptions. detach_grace: seconds for which the request lives on after its stream was dropped, so that it can
+        be resumed. request_id: made when absent; one that the server knows with the same body gives the stream of that
+        request.
 
-        Raises InvalidArgument for values that the fields cannot hold; what the server refuses is raised by the stream.
+        Raises InvalidArgument for a value that its field cannot hold. What the server refuses is raised by the stream.
         """
         body = generate_request(
             request_id or uuid.uuid4().hex,
@@ -108,9 +105,10 @@ class BaseClient(ABC, Generic[S]):
     def resume(
         self, request_id: str, from_index: int = 0, *, seen: Sequence[int] | None = None, timeout: float | None = None
     ) -> S:
-        """The stream of a request that was sent before, here or in another process, from token `from_index` on.
+        """The stream of a request that was sent before, here or by another process, from token `from_index` on.
 
-        `seen` are the ids of the tokens before it: another past is then DataLoss. Its older stream ends as Aborted.
+        The request's older stream ends as Aborted. seen: the ids of the tokens before `from_index`; the stream raises
+        DataLoss when the server has others.
         """
         if from_index < 0 or (seen is not None and len(seen) != from_index):
             raise InvalidArgument("from_index: must be the number of tokens seen", "from_index")
@@ -127,66 +125,33 @@ class BaseClient(ABC, Generic[S]):
 
     @abstractmethod
     def _open(self, resumption: Resumption) -> S:
-        """Makes the first call and the stream."""
+        """Makes the stream, which makes the first call."""
 
     def _patience(self, bound: float, timeout: float | None) -> Patience:
+        """bound: seconds without a working endpoint. timeout: seconds for everything."""
         now = time.monotonic()
         return Patience(bound, now, None if timeout is None else now + timeout, self._rng)
 
-    def _pick(self) -> str:
-        return self._addresses.pick(time.monotonic())
-
-    def _error(self, failure: grpc.RpcError, target: str) -> OrcaError:
-        """The error of a call to an endpoint that ended with this failure."""
-        if self._closed:
-            return Cancelled("the client was closed")
-        error = error_of(failure.code(), failure.details(), cast(Any, failure.trailing_metadata()))
-        error.__cause__ = failure
-        if isinstance(error, Unavailable):
-            self._addresses.failed(target, time.monotonic())
-        return error
-
-    def _stub(self, target: str) -> OrcaStub:
-        """The stub of an endpoint; its channel is made at first use. Raises Cancelled when the client is closed."""
-        if self._closed:
-            raise Cancelled("the client was closed")
-        if target not in self._stubs:
-            self._channels.append(self._new_channel(target))
-            self._stubs[target] = OrcaStub(self._channels[-1])
-        return self._stubs[target]
-
+    @staticmethod
     @abstractmethod
-    def _new_channel(self, target: str) -> Any:
+    def _new_channel(target: str, credentials: grpc.ChannelCredentials | None, options: Options) -> Any:
         """A gRPC channel to an endpoint."""
-
-    def _channel_options(self) -> list[tuple[str, int]]:
-        period = int(self._keepalive * 1000)
-        return [
-            ("grpc.keepalive_time_ms", period),
-            ("grpc.keepalive_timeout_ms", period // 2),
-            # The two that make it work on a stream that is silent both ways: without the first, pings stop after two;
-            # without the second a frozen peer is noticed after a minute (grpcio 1.85, measured: 114 s instead of 1).
-            ("grpc.http2.max_pings_without_data", 0),
-            ("grpc.http2.ping_timeout_ms", period // 2),
-            ("grpc.min_reconnect_backoff_ms", 3000),  # also how long one connection attempt may take
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 2000),
-            ("grpc.enable_retries", 0),  # Patience alone decides
-        ]
 
 
 class BaseStream:
-    """What a stream knows of its request."""
+    """What a stream knows of its request, whichever client reads it."""
 
     def __init__(self, resumption: Resumption) -> None:
         self._resumption = resumption
 
     @property
     def request_id(self) -> str:
+        """The id of the request, as the server knows it."""
         return self._resumption.request_id
 
     @property
     def accepted(self) -> Accepted | None:
+        """The Accepted event, once it has come."""
         return self._resumption.accepted
 
     @property
@@ -196,10 +161,11 @@ class BaseStream:
 
     @property
     def finished(self) -> Finished | None:
-        """The end of the request, when it has come."""
+        """The Finished event, once it has come."""
         return self._resumption.finished
 
     def _whole_text(self) -> str:
+        """The text of a request that has finished. Raises Cancelled when the request or the stream was cut short."""
         finished = self._resumption.finished
         if finished is None:
             raise self._was_closed()

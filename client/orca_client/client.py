@@ -11,6 +11,7 @@ import grpc
 from orca.v1.orca_pb2 import CancelRequest, GenerateRequest, GenerateResponse, GetModelRequest
 
 from .base import CLOSING_TIMEOUT, UNARY_TIMEOUT, BaseClient, BaseStream
+from .channels import Channels, Options, Rpc
 from .errors import Cancelled, OrcaError, Unavailable
 from .events import Event, Model, model_of
 from .resumption import Resumption
@@ -21,19 +22,20 @@ SINGLE_THREADED = "SingleThreadedUnaryStream"  # grpc.experimental.ChannelOption
 class Stream(BaseStream):
     """The events of one request: an iterator that resumes by itself. Each token comes exactly once, in order.
 
-    Iterated to its end, it raises what ended the request, or stops after Finished. One that is dropped before (a `for`
-    that is left) only detaches: the request lives on for its `detach_grace`, and `client.resume(stream.request_id,
-    len(stream.tokens))` takes it up. To cancel, call `cancel` or `close`, or use `with`: leaving the block closes.
+    The iteration stops after Finished, or raises the error that ended the request. A stream that is dropped before its
+    end (a `for` loop that is left) only detaches: the request lives on for its `detach_grace`, and
+    `client.resume(stream.request_id, len(stream.tokens))` continues it. To cancel the request, call `cancel` or
+    `close`, or use `with`, which closes the stream at the end of the block.
 
-    One thread iterates; `cancel`, `detach` and `close` may come from any.
+    One thread iterates; any thread may call `cancel`, `detach` and `close`.
     """
 
-    def __init__(self, client: "OrcaClient", resumption: Resumption) -> None:
+    def __init__(self, client: "OrcaClient", channels: Channels, resumption: Resumption) -> None:
         super().__init__(resumption)
-        self._client = client
+        self._client, self._channels = client, channels
         self._left = threading.Event()
         self._target = ""
-        self._call: Any = self._start()  # a grpc call: an iterator, cancelled when it is dropped; None between two
+        self._call: Any = self._start()  # gRPC cancels a call that is dropped; None: no call is under way
 
     def __iter__(self) -> Self:
         return self
@@ -60,18 +62,18 @@ class Stream(BaseStream):
         return self._whole_text()
 
     def cancel(self) -> bool:
-        """Cancels the request; answers whether it was alive. The stream then ends with Finished, reason CANCELLED."""
+        """Cancels the request, and returns whether it was alive. The stream then ends with Finished, CANCELLED."""
         return self._client.cancel(self.request_id)
 
     def detach(self) -> None:
-        """Ends the stream here, and leaves the request alive for its `detach_grace`. Iterating on raises Cancelled."""
+        """Ends the stream; the request lives on for its `detach_grace`. Further iteration raises Cancelled."""
         self._left.set()
         self._cancel_call()
 
     def close(self) -> None:
         """Cancels the request unless it has ended, and ends the stream."""
         if not self._resumption.ended and not self._left.is_set():
-            with suppress(OrcaError):  # when no endpoint can be told, detach_grace ends the request
+            with suppress(OrcaError):  # no endpoint can be reached: the request ends after its detach_grace
                 self._client.cancel(self.request_id, timeout=CLOSING_TIMEOUT)
         self.detach()
 
@@ -84,23 +86,22 @@ class Stream(BaseStream):
     # -- the driver of Resumption
     def _start(self) -> Any:
         call = self._resumption.call(time.monotonic())
-        self._target = self._client._pick()
-        stub = self._client._stub(self._target)
-        rpc = stub.Generate if isinstance(call.request, GenerateRequest) else stub.Resume
+        self._target = self._channels.pick()
+        rpc: Rpc = "Generate" if isinstance(call.request, GenerateRequest) else "Resume"
         try:
-            return rpc(call.request, timeout=call.timeout, metadata=self._client._metadata)
-        except ValueError:  # grpc's word for a channel that another thread closed meanwhile
-            if self._client._closed:
+            return self._channels.call(self._target, rpc, call.request, call.timeout)
+        except ValueError:  # grpc raises it for a channel that another thread closed meanwhile
+            if self._channels.closed:
                 raise Cancelled("the client was closed") from None
             raise
 
     def _read(self) -> GenerateResponse | None:
-        """The next response; None when the call failed and another one is due."""
+        """The next response. None: the call failed, and the next one continues."""
         if self._left.is_set():
             raise self._was_closed()
         if self._call is None:
             self._call = self._start()
-            if self._left.is_set():  # by a `detach` that may not have seen this call
+            if self._left.is_set():  # by a `detach` that came before this call could be seen
                 self._drop()
                 return None
         try:
@@ -108,8 +109,8 @@ class Stream(BaseStream):
         except StopIteration:
             error: OrcaError = self._resumption.broken()
         except grpc.RpcError as failure:
-            error = self._client._error(failure, self._target)
-        except BaseException:  # Ctrl-C: what the call had in hand is unknown, so the next one resumes
+            error = self._channels.error(failure, self._target)
+        except BaseException:  # Ctrl-C: a response may be lost, so the next call resumes
             self._drop()
             raise
         self._drop()
@@ -118,10 +119,10 @@ class Stream(BaseStream):
         return None
 
     def _drain(self) -> None:
-        """Reads the status after the last event, so that the call ends well at the server too."""
+        """Reads the status that follows the last event, so that the server too sees the call end well."""
         call, self._call = self._call, None
         if call is not None and not self._left.is_set():
-            with suppress(grpc.RpcError):  # the request has ended, whatever became of its call
+            with suppress(grpc.RpcError):  # the request has finished, however its call ended
                 next(call, None)
 
     def _drop(self) -> None:
@@ -135,14 +136,14 @@ class Stream(BaseStream):
 
 
 class OrcaClient(BaseClient[Stream]):
-    """Calls Orca from threads; may be shared between them.
+    """Calls Orca from threads, which may share it.
 
     with OrcaClient("127.0.0.1:50051") as client:
         print(client.generate("Once upon a time", max_new_tokens=64).text())
     """
 
     def cancel(self, request_id: str, *, timeout: float = UNARY_TIMEOUT) -> bool:
-        """Cancels a request, wherever it is. Answers whether it was alive. Raises NotFound."""
+        """Cancels a request, wherever it is, and returns whether it was alive. Raises NotFound."""
         return self._unary("Cancel", CancelRequest(request_id=request_id), timeout).alive
 
     def get_model(self, *, timeout: float = UNARY_TIMEOUT) -> Model:
@@ -151,8 +152,7 @@ class OrcaClient(BaseClient[Stream]):
 
     def close(self) -> None:
         """Closes the channels. Streams that have not ended detach, and raise Cancelled."""
-        self._closed = True
-        for channel in self._channels:
+        for channel in self._channels.close():
             channel.close()
 
     def __enter__(self) -> Self:
@@ -163,25 +163,25 @@ class OrcaClient(BaseClient[Stream]):
 
     # -- the drivers
     def _open(self, resumption: Resumption) -> Stream:
-        return Stream(self, resumption)
+        return Stream(self, self._channels, resumption)
 
-    def _unary(self, name: str, request: Any, timeout: float) -> Any:
-        """An idempotent call, tried over the addresses until the timeout."""
+    def _unary(self, rpc: Rpc, request: Any, timeout: float) -> Any:
+        """Makes an idempotent call, at one address after the other, until one answers or the timeout passes."""
         patience = self._patience(timeout, timeout)
         while True:
-            target = self._pick()
+            target = self._channels.pick()
             try:
-                rpc = getattr(self._stub(target), name)
-                return rpc(request, timeout=patience.remaining(time.monotonic()), metadata=self._metadata)
+                return self._channels.call(target, rpc, request, patience.remaining(time.monotonic()))
             except grpc.RpcError as failure:
-                error = self._error(failure, target)
+                error = self._channels.error(failure, target)
             if not isinstance(error, Unavailable):
                 raise error
             time.sleep(patience.failed(error, time.monotonic()))
 
-    def _new_channel(self, target: str) -> grpc.Channel:
+    @staticmethod
+    def _new_channel(target: str, credentials: grpc.ChannelCredentials | None, options: Options) -> grpc.Channel:
         # The thread that reads a stream does all its work: 41 microseconds of CPU per token instead of 58.
-        options = [*self._channel_options(), (SINGLE_THREADED, 1)]
-        if self._credentials is None:
+        options = [*options, (SINGLE_THREADED, 1)]
+        if credentials is None:
             return grpc.insecure_channel(target, options)
-        return grpc.secure_channel(target, self._credentials, options)
+        return grpc.secure_channel(target, credentials, options)

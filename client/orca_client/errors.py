@@ -1,36 +1,36 @@
-"""Every error that a call can end with: the server's tree (`orca_common.errors`), seen from the client.
+"""Every error that a call can end with: the server's tree (`orca_common.errors`) as the client sees it.
 
 OrcaError
 ├── InvalidArgument      bad input; `field` names it
-├── FailedPrecondition   can never be done there: larger than every engine, no tokenizer
+├── FailedPrecondition   the server can never do it: larger than every engine, no tokenizer
 ├── AlreadyExists        the request id is known with another body
-├── NotFound             unknown request
+├── NotFound             the request is unknown
 ├── ResourceExhausted    the queue is full; `retry_after` says when to try again, in seconds
-├── DeadlineExceeded     the timeout of the request; never a shortened answer
-├── Cancelled            the request was cancelled, or its stream was closed here
+├── DeadlineExceeded     the timeout of the request passed; an answer is never shortened instead
+├── Cancelled            the request was cancelled, or this client closed its stream
 ├── Aborted              a newer call of the same request took over
 ├── DataLoss             the stream cannot go on from the tokens that were shown
-├── Unavailable          no endpoint answered, for as long as the client was told to try
+├── Unavailable          no endpoint answered for as long as the client was told to try
 └── Internal             a bug of the server; `trace_id` leads to its traces and logs
 
-Each has `code`, the gRPC status; a status outside this tree (UNAUTHENTICATED, UNIMPLEMENTED, ..) is a plain OrcaError.
+Each has `code`, the gRPC status. A status outside this tree (UNAUTHENTICATED, UNIMPLEMENTED) is a plain OrcaError.
 """
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.any_pb2 import Any as Packed
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.empty_pb2 import Empty
-from google.protobuf.message import DecodeError
-from google.protobuf.unknown_fields import UnknownFieldSet
+from google.protobuf.message import DecodeError, Message
+from google.rpc.error_details_pb2 import BadRequest, RetryInfo
+from google.rpc.status_pb2 import Status
 
-DETAILS = "grpc-status-details-bin"
+M = TypeVar("M", bound=Message)
 
-# What a call ends with when its connection, a proxy or the process at its other end dies: RST_STREAM becomes INTERNAL
-# or CANCELLED, a stream without trailers UNKNOWN. Every error that Orca itself sends carries DETAILS; these do not.
+DETAILS = "grpc-status-details-bin"  # the metadata key of a google.rpc.Status
+
+# A call ends with one of these when its connection, a proxy or the process at its other end dies: RST_STREAM becomes
+# INTERNAL or CANCELLED, a stream without trailers UNKNOWN. Such an end has no DETAILS; every error that Orca sends has.
 TRANSPORT = {grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 
 
@@ -41,7 +41,7 @@ class OrcaError(Exception):
 
 
 class InvalidArgument(OrcaError):
-    """`field` is the request's field ("" when the server named none)."""
+    """`field` is the name of the request's field, or "" when the server named none."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -63,7 +63,7 @@ class NotFound(OrcaError):
 
 
 class ResourceExhausted(OrcaError):
-    """`retry_after` is in seconds; None when trying again does not help (a message above the transport's limit)."""
+    """`retry_after` is in seconds; None: trying again does not help (the message was above the transport's limit)."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -120,18 +120,17 @@ _PLAIN: dict[grpc.StatusCode, type[OrcaError]] = {
 def error_of(code: grpc.StatusCode, message: str | None, metadata: Iterable[tuple[str, Any]] | None) -> OrcaError:
     """The error of a call that ended with this status. A broken transport is Unavailable, whatever its code."""
     sentence = message or code.name
-    status = next((value for key, value in metadata or () if key == DETAILS), None)
-    if code in TRANSPORT and status is None:
+    raw = next((value for key, value in metadata or () if key == DETAILS), None)
+    if raw is None and code in TRANSPORT:
         return Unavailable(f"the stream broke: {sentence}")
-    details = _details(status) if status is not None else {}
-    match code:
-        case grpc.StatusCode.INVALID_ARGUMENT:
-            return InvalidArgument(sentence, _field(details.get("google.rpc.BadRequest")))
-        case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return ResourceExhausted(sentence, _retry_after(details.get("google.rpc.RetryInfo")))
-        case grpc.StatusCode.INTERNAL:
-            trace = re.search(r"\(trace id (\w+)\)", sentence)
-            return Internal(sentence, trace[1] if trace else "")
+    status = _status(raw or b"")
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        return InvalidArgument(sentence, _field(status))
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return ResourceExhausted(sentence, _retry_after(status))
+    if code is grpc.StatusCode.INTERNAL:
+        trace = re.search(r"\(trace id (\w+)\)", sentence)
+        return Internal(sentence, trace[1] if trace else "")
     if code in _PLAIN:
         return _PLAIN[code](sentence)
     error = OrcaError(f"{sentence} ({code.name})")
@@ -139,45 +138,34 @@ def error_of(code: grpc.StatusCode, message: str | None, metadata: Iterable[tupl
     return error
 
 
-# -- google.rpc.Status and its details. Their Python comes with googleapis-common-protos, which this library does not
-# need for three fields: protobuf's own parser also gives the fields of a message whose type it does not know.
-
-
-def _fields(raw: bytes, number: int) -> list[bytes]:
-    """The values of one field (strings, bytes, messages) of a serialized message; none when it is broken."""
+def _status(raw: bytes) -> Status:
+    """The status in a call's metadata. Bytes that are none cost its details, not the error."""
     try:
-        fields = UnknownFieldSet(Empty.FromString(raw))
+        return Status.FromString(raw)
     except DecodeError:
-        return []
-    return [field.data for field in fields if field.field_number == number and isinstance(field.data, bytes)]
+        return Status()
 
 
-def _details(status: bytes) -> dict[str, bytes]:
-    """google.rpc.Status.details (field 3): type name -> message."""
-    details = {}
-    for raw in _fields(status, 3):
-        try:
-            packed = Packed.FromString(raw)
-        except DecodeError:
-            continue
-        details[packed.type_url.rpartition("/")[2]] = packed.value
-    return details
+def _field(status: Status) -> str:
+    """The field that the request's error names, or ""."""
+    bad_request = _detail(status, BadRequest)
+    violations = bad_request.field_violations if bad_request is not None else ()
+    return violations[0].field if violations else ""
 
 
-def _field(bad_request: bytes | None) -> str:
-    """google.rpc.BadRequest.field_violations[0].field."""
-    violations = _fields(bad_request, 1) if bad_request else []
-    names = _fields(violations[0], 1) if violations else []
-    return names[0].decode(errors="replace") if names else ""
-
-
-def _retry_after(retry_info: bytes | None) -> float | None:
-    """google.rpc.RetryInfo.retry_delay, in seconds."""
+def _retry_after(status: Status) -> float | None:
+    """Seconds until the call may be tried again, or None."""
+    retry_info = _detail(status, RetryInfo)
     if retry_info is None:
         return None
-    delays = _fields(retry_info, 1)
+    delay = retry_info.retry_delay
+    return max(0.0, delay.seconds + delay.nanos / 1e9)
+
+
+def _detail(status: Status, kind: type[M]) -> M | None:
+    """The status's detail of this type; None when there is none, or when it is broken."""
+    detail = kind()
     try:
-        delay = Duration.FromString(delays[0]) if delays else Duration()
+        return next((detail for packed in status.details if packed.Unpack(detail)), None)
     except DecodeError:
         return None
-    return max(0.0, delay.seconds + delay.nanos / 1e9)

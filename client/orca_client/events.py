@@ -1,4 +1,4 @@
-"""What a stream yields, and what GetModel answers: the messages of orca.v1 as frozen dataclasses, with their names."""
+"""The events of a stream and the answer of GetModel: messages of orca.v1 as frozen dataclasses of the same names."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,7 +7,7 @@ from orca.v1 import orca_pb2 as pb
 
 
 class FinishReason(StrEnum):
-    """Why a generation ended (orca.v1.FinishReason without its prefix)."""
+    """Why a generation ended: orca.v1.FinishReason without its prefix."""
 
     UNSPECIFIED = "UNSPECIFIED"
     LENGTH = "LENGTH"  # max_new_tokens tokens were made
@@ -19,7 +19,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The request is durable: from now on it survives the death of any process."""
+    """The first event: from now on the request survives the death of any process."""
 
     request_id: str
     input_tokens: int
@@ -28,7 +28,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One generated token. `text` holds the characters that it completed, and may be empty."""
+    """One generated token. `text` holds the characters that this token completed; it may be empty."""
 
     index: int  # 0 is the first generated token
     token_id: int
@@ -52,7 +52,7 @@ class Finished:
     """The end of a generation. `text` holds the characters that were still held back."""
 
     reason: FinishReason
-    output_tokens: int  # of the whole request, tokens before a Resume included
+    output_tokens: int  # of the whole request, with the tokens before a Resume
     text: str
     timings: Timings
 
@@ -78,7 +78,7 @@ class Model:
     name: str
     digest: str
     vocab_size: int
-    max_positions: int  # bound of input tokens + max_new_tokens
+    max_positions: int  # the limit of input tokens + max_new_tokens
     max_prompt_bytes: int
     max_stop_strings: int
     max_stop_bytes: int
@@ -92,22 +92,25 @@ _REASONS = {number: FinishReason(name.removeprefix(_PREFIX)) for name, number in
 
 
 def accepted_of(message: pb.Accepted) -> Accepted:
+    """The Accepted of a message."""
     return Accepted(message.request_id, message.input_tokens, message.queue_position)
 
 
 def token_of(message: pb.Token) -> Token:
+    """The Token of a message."""
     logprob = message.logprob if message.HasField("logprob") else None
     return Token(message.index, message.token_id, message.text, logprob, message.iteration, message.engine)
 
 
 def finished_of(message: pb.Finished) -> Finished:
-    """A reason that a newer server invented is UNSPECIFIED."""
+    """The Finished of a message. A reason that this client does not know yet is UNSPECIFIED."""
     timings = Timings(message.timings.claimed, message.timings.first_token, message.timings.finished)
     reason = _REASONS.get(message.reason, FinishReason.UNSPECIFIED)
     return Finished(reason, message.output_tokens, message.text, timings)
 
 
 def model_of(message: pb.GetModelResponse) -> Model:
+    """The Model of a message."""
     return Model(
         name=message.name,
         digest=message.digest,
@@ -126,7 +129,7 @@ def model_of(message: pb.GetModelResponse) -> Model:
 
 
 def message_of(event: Event) -> pb.GenerateResponse:
-    """The event as the wire had it (for protobuf's JSON)."""
+    """The message that an event came from, for protobuf's JSON."""
     match event:
         case Accepted():
             accepted = pb.Accepted(

@@ -1,20 +1,21 @@
-"""When to try again after a failure, and when to give up. Pure: `now` is the seconds of any monotonic clock."""
+"""When to try again after a failure, and when to give up. Pure: `now` is in seconds of any monotonic clock."""
 
 import random
 
 from .errors import DeadlineExceeded, OrcaError
 
-FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0  # seconds; doubled from try to try, the upper half of each is random
+# Seconds to wait before a try. The wait doubles from try to try; its upper half is random.
+FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0
 
 
 class Patience:
-    """Bounded exponential backoff with jitter, from `now` on.
-
-    `bound` limits the seconds without a working call since the last progress; time in which a call works but has
-    nothing to say yet (a long queue) does not count. `deadline` (None: none) limits everything.
-    """
+    """Exponential backoff with jitter, and its two limits: one on outages, one on everything."""
 
     def __init__(self, bound: float, now: float, deadline: float | None, rng: random.Random) -> None:
+        """bound: seconds without a working call since the last progress. deadline: a moment, or None.
+
+        Time in which a call works but has nothing to tell yet (a long queue) does not count towards the bound.
+        """
         self._bound, self._deadline, self._rng = bound, deadline, rng
         self._failures = 0
         self._spent = 0.0  # seconds without a working call since the last progress, before the present outage
@@ -31,18 +32,18 @@ class Patience:
         return self._deadline - now
 
     def working(self, now: float) -> None:
-        """A call was answered."""
+        """To be called when a call was answered: the outage, if there was one, is over."""
         if self._down_since is not None:
             self._spent += now - self._down_since
             self._down_since = None
 
     def progress(self) -> None:
-        """Something new came: the count starts again."""
+        """To be called when something new came: counting starts again."""
         if self._spent or self._failures or self._down_since is not None:
             self._failures, self._spent, self._down_since, self._last = 0, 0.0, None, None
 
     def failed(self, error: OrcaError, now: float) -> float:
-        """Seconds to wait before the next try. Raises the error when the bound would be reached before it."""
+        """Seconds to wait before the next try. Raises the error when the bound would be reached first."""
         self._last = error
         if self._down_since is None:
             self._down_since = now
@@ -53,7 +54,7 @@ class Patience:
         return self._at_most(wait, now)
 
     def refused(self, error: OrcaError, retry_after: float, now: float) -> float:
-        """Seconds to wait when the server named a delay: it is alive, so the deadline alone bounds these tries."""
+        """Seconds to wait when the server named a delay. It is alive, so only the deadline bounds such tries."""
         self._last = error
         self.working(now)
         return self._at_most(retry_after * self._rng.uniform(1, 1.5), now)

@@ -1,6 +1,9 @@
-"""The arguments of `generate` as a GenerateRequest. The server checks limits; here, what the wire cannot hold."""
+"""Makes a GenerateRequest of the arguments of `generate`.
 
-from collections.abc import Sequence
+Only values that the message cannot hold are refused here; the server checks limits.
+"""
+
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from google.protobuf.duration_pb2 import Duration
@@ -25,7 +28,7 @@ def generate_request(
     logprobs: bool,
     detach_grace: float,
 ) -> GenerateRequest:
-    """Raises InvalidArgument with the field's name for a value that the field cannot hold (a negative count, ..)."""
+    """Raises InvalidArgument with the field's name for a value that the field cannot hold, such as a negative count."""
     request = GenerateRequest(ignore_eos=ignore_eos, logprobs=logprobs)
     with _field("request_id"):
         request.request_id = request_id
@@ -34,7 +37,7 @@ def generate_request(
             request.text = prompt
     else:
         with _field("token_ids.ids"):
-            request.token_ids.SetInParent()  # an empty prompt is still a prompt of token ids
+            request.token_ids.SetInParent()  # so that no ids at all are still a prompt of token ids
             request.token_ids.ids.extend(prompt)
     with _field("max_new_tokens"):
         request.max_new_tokens = max_new_tokens
@@ -58,8 +61,8 @@ def _duration(seconds: float) -> Duration:
 
 
 @contextmanager
-def _field(name: str):
-    """Names the field of a value that protobuf refuses."""
+def _field(name: str) -> Generator[None, None, None]:
+    """Raises InvalidArgument with the field's name when protobuf refuses a value inside the block."""
     try:
         yield
     except (TypeError, ValueError, OverflowError) as error:

@@ -1,7 +1,7 @@
-"""How one request lives on over many calls. Pure: no I/O, no clock; `now` is the seconds of any monotonic clock.
+"""How one request goes on over many calls. Pure: no I/O, no clock; `now` is in seconds of any monotonic clock.
 
-A driver (`client.py`, `aio.py`) makes the call that `call` names, gives every response to `take` and every failure to
-`failed`, which answers how long to wait before the next call, or raises what ends the request:
+A driver (`client.py`, `aio.py`) makes the call that `call` returns, and gives each response to `take`. When the call
+fails, `failed` returns how long to wait before the next call, or raises the error that ends the request:
 
     call -> take* -> failed -> wait -> call -> take* -> .. -> finished
 """
@@ -20,19 +20,17 @@ from .patience import Patience
 
 @dataclass(frozen=True)
 class Call:
-    """The call to make next; the request's type names the rpc. `timeout` is what is left of the request's."""
+    """The call to make next. The request's type tells the rpc. `timeout`: what is left of the request's, in seconds."""
 
     request: GenerateRequest | ResumeRequest
     timeout: float | None
 
 
 class Resumption:
-    """The state of one request as its client saw it: accepted or not, tokens, end.
+    """What its client knows of one request: whether it was accepted, its tokens, its end; and so which call is next.
 
-    With a `body` the first call is Generate, again after each failure until the server has accepted (the id makes that
-    one request); from then on, and from the start without a body, it is Resume from the first token not seen.
-
-    `seen` are the ids of the tokens before `from_index`; None when unknown, then no digest is sent.
+    A request with a body is sent by Generate, again and again until the server accepts it; its id makes all of them one
+    request. After that, and always for a request without a body, the call is Resume from the first token not seen.
     """
 
     def __init__(
@@ -46,6 +44,11 @@ class Resumption:
         from_index: int = 0,
         seen: Sequence[int] | None = (),
     ) -> None:
+        """body: None for a request that was sent before. next_attempt: gives each call a higher number.
+
+        retry_when_full: wait while the queue is full. from_index: the first token to ask for. seen: the ids of the
+        tokens before it; None: they are not known, and no digest is sent.
+        """
         self.request_id = request_id
         self.accepted: Accepted | None = None
         self.tokens: list[Token] = []
@@ -57,11 +60,11 @@ class Resumption:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come: the request has finished, or an error ended it for this client."""
+        """Whether nothing more will come, because the request has finished or an error ended it for this client."""
         return self.finished is not None or self._ended is not None
 
     def call(self, now: float) -> Call:
-        """The next call. Raises DeadlineExceeded, or what has ended the request already."""
+        """The next call. Raises DeadlineExceeded, or the error that has ended the request already."""
         if self._ended is not None:
             raise self._ended
         timeout = self._patience.remaining(now)
@@ -77,7 +80,7 @@ class Resumption:
         return Call(request, timeout)
 
     def take(self, response: GenerateResponse, now: float) -> Event | None:
-        """The event to show; None for what was shown already. Raises DataLoss for a hole, or another past."""
+        """The event to show; None: it was shown before. Raises DataLoss when a token is missing or has changed."""
         kind = response.WhichOneof("event")
         if kind == "token":
             return self._token(response)
@@ -88,10 +91,10 @@ class Resumption:
                 return self.accepted
         elif kind == "finished":
             return self._finish(response)
-        return None  # an event of a newer server, or Accepted of a later call
+        return None  # Accepted of a later call, or an event that this client does not know yet
 
     def failed(self, error: OrcaError, now: float) -> float:
-        """Seconds to wait before `call`. Raises the error when the request must not, or no longer, be tried again."""
+        """Seconds to wait before `call`. Raises the error when the request must not be tried again."""
         try:
             if isinstance(error, Unavailable):
                 return self._patience.failed(error, now)
@@ -103,10 +106,10 @@ class Resumption:
             raise
 
     def broken(self) -> Unavailable:
-        """The error of a call that ended well before the request did."""
+        """The error of a call that ended without a failure although the request had not finished."""
         return Unavailable(f"request {self.request_id}: the stream ended before its last event")
 
-    # -- the parts
+    # -- parts of `take` and `call`
     def _token(self, response: GenerateResponse) -> Token | None:
         message = response.token
         place = message.index - self._from_index - len(self.tokens)
@@ -134,7 +137,7 @@ class Resumption:
         return error
 
     def _digest(self) -> bytes:
-        """SHA-1 of the ids of all tokens seen, each as 4 bytes little-endian. Made per call, not per token."""
+        """SHA-1 of the ids of all tokens seen, each as 4 bytes little-endian. Made once a call, not once a token."""
         ids = [*(self._seen or ()), *(token.token_id for token in self.tokens)]
         if self._seen is None or not ids:
             return b""

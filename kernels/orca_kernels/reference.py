@@ -1,12 +1,12 @@
-"""Split attention in plain torch: the oracle of the fused kernels, and the path of a machine without them.
+"""Split attention in plain torch: what machines without fused kernels run, and what fused kernels are tested against.
 
-Selective batching (paper section 3.2): all other operations run on the flat batch [T, H] of all requests' tokens;
-attention alone is per request. For query i of a request whose first query stands at position `context`:
+Selective batching (paper section 3.2): attention runs request by request, all other operations on the flat batch [T, H]
+of all requests' tokens. For query i of a request whose first query is at position `context`:
 
     out_i = softmax(scale * q_i . K[0 : context + i + 1]) V[0 : context + i + 1]
 
-Keys and values lie in blocks, [n_blocks, heads, block_size, D] (HND) for each layer; a request's block table names its
-blocks in order. Scores, softmax and sums are float32 whatever the type of the data.
+Keys and values are stored in blocks, [n_blocks, heads, block_size, D] (HND) for each layer. A request's block table
+lists its blocks in order. Scores, softmax and sums are float32 whatever the type of the data.
 """
 
 from collections.abc import Sequence
@@ -17,19 +17,20 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .transfer import to_device
 
-# Elements of gathered keys in one padded computation of increments, by type of device. 2**18 keeps it in the L2 cache:
-# on a Zen 5 core 32 increments x 12 heads x 64 x ~240 tokens take 6.5 ms in float32 in pieces of this size, and 32 ms
-# all at once. A GPU pays for launches: 32 increments x 12 heads x 128 x 129 tokens are 26 operations a layer in one
-# piece, and 208 in pieces of the CPU's size (counted, not timed: no GPU was at hand). The copies of a piece must fit
-# beside keys and values: 2**25 takes 0.75 GiB in bfloat16 at 128 a head.
+# Increments are computed in padded pieces with at most this many elements of gathered keys, by type of device.
+# CPU: 2**18 fits in the L2 cache. On a Zen 5 core, 32 increments x 12 heads x 64 x ~240 tokens in float32 take 6.5 ms
+# in such pieces, and 32 ms in one piece.
+# GPU: fewer pieces need fewer launches. 32 increments x 12 heads x 128 x 129 tokens need 26 operations a layer in one
+# piece, and 208 in pieces of the CPU's size (counted, not timed: no GPU was at hand). A piece's copies need memory
+# besides the keys and values: 0.75 GiB for 2**25 in bfloat16 at 128 a head.
 PIECE = {"cpu": 2**18, "cuda": 2**25}
 
 
 class SplitAttention:
-    """The attention of one batch: planned once for an iteration, run in each of its layers.
+    """The attention of one batch: planned once an iteration, run in each layer.
 
-    block_table [B, n] int64: block ids of each request, in order (entries behind its last token are not read);
-    query_lengths [B], contexts [B]: tokens of each request in this batch, and before them;
+    block_table [B, n] int64: block ids of each request, in order (entries after its last token are not read);
+    query_lengths [B], contexts [B]: how many tokens each request has in this batch, and how many before them;
     slots [T] int64: where each token's key and value go: block * block_size + offset.
     """
 
@@ -62,12 +63,12 @@ class SplitAttention:
         self._pieces = [self._piece(block_table, piece, starts) for piece in self._cut(increments)]
 
     def _pages(self, table: Tensor, tokens: int) -> Tensor:
-        """Rows [b * heads * n] of the cache seen as [n_blocks * heads, block_size * D] that hold the first `tokens`."""
+        """Rows [b * heads * n] of the cache, seen as [n_blocks * heads, block_size * D], with the first `tokens`."""
         table = table[:, : -(-tokens // self._block_size)]
         return (table[:, None, :] * self._heads + self._head[:, None]).flatten()
 
     def _cut(self, increments: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-        """Ascending (tokens, request) pairs in pieces whose padded keys stay near PIECE elements (64 a head)."""
+        """Cuts ascending (tokens, request) pairs into pieces of about PIECE elements of padded keys (64 a head)."""
         limit = PIECE[self._head.device.type]
         pieces: list[list[tuple[int, int]]] = []
         for tokens, request in increments:
@@ -83,20 +84,20 @@ class SplitAttention:
         shortest, longest = piece[0][0], piece[-1][0]
         requests = to_device(torch.tensor([request for _, request in piece]), device)
         rows = to_device(torch.tensor([starts[request] for _, request in piece]), device)
-        padding = None  # [b, longest - shortest]: true behind a request's last token
+        padding = None  # [b, longest - shortest]: true after a request's last token
         if longest > shortest:
             tokens = to_device(torch.tensor([tokens for tokens, _ in piece]), device)
             table = block_table[requests]
             n_blocks = -(-tokens // self._block_size)
             real = torch.arange(table.shape[1], device=device) < n_blocks[:, None]
-            table = torch.where(real, table, table[:, :1])  # pad with a request's own memory
+            table = torch.where(real, table, table[:, :1])  # pads with a block of the request's own
             padding = torch.arange(shortest, longest, device=device) >= tokens[:, None]
         else:
             table = block_table[requests]
         return rows, shortest, longest, self._pages(table, longest), padding
 
     def write(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Puts the batch's keys and values, each [T, heads, D], in their slots of a layer's cache."""
+        """Writes the batch's keys and values, each [T, heads, D], to their slots in a layer's cache."""
         size = k.shape[-1]
         keys.view(-1, size).index_copy_(0, self._targets, k.reshape(-1, size))
         values.view(-1, size).index_copy_(0, self._targets, v.reshape(-1, size))
@@ -139,7 +140,10 @@ def split_attention(
     contexts: Sequence[int],
     scale: float,
 ) -> Tensor:
-    """One call of `SplitAttention` over a cache [n_blocks, heads, block_size, D] that holds all keys: [T, heads, D]."""
+    """`SplitAttention` in one call, over caches [n_blocks, heads, block_size, D] that hold all keys and values.
+
+    q [T, heads, D] -> [T, heads, D].
+    """
     _, heads, block_size, _ = keys.shape
     slots = torch.empty(0, dtype=torch.int64, device=q.device)
     plan = SplitAttention(block_table, query_lengths, contexts, slots, heads=heads, block_size=block_size)

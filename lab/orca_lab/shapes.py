@@ -1,12 +1,14 @@
-"""The models of the paper's Table 1, and how they were cut, by name: shapes to measure with random weights."""
+"""The models of the paper's Table 1 and their partitions: shapes to measure with random weights."""
 
 from dataclasses import dataclass
 
-from orca_worker.models.gpt2_config import GPT2Config
+from orca_worker.models.gpt2.configuration import GPT2Config
 
 
 @dataclass(frozen=True)
 class Shape:
+    """A model without weights, and how the paper partitioned it."""
+
     name: str
     config: GPT2Config
     tensor_parallel: int  # intra-layer partitions in the paper
@@ -14,7 +16,7 @@ class Shape:
 
 
 def gpt(layers: int, hidden: int, heads: int, positions: int = 2048, vocab_size: int = 50257) -> GPT2Config:
-    """GPT-2 and GPT-3 differ in their sizes (but for GPT-3's sparse attention, which the paper leaves out)."""
+    """A configuration of GPT-2 or GPT-3. The paper leaves out GPT-3's sparse attention, so only the sizes differ."""
     return GPT2Config(
         vocab_size=vocab_size,
         positions=positions,
@@ -33,7 +35,7 @@ def gpt(layers: int, hidden: int, heads: int, positions: int = 2048, vocab_size:
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("gpt2-124m", gpt(12, 768, 12, positions=1024), 1, 1),  # not the paper's: what a CPU can run
+        Shape("gpt2-124m", gpt(12, 768, 12, positions=1024), 1, 1),  # not of the paper: small enough for a CPU
         Shape("gpt3-13b", gpt(40, 5120, 40), 1, 1),
         Shape("gpt3-101b", gpt(80, 10240, 80), 8, 1),
         Shape("gpt3-175b", gpt(96, 12288, 96), 8, 2),

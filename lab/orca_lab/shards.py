@@ -1,17 +1,17 @@
-"""One rank's shard of a big model alone: what its iterations take when nobody is at the other end.
+"""Times the iterations of one rank's shard of a big model, without the other ranks.
 
     python -m orca_lab.shards --model gpt3-175b --batch 1 8 32 --prompt 128    on this machine's device
     python -m orca_lab.shards --model gpt3-175b --floors                       computed for known GPUs; runs nothing
 
-What serves is what is timed: `Stage` and all that it drives, from real control messages, on tensor rank 0 of the first
-stage, of the last one, and of a middle one. Three things are not there:
+The code that serves is timed: `Stage` and all that it drives, with real control messages, on tensor rank 0 of the first
+stage, of a middle one and of the last one. Three things are replaced:
 
-the checkpoint       weights are random, made on the device
-the stage before     hidden states are random
-the other ranks      the process groups are torch's fake ones, whose operations return at once
+the checkpoint       random weights, made on the device
+the stage before     random hidden states
+the other ranks      torch's fake process groups, whose operations return at once
 
-So the time of communication is in no number; the bytes that the rank would have sent are shown. Nor is the way of the
-control message and of the tokens: an iteration begins when the GPU thread takes it.
+No number contains communication: neither that of tensors, whose bytes are shown instead, nor the way of the control
+message and of the tokens, since an iteration begins when the GPU thread takes it.
 """
 
 import argparse
@@ -33,10 +33,12 @@ from torch._C._distributed_c10d import FakeProcessGroup, Store
 
 from orca.v1 import worker_pb2
 from orca_worker.data_plane import Loopback
-from orca_worker.models import Model
-from orca_worker.models.gpt2 import GPT2
-from orca_worker.models.gpt2_config import GPT2Config
-from orca_worker.partition import ITEM_BYTES, Place, RankShare, Slice, gpt2_slices, topology
+from orca_worker.models.families import topology
+from orca_worker.models.gpt2.configuration import GPT2Config
+from orca_worker.models.gpt2.model import GPT2
+from orca_worker.models.gpt2.slices import slices_of
+from orca_worker.models.model import Model
+from orca_worker.partition import ITEM_BYTES, Place, RankShare, Slice
 from orca_worker.process_groups import Group, ProcessGroups, open_store
 from orca_worker.rank import open_device
 from orca_worker.sampling import HiddenModel, SamplingModel
@@ -52,7 +54,7 @@ WARM_UP = 3  # iterations: libraries are loaded and kernels chosen in the first
 
 
 class RandomWeights(WeightSource):
-    """`WeightSource` without a checkpoint. `spread`: standard deviation; GPT-2's training begins with 0.02."""
+    """A `WeightSource` without a checkpoint. `spread` is the standard deviation; GPT-2's training begins with 0.02."""
 
     def __init__(
         self, slices: Mapping[str, Slice], dtype: torch.dtype, device: torch.device, spread: float = 0.02
@@ -70,16 +72,17 @@ class RandomWeights(WeightSource):
 
 
 def load_random(config: GPT2Config, place: Place, dtype: str, device: torch.device) -> tuple[Model, int]:
-    """As `load_model`, without a checkpoint: the model, and how many bytes of weights were made."""
+    """A model with random weights, and the bytes of its weights. The counterpart of `load_model`."""
     kind = getattr(torch, dtype)
-    weights = RandomWeights(gpt2_slices(config, place), kind, device)
+    weights = RandomWeights(slices_of(config, place), kind, device)
     model = GPT2(config, place, weights, kind, device)
     return (SamplingModel(model) if place.is_last else HiddenModel(model)), weights.bytes_made
 
 
 class FakeGroups(ProcessGroups):
-    """`ProcessGroups` whose groups are torch's backend "fake": an operation returns at once and leaves its tensors as
-    they are. What a stage before would have sent is made up."""
+    """Process groups of torch's backend "fake": operations return at once and leave their tensors as they are.
+
+    What an earlier stage would have sent is random."""
 
     def __init__(self, place: Place, device: torch.device) -> None:
         self._own_store = open_store()
@@ -95,7 +98,7 @@ class FakeGroups(ProcessGroups):
 
 @dataclass(frozen=True)
 class Case:
-    """`batch` requests of `prompt` tokens each: their first iteration, or one that comes after it."""
+    """An iteration to time: `batch` requests of `prompt` tokens each, in their first iteration or in the second."""
 
     phase: str
     batch: int
@@ -103,12 +106,12 @@ class Case:
 
     @property
     def requests(self) -> list[tuple[int, int]]:
-        """(tokens before the iteration, tokens in it) of each."""
+        """Of each request: tokens before the iteration, and tokens in it."""
         return [(self.prompt, 1) if self.phase == INCREMENT else (0, self.prompt)] * self.batch
 
     @property
     def blocks(self) -> int:
-        """Of a request: for its prompt and one token more."""
+        """Blocks of one request, for its prompt and one token more."""
         return -(-(self.prompt + 1) // BLOCK_SIZE)
 
     @property
@@ -116,7 +119,7 @@ class Case:
         return self.batch * self.blocks * BLOCK_SIZE
 
     def message(self, vocab_size: int) -> worker_pb2.Iteration:
-        """One that may come again and again: initiations forget their rows first, increments stay where they are."""
+        """A control message that can be repeated: initiations free their rows first, increments keep their position."""
         chance, rows = random.Random(self.batch), range(self.batch)
         if self.phase == INCREMENT:
             return worker_pb2.Iteration(
@@ -136,28 +139,28 @@ class Case:
 
 
 def cases(batches: Sequence[int], prompts: Sequence[int]) -> list[Case]:
-    """A batch's initiation comes right before its increments, which need its rows."""
+    """All cases, each initiation right before the increment that needs its rows."""
     return [Case(phase, b, p) for p in prompts for b in batches for phase in (INITIATION, INCREMENT)]
 
 
 def places(tp: int, pp: int) -> list[Place]:
-    """One of each kind: tensor rank 0, which has the most, of the first stage, a middle one and the last."""
+    """Tensor rank 0, which holds the most, of the first stage, of a middle one and of the last."""
     stages = sorted({0, min(1, pp - 1), pp - 1})
     return [Place(tp, pp, stage) for stage in stages]
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was found for a place and a case. Seconds are those of each repetition, ascending."""
+    """The result for a place and a case. `seconds` has each repetition, in ascending order."""
 
     place: Place
     case: Case
     weight_bytes: int
-    kv_bytes: int  # of the slots in use
-    sent_bytes: int  # what the rank would have sent in the iteration
+    kv_bytes: int  # bytes of the slots in use
+    sent_bytes: int  # bytes that the rank would have sent in the iteration
     seconds: list[float]
     work: Work
-    floor: float | None  # seconds; None: the device is not in roofline.py
+    floor: float | None  # seconds; None when roofline.py does not have the device
 
     @property
     def median(self) -> float:
@@ -166,7 +169,7 @@ class Row:
 
 @contextmanager
 def formed(shape: Shape, place: Place, dtype: str, device: torch.device, slots: int) -> Iterator[Stage]:
-    """A rank that is a member of an engine of nobody else. Raises SystemExit when its memory is too small."""
+    """A rank that has formed an engine alone. Raises SystemExit when its memory is too small."""
     config = shape.config
     load = partial(load_random, config, dtype=dtype, device=device)
     stage = Stage(config.checkpoint(shape.name), dtype, device, slots, 0, load)
@@ -178,11 +181,11 @@ def formed(shape: Shape, place: Place, dtype: str, device: torch.device, slots: 
         stage.allocate(slots, BLOCK_SIZE)
         yield stage
     finally:
-        plane.abort("the shard is done")  # ends its threads
+        plane.abort("the shard is done")  # ends the threads of the plane
 
 
 def measure(stage: Stage, iteration: worker_pb2.Iteration, device: torch.device, repetitions: int) -> list[float]:
-    """Seconds of each repetition, ascending: from the control message to the end of the device's work."""
+    """Seconds of each repetition, in ascending order, from the control message to the end of the device's work."""
     seconds = []
     for n in range(WARM_UP + repetitions):
         synchronize(device)
@@ -275,7 +278,7 @@ def floor_table(title: str, shape: Shape, dtype: str, whom: Sequence[Place], tod
 
 
 def record(shape: Shape, dtype: str, device: torch.device, rows: Sequence[Row]) -> str:
-    """JSON: the circumstances, and every repetition."""
+    """The circumstances and every repetition, as JSON."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     circumstances = {"model": asdict(shape), "dtype": dtype, "device": name, "torch": torch.__version__}
     return json.dumps(circumstances | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n"
@@ -284,15 +287,17 @@ def record(shape: Shape, dtype: str, device: torch.device, rows: Sequence[Row]) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="gpt3-175b")
-    parser.add_argument("--tp", type=int, help="tensor ranks of a stage; the paper's without it")
-    parser.add_argument("--pp", type=int, help="stages; the paper's without it")
+    parser.add_argument("--tp", type=int, help="tensor ranks of a stage; the paper's if not given")
+    parser.add_argument("--pp", type=int, help="stages; the paper's if not given")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--prompt", type=int, nargs="+", default=[128], help="tokens of a request: also its context")
+    parser.add_argument(
+        "--prompt", type=int, nargs="+", default=[128], help="tokens of each prompt, which are also the context"
+    )
     parser.add_argument("--dtype", choices=ITEM_BYTES, default="bfloat16")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--repetitions", type=int, default=20)
-    parser.add_argument("--json", type=Path, help="a file for all that was measured")
-    parser.add_argument("--floors", action="store_true", help="compute the floors of known GPUs and run nothing")
+    parser.add_argument("--json", type=Path, help="file to write all results to")
+    parser.add_argument("--floors", action="store_true", help="only compute the floors of known GPUs")
     given = parser.parse_args()
     shape: Shape = SHAPES[given.model]
     tp, pp = given.tp or shape.tensor_parallel, given.pp or shape.pipeline_parallel

@@ -1,19 +1,19 @@
 """Where the time of a pipeline goes: the stages of a run, from the journals of its engine masters (paper Figure 8).
 
-Each rank reports five moments of an iteration, on its own wall clock (one machine, or clocks kept together by NTP):
-`received` the control message came, `taken` the GPU thread took it, `started` its batch was built and its data here,
-`computed`, `sent`; and how long before `started` it `waited` for data. A rank's time is divided into four shares, which
-add up to 1:
+Each rank reports five moments of an iteration on its own wall clock (one machine, or clocks that NTP keeps together):
+`received`, the control message came; `taken`, the GPU thread took it; `started`, the batch was built and its data had
+come; `computed`; `sent`. It also reports how long it `waited` for data before `started`. A rank's time is divided into
+four shares, which add up to 1:
 
-busy                    taken to sent, but for the wait: the batch, the layers, and the sending of what they made
-waiting for upstream    `waited`: the iteration was here, what another rank sends for it was not
-waiting for scheduler   idle although the next batch could have been here: it was ready (below), it was not taken yet
-no work                 idle otherwise: all requests were in flight or none was there, or n_workers batches were
+busy                    from taken to sent without the wait: building the batch, the layers, sending their output
+waiting for upstream    the `waited` of each iteration: its control message had come, another rank's data had not
+waiting for scheduler   idle while the next batch was ready (see below) and had not been taken
+no work                 idle otherwise: no request was waiting, or n_workers batches were in flight
 
-The batch of an iteration was ready when the first of its requests was waiting or returned, and fewer than n_workers
-batches were in flight. A request is returned when the last stage has sent its token, so that the way of the token to
-the scheduler, the selection and the way of the control message are waiting for the scheduler, not lack of work. With a
-run-ahead, one batch more may be in flight, and a request is as good as returned when its batch is the oldest in flight.
+The batch of an iteration is ready as soon as one of its requests is waiting or returned, and fewer than n_workers
+batches are in flight. A request is returned when the last stage has sent its token. So the token's way to the
+scheduler, the selection and the control message's way count as waiting for the scheduler, not as lack of work. With a
+run-ahead, one batch more may be in flight, and a request counts as returned when its batch is the oldest in flight.
 """
 
 import json
@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 
 
 class Times(NamedTuple):
-    """One rank's share in one iteration: moments in ns of the wall clock, bytes of the message and of what it sent, and
-    a duration in ns."""
+    """One rank's part in one iteration.
+
+    Moments in ns of the wall clock, bytes of the control message and of the data that it sent, and the wait in ns."""
 
     stage: int
     tensor_rank: int
@@ -41,8 +42,8 @@ class Times(NamedTuple):
 
     @property
     def prepared(self) -> int:
-        """Its batch was built: from then on it waited for data, if it did. (At stage 0 the wait for tokens comes
-        before; the sums are the same.)"""
+        """When the batch was built, and the wait for data began. (Stage 0 waits for tokens before it builds the batch;
+        the sums are the same.)"""
         return self.started - self.waited
 
 
@@ -62,13 +63,13 @@ class Iteration:
 
     @property
     def returned(self) -> int:
-        """When the last stage had sent the tokens."""
+        """When the last stage had sent the tokens, in ns of the wall clock."""
         return self.times[max(self.times)[0], 0].sent
 
 
 @dataclass
 class Life:
-    """One formation of the engine, to its loss or its end. Only iterations that all ranks have reported are here."""
+    """An engine from a formation to its loss or end, with the iterations that all ranks have reported."""
 
     epoch: int
     formed: int  # ns of the wall clock
@@ -103,12 +104,12 @@ class Run:
 
     @property
     def last(self) -> Life | None:
-        """The last life that ran anything."""
+        """The last life with an iteration; None when there is none."""
         return next((life for life in reversed(self.lives) if life.iterations), None)
 
 
 def read_run(run_dir: Path, engine: str = "engine-0") -> Run:
-    """A run from its folder, while it runs or later. It has no lives when the folder holds no journal of the engine."""
+    """Reads a run from its folder, which may still be written. A run without a journal of the engine has no lives."""
     run = Run(engine, [], {})
     for path in sorted(run_dir.glob(f"journal-{engine}-*.jsonl"), key=_age):
         _read(_lines(path), run)
@@ -168,7 +169,7 @@ def _read(lines: Iterable[dict[str, Any]], run: Run) -> None:
 
 @dataclass(frozen=True)
 class Shares:
-    """Of a window's time; they add up to 1."""
+    """What a stage did in a window, as shares of the time. They add up to 1."""
 
     busy: float
     upstream: float
@@ -177,14 +178,14 @@ class Shares:
 
 
 def filled(life: Life) -> tuple[int, int]:
-    """The window from the moment when the pipeline had filled (the last stage had its first iteration) to the last
-    token, in ns of the wall clock."""
+    """The window in which the pipeline was full: from the last stage's first iteration to the last token, in ns of the
+    wall clock."""
     last = life.pp - 1, 0
     return life.iterations[0].times[last].started, life.iterations[-1].times[last].sent
 
 
 def shares(life: Life, window: tuple[int, int] | None = None) -> list[Shares]:
-    """What each stage did in a window (`filled` without one): the mean of its tensor ranks."""
+    """The shares of each stage, the mean of its tensor ranks, in a window; in `filled` if none is given."""
     begin, end = window or filled(life)
     ready = life.ready()
     result = []
@@ -199,7 +200,7 @@ def shares(life: Life, window: tuple[int, int] | None = None) -> list[Shares]:
 
 
 def _spans(life: Life, rank: tuple[int, int], ready: dict[int, int], end: int) -> Iterator[tuple[int, int, int]]:
-    """A rank's time without holes: (index of the share, begin, end)."""
+    """A rank's time in spans without gaps: (index of the share, begin, end)."""
     before = life.formed
     for iteration in life.iterations:
         t = iteration.times[rank]
@@ -218,8 +219,10 @@ def _spans(life: Life, rank: tuple[int, int], ready: dict[int, int], end: int) -
 
 @dataclass(frozen=True)
 class Planes:
-    """Control and data, apart. Bytes are means of an iteration over all ranks; latencies are of the control message, in
-    seconds: from a stage's controller to the next one's (p50, p99), and from the first to the last stage's."""
+    """The control plane and the data plane, apart.
+
+    Bytes are an iteration's mean over all ranks. `hops` are the control message's seconds (p50, p99) from each stage's
+    controller to the next one's, `whole_way` those from the first controller to the last."""
 
     control_bytes: float
     data_bytes: float
@@ -232,7 +235,7 @@ def planes(life: Life) -> Planes:
     every = [t for iteration in life.iterations for t in iteration.times.values()]
 
     def way(first: int, last: int) -> tuple[float, float]:
-        """(p50, p99) of the control message's way between two stages' controllers."""
+        """The control message's seconds (p50, p99) between two stages' controllers."""
         delays = [(i.times[last, 0].received - i.times[first, 0].received) / 1e9 for i in life.iterations]
         return percentile(delays, 0.5), percentile(delays, 0.99)
 
@@ -245,7 +248,7 @@ def planes(life: Life) -> Planes:
 
 
 def percentile(values: Sequence[float], p: float) -> float:
-    """The smallest value that is at least as large as a share `p` of all."""
+    """The smallest value that is not below a share `p` of all values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -int(-p * len(ordered) // 1) - 1))]
 
@@ -271,7 +274,7 @@ class Block:
     """An iteration on a stage, in columns of a drawing."""
 
     first: int
-    last: int  # behind its last column
+    last: int  # the column behind it
     iteration: Iteration
 
 

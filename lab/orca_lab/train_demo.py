@@ -238,16 +238,20 @@ def show_samples(model: GPT2LMHeadModel, tokenizer: Tokenizer) -> None:
 
 
 def main() -> None:
-    """Train, save, and say what came of it, measured on the files as saved."""
+    """Train and save the model, then print the loss and samples of the saved files."""
     parser = argparse.ArgumentParser(description="train the demo model on the standard library's source")
     parser.add_argument("--out", type=Path, required=True, help="folder that receives the model")
     parser.add_argument("--steps", type=int, default=3600, help="steps on the library")
-    parser.add_argument("--prompt-steps", type=int, default=400, help="steps after those, half of them on prompts")
+    parser.add_argument(
+        "--prompt-steps", type=int, default=400, help="steps after those, each half on the library and half on prompts"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate; a third of it for prompts")
     parser.add_argument("--save-every", type=int, default=300, help="steps between two checkpoints")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--go-on", action="store_true", help="skip the steps on the library: OUT holds their model")
+    parser.add_argument(
+        "--go-on", action="store_true", help="skip the steps on the library; OUT already holds the model after them"
+    )
     args = parser.parse_args()
 
     logging.disable_progress_bar()

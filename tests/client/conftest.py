@@ -1,4 +1,4 @@
-"""A stage of scripted endpoints, and each client on it."""
+"""Fixtures: scripted endpoints, and both kinds of client that call them."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -8,7 +8,7 @@ from client.scripted import Asyncio, Endpoint, Face, Script, Threads, Wire
 
 
 class Stage:
-    """Starts endpoints and wires, and ends them with the test."""
+    """Starts endpoints and wires, and stops them at the end of the test."""
 
     def __init__(self) -> None:
         self.endpoints: list[Endpoint] = []
@@ -47,12 +47,12 @@ def face(request: pytest.FixtureRequest) -> Face:
 
 @pytest.fixture
 async def connect(face: Face) -> AsyncIterator[Callable[..., Any]]:
-    """Makes clients of the test's kind, and closes them with the test."""
+    """Makes clients of the test's kind, and closes them at the end of the test."""
     clients: list[Any] = []
 
     def make(*addresses: str, **options: Any) -> Any:
         clients.append(face.kind(addresses, **options))
-        clients[-1]._addresses._next = 0  # from the first on, so that a test can say where a call goes
+        clients[-1]._addresses._next = 0  # start at the first address, so that a test knows where a call goes
         return clients[-1]
 
     yield make

@@ -1,4 +1,4 @@
-"""The protocol's other side: endpoints that play a script, a wire that can be cut, and one face for both clients."""
+"""The server side of client tests: endpoints that play a script, a wire to cut, and one face for both clients."""
 
 import asyncio
 from collections import deque
@@ -14,7 +14,7 @@ from orca.v1.orca_pb2_grpc import OrcaServicer, add_OrcaServicer_to_server
 from orca_client import AsyncOrcaClient, Event, OrcaClient, Token
 from orca_common import errors
 
-IDS = [100, 7, 4_294_967_295, 0, 50_256, 9]  # of the one request that every script is about
+IDS = [100, 7, 4_294_967_295, 0, 50_256, 9]  # the token ids of the one request that all scripts are about
 End = Literal["finish", "hang", "die", "return", "raise", "internal"] | errors.OrcaError
 
 
@@ -25,7 +25,7 @@ class Act:
     upto: int = 0
     end: End = "hang"
     accept: bool = True
-    first: int | None = None  # index of the first token, when it is not the one asked for
+    first: int | None = None  # index of the first token, if it is not the one asked for
     ids: Sequence[int] = tuple(IDS)
 
 
@@ -43,18 +43,18 @@ class Seen:
 
 
 class Script:
-    """Answers to the calls in their order, whichever endpoint they reach; then FINISH for ever."""
+    """Answers the calls in their order, whichever endpoint they reach. After the last act, every call gets FINISH."""
 
     def __init__(self, *acts: Act) -> None:
         self.acts = deque(acts)
         self.calls: list[Seen] = []
         self.cancelled: list[str] = []  # request ids of Cancel
-        self.said = asyncio.Queue[str]()  # endpoints whose call has said all it had to say, and hangs
-        self.left = asyncio.Queue[str]()  # endpoints whose hanging call was ended by its client
+        self.said = asyncio.Queue[str]()  # endpoints whose call has sent all its events, and hangs
+        self.left = asyncio.Queue[str]()  # endpoints whose hanging call its client has ended
 
 
 class Endpoint(OrcaServicer):
-    """One server of a stage."""
+    """One server that plays a script."""
 
     def __init__(self, name: str, script: Script) -> None:
         self.name, self.script = name, script
@@ -140,7 +140,7 @@ def indexes(events: Sequence[Event]) -> list[int]:
 
 
 class Wire:
-    """A TCP proxy before an endpoint: what a network, a SIGKILL or a SIGSTOP does to a connection, done at a wish."""
+    """A TCP proxy before an endpoint. It can do to a connection what a network, a SIGKILL or a SIGSTOP does."""
 
     def __init__(self, address: str) -> None:
         self._host, port = address.rsplit(":", 1)
@@ -155,12 +155,12 @@ class Wire:
         return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def cut(self) -> None:
-        """Every connection is reset."""
+        """Resets every connection."""
         for writer in self._writers:
             writer.transport.abort()
 
     def freeze(self) -> None:
-        """Nothing flows any more, and nobody says so."""
+        """Stops passing bytes on, without closing anything."""
         self._flowing.clear()
 
     async def close(self) -> None:
@@ -187,7 +187,7 @@ class Wire:
 
 
 class Threads:
-    """OrcaClient, in threads of its own."""
+    """Calls OrcaClient, each time in a thread of its own."""
 
     kind = OrcaClient
 
@@ -200,7 +200,7 @@ class Threads:
 
 
 class Asyncio:
-    """AsyncOrcaClient, in the test's own loop."""
+    """Calls AsyncOrcaClient, in the test's loop."""
 
     kind = AsyncOrcaClient
 
@@ -216,7 +216,7 @@ Face = Threads | Asyncio
 
 
 async def rest(face: Face, stream: Any) -> list[Event]:
-    """All events that are left."""
+    """All events up to the end of the stream."""
     events: list[Event] = []
     while (event := await face.next(stream)) is not None:
         events.append(event)
@@ -224,7 +224,7 @@ async def rest(face: Face, stream: Any) -> list[Event]:
 
 
 async def take(face: Face, stream: Any, count: int) -> list[Event]:
-    """That many events."""
+    """The next `count` events."""
     events: list[Event] = []
     while len(events) < count:
         event = await face.next(stream)

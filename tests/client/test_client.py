@@ -60,7 +60,7 @@ async def test_stream(stage: Stage, face: Face, connect: Connect) -> None:
     assert events[-1] == Finished(FinishReason.LENGTH, 6, "!", Timings(0.5, 1, 2)) == stream.finished
     assert [event.token_id for event in events[1:-1] if isinstance(event, Token)] == IDS
     assert stream.tokens == events[1:-1]
-    assert await face.run(stream.text) == " w0 w1 w2 w3 w4 w5!"  # also after the end
+    assert await face.run(stream.text) == " w0 w1 w2 w3 w4 w5!"  # it can be asked for after the end too
     [call] = script.calls
     expected = pb.GenerateRequest(
         request_id=stream.request_id,
@@ -81,7 +81,7 @@ async def test_stream(stage: Stage, face: Face, connect: Connect) -> None:
 
 
 async def test_defaults(stage: Stage, face: Face, connect: Connect) -> None:
-    """Text, greedy, nothing optional on the wire; a known id is kept."""
+    """A text prompt with defaults: greedy, and no optional field is sent. A request id that was given is kept."""
     script = Script()
     client = connect((await stage.endpoint(script)).address)
     assert await face.run(client.generate("Ünï", max_new_tokens=6, request_id="mine").text) == " w0 w1 w2 w3 w4 w5!"
@@ -96,7 +96,7 @@ async def test_defaults(stage: Stage, face: Face, connect: Connect) -> None:
 
 
 async def test_death_of_an_endpoint(stage: Stage, face: Face, connect: Connect) -> None:
-    """The first endpoint dies in mid-stream; the second one goes on after the last token seen."""
+    """The first endpoint dies in the middle of a stream. The second goes on after the last token seen."""
     script = Script(Act(upto=3, end="die"))
     first, second = await stage.endpoint(script, "a"), await stage.endpoint(script, "b")
     client = connect(first.address, second.address)
@@ -113,14 +113,14 @@ async def test_death_of_an_endpoint(stage: Stage, face: Face, connect: Connect) 
 
 
 async def test_connection_reset(stage: Stage, face: Face, connect: Connect) -> None:
-    """One address, as behind a Kubernetes Service: the same address is called again, as often as it takes."""
+    """With a single address (as of a Kubernetes Service), that address is called again as often as needed."""
     script = Script(Act(upto=1), Act(upto=1), Act(upto=4))
     endpoint = await stage.endpoint(script)
     wire, address = await stage.wire(endpoint.address)
     reader = asyncio.create_task(rest(face, connect(address).generate("x", max_new_tokens=6)))
     for _ in range(3):
         await script.said.get()
-        wire.cut()  # and what is on its way is lost
+        wire.cut()  # what is on its way is lost
     assert indexes(await reader) == ALL
     assert len(script.calls) == 4
     for call in script.calls:
@@ -130,7 +130,7 @@ async def test_connection_reset(stage: Stage, face: Face, connect: Connect) -> N
 
 
 async def test_frozen_endpoint(stage: Stage, face: Face, connect: Connect) -> None:
-    """An endpoint that stays silent on an open connection is noticed by keepalive."""
+    """Keepalive notices an endpoint that is silent on an open connection."""
     script = Script(Act(upto=2))
     first, second = await stage.endpoint(script, "a"), await stage.endpoint(script, "b")
     wire, address = await stage.wire(first.address)
@@ -142,7 +142,7 @@ async def test_frozen_endpoint(stage: Stage, face: Face, connect: Connect) -> No
 
 
 async def test_not_yet_accepted(stage: Stage, face: Face, connect: Connect) -> None:
-    """Until the request is accepted, the very same Generate is sent again, and only its attempt grows."""
+    """Until the request is accepted, the same Generate is sent again. Only its attempt grows."""
     script = Script(Act(accept=False, end=AWAY), Act(accept=False, end="die"), Act(accept=False, end=AWAY))
     first, second = await stage.endpoint(script, "a"), await stage.endpoint(script, "b")
     stream = connect(second.address, first.address).generate("x", max_new_tokens=6, seed=1)
@@ -156,7 +156,7 @@ async def test_not_yet_accepted(stage: Stage, face: Face, connect: Connect) -> N
 
 @pytest.mark.parametrize("end", ["return", "raise", "internal"])
 async def test_broken_stream(stage: Stage, face: Face, connect: Connect, end: Any) -> None:
-    """An end without Finished, and errors that bear no word of Orca's (a proxy's, grpc's own), are the transport's."""
+    """A call that ends without Finished, or with an error that Orca did not send, has a broken transport: resume."""
     script = Script(Act(upto=2, end=end))
     stream = connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6)
     assert indexes(await rest(face, stream)) == ALL
@@ -181,7 +181,7 @@ async def test_broken_stream(stage: Stage, face: Face, connect: Connect, end: An
 )
 @pytest.mark.parametrize("upto", [0, 2])
 async def test_refusals(stage: Stage, face: Face, connect: Connect, refusal: errors.OrcaError, upto: int) -> None:
-    """The server's errors come as their namesakes, with their sentence and fields, and nothing is sent again."""
+    """Each server error raises its namesake here, with its sentence and fields. Nothing is sent again."""
     script = Script(Act(upto=upto, end=refusal, accept=upto > 0))
     stream = connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6)
     await take(face, stream, upto + 1 if upto else 0)
@@ -193,14 +193,14 @@ async def test_refusals(stage: Stage, face: Face, connect: Connect, refusal: err
     for field in ("field", "retry_after", "trace_id"):
         assert getattr(raised.value, field, None) == getattr(refusal, field, None)
     with pytest.raises(kind):
-        await face.next(stream)  # the end is the end
+        await face.next(stream)  # the error stays
     await face.run(stream.close)
     assert len(script.calls) == 1
     assert script.cancelled == []
 
 
 async def test_resume_timeout(stage: Stage, face: Face, connect: Connect) -> None:
-    """Tries go on with growing pauses until the bound, then the last error is raised."""
+    """The client tries again with growing pauses until the bound, and then raises the last error."""
     script = Script(Act(upto=2, end=AWAY), *[Act(accept=False, end=AWAY)] * 100)
     stream = connect((await stage.endpoint(script)).address, resume_timeout=0.6).generate("x", max_new_tokens=6)
     await take(face, stream, 3)
@@ -220,7 +220,7 @@ async def test_nobody_there(stage: Stage, face: Face, connect: Connect) -> None:
 
 
 async def test_full_queue(stage: Stage, face: Face, connect: Connect) -> None:
-    """With retry_when_full the server's delay is kept; the request is the same one."""
+    """With retry_when_full the client waits as the server says, and sends the same request again."""
     full = Act(accept=False, end=errors.ResourceExhausted("the queue is full", 0.01))
     script = Script(full, full)
     client = connect((await stage.endpoint(script)).address, retry_when_full=True)
@@ -238,7 +238,7 @@ async def test_full_queue_until_the_deadline(stage: Stage, face: Face, connect: 
 
 
 async def test_deadline(stage: Stage, face: Face, connect: Connect) -> None:
-    """One deadline for the whole request: each call gets what is left of it."""
+    """The whole request has one deadline. Each call gets what is left of it."""
     script = Script(Act(upto=1, end=AWAY), Act(upto=2, end=AWAY), Act(upto=3, end="hang"))
     stream = connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6, timeout=0.6)
     await take(face, stream, 4)
@@ -250,7 +250,7 @@ async def test_deadline(stage: Stage, face: Face, connect: Connect) -> None:
 
 
 async def test_dropping_detaches(stage: Stage, face: Face, connect: Connect) -> None:
-    """A stream that is dropped ends its call, and sends no Cancel; the request can be resumed."""
+    """A stream that is dropped ends its call without a Cancel. The request can be resumed."""
     script = Script(Act(upto=2))
     client = connect((await stage.endpoint(script)).address)
     stream = client.generate("x", max_new_tokens=6)
@@ -268,7 +268,7 @@ async def test_dropping_detaches(stage: Stage, face: Face, connect: Connect) -> 
 
 
 async def test_detach_and_close_wake_the_reader(stage: Stage, face: Face, connect: Connect) -> None:
-    """Both end the stream under its reader as Cancelled; only close cancels the request."""
+    """Both end the stream while it is read, and the reader gets Cancelled. Only close cancels the request."""
     script = Script(Act(), Act())
     client = connect((await stage.endpoint(script)).address)
     for close, cancels in ((False, 0), (True, 1)):
@@ -309,11 +309,11 @@ async def test_leaving_a_with_block_cancels(stage: Stage, face: Face, connect: C
 
     stream = await asyncio.to_thread(left) if isinstance(face, Threads) else await left_async()
     await script.left.get()
-    assert script.cancelled == [stream.request_id]  # not the one that had ended
+    assert script.cancelled == [stream.request_id]  # and not the request that had finished
 
 
 async def test_cancel(stage: Stage, face: Face, connect: Connect) -> None:
-    """The stream of a cancelled request ends with that reason; text() does not pass it off as whole."""
+    """The stream of a cancelled request finishes as CANCELLED, and text() raises instead of returning a part."""
     script = Script(Act(upto=2, end=AWAY), Act(upto=2, end="finish"))
     client = connect((await stage.endpoint(script)).address)
     stream = client.generate("x", max_new_tokens=6)
@@ -326,7 +326,7 @@ async def test_cancel(stage: Stage, face: Face, connect: Connect) -> None:
 
 
 async def test_unary_calls(stage: Stage, face: Face, connect: Connect) -> None:
-    """GetModel and Cancel go past an endpoint that is away."""
+    """GetModel and Cancel try another endpoint when one is away."""
     script = Script()
     gone, endpoint = await stage.endpoint(script), await stage.endpoint(script)
     await gone.server.stop(0)
@@ -349,7 +349,7 @@ async def test_unary_calls(stage: Stage, face: Face, connect: Connect) -> None:
     ids=["gap", "another past", "too few"],
 )
 async def test_wrong_streams(stage: Stage, face: Face, connect: Connect, act: Act, problem: str) -> None:
-    """What cannot be joined to the tokens shown is DataLoss, and never shown."""
+    """Tokens that do not continue those that were shown raise DataLoss, and are not shown."""
     script = Script(Act(upto=2, end=AWAY), act)
     stream = connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6)
     await take(face, stream, 3)
@@ -360,14 +360,14 @@ async def test_wrong_streams(stage: Stage, face: Face, connect: Connect, act: Ac
 
 
 async def test_tokens_again(stage: Stage, face: Face, connect: Connect) -> None:
-    """Tokens that were shown before are not shown twice."""
+    """Tokens that come a second time are not shown again."""
     script = Script(Act(upto=4, end=AWAY), Act(upto=6, first=1, end="finish"))
     stream = connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6)
     assert indexes(await rest(face, stream)) == ALL
 
 
 async def test_resume_unknown_past(stage: Stage, face: Face, connect: Connect) -> None:
-    """Without the tokens seen there is no digest, also after a death."""
+    """Without the ids of the tokens seen, no digest is sent, and none after a failure either."""
     script = Script(Act(upto=4, end=AWAY))
     client = connect((await stage.endpoint(script)).address)
     assert indexes(await rest(face, client.resume("mine", 2))) == ALL[2:]
@@ -377,7 +377,7 @@ async def test_resume_unknown_past(stage: Stage, face: Face, connect: Connect) -
 
 
 async def test_spread(stage: Stage, face: Face, connect: Connect) -> None:
-    """Requests go round the addresses."""
+    """Requests go to one address after the other."""
     script = Script()
     endpoints = [await stage.endpoint(script, name) for name in "abc"]
     client = connect(*(endpoint.address for endpoint in endpoints))
@@ -387,7 +387,7 @@ async def test_spread(stage: Stage, face: Face, connect: Connect) -> None:
 
 
 async def test_closing_the_client(stage: Stage, face: Face, connect: Connect) -> None:
-    """Streams detach and end as Cancelled; nothing can be sent any more."""
+    """A closed client's streams detach and raise Cancelled. The client sends nothing any more."""
     script = Script(Act())
     client = connect((await stage.endpoint(script)).address)
     stream = client.generate("x", max_new_tokens=6)
@@ -406,7 +406,7 @@ async def test_closing_the_client(stage: Stage, face: Face, connect: Connect) ->
 
 
 async def test_started_before_it_is_read(stage: Stage, face: Face, connect: Connect) -> None:
-    """Several requests run at once, whoever is read first."""
+    """A request is sent before its stream is read, so several run at the same time."""
     script = Script(Act(upto=6), Act(upto=6))
     client = connect((await stage.endpoint(script)).address)
     streams = [client.generate("x", max_new_tokens=6) for _ in range(2)]
@@ -436,14 +436,14 @@ async def test_what_the_wire_cannot_hold(connect: Connect, field: str, arguments
 
 
 async def test_an_impatient_reader(stage: Stage) -> None:
-    """asyncio only: a read that is cancelled ends the call, as grpc has it; the next read resumes, nothing is lost."""
+    """asyncio only: gRPC ends the call of a cancelled read. The next read resumes, and nothing is lost."""
     script = Script(Act(upto=2), Act(upto=2), FINISH)
     async with orca_client.AsyncOrcaClient((await stage.endpoint(script)).address) as client:
         stream = client.generate("x", max_new_tokens=6)
         events = [await anext(stream) for _ in range(3)]
         for _ in range(2):
             reader = asyncio.ensure_future(anext(stream))
-            await asyncio.sleep(0)  # it reads now
+            await asyncio.sleep(0)  # until it reads
             await script.said.get()
             reader.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -455,12 +455,12 @@ async def test_an_impatient_reader(stage: Stage) -> None:
 
 
 async def test_wrong_credentials_are_a_plain_error(stage: Stage, face: Face, connect: Connect) -> None:
-    """A status outside the tree is an OrcaError with that code, and is not tried again."""
+    """A status outside the error tree raises OrcaError with that code, and nothing is sent again."""
 
-    class Strange(errors.OrcaError):
+    class Unauthenticated(errors.OrcaError):
         code = grpc.StatusCode.UNAUTHENTICATED
 
-    script = Script(Act(accept=False, end=Strange("no API key")))
+    script = Script(Act(accept=False, end=Unauthenticated("no API key")))
     with pytest.raises(orca_client.OrcaError, match="no API key") as raised:
         await face.next(connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6))
     assert type(raised.value) is orca_client.OrcaError

@@ -1,4 +1,4 @@
-"""A call's status as an error: what Orca said, what the transport did, what nobody expected."""
+"""From a call's status to an error: statuses that Orca sends, those of a broken transport, and malformed ones."""
 
 import grpc
 import pytest
@@ -21,7 +21,7 @@ def details(*messages: error_details_pb2.RetryInfo | error_details_pb2.BadReques
 
 @pytest.mark.parametrize("code", [Code.CANCELLED, Code.INTERNAL, Code.UNKNOWN, Code.UNAVAILABLE])
 def test_the_transport(code: grpc.StatusCode) -> None:
-    """Without a status of Orca's, a broken call is Unavailable: it is tried again."""
+    """A call that breaks without a status from Orca is Unavailable, so it is tried again."""
     error = error_of(code, "Stream removed", ())
     assert type(error) is Unavailable
     assert "Stream removed" in str(error)
@@ -34,7 +34,7 @@ def test_a_bug_is_no_broken_stream() -> None:
 
 
 def test_details() -> None:
-    """Fields are found among other details, with values of every size."""
+    """The fields are found among other details."""
     violation = error_details_pb2.BadRequest.FieldViolation(field="stop[3]", description="d" * 1000)
     bad = error_details_pb2.BadRequest(field_violations=[violation])
     other = error_details_pb2.Help(links=[error_details_pb2.Help.Link(url="u")])
@@ -49,7 +49,7 @@ def test_details() -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"\xff", b"\x1a\x05abc", b"\x1a\x02\x0a\xff", b"\x18\x01", details()])
 def test_broken_details(raw: bytes) -> None:
-    """Bytes that are no google.rpc.Status cost the fields, not the error."""
+    """Bytes that are no google.rpc.Status cost the error its fields, and nothing else."""
     error = error_of(Code.INVALID_ARGUMENT, "m", [(DETAILS, raw)])
     assert isinstance(error, InvalidArgument)
     assert error.field == ""
@@ -60,7 +60,7 @@ def test_broken_details(raw: bytes) -> None:
 
 @pytest.mark.parametrize("raw", [b"\x0a\x01\xff", b"\xff", b"\x08\x01"])
 def test_broken_detail(raw: bytes) -> None:
-    """The same one level deeper."""
+    """The same for a detail inside a good status."""
     for name in ("BadRequest", "RetryInfo"):
         packed = Packed(type_url=f"type.googleapis.com/google.rpc.{name}", value=raw)
         status = status_pb2.Status(details=[packed]).SerializeToString()

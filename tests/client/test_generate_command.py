@@ -35,7 +35,7 @@ async def orca(*arguments: str, stdin: bytes = b"") -> tuple[int | None, str, st
 
 
 async def test_one_prompt(stage: Stage) -> None:
-    """Plain text and a line break; options become fields; a second address is used when the first is gone."""
+    """It prints the text and a line break. Options become fields. It uses the second address when the first is gone."""
     script = Script()
     gone, endpoint = await stage.endpoint(script, "gone"), await stage.endpoint(script)
     await gone.server.stop(0)
@@ -52,7 +52,7 @@ async def test_one_prompt(stage: Stage) -> None:
 
 
 async def test_stdin_and_token_ids(stage: Stage) -> None:
-    """Standard input is the prompt but for its last line break; ids go as ids."""
+    """Standard input without its last line break is the prompt. Token ids are sent as ids."""
     script = Script()
     address = (await stage.endpoint(script)).address
     *fine, broken = await asyncio.gather(
@@ -70,7 +70,7 @@ async def test_stdin_and_token_ids(stage: Stage) -> None:
 
 
 async def test_json(stage: Stage) -> None:
-    """Each event is a line with the protocol's names, default values included."""
+    """Each event is a line of JSON with the names of the protocol, and with default values."""
     script = Script()
     address = (await stage.endpoint(script)).address
     code, out, _ = await orca("Hello", "--address", address, "--json", "--logprobs")
@@ -90,7 +90,7 @@ async def test_json(stage: Stage) -> None:
 
 
 async def test_several_prompts(stage: Stage) -> None:
-    """They run at once; blocks come in the prompts' order; one that fails does not stop the others."""
+    """Prompts run at the same time, and are printed in their order. One that fails does not stop the others."""
     refusal = errors.InvalidArgument("text", "the prompt has 9 tokens; the model has 8 positions")
     script = Script(Act(upto=2, end=refusal))
     address = (await stage.endpoint(script)).address
@@ -114,7 +114,7 @@ async def test_panels_on_a_terminal(stage: Stage) -> None:
         try:
             while data := os.read(ours, 65536):
                 shown.extend(data)
-        except OSError:  # a terminal's way to say that the other side has closed
+        except OSError:  # a terminal raises it when the other side has closed
             pass
 
     await asyncio.gather(asyncio.to_thread(read), process.wait())
@@ -126,7 +126,7 @@ async def test_panels_on_a_terminal(stage: Stage) -> None:
 
 
 async def test_errors(stage: Stage) -> None:
-    """One sentence on stderr, and 1."""
+    """An error is one sentence on stderr, and exit code 1."""
     script = Script(Act(accept=False, end=errors.ResourceExhausted("the queue is full", 1)))
     endpoint = await stage.endpoint(script)
     assert await orca("x", "--address", endpoint.address) == (1, "", "the queue is full\n")
@@ -157,7 +157,9 @@ def test_usage(arguments: list[str]) -> None:
 
 
 async def test_ctrl_c_cancels(stage: Stage) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it; its children would
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a background job ignores SIGINT, and so would its children
     script = Script(Act(upto=2), Act(upto=2))
     process = await start("one", "two", "--address", (await stage.endpoint(script)).address)
     for _ in range(2):
@@ -169,7 +171,7 @@ async def test_ctrl_c_cancels(stage: Stage) -> None:
 
 
 async def test_a_closed_pipe_cancels(stage: Stage, tmp_path: Path) -> None:
-    """As in `orca generate .. | head -1`."""
+    """A reader that closes the pipe, as in `orca generate .. | head -1`, cancels the requests."""
     script = Script(Act(upto=6))
     read, write = os.pipe()
     os.close(read)

@@ -1,4 +1,4 @@
-"""The pure parts: the state of a request over many calls, patience, addresses, attempts. Instant and exact."""
+"""The pure parts of the client: a request over many calls, patience, addresses, attempts."""
 
 import random
 import re
@@ -24,7 +24,7 @@ def patience(bound: float = 60, deadline: float | None = None) -> Patience:
 
 
 def served(request: pb.GenerateRequest | pb.ResumeRequest) -> list[pb.GenerateResponse]:
-    """All that an honest endpoint answers."""
+    """All responses of a sound endpoint to this request."""
     first = request.from_index if isinstance(request, pb.ResumeRequest) else 0
     tokens = [pb.GenerateResponse(token=token(index, IDS[index])) for index in range(first, len(IDS))]
     finished = pb.Finished(
@@ -36,7 +36,7 @@ def served(request: pb.GenerateRequest | pb.ResumeRequest) -> list[pb.GenerateRe
 
 @given(st.lists(st.integers(0, len(IDS) + 1), max_size=20))
 def test_any_breaks(breaks: list[int]) -> None:
-    """Wherever calls break, the caller sees one Accepted, every index once, one Finished."""
+    """Wherever calls break, the caller gets one Accepted, every token once, and one Finished."""
     attempts = Attempts(lambda: 5_000)
     body = pb.GenerateRequest(request_id="mine", text="x")
     resumption = Resumption("mine", body, patience=patience(), next_attempt=attempts)
@@ -61,7 +61,7 @@ def test_any_breaks(breaks: list[int]) -> None:
 
 
 def test_messages_and_events_are_one() -> None:
-    """An event holds all that its message holds."""
+    """An event holds everything that its message holds."""
     resumption = Resumption("mine", None, patience=patience(), next_attempt=Attempts())
     for response in served(pb.GenerateRequest(request_id="mine")):
         event = resumption.take(response, 0)
@@ -70,7 +70,7 @@ def test_messages_and_events_are_one() -> None:
 
 
 def test_a_newer_server() -> None:
-    """An event and a reason of a later protocol do not end the stream."""
+    """An unknown event and an unknown reason, of a newer server, do not end the stream."""
     resumption = Resumption("mine", None, patience=patience(), next_attempt=Attempts())
     assert resumption.take(pb.GenerateResponse.FromString(b"\x7a\x02\x08\x01"), 0) is None
     finished = resumption.take(pb.GenerateResponse.FromString(b"\x1a\x02\x08\x63"), 0)
@@ -79,7 +79,7 @@ def test_a_newer_server() -> None:
 
 
 def test_the_end_stays() -> None:
-    """After DataLoss there is no further call."""
+    """After DataLoss no further call is made."""
     resumption = Resumption("mine", None, patience=patience(), next_attempt=Attempts())
     with pytest.raises(DataLoss):
         resumption.take(pb.GenerateResponse(token=token(2, 7)), 0)
@@ -97,7 +97,7 @@ def test_waits_grow_and_are_jittered() -> None:
 
 
 def test_the_bound_counts_only_outages() -> None:
-    """Ten minutes in a queue, with endpoints that die now and then, are no reason to give up; ten seconds down are."""
+    """Ten minutes in a queue, with an outage now and then, do not reach the bound; ten seconds of outage do."""
     patient = patience(bound=10)
     for minute in range(10):
         now = minute * 60.0
@@ -128,7 +128,7 @@ def test_a_named_delay_is_kept() -> None:
 
 # -- addresses
 def test_addresses() -> None:
-    """Round robin; who failed is passed over for a while, and used when nobody else is left."""
+    """An address that failed is avoided for a while, but used when no other is left."""
     addresses = Addresses(["a", "b", "c"], 1)
     assert [addresses.pick(0) for _ in range(4)] == ["b", "c", "a", "b"]
     addresses.failed("c", 10)

@@ -1,14 +1,14 @@
-"""Ranks are killed and frozen under load, at random moments: nobody's tokens change, nobody else's process ends.
+"""Kills and freezes ranks under load, at random moments: no request's tokens change, no other process ends.
 
     python tests/e2e/kill_rounds.py --rounds 30 [--seed 1] [--tp 2] [--pp 2] [--run-ahead 1]
 
-A round streams requests, sends SIGKILL or SIGSTOP to one rank (or to two at once) at a random moment, and waits until
-all streams have ended. Printed is the time of recovery in its parts:
+A round streams requests, sends SIGKILL or SIGSTOP to one rank or to two at once at a random moment, and waits until all
+streams have ended. It prints the parts of the recovery's time:
 
-verdict         the signal to the master's verdict
-re-formation    the verdict to the engine's next formation: the rank starts again, its groups form. It also imports
-                torch, unless its pod had been quiet long enough to have a spare (with ORCA_SPARE=false it never has)
-re-initiation   the formation to the first tokens of the new epoch
+verdict         from the signal to the master's verdict
+re-formation    from the verdict to the engine's next formation. The rank starts again and its groups form; without a
+                spare it also imports torch (a pod has none before 5 quiet seconds, and never with ORCA_SPARE=false)
+re-initiation   from the formation to the first tokens of the new epoch
 """
 
 import argparse
@@ -41,7 +41,7 @@ SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 
 @dataclass(frozen=True)
 class Recovery:
-    """Seconds of a round's parts; `verdict` names the rank."""
+    """The parts of a round's recovery, in seconds. `sentence` holds the verdicts, which name the ranks."""
 
     victims: tuple[tuple[int, int], ...]  # stage, tensor rank
     signals: tuple[signal.Signals, ...]
@@ -62,14 +62,14 @@ def make_model(folder: Path, heads: int = 6, layers: int = 4) -> Path:
 
 
 class Rounds:
-    """Rounds on one stack. What a round expects, it asserts."""
+    """Runs rounds on one stack, and asserts what each must show."""
 
     def __init__(self, stack: Running, model: Path, draw: random.Random) -> None:
         self._stack, self._draw = stack, draw
         self._reference = Reference(model)
 
     async def round(self, victims: Mapping[int, signal.Signals]) -> Recovery:
-        """One round: a signal to each of these ranks (by their numbers in the engine) at once."""
+        """Runs one round, which sends a signal to each of these ranks (by number in the engine) at once."""
         stack, before, at = self._stack, self.ranks(), 0
 
         def hit() -> None:
@@ -83,13 +83,15 @@ class Rounds:
         await stack.until(lambda: formed_after(stack.journal(), at))
         after = self.ranks()
         survivors = before.keys() - victims.keys()
-        assert {r: after[r]["pid"] for r in survivors} == {r: before[r]["pid"] for r in survivors}, "survivors live on"
+        assert {r: after[r]["pid"] for r in survivors} == {r: before[r]["pid"] for r in survivors}, (
+            "the other ranks keep their processes"
+        )
         assert all(after[r]["pid"] != before[r]["pid"] for r in victims)
         places = tuple((before[r]["stage"], before[r]["tensor_rank"]) for r in victims)
         return recovery(stack.journal(), at, places, tuple(victims.values()))
 
     async def load(self, disturb: Callable[[], None]) -> None:
-        """Streams requests, disturbs them at a random moment, and compares their tokens."""
+        """Streams requests, calls `disturb` at a random moment, and compares the tokens with an undisturbed run's."""
         stack, draw = self._stack, self._draw
         asked = [self._prompt() for _ in range(REQUESTS)]
         prompts = [prompt for prompt, _ in asked]
@@ -102,7 +104,7 @@ class Rounds:
         assert got == [wanted for _, wanted in asked], "the tokens of an undisturbed run"
 
     def _prompt(self) -> tuple[list[int], list[int]]:
-        """A prompt and its tokens, none of them so near a tie that the order of a sum decides it."""
+        """A prompt and its tokens. None of them is so near a tie that the order of a sum decides it."""
         while True:
             prompt = [self._draw.randrange(VOCAB) for _ in range(self._draw.randint(1, 20))]
             tokens, margin = self._reference.continued(prompt, NEW_TOKENS)
@@ -124,7 +126,7 @@ def notes(journal: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def recovery(
     journal: list[dict[str, Any]], at: int, places: tuple[tuple[int, int], ...], kinds: tuple[signal.Signals, ...]
 ) -> Recovery:
-    """The parts of a recovery that began at `at` (ns), and whether the verdicts name the ranks and no other."""
+    """The recovery that began at `at` (ns). Asserts that the verdicts name these ranks and no others."""
     later = [note for note in notes(journal) if note.get("wall", 0) > at]
     lost = [note for note in later if "lost" in note]
     formed = next(note for note in later if "formed" in note)
@@ -134,14 +136,16 @@ def recovery(
     assert sentence.count(" of engine-0 at ") == len(places), sentence
     assert all(part in sentence for part in ("(host ", "last iteration ")), sentence
     tokens = (max(t[6] for t in note["times"]) for note in notes(journal) if "times" in note)
-    first = next((sent for sent in tokens if sent > formed["wall"]), formed["wall"])  # none: all had been done
+    first = next(
+        (sent for sent in tokens if sent > formed["wall"]), formed["wall"]
+    )  # the default: nothing was left to do
     stamps = at, lost[0]["wall"], formed["wall"], first
     verdict, formation, initiation = ((b - a) / 1e9 for a, b in pairwise(stamps))
     return Recovery(places, kinds, sentence, verdict, formation, initiation)
 
 
 def reserved_at_end(run_dir: Path) -> list[int]:
-    """Slots that are reserved after the last event of each journal."""
+    """The slots that are reserved after the last event of each journal."""
     found = []
     for path in run_dir.glob("journal-*.jsonl"):
         lines = read(path)
@@ -165,7 +169,7 @@ async def main(rounds: int, seed: int, tp: int, pp: int, run_ahead: int) -> None
         async with running(run, model, tp=tp, pp=pp, max_batch_size=MAX_BS, run_ahead=run_ahead) as stack:
             lab = Rounds(stack, model, draw)
             for n in range(rounds):
-                # Each rank in turn, by SIGKILL and by SIGSTOP; every eighth round takes another one too.
+                # Each rank in turn, with SIGKILL and with SIGSTOP; every eighth round hits another rank too.
                 ranks = tp * pp
                 victims = {n % ranks: SIGNALS[n // ranks % 2]}
                 if n % 8 == 7 and ranks > 1:

@@ -1,4 +1,4 @@
-"""Bad input over both doors: each has its status, message and field; every process lives on, the next request works."""
+"""Bad input over gRPC and HTTP: the status, message and field of each. No process ends, the next request works."""
 
 import asyncio
 import json
@@ -73,12 +73,12 @@ async def test_grpc(stack: Running, case: str) -> None:
 
 
 def wire_cases() -> dict[str, tuple[bytes, str, str]]:
-    """Bytes that are no GenerateRequest -> field, a part of the sentence."""
+    """Bytes that are not a GenerateRequest -> field, a part of the sentence."""
     broken = pb.GenerateRequest(text="ab", max_new_tokens=4).SerializeToString().replace(b"ab", b"\xff\xfe")
     return {
-        "invalid UTF-8": (broken, "text", "UTF-8"),
-        "corrupt protobuf": (b"\xff\xff\xff\xff", "message", "GenerateRequest"),
-        "cut protobuf": (generation([1, 2, 3], 4).SerializeToString()[:-1], "message", "GenerateRequest"),
+        "invalid UTF-8": (broken, "message", "UTF-8"),
+        "corrupt protobuf": (b"\xff\xff\xff\xff", "message", "/orca.v1.Orca/Generate"),
+        "cut protobuf": (generation([1, 2, 3], 4).SerializeToString()[:-1], "message", "/orca.v1.Orca/Generate"),
     }
 
 
@@ -130,7 +130,7 @@ async def test_deadline_in_the_middle_is_no_short_answer(stack: Running) -> None
 
 
 async def test_client_gone_frees_its_slots(stack: Running) -> None:
-    """detach_grace 0: the request ends with its call; its slots are free by the next iteration."""
+    """With detach_grace 0 a request ends with its call, and its slots are free by the next iteration."""
     request = generation([1], 200, request_id="leaver")
     call = stack.stub.Generate(request)
     for _ in range(4):
@@ -138,7 +138,7 @@ async def test_client_gone_frees_its_slots(stack: Running) -> None:
     call.cancel()
     await all_slots_free(stack)
     last = [a for line in stack.journal() for a in line.get("actions", ()) if a[0] == "ScheduleBatch"][-1]
-    assert last[1] < 200, "it was not generated to its end"
+    assert last[1] < 200, "the request was not generated to its end"
 
 
 # body -> HTTP status, param, a part of the sentence
@@ -201,7 +201,7 @@ def post(url: str, body: bytes) -> tuple[int, dict[str, Any]]:
 
 
 async def refused(stack: Running, call: Callable[[], Awaitable[object]]) -> grpc.aio.AioRpcError:
-    """The error of a call, after which nothing has died and the next request works."""
+    """The error of a call. Asserts that no process has ended and that the next request works."""
     before = stack.processes()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call()

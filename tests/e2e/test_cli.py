@@ -1,4 +1,4 @@
-"""The commands that a new user types: serve, generate, demo."""
+"""The commands that a new user types: serve, generate, demo, config, and those of the services."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,9 +20,12 @@ WIDE = {**os.environ, "COLUMNS": "160", "NO_COLOR": "1"}
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, str]]:
-    """`orca serve` with the demo model, ready."""
+    """`orca serve` with the demo model, ready. It has settings from flags, the environment and a file."""
+    file = tmp_path / "orca.toml"
+    file.write_text("max_waiting = 77\nmax_batch_size = 3\n")
     command = [ORCA, "serve", "--port", "0", "--http-port", "0", "--run-dir", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=WIDE) as process:
+    environment = WIDE | {"ORCA_CONFIG": str(file), "ORCA_MAX_BATCH_SIZE": "32"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         said = []
         for line in process.stdout:
@@ -46,6 +50,9 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
     assert set(found) == {"redis", "endpoint", "scheduler", "supervisor", "rank"}
     assert {"engine", "stage", "rank"} <= set(found["rank"])
     address = str(found["endpoint"]["address"])
+    settings = {role: psutil.Process(int(str(found[role]["pid"]))).environ() for role in ("scheduler", "endpoint")}
+    assert settings["scheduler"]["ORCA_MAX_BATCH_SIZE"] == "32"
+    assert settings["endpoint"]["ORCA_MAX_WAITING"] == "77"
 
     def generate(*arguments: str) -> str:
         command = [ORCA, "generate", "--address", address, "--max-new-tokens", "6", *arguments]
@@ -69,7 +76,9 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= len(found)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert rest.endswith("ended, nothing is left running\n")
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive
     assert json.loads((run_dir / "processes.json").read_text()) == []
@@ -89,3 +98,59 @@ def test_demo_shows_mixed_batches() -> None:
     rows = [line for line in shown.stdout.splitlines() if "initiate " in line]
     assert rows, shown.stdout
     assert any("increment" in row for row in rows), "an initiation and an increment share an iteration"
+
+
+def orca(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = WIDE | variables
+    return subprocess.run([ORCA, *arguments], capture_output=True, text=True, env=environment, timeout=60, check=False)
+
+
+def test_config(tmp_path: Path) -> None:
+    """It prints a file that gives the same settings again, and no password."""
+    file = tmp_path / "orca.toml"
+    file.write_text('max_waiting = 5\nlog_level = "debug"\n')
+    secret = "redis://:secret@10.0.0.1:6379/0"
+    shown = orca("config", "--tp", "2", "--config", str(file), ORCA_MAX_CALLS="6", ORCA_REDIS_URL=secret)
+    assert shown.returncode == 0, shown.stderr
+    lines = {line.split(" = ")[0]: re.split(r" +# ", line, maxsplit=1) for line in shown.stdout.splitlines()}
+    assert lines["tp"] == ["tp = 2", "--tp"]
+    assert lines["max_calls"] == ["max_calls = 6", "ORCA_MAX_CALLS"]
+    assert lines["max_waiting"] == ["max_waiting = 5", str(file)]
+    assert lines["log_level"] == ['log_level = "DEBUG"', str(file)]
+    assert lines["pp"] == ["pp = 1", "default"]
+    assert lines["redis_url"] == ['redis_url = "redis://***@10.0.0.1:6379/0"', "ORCA_REDIS_URL"]
+    again = tmp_path / "again.toml"
+    again.write_text(shown.stdout)
+    assert tomllib.loads(shown.stdout) == tomllib.loads(orca("config", "--config", str(again)).stdout)
+
+
+def test_config_of_a_service() -> None:
+    shown = orca("config", "scheduler", "--workers", "a:1")
+    assert 'workers = "a:1"' in shown.stdout
+    assert "max_waiting" not in shown.stdout
+
+
+@pytest.mark.parametrize("service", ["serve", "endpoint", "scheduler", "worker"])
+def test_help_and_misspelt_settings(service: str) -> None:
+    shown = orca(service, "--help")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert f"usage: orca {service}" in shown.stdout
+    assert "--log-level {DEBUG,INFO,WARNING,ERROR,CRITICAL}" in shown.stdout
+    wrong = orca(service, ORCA_MAX_BATCH_SIEZ="9")
+    sentence = "ORCA_MAX_BATCH_SIEZ: there is no such setting; did you mean ORCA_MAX_BATCH_SIZE?\n"
+    assert (wrong.returncode, wrong.stdout, wrong.stderr) == (1, "", sentence)
+
+
+@pytest.mark.parametrize("command", ["serve", "topology"])
+def test_errors_are_plain_sentences(command: str, tmp_path: Path) -> None:
+    """Also where they hold what a terminal library would take for its markup."""
+    folder = tmp_path / "[/bold]"
+    wrong = orca(command, "--model", str(folder), ORCA_RUN_DIR=str(tmp_path))
+    sentence = f"model: {folder} is not a checkpoint folder (it holds no config.json)\n"
+    assert (wrong.returncode, wrong.stderr) == (1, sentence)
+
+
+def test_topology_has_the_settings_of_serve() -> None:
+    shown = orca("topology", "--pp", "2", ORCA_TP="3")
+    assert "tp 3 x pp 2, bfloat16" in shown.stdout
+    assert orca("topology", "--dtype", "float8").stderr.startswith("ORCA_DTYPE: Input should be 'float32' or ")

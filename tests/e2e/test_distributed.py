@@ -21,7 +21,7 @@ WINDOW = 24  # iterations
 
 
 async def count(stack: Running, prompt: list[int], tokens: int, accepted: asyncio.Event | None = None) -> int:
-    """Runs a request; how many tokens came."""
+    """Runs a request. Returns how many tokens came."""
     got = 0
     async for response in stack.stub.Generate(generation(prompt, tokens)):
         if accepted is not None and response.HasField("accepted"):
@@ -31,7 +31,7 @@ async def count(stack: Running, prompt: list[int], tokens: int, accepted: asynci
 
 
 async def start_together(stack: Running, requests: int, tokens: int) -> list[asyncio.Task[int]]:
-    """Requests that the scheduler finds in the queue at once, in order: it is frozen while they come."""
+    """Sends requests while the scheduler is frozen, so that it then finds all of them in the queue, in order."""
     scheduler = next(p["pid"] for p in stack.processes() if p["role"] == "scheduler")
     os.kill(scheduler, signal.SIGSTOP)
     try:
@@ -46,7 +46,7 @@ async def start_together(stack: Running, requests: int, tokens: int) -> list[asy
 
 
 def batches(journal: list[dict[str, Any]]) -> list[str]:
-    """The scheduled batches, a letter for each request."""
+    """The scheduled batches, with a letter for each request."""
     scheduled = [action for line in journal for action in line.get("actions", ()) if action[0] == "ScheduleBatch"]
     names = letters(member[0] for action in scheduled for member in action[2])
     return ["".join(names[member[0]] for member in action[2]) for action in scheduled]
@@ -57,7 +57,11 @@ async def test_figure_8a(tmp_path: Path, run_ahead: int) -> None:
     """Three stages, max_bs 2: AB, CD, EF, AB; control runs ahead of data; the pipeline is full."""
     tokens = 120
     model = make_timed(tmp_path / "model", seconds=STAGE)
-    settings = {"max_batch_size": 2, "run_ahead": run_ahead, "spare": False}  # a spare's start would be seen in between
+    settings = {
+        "max_batch_size": 2,
+        "run_ahead": run_ahead,
+        "spare": False,
+    }  # the start of a spare would disturb the times
     async with running(tmp_path / "run", model, pp=3, **settings) as stack:
         tasks = await start_together(stack, 6, tokens)
         assert await asyncio.gather(*tasks) == [tokens] * 6
@@ -70,11 +74,11 @@ async def test_figure_8a(tmp_path: Path, run_ahead: int) -> None:
     assert len(life.iterations) == 3 * tokens
     names = letters(member.claim for iteration in life.iterations for member in iteration.members)
     assert [label(iteration, names) for iteration in life.iterations[:4]] == ["AB", "CD", "EF", "AB"]
-    # Pre-send: the control message is at the last stage before the first one has computed. This and the next are loose,
-    # for a machine with other work: `orca timeline` prints the exact numbers of a run.
+    # Pre-send: the control message reaches the last stage before the first stage has computed. This bound and the last
+    # one are loose, for a machine with other work; `orca timeline` prints the exact numbers of a run.
     early = sum(i.times[2, 0].received < i.times[0, 0].computed for i in life.iterations)
     assert early > 0.9 * len(life.iterations)
-    # Stages work at the same time: without pipelining each of the three would wait for two thirds of the time.
+    # Stages work at the same time. Without pipelining, each of the three would wait two thirds of the time.
     full = life.iterations[3:-3]
     windows = [
         shares(life, (first.times[0, 0].started, last.times[0, 0].started))
@@ -90,7 +94,7 @@ async def test_figure_8a(tmp_path: Path, run_ahead: int) -> None:
 
 @pytest.mark.parametrize("case", [token_grid.Case("demo", 3, 2), *random.Random(4).sample(token_grid.GRID, 2)], ids=str)
 async def test_tokens(tmp_path: Path, case: token_grid.Case) -> None:
-    """Figure 6's layout, and a sample of the grid. `python tests/e2e/token_grid.py` runs all of it."""
+    """The layout of Figure 6, and a sample of the grid. `python tests/e2e/token_grid.py` runs the whole grid."""
     await token_grid.check(case, tmp_path, 1)
 
 
@@ -110,7 +114,7 @@ async def test_two_engines_share_a_pool(tmp_path: Path) -> None:
 
 
 def arrived(line: dict[str, Any]) -> list[list[Any]]:
-    """Requests that came to a core in this line: claim, arrival number, .."""
+    """The requests that arrived at a core in this line of a journal: claim, arrival number, .."""
     event = line.get("event", [""])
     return event[2] if event[0] == "Arrived" else []
 
@@ -133,7 +137,7 @@ async def test_kill_rounds(tmp_path: Path) -> None:
 
 
 async def test_a_new_master_keeps_the_epoch(tmp_path: Path) -> None:
-    """The scheduler dies under load: its successor finds all ranks at the same iteration, and goes on with them."""
+    """The scheduler dies under load. Its successor finds all ranks at the same iteration and continues with them."""
     model = kill_rounds.make_model(tmp_path / "model")
     async with running(tmp_path / "run", model, tp=2, pp=2, schedulers=2, max_batch_size=2) as stack:
         lab = kill_rounds.Rounds(stack, model, random.Random(5))
@@ -146,7 +150,7 @@ async def test_a_new_master_keeps_the_epoch(tmp_path: Path) -> None:
 
 
 def kill_master(stack: Running) -> None:
-    """SIGKILL for the scheduler that masters the engine: its log says so."""
+    """Kills the scheduler that masters the engine, which its log tells."""
     logs = {n: (stack.run_dir / "logs" / f"scheduler-{n}.log").read_text() for n in range(2)}
     master = next(n for n, text in logs.items() if "engine formed" in text)
     pids = [p["pid"] for p in stack.processes() if p["role"] == "scheduler"]
@@ -154,7 +158,7 @@ def kill_master(stack: Running) -> None:
 
 
 async def test_a_request_that_kills_ranks_ends(tmp_path: Path) -> None:
-    """Poison: from the second loss on it runs alone, at the third it ends; another request loses nothing."""
+    """Poison: after its second loss a request runs alone, after the third it ends. Another request loses nothing."""
     model = make_timed(tmp_path / "model", seconds=0.01, abort_on_token=7)
     async with running(tmp_path / "run", model, pp=2, max_batch_size=2) as stack:
         good = asyncio.create_task(count(stack, [1, 2], 40))

@@ -1,4 +1,4 @@
-"""Iteration-level scheduling, shown from iteration numbers: nobody waits for a batch, nobody is held by one."""
+"""Iteration-level scheduling: no request waits for a batch to end, and none is held back by its batch-mates."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ from orca_scheduler.journal import replay
 async def collect(
     stack: Running, request: pb.GenerateRequest, log: list[tuple[str, str, int]], name: str
 ) -> list[pb.Token]:
-    """A request's tokens; every event is noted in a log common to all, in the order in which clients saw them."""
+    """Returns a request's tokens. Events go to a log of all requests, in the order in which the clients saw them."""
     tokens: list[pb.Token] = []
     async for response in stack.stub.Generate(request):
         match response.WhichOneof("event"):
@@ -41,20 +41,20 @@ async def test_a_newcomer_joins_the_next_iteration_and_an_early_finisher_leaves(
         tokens = await long
         await stack.until(lambda: finished(stack.journal(), "long"))
         journal = stack.journal()
-    # The newcomers ran in the same iterations as the long one, one token each, without a hole.
+    # The newcomers ran in iterations of the long one, one token in each, without a gap.
     for newcomer in (short, late):
         iterations = [token.iteration for token in newcomer]
         assert iterations == list(range(iterations[0], iterations[0] + len(iterations)))
         assert set(iterations) <= {token.iteration for token in tokens}
-    # The short one was FINISHED at its client while its batch-mates went on.
+    # The client of the short one saw its end while its batch-mates continued.
     end = log.index(("short", "finished", short[-1].iteration))
     assert {name for name, kind, _ in log[end:] if kind == "token"} == {"long", "late"}
-    # The core, fed the same events again, does the same.
+    # The core does the same again when it gets the same events.
     (recorded,) = (tmp_path / "run").glob("journal-*.jsonl")
     steps = list(replay(recorded))
     assert len(steps) > 60
     assert all(step.actions == again for step, again in steps)
-    # From its arrival at the engine a request waits for the running iteration at most.
+    # A request that has arrived at the engine waits at most for the running iteration.
     for name in ("short", "late"):
         assert wait_of(journal, name) <= 1
 
@@ -71,7 +71,7 @@ def finished(journal: list[dict[str, Any]], request_id: str) -> bool:
 
 
 def wait_of(journal: list[dict[str, Any]], request_id: str) -> int:
-    """Iterations that were in flight when the request arrived at the core, and ran before its first."""
+    """How many iterations were scheduled after the request arrived at the core and before its first one ran."""
     claim, newest, running_then = claims(journal)[request_id], 0, None
     for line in journal:
         if "event" not in line:

@@ -1,4 +1,4 @@
-"""The headline: greedy tokens through the whole stack are those of transformers, whatever shares the iterations."""
+"""The headline: greedy tokens through the whole stack are those of transformers, whatever shares their iterations."""
 
 import asyncio
 import random
@@ -40,8 +40,11 @@ async def test_tokens_equal_transformers(tmp_path: Path, case: Case) -> None:
 
 
 async def differing(folder: Path, case: Case, **settings: Any) -> list[float]:
-    """Runs a case on a whole stack. For each request whose tokens are not those of transformers: the smallest distance
-    between the two largest logits on its way, within which another order of the same sums may decide."""
+    """Runs a case on a whole stack, and compares its tokens with those of transformers.
+
+    Returns a number for each request that differs: the smallest distance between the two largest logits on its way. If
+    it is tiny, another order of the same sums may give another token.
+    """
     max_bs, block_size, heads, layers, hidden, vocab = case
     seed = 1000 * max_bs + block_size
     model = folder / "model"
@@ -58,12 +61,14 @@ async def differing(folder: Path, case: Case, **settings: Any) -> list[float]:
         )
     reference = Reference(model)
     wanted = [reference.continued(prompt, n) for prompt, n, _ in asked]
-    assert len({tuple(tokens) for tokens, _ in wanted}) > REQUESTS // 2, "a model that repeats itself proves nothing"
+    assert len({tuple(tokens) for tokens, _ in wanted}) > REQUESTS // 2, (
+        "a model that repeats itself would prove nothing"
+    )
     return [margin for made, (tokens, margin) in zip(got, wanted, strict=True) if made != tokens]
 
 
 async def answer(stack: Running, prompt: list[int], max_new_tokens: int, at: float) -> list[int]:
-    """Sends one request at its moment; its tokens."""
+    """Sends a request at its moment. Returns its tokens."""
     await asyncio.sleep(at)
     tokens: list[int] = []
     async for event in stack.client.generate(prompt, max_new_tokens=max_new_tokens, ignore_eos=True):
@@ -76,7 +81,7 @@ async def answer(stack: Running, prompt: list[int], max_new_tokens: int, at: flo
 
 
 async def test_a_draw_depends_on_seed_and_index_alone(tmp_path: Path) -> None:
-    """Sampled streams are the same whatever else runs, on either engine, and again after all of it."""
+    """Sampled streams are the same on either engine, alone and beside others."""
     model = make_gpt2(tmp_path / "model", heads=3, layers=2, hidden=24, vocab=211, positions=96, seed=9)
     async with running(tmp_path / "run", model, engines=2, max_batch_size=3) as stack:
 

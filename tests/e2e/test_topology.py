@@ -43,7 +43,7 @@ def test_topology_of_figure_6() -> None:
 def test_impossible_settings(command: str, settings: list[str], sentence: str) -> None:
     shown = orca(command, *settings)
     assert shown.returncode == 1
-    assert sentence in shown.stdout
+    assert sentence in shown.stderr
     assert "Traceback" not in shown.stderr
 
 
@@ -90,7 +90,7 @@ def test_shares(tmp_path: Path) -> None:
 
 
 def test_ready(tmp_path: Path) -> None:
-    """When a batch could have been scheduled: iterations return at 1021, 1044 and 1087 ms; A came at 1000, B 1064."""
+    """When a batch could have been scheduled. Iterations return at 1021, 1044, 1087 ms; A came at 1000, B at 1064."""
     found = life(tmp_path)
     assert [at / MS for at in found.ready().values()] == [1000, 1021, 1064]
     found.run_ahead = 1  # A's second iteration need not wait for its first
@@ -122,4 +122,4 @@ def test_timeline(tmp_path: Path) -> None:
 def test_a_folder_without_a_journal(tmp_path: Path) -> None:
     shown = orca("timeline", str(tmp_path))
     assert shown.returncode == 1
-    assert "holds no journal with an iteration of engine-0" in shown.stdout.replace("\n", " ")
+    assert "holds no journal with an iteration of engine-0" in shown.stderr

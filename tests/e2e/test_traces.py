@@ -1,4 +1,4 @@
-"""A request can be followed from its client to the ranks: its spans reach an OTLP collector, linked rightly."""
+"""A request can be followed from its client to the ranks: an OTLP collector gets its spans, correctly linked."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps every span that is sent to it."""
+    """An OTLP collector that keeps every span."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -51,7 +51,7 @@ async def test_a_request_can_be_followed(tmp_path: Path, collector: tuple[Collec
         metadata = (("traceparent", f"00-{TRACE}-{PARENT}-01"),)
         call = stack.stub.Generate(generation([1, 2, 3], 5, request_id="traced"), metadata=metadata)
         assert [response.WhichOneof("event") async for response in call].count("token") == 5
-    # The stack has ended and every process has sent what it had.
+    # The stack has ended, so every process has sent its spans.
     (request,) = kept.named("orca.request")
     assert request.trace_id.hex() == TRACE
     assert request.parent_span_id.hex() == PARENT
@@ -68,7 +68,7 @@ async def test_a_request_can_be_followed(tmp_path: Path, collector: tuple[Collec
 
 
 async def test_a_recovery_can_be_followed(tmp_path: Path, collector: tuple[Collector, str]) -> None:
-    """The master is killed, then the rank: the trace says on which engine the request was, and why it left."""
+    """The master is killed, then the rank. The trace tells on which engine the request was, and why it left."""
     kept, address = collector
     model = make_timed(tmp_path / "model", seconds=0.05)
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": address}
@@ -79,7 +79,7 @@ async def test_a_recovery_can_be_followed(tmp_path: Path, collector: tuple[Colle
             await stack.until(lambda moment=moment: len(seen) >= moment)
             os.kill(next(p["pid"] for p in stack.processes() if p["role"] == role), signal.SIGKILL)
         assert len(await stream) == 80
-    # The span of the request's first stay was still open in the killed master: it is gone.
+    # The span of the request's first stay was still open in the killed master, so it is lost.
     ends = {text(span, "orca.end"): span for span in kept.named("orca.engine")}
     assert ends.keys() == {"given back", "LENGTH"}
     taken_over, again = ends["given back"], ends["LENGTH"]
@@ -91,5 +91,5 @@ async def test_a_recovery_can_be_followed(tmp_path: Path, collector: tuple[Colle
 
 
 def text(span: Span, key: str) -> str:
-    """A span's attribute; empty when it has none of that name."""
+    """The text of a span's attribute; empty when the span does not have it."""
     return next((a.value.string_value for a in span.attributes if a.key == key), "")

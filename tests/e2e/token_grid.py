@@ -1,8 +1,8 @@
-"""Greedy float32 tokens of whole stacks, tp x pp in {1, 2, 3} x {1, 2, 4}, run-ahead 0 and 1, are transformers'.
+"""Greedy float32 tokens of whole stacks equal transformers', for tp x pp in {1, 2, 3} x {1, 2, 4}, run-ahead 0 and 1.
 
     python tests/e2e/token_grid.py [--sample N] [--seed 1]
 
-Two models: the demo model, and a random one with sizes that nothing divides. Requests arrive at random.
+The models are the demo model and a random one, whose sizes no number of ranks divides. Requests arrive at random.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from checkpoints import make_gpt2  # noqa: E402
 from reference import TIE, Reference  # noqa: E402
 from stacks import Running, running  # noqa: E402
 
-from orca_cli.stack import DEMO_MODEL  # noqa: E402
+from orca_local.stack import DEMO_MODEL  # noqa: E402
 
 REQUESTS, MAX_BS = 16, 3
 VOCABULARY = {"demo": 4096, "odd": 211}
@@ -35,7 +35,7 @@ class Case(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A request, when it comes (seconds), and its tokens."""
+    """A request, the second at which it is sent, and the tokens that it must have."""
 
     prompt: list[int]
     at: float
@@ -51,7 +51,7 @@ def make_odd(folder: Path) -> Path:
 
 
 def requests_for(reference: Reference, vocabulary: int, draw: random.Random) -> list[Asked]:
-    """Random requests, none of them so near a tie that the order of a sum decides it."""
+    """Random requests. None has a token so near a tie that the order of a sum decides it."""
     asked: list[Asked] = []
     at = 0.0
     while len(asked) < REQUESTS:
@@ -64,7 +64,7 @@ def requests_for(reference: Reference, vocabulary: int, draw: random.Random) -> 
 
 
 async def check(case: Case, folder: Path, seed: int) -> None:
-    """One stack. Raises AssertionError where a token differs."""
+    """Runs one case on a stack of its own. Raises AssertionError when a token differs."""
     draw = random.Random(f"{seed} {case}")
     model = make_odd(folder / "model") if case.model == "odd" else DEMO_MODEL
     asked = requests_for(Reference(model), VOCABULARY[case.model], draw)
@@ -77,7 +77,7 @@ async def check(case: Case, folder: Path, seed: int) -> None:
 
 
 async def answer(stack: Running, request: Asked) -> list[int]:
-    """Sends a request at its moment; its tokens."""
+    """Sends a request at its moment. Returns its tokens."""
     await asyncio.sleep(request.at)
     return await stack.tokens(request.prompt, len(request.tokens))
 
@@ -96,7 +96,7 @@ async def main(sample: int | None, seed: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sample", type=int, help="so many cases, chosen by the seed; all without it")
+    parser.add_argument("--sample", type=int, help="how many cases to run, chosen by the seed; all if not given")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     asyncio.run(main(arguments.sample, arguments.seed))

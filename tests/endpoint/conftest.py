@@ -1,4 +1,4 @@
-"""Fixtures of the endpoint's tests: one Redis for all, a pool of its own for each."""
+"""Fixtures of the endpoint's tests: one Redis for all tests, and a pool for each test."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

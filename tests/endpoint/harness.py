@@ -1,4 +1,4 @@
-"""An endpoint on a real pool, where the test itself is the engine: it claims through the pool and commits tokens."""
+"""An endpoint on a real pool. The test plays the engine: it claims requests from the pool and commits tokens."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaStub
 from orca.v1.pool_pb2 import PoolRequest
-from orca_endpoint.app import Application
+from orca_endpoint.app import EndpointApp
 from orca_endpoint.settings import EndpointSettings
 from orca_pool.pool import Pool
 from orca_pool.records import Claimed, CommitRow, EngineInfo, Reason
@@ -31,7 +31,7 @@ WORDS = "the request pool holds every request of the iteration; naïve café 東
 
 
 def make_model(folder: Path, tokenizer: bool = True) -> Path:
-    """What an endpoint reads of a checkpoint: a configuration and a small byte-level BPE. Id 0 is <|end|>."""
+    """Makes what an endpoint reads of a checkpoint: a configuration and a small byte-level BPE. Id 0 is <|end|>."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {"model_type": "gpt2", "vocab_size": VOCABULARY, "n_positions": POSITIONS, "eos_token_id": EOS}
     (folder / "config.json").write_text(json.dumps(config))
@@ -53,7 +53,7 @@ def make_tokenizer() -> Tokenizer:
 
 
 class Engine:
-    """Plays an engine master and the sweeping scheduler. One of it for a pool."""
+    """Plays an engine's master and the scheduler that sweeps. A pool has one of it."""
 
     def __init__(self, pool: Pool, name: str = "engine-0") -> None:
         self._pool, self._name, self._owner = pool, name, secrets.token_hex(4)
@@ -66,7 +66,7 @@ class Engine:
         await self._pool.renew(self._name, self._owner, term, epoch=1, form=EngineInfo(self._name, 1, 1, slots, 1))
 
     async def sweep(self) -> None:
-        """For ever: what every scheduler's renewal does."""
+        """Does for ever what every scheduler's renewal does."""
         while True:
             await self._pool.renew_scheduler(self._owner)
             await asyncio.sleep(0.1)
@@ -85,7 +85,7 @@ class Engine:
             cursor, _ = await self._pool.hints(self._name, cursor, wait=1.0)
 
     async def commit(self, request: Claimed, base: int, ids: Sequence[int], finish: Reason | None = None) -> int:
-        """Commits tokens from index `base` on; the answer of the row."""
+        """Commits tokens from index `base` on. Returns the pool's answer for the row."""
         self.iteration += 1
         wants = PoolRequest.FromString(request.record).logprobs
         tokens = b"".join(TOKEN.pack(i, -0.5 if wants else math.nan, self.iteration) for i in ids)
@@ -101,7 +101,7 @@ class Engine:
             await self.commit(request, n, [token], finish if last else None)
 
     async def serve(self, script: Callable[[PoolRequest], Sequence[int]]) -> None:
-        """For ever: answers each request with what the script says, and LENGTH or the end token that it is."""
+        """Answers requests for ever with the script's tokens. They end by LENGTH, or by an end token among them."""
         while True:
             request = await self.claim()
             record = PoolRequest.FromString(request.record)
@@ -118,16 +118,17 @@ class Engine:
 class Serving:
     """A running endpoint and ways to reach it."""
 
-    app: Application
+    app: EndpointApp
+    addresses: dict[str, str]
     stub: OrcaStub
     channel: grpc.aio.Channel
 
     @property
     def http(self) -> str:
-        return f"http://{self.app.ports['http']}"
+        return f"http://{self.addresses['http']}"
 
     async def quiet(self) -> None:
-        """Waits until no call is open and its detach is sent."""
+        """Waits until no call is open and all detaches are sent."""
         async with asyncio.timeout(10):
             await self.app.delivery.idle()
             await self.app.delivery.settled(10)
@@ -150,7 +151,7 @@ class World:
 
     @asynccontextmanager
     async def background(self, script: Callable[[PoolRequest], Sequence[int]]) -> AsyncIterator[None]:
-        """The engine answers everything by a script meanwhile."""
+        """Inside, the engine answers all requests by a script."""
         task = asyncio.create_task(self.engine.serve(script))
         try:
             yield
@@ -162,12 +163,12 @@ class World:
 @asynccontextmanager
 async def serving(redis_url: str, pool: str, model: Path, **settings: Any) -> AsyncIterator[Serving]:
     """An endpoint in this event loop, ready."""
-    app = Application(EndpointSettings.load(redis_url=redis_url, pool=pool, model=str(model), **settings))
+    app = EndpointApp(EndpointSettings.load(redis_url=redis_url, pool=pool, model=str(model), **settings))
     options = [("grpc.max_send_message_length", -1)]
     try:
-        await app.start()
-        async with grpc.aio.insecure_channel(app.ports["grpc"], options=options) as channel:
-            yield Serving(app, OrcaStub(channel), channel)
+        addresses = await app.start()
+        async with grpc.aio.insecure_channel(addresses["grpc"], options=options) as channel:
+            yield Serving(app, addresses, OrcaStub(channel), channel)
     finally:
         await app.close()
 
@@ -189,7 +190,7 @@ async def world(redis_url: str, model: Path, **settings: Any) -> AsyncIterator[W
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Waits for a condition that other tasks bring about."""
+    """Waits for a condition that other tasks make true."""
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)
@@ -207,7 +208,7 @@ async def collect(call: Any) -> list[pb.GenerateResponse]:
 
 
 def ids_of(responses: Sequence[pb.GenerateResponse]) -> list[int]:
-    """The token ids, after a check that their indices have no hole."""
+    """The token ids. Checks that their indices have no hole."""
     tokens = [response.token for response in responses if response.HasField("token")]
     assert [token.index for token in tokens] == list(range(tokens[0].index, tokens[0].index + len(tokens)))
     return [token.token_id for token in tokens]

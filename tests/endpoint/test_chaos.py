@@ -1,6 +1,6 @@
-"""Streams over two endpoints, whose registrations and packets get lost and whose clients come and go, seed by seed.
+"""Streams over two endpoints that lose their registrations and packets, with clients that come and go, by seeds.
 
-Each client ends with every index once, each token the right one.
+Each client gets every index once, each with the right token.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ def token(name: str, index: int) -> int:
 
 
 async def client(name: str, endpoints: list[Serving], rng: random.Random) -> list[int]:
-    """Leaves now and then, and resumes at any endpoint."""
+    """A client that leaves now and then, and resumes at any endpoint."""
     seen: list[int] = []
     accepted, attempt = False, 0
     while True:
@@ -39,7 +39,7 @@ async def client(name: str, endpoints: list[Serving], rng: random.Random) -> lis
                 attempt=attempt,
             )
             call = stub.Generate(request)
-        patience = rng.choice([3, 10, 1000])  # responses, until it leaves
+        patience = rng.choice([3, 10, 1000])  # responses until it leaves
         try:
             while isinstance(response := await call.read(), pb.GenerateResponse):
                 accepted = True
@@ -56,7 +56,7 @@ async def client(name: str, endpoints: list[Serving], rng: random.Random) -> lis
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise
         except asyncio.CancelledError:
-            if patience:  # it is the test that ends
+            if patience:  # the test itself is ending
                 raise
 
 

@@ -1,11 +1,12 @@
-"""What goes wrong around an endpoint: lost packets, its own registration, Redis. Each index is shown exactly once."""
+"""What goes wrong around an endpoint: packets, its registration, Redis. Each index is still shown exactly once."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
 import pytest
-from endpoint.harness import World, collect, generation, ids_of, until, world
+from endpoint.harness import World, collect, generation, ids_of, serving, until, world
 from google.protobuf.duration_pb2 import Duration
 from redis.asyncio import Redis
 from servers import RedisServer, redis_server
@@ -18,7 +19,7 @@ CODE = grpc.StatusCode
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """One of our own, to be frozen and killed."""
+    """A server for one test, which freezes or kills it."""
     with redis_server() as server:
         yield server
 
@@ -31,13 +32,13 @@ async def own(server: RedisServer, model: Path) -> AsyncIterator[World]:
 
 @pytest.fixture
 async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    """A way past the pool's operations."""
+    """A connection that goes past the pool's operations."""
     async with Redis.from_url(redis_url, decode_responses=True) as client:
         yield client
 
 
 async def forget(redis: Redis, orca: World, request_id: str, count: int) -> None:
-    """What a Redis that lost its last second has done: only `count` tokens are left."""
+    """Leaves only `count` tokens, as a Redis does that lost its last second."""
     key = f"orca:{{{orca.name}}}:tokens:{request_id}"
     raw: bytes = await redis.execute_command("GETRANGE", key, 0, count * 16 - 1, NEVER_DECODE=True)  # type: ignore[assignment]
     await redis.set(key, raw)
@@ -53,7 +54,7 @@ async def read(call: grpc.aio.UnaryStreamCall, count: int) -> list[pb.GenerateRe
 
 
 async def test_a_missed_packet(orca: World, redis: Redis) -> None:
-    """A hole in the packet numbers, seen by another call's packet, makes every call read its tokens from the pool."""
+    """A packet of another call shows a hole in the numbers. Then every call reads its tokens from the pool."""
     keys = f"orca:{{{orca.name}}}:"
     endpoint = orca.serving.app.delivery.incarnation
     call, other = (orca.stub.Generate(generation(max_new_tokens=3, request_id=name)) for name in ("a", "b"))
@@ -61,7 +62,7 @@ async def test_a_missed_packet(orca: World, redis: Redis) -> None:
     request, neighbour = sorted(claimed, key=lambda r: r.request_id)
     await orca.engine.commit(request, 0, [10])
     seen = await read(call, 2)
-    await redis.hset(f"{keys}request:a", "endpoint", "")  # a packet that nobody gets, and that is counted
+    await redis.hset(f"{keys}request:a", "endpoint", "")  # a packet that is counted, but that nobody gets
     await orca.engine.commit(request, 1, [11])
     await redis.hset(f"{keys}request:a", "endpoint", endpoint)
     await redis.hincrby(f"{keys}endpoint:{endpoint}", "entries", 1)
@@ -104,7 +105,7 @@ async def test_declared_dead(orca: World) -> None:
 
 
 async def test_redis_dies_in_the_middle(own: World, server: RedisServer) -> None:
-    """Nothing is shown meanwhile; the streams go on when it is back, and each index comes once."""
+    """Nothing is shown while Redis is away. The streams go on when it is back, and each index comes once."""
     calls = [own.stub.Generate(generation(max_new_tokens=4, request_id=f"r-{n}")) for n in range(3)]
     requests = [await own.engine.claim() for _ in calls]
     for request in requests:
@@ -125,7 +126,7 @@ async def test_redis_dies_in_the_middle(own: World, server: RedisServer) -> None
 
 
 async def test_a_new_call_waits_for_redis(server: RedisServer, model: Path) -> None:
-    """As long as its patience lasts; and the endpoint is not ready meanwhile."""
+    """It waits as long as its patience lasts. The endpoint is not ready meanwhile."""
     async with world(server.url, model, pool_patience=30.0) as own:
         server.freeze()
         call = own.stub.Generate(generation(max_new_tokens=1))
@@ -138,7 +139,7 @@ async def test_a_new_call_waits_for_redis(server: RedisServer, model: Path) -> N
 
 
 async def test_tokens_that_redis_lost(orca: World, redis: Redis) -> None:
-    """A pool with fewer tokens than were shown: the call waits for the healing; a healed one goes on."""
+    """The pool has fewer tokens than were shown: the call waits, and goes on when they were made again."""
     call = orca.stub.Generate(generation(max_new_tokens=4, request_id="rolled"))
     request = await orca.engine.claim()
     await orca.engine.commit(request, 0, [10, 11, 12])
@@ -152,7 +153,7 @@ async def test_tokens_that_redis_lost(orca: World, redis: Redis) -> None:
 
 
 async def test_tokens_that_stay_lost(orca: World, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DATA_LOSS after the time for healing, and the request is not generated on for nobody."""
+    """DATA_LOSS after the time for healing. The request ends too: nobody would read its tokens."""
     monkeypatch.setattr("orca_endpoint.call.HEALING", 0.5)
     call = orca.stub.Generate(generation(request_id="lost", detach_grace=Duration(seconds=60)))
     request = await orca.engine.claim()
@@ -168,6 +169,7 @@ async def test_tokens_that_stay_lost(orca: World, redis: Redis, monkeypatch: pyt
 
 
 async def test_tokens_that_healed_otherwise(orca: World, redis: Redis) -> None:
+    """The tokens that were made again are not those that were shown: DATA_LOSS."""
     call = orca.stub.Generate(generation(max_new_tokens=4, request_id="other"))
     request = await orca.engine.claim()
     await orca.engine.commit(request, 0, [10, 11, 12])
@@ -177,3 +179,24 @@ async def test_tokens_that_healed_otherwise(orca: World, redis: Redis) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(call)
     assert caught.value.code() is CODE.DATA_LOSS
+
+
+async def test_a_failed_endpoint_does_not_wait_for_its_streams(orca: World, redis: Redis) -> None:
+    """A bug ends the reader of packets: nobody would deliver. The drain ends the streams, and their requests go on."""
+    async with serving(orca.redis_url, orca.name, orca.model, drain_seconds=3600) as failing:
+        call = failing.stub.Generate(generation(max_new_tokens=2, request_id="undelivered"))
+        request = await orca.engine.claim()
+        await orca.engine.commit(request, 0, [10])
+        seen = await read(call, 2)
+        stream = f"orca:{{{orca.name}}}:delivery:{failing.app.delivery.incarnation}"
+        await redis.xadd(stream, {"not": "an entry"})
+        with pytest.raises(ValueError, match="unpack"):
+            await failing.app.run()
+        async with asyncio.timeout(30):
+            await failing.app.drain()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(call)
+        assert caught.value.code() is CODE.UNAVAILABLE
+        assert await orca.engine.commit(request, 1, [11], Reason.LENGTH) == Committed.OK
+    rest = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="undelivered", from_index=1)))
+    assert ids_of([*seen, *rest]) == [10, 11]

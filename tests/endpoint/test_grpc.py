@@ -1,4 +1,4 @@
-"""The gRPC door on a real pool; the test is the engine."""
+"""The gRPC door on a real pool. The test plays the engine."""
 
 import asyncio
 import hashlib
@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from orca.v1 import orca_pb2 as pb
-from orca_endpoint.call import AcceptedEvent, FinishedEvent, TokenEvent
+from orca_endpoint.events import Accepted, Finished, Token
 from orca_pool.records import Committed, Reason
 
 CODE = grpc.StatusCode
@@ -82,13 +82,13 @@ async def test_the_token_that_ends_it_is_delivered(
 
 
 async def test_a_stop_string_over_tokens(orca: World) -> None:
-    """The end is recorded in the pool; tokens after it are void for every reader."""
+    """The end is recorded in the pool. Tokens after the end are void for every reader."""
     vocabulary = orca.serving.app.vocabulary
     assert vocabulary is not None
     ids = vocabulary.encode("the pool 東京 and more and more")
     call = orca.stub.Generate(generation(max_new_tokens=40, stop=["東京"], request_id="stopping"))
     request = await orca.engine.claim()
-    await orca.engine.commit(request, 0, ids[:-2])  # a packet that goes on behind the stop string
+    await orca.engine.commit(request, 0, ids[:-2])  # a packet with tokens after the stop string
     responses = await collect(call)
     assert text_of(responses) == "the pool "
     finished = responses[-1].finished
@@ -103,7 +103,7 @@ async def test_a_stop_string_over_tokens(orca: World) -> None:
 
 
 async def test_resume_from_an_index(orca: World) -> None:
-    """While it runs, on the same endpoint and after its end; the older call ends ABORTED."""
+    """A request is resumed while it runs and after its end. The older call ends ABORTED."""
     first = orca.stub.Generate(generation(max_new_tokens=6, request_id="long", attempt=1))
     request = await orca.engine.claim()
     await orca.engine.commit(request, 0, [10, 11, 12])
@@ -136,7 +136,7 @@ async def test_resume_of_another_prefix(orca: World) -> None:
 
 
 async def test_the_text_of_a_resumed_stream_begins_at_zero(orca: World) -> None:
-    """A stop string that began before from_index still ends it, and a character that began before is whole."""
+    """A stop string that began before from_index still ends the stream; a character that began there comes whole."""
     vocabulary = orca.serving.app.vocabulary
     assert vocabulary is not None
     ids = vocabulary.encode("grüße 😀 end")
@@ -176,7 +176,7 @@ async def test_cancel(orca: World) -> None:
 
 
 async def test_a_client_that_leaves(orca: World) -> None:
-    """Without a grace its request ends at once; with one it goes on, and a Resume takes it up."""
+    """Without a grace the request ends at once. With a grace it goes on, and a Resume finds it."""
     call = orca.stub.Generate(generation(request_id="leaver"))
     request = await orca.engine.claim()
     await call.read()
@@ -196,18 +196,18 @@ async def test_a_client_that_leaves(orca: World) -> None:
 
 
 async def test_a_client_that_leaves_while_it_is_submitted(orca: World) -> None:
-    """Whatever moment it leaves at, its request does not stay behind."""
+    """Whenever the client leaves, no request stays behind."""
     for n in range(20):
         call = orca.stub.Generate(generation(request_id=f"hasty-{n}"))
         await asyncio.sleep(n * 0.0005)
         call.cancel()
     await orca.serving.quiet()
     for n in range(20):
-        assert await orca.pool.cancel(f"hasty-{n}") in {False, None}, "it was alive"
+        assert await orca.pool.cancel(f"hasty-{n}") in {False, None}, "the request was alive"
 
 
 async def test_a_deadline(orca: World) -> None:
-    """The request ends with it, in the pool too; never a shortened answer."""
+    """The request ends at its deadline, in the pool too. Its answer is never a shortened one."""
     call = orca.stub.Generate(generation(request_id="late", detach_grace=Duration(seconds=60)), timeout=0.3)
     request = await orca.engine.claim()
     await orca.engine.commit(request, 0, [10])
@@ -247,13 +247,10 @@ async def test_an_unknown_request(orca: World) -> None:
 
 
 async def test_bad_input_names_its_field(orca: World) -> None:
-    """Also bytes that are no message; the next request works."""
+    """The next request works."""
     generate = orca.serving.channel.unary_stream("/orca.v1.Orca/Generate")
-    text = pb.GenerateRequest(text="ab", max_new_tokens=1).SerializeToString()
     for sent, field in [
         (generation(max_new_tokens=0).SerializeToString(), "max_new_tokens"),
-        (text.replace(b"ab", b"\xff\xfe"), "text"),
-        (b"\xff" * 30, "message"),
         (pb.GenerateRequest(text="x" * 1_100_000, max_new_tokens=1).SerializeToString(), "text"),
     ]:
         error = await error_of(generate(sent))
@@ -262,6 +259,31 @@ async def test_bad_input_names_its_field(orca: World) -> None:
         assert (error.details() or "").startswith(f"{field}: ")
     error = await error_of(generate(b"x" * (9 << 20)))
     assert error.code() is CODE.RESOURCE_EXHAUSTED
+    async with orca.background(lambda record: [10]):
+        assert ids_of(await collect(orca.stub.Generate(generation(max_new_tokens=1)))) == [10]
+
+
+def raw(request: pb.GenerateRequest, old: bytes = b"", new: bytes = b"") -> bytes:
+    return request.SerializeToString().replace(old, new)
+
+
+async def test_bytes_that_are_no_request(orca: World) -> None:
+    """INVALID_ARGUMENT, not INTERNAL as stock gRPC would say; health checks too. The next request works."""
+    generate = orca.serving.channel.unary_stream("/orca.v1.Orca/Generate")
+    for sent in [
+        raw(pb.GenerateRequest(text="ab"), b"ab", b"\xff\xfe"),
+        raw(pb.GenerateRequest(request_id="ab"), b"ab", b"\xc3("),
+        raw(generation(stop=["x", "ab"]), b"ab", b"\x80\x80"),
+        b"\xff" * 20,
+        raw(generation())[:-1],
+        b"\x1a\x7f\x0a",
+        b"\x0b\x0b\x0b",
+    ]:
+        error = await error_of(generate(sent))
+        assert error.code() is CODE.INVALID_ARGUMENT
+        assert field_of(error) == "message"
+        sentence = "message: not a valid request of /orca.v1.Orca/Generate (text fields must be UTF-8)"
+        assert error.details() == sentence
     check = orca.serving.channel.unary_unary("/grpc.health.v1.Health/Check")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await check(b"\xff\xff")
@@ -278,7 +300,7 @@ async def test_what_can_never_fit(orca: World) -> None:
 
 
 async def test_bounds_of_queue_and_calls(orca: World) -> None:
-    """RESOURCE_EXHAUSTED says when to try again."""
+    """A full queue and a full endpoint answer RESOURCE_EXHAUSTED, which says when to try again."""
     async with serving(orca.redis_url, orca.name, orca.model, max_waiting=1, max_calls=2) as other:
         calls = [other.stub.Generate(generation(request_id="first"))]
         await calls[0].read()
@@ -337,12 +359,12 @@ async def test_health_and_reflection(orca: World) -> None:
 
 
 async def test_a_client_that_does_not_read(orca: World) -> None:
-    """Its packets are dropped, and read again from the pool when it reads: memory stays bounded, nothing is missed."""
+    """A slow reader's packets are dropped and re-read from the pool: memory is bounded, nothing is lost."""
     async with serving(orca.redis_url, orca.name, orca.model, call_buffer=16) as other:
         ids = [10 + n % 400 for n in range(150)]
         async with await other.app.endpoint.generate(generation(max_new_tokens=150), None, {}) as call:
             events = call.events()
-            assert isinstance(await anext(events), AcceptedEvent)
+            assert isinstance(await anext(events), Accepted)
             request = await orca.engine.claim()
             await orca.engine.commit(request, 0, ids[:1])
             assert (await anext(events))[1] == ids[0]
@@ -350,8 +372,8 @@ async def test_a_client_that_does_not_read(orca: World) -> None:
                 await orca.engine.commit(request, n, [ids[n]], Reason.LENGTH if n == 149 else None)
                 assert call.buffered <= 16
             tokens = [event async for event in events]
-        assert [event.token_id for event in tokens if isinstance(event, TokenEvent)] == ids[1:]
-        assert isinstance(tokens[-1], FinishedEvent)
+        assert [event.token_id for event in tokens if isinstance(event, Token)] == ids[1:]
+        assert isinstance(tokens[-1], Finished)
 
 
 async def test_many_at_once(orca: World) -> None:
@@ -362,14 +384,14 @@ async def test_many_at_once(orca: World) -> None:
 
 
 async def test_leaving(orca: World) -> None:
-    """Drain: streams end UNAVAILABLE after the bound, their requests go on and are resumed elsewhere."""
-    async with serving(orca.redis_url, orca.name, orca.model) as other:
+    """A drain ends streams UNAVAILABLE after its bound. Their requests go on and are resumed elsewhere."""
+    async with serving(orca.redis_url, orca.name, orca.model, drain_seconds=0.3) as other:
         call = other.stub.Generate(generation(max_new_tokens=2, request_id="drained"))
         request = await orca.engine.claim()
         await orca.engine.commit(request, 0, [10])
         seen = [await call.read() for _ in range(2)]
         assert ids_of(seen) == [10]  # type: ignore[arg-type]
-        draining = asyncio.create_task(other.app.drain(0.3))
+        draining = asyncio.create_task(other.app.drain())
         await until(lambda: other.app.endpoint.draining)
         refused = await error_of(other.stub.Generate(generation()))
         assert refused.code() is CODE.UNAVAILABLE

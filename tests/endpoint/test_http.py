@@ -1,4 +1,4 @@
-"""The HTTP door with OpenAI's own client, and with plain HTTP where a client would not send such a thing."""
+"""The HTTP door with OpenAI's own client, and with plain HTTP for what that client would not send."""
 
 import asyncio
 import json
@@ -96,7 +96,7 @@ async def test_a_stop_string_and_the_end_token(orca: World, client: AsyncOpenAI)
 
 
 async def test_several_prompts(orca: World, client: AsyncOpenAI) -> None:
-    """Texts or lists of ids; a choice each, in their order."""
+    """A list of texts, or of lists of ids: one choice for each, in their order."""
     letters = {encode(orca, letter)[0]: letter for letter in "abc"}
     async with orca.background(lambda record: [record.prompt_ids[0]] * 3):
         answer = await client.completions.create(model="tiny", prompt=["a", "b", "c"], max_tokens=3)
@@ -112,7 +112,7 @@ async def test_several_prompts(orca: World, client: AsyncOpenAI) -> None:
 
 
 async def test_one_prompt_of_several_is_refused(orca: World, http: httpx.AsyncClient) -> None:
-    """The others do not stay behind."""
+    """The requests of the other prompts end too."""
     sending = asyncio.create_task(http.post("/v1/completions", json={"prompt": [[5], [6]], "max_tokens": 2}))
     requests = [await orca.engine.claim() for _ in range(2)]
     await orca.pool.cancel(requests[0].request_id)
@@ -143,7 +143,7 @@ async def test_the_models(client: AsyncOpenAI) -> None:
 
 
 async def test_a_client_that_closes_its_connection(orca: World, http: httpx.AsyncClient) -> None:
-    """Streaming or not, its request ends."""
+    """The request ends, whether the answer was a stream or not."""
     for stream in (True, False):
         body = {"prompt": [5, 6], "max_tokens": 100, "stream": stream}
         sending = asyncio.create_task(http.post("/v1/completions", json=body))
@@ -167,7 +167,7 @@ async def test_a_deadline(orca: World, http: httpx.AsyncClient) -> None:
 
 
 async def test_an_end_in_the_middle_of_a_stream(orca: World, client: AsyncOpenAI) -> None:
-    """Never a shortened answer: the stream's last event is the error."""
+    """The last event of the stream is the error: a client must not take the part for a whole answer."""
     stream = await client.completions.create(
         model="tiny", prompt="a", stream=True, extra_headers={"X-Request-Timeout": "0.3"}
     )
@@ -242,7 +242,7 @@ CASES: dict[str, tuple[Any, int, str | None, str]] = {
 
 
 async def test_bad_input(orca: World, http: httpx.AsyncClient) -> None:
-    """OpenAI's shape of errors, the field in `param`; the next request works."""
+    """Errors have OpenAI's shape, with the field in `param`. The next request works."""
     for case, (body, status, param, part) in CASES.items():
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         answer = await http.post("/v1/completions", content=raw)
@@ -263,10 +263,10 @@ async def test_paths_and_methods(http: httpx.AsyncClient) -> None:
 
 
 async def test_leaving(orca: World, http: httpx.AsyncClient) -> None:
-    """New requests hear 503 while those under way are waited for."""
+    """A drain answers new requests with 503 and waits for those under way."""
     sending = asyncio.create_task(http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}))
     request = await orca.engine.claim()
-    draining = asyncio.create_task(orca.serving.app.drain(20))
+    draining = asyncio.create_task(orca.serving.app.drain())
     await until(lambda: orca.serving.app.endpoint.draining)
     refused = await http.post("/v1/completions", json={"prompt": "a"})
     assert refused.status_code == 503

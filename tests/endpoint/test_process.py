@@ -1,4 +1,4 @@
-"""`python -m orca_endpoint` as a process: its line of JSON, status port, SIGTERM, SIGKILL, and refusals to start."""
+"""`python -m orca_endpoint` as a process: its line of JSON, its status port, its end by signals, refusals to start."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ async def ports(child: Process) -> dict[str, str]:
 
 
 async def ready(child: Process) -> dict[str, str]:
-    """Its ports, once /readyz says yes."""
+    """The addresses of the process, once /readyz says yes."""
     answer = await ports(child)
     async with httpx.AsyncClient() as client, asyncio.timeout(20):
         while (await client.get(f"http://{answer['status']}/readyz")).status_code != 200:
@@ -60,7 +60,7 @@ async def ready(child: Process) -> dict[str, str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_the_end_of_a_process(orca: World, number: signal.Signals) -> None:
-    """However it ends, the request goes on and is resumed elsewhere; after SIGTERM it leaves by itself."""
+    """However the process ends, its request goes on and is resumed elsewhere. After SIGTERM it exits with 0."""
     async with process(orca.redis_url, orca.name, orca.model, drain_seconds=0.2) as child:
         address = (await ready(child))["grpc"]
         async with grpc.aio.insecure_channel(address) as channel:
@@ -94,7 +94,7 @@ async def test_not_ready_until_an_engine_has_formed(redis_url: str, model: Path)
 
 
 async def test_another_model(redis_url: str, model: Path, tmp_path: Path) -> None:
-    """It refuses to start, with a sentence."""
+    """An endpoint of another model refuses to start, with a sentence."""
     async with Pool(redis_url, "taken") as pool:
         await pool.identify("0123456789abcdef", 8, 8)
     async with process(redis_url, "taken", model) as child:
@@ -105,7 +105,7 @@ async def test_another_model(redis_url: str, model: Path, tmp_path: Path) -> Non
 
 
 async def test_wrong_settings(redis_url: str, model: Path) -> None:
-    """Each stops the start with a sentence that names it."""
+    """Each wrong setting stops the start with a sentence that names the setting."""
 
     async def refusal(**settings: str) -> str:
         given = {"model": str(model)} | settings
@@ -128,7 +128,7 @@ async def test_wrong_settings(redis_url: str, model: Path) -> None:
 
 
 async def test_no_redis_yet(model: Path, tmp_path: Path) -> None:
-    """It waits for the pool, and can be ended meanwhile."""
+    """The endpoint waits for the pool, and can be ended meanwhile."""
     async with process("redis://127.0.0.1:9/0", "nowhere", model, log_level="INFO") as child:
         assert child.stderr is not None
         async with asyncio.timeout(30):
@@ -139,7 +139,7 @@ async def test_no_redis_yet(model: Path, tmp_path: Path) -> None:
 
 
 async def test_a_model_without_a_tokenizer(orca: World, tmp_path: Path) -> None:
-    """Ids go, text is refused with a sentence."""
+    """Prompts of ids are served; text is refused with a sentence."""
     folder = make_model(tmp_path / "ids", tokenizer=False)
     async with process(orca.redis_url, "ids-only", folder) as child:
         addresses = await ports(child)

@@ -1,4 +1,4 @@
-"""Detokenization and stop strings: the pieces make up the whole text, and never hold half a character."""
+"""Detokenization and stop strings: the pieces make up the whole text, and no piece holds half a character."""
 
 import json
 from itertools import pairwise
@@ -32,7 +32,7 @@ def vocabulary(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -
 @settings(max_examples=300, deadline=None)
 @given(ids=TOKEN_IDS)
 def test_pieces_make_up_the_decoded_text(vocabulary: Vocabulary, tokenizer: Tokenizer, ids: list[int]) -> None:
-    """Any tokens at all, also such that are no UTF-8 together: the same text as decoding them at once."""
+    """Any tokens, even if they are no UTF-8 together, give the same text as decoding them at once."""
     stream = TextStream(vocabulary, ())
     pieces = [stream.push(i)[0] for i in ids] + [stream.flush()]
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True)
@@ -76,7 +76,7 @@ def test_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
 
 
 def test_a_long_run_of_broken_bytes_is_given_out(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
-    """The window is bounded: a model that makes no character for ever costs no more per token."""
+    """The window is bounded: a model that never completes a character does not cost more and more per token."""
     byte = tokenizer.token_to_id("\u0122")  # 0x80 in the byte alphabet: never a character's first byte
     assert byte is not None
     window = WindowDetokenizer(vocabulary)
@@ -98,7 +98,7 @@ def test_no_tokenizer_file(tmp_path: Path) -> None:
 
 
 def cut(text: str, stops: list[str]) -> str | None:
-    """By the definition: the text before the stop string that is complete first, of several the longest."""
+    """By definition: the text before the stop string that is complete first; of several at one place, the longest."""
     for end in range(1, len(text) + 1):
         ended = [stop for stop in stops if text[:end].endswith(stop)]
         if ended:
@@ -113,7 +113,7 @@ def cut(text: str, stops: list[str]) -> str | None:
     borders=st.lists(st.integers(0, 40), max_size=12),
 )
 def test_stop_strings_by_definition(text: str, stops: list[str], borders: list[int]) -> None:
-    """Wherever the pieces' borders lie. What is given out before the end is never taken back."""
+    """The matcher finds what the definition says, wherever the borders of pieces lie, and takes no text back."""
     at = [0, *sorted(b for b in borders if b < len(text)), len(text)]
     matcher, given_out, found = StopMatcher(stops), "", False
     for start, end in pairwise(at):
@@ -142,7 +142,7 @@ def test_a_stop_string_over_tokens(vocabulary: Vocabulary) -> None:
 
 
 def test_byte_level_with_added_tokens(tmp_path: Path) -> None:
-    """Added tokens are spelled as they are; special ones have no text."""
+    """Added tokens are spelled as themselves; special tokens have no text."""
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["<tool>", "naïve café"])
     tokenizer.add_special_tokens(["<|im_start|>"])

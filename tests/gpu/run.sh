@@ -17,7 +17,7 @@ if [ -z "${PYTHON:-}" ]; then
     site=$(mktemp -d)
     "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile --no-cache-dir \
         --target "$site" .whl/*.whl || exit 1
-    for folder in "$site" protos services/{common,pool,endpoint,scheduler,worker} kernels client lab cli; do
+    for folder in "$site" protos services/{common,pool,endpoint,scheduler,worker} kernels client lab local bench cli; do
         PYTHONPATH+=$(realpath "$folder"):
     done
     warnings=(-W default) # the machine's versions are not ours

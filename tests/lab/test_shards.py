@@ -16,9 +16,10 @@ from orca_lab import shards
 from orca_lab.roofline import ACCELERATORS, Work, accelerator, work
 from orca_lab.shapes import SHAPES, Shape, gpt
 from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, RandomWeights, Row, formed, measure_place, places
-from orca_worker.models import Model
-from orca_worker.models.gpt2 import GPT2
-from orca_worker.partition import SINGLE, Place, gpt2_slices, layers_of
+from orca_worker.models.gpt2.model import GPT2
+from orca_worker.models.gpt2.slices import slices_of
+from orca_worker.models.model import Model
+from orca_worker.partition import SINGLE, Place
 from orca_worker.sampling import SamplingModel
 from orca_worker.stage import Stage
 
@@ -36,7 +37,7 @@ def test_table_1() -> None:
     """The paper's parameter counts, from the shapes."""
     for name, count in {"13b": 13e9, "101b": 101e9, "175b": 175e9, "341b": 341e9}.items():
         shape = SHAPES[f"gpt3-{name}"]
-        slices = gpt2_slices(shape.config, SINGLE).values()
+        slices = slices_of(shape.config, SINGLE).values()
         assert sum(part.elements for part in slices) == pytest.approx(count, rel=0.015)
         ranks = places(shape.tensor_parallel, shape.pipeline_parallel)
         assert [p.stage for p in ranks] == sorted({0, min(1, shape.pipeline_parallel - 1), shape.pipeline_parallel - 1})
@@ -69,7 +70,7 @@ def test_matrices_are_those_of_the_partition(place: Place) -> None:
             needed = shards.work_of(TINY, share, "float32", case).flop
             if case.phase == INITIATION:  # on a CPU torch does not count its fused attention
                 pairs = 3 * 20 * 21 // 2
-                needed -= 4 * pairs * len(layers_of(TINY.config, place)) * HIDDEN // place.tensor_parallel
+                needed -= 4 * pairs * len(place.layers(TINY.config.layers)) * HIDDEN // place.tensor_parallel
             assert count.get_total_flops() == needed
 
 
@@ -88,7 +89,7 @@ class Kept(RandomWeights):
 def test_random_weights_make_the_model_that_transformers_knows() -> None:
     config = gpt(3, HIDDEN, 4, positions=64, vocab_size=101)
     torch.manual_seed(5)
-    kept = Kept(gpt2_slices(config, SINGLE), torch.float32, CPU, spread=0.5)
+    kept = Kept(slices_of(config, SINGLE), torch.float32, CPU, spread=0.5)
     kept.given = {}
 
     def load(place: Place) -> tuple[Model, int]:

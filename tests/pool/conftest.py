@@ -10,7 +10,7 @@ from servers import KINDS, RedisServer, redis_server
 
 @pytest.fixture(scope="session", params=KINDS)
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    """One server for all tests of a kind, without fsync, which takes milliseconds: durability is test_link.py's."""
+    """One server for all tests of a kind. Without fsync, which takes milliseconds; test_link.py runs with it."""
     with redis_server(request.param) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(b"CONFIG SET appendfsync no\r\n")

@@ -1,6 +1,7 @@
-"""A pool on a real server whose time the test sets, with the reading of everything that it keeps.
+"""A pool on a real server whose time the test sets, and whose whole state the test can read.
 
-The scripts take time from one function of lua/prelude.lua. Here it reads a key in place of TIME; nothing else differs.
+The scripts get the time from one function of lua/prelude.lua. Here this function reads a key instead of TIME; nothing
+else differs.
 """
 
 import itertools
@@ -52,18 +53,18 @@ for i = 2, #ARGV, 2 do redis.call('RESTORE', ARGV[i], 0, ARGV[i + 1]) end
 
 
 def with_test_clock(lua: Mapping[str, str]) -> dict[str, str]:
-    """The scripts with the test's time."""
+    """The scripts with a clock that the test sets."""
     assert CLOCK in lua["prelude"]
     return {**lua, "prelude": lua["prelude"].replace(CLOCK, TEST_CLOCK)}
 
 
 def tokens_of(first: int, count: int, iteration: int = 1) -> list[CommittedToken]:
-    """Tokens whose ids tell their index."""
+    """Tokens whose ids tell their indexes."""
     return [CommittedToken(1000 + i, -0.5, iteration) for i in range(first, first + count)]
 
 
 class Lab:
-    """A pool of its own on a shared server; use as an asynchronous context manager. `now` is its time."""
+    """A pool of its own on a shared server. `now` is its time in microseconds. Use it with `async with`."""
 
     def __init__(self, url: str, lua: Mapping[str, str] | None = None, constants: Constants = CONSTANTS) -> None:
         name = f"lab{next(LAB_COUNT)}"
@@ -89,7 +90,7 @@ class Lab:
         await self.redis("SET", f"{self.keys.prefix}now", self.now)
 
     async def live(self, seconds: float, *endpoints: str) -> None:
-        """Time passes while a scheduler and these endpoints renew."""
+        """Lets time pass while a scheduler and these endpoints renew."""
         for _ in range(round(seconds / 0.5)):
             await self.advance(0.5)
             for endpoint in endpoints:
@@ -102,7 +103,7 @@ class Lab:
         return name
 
     async def engine(self, name: str = "g", slots: int = 64, owner: str = "s") -> str:
-        """Acquires and forms."""
+        """An engine that `owner` has acquired and, unless it has no slots, formed."""
         term = await self.pool.acquire(name, owner, None)
         assert term is not None
         self.terms[name], self.heard[name] = (owner, term), 0
@@ -113,7 +114,7 @@ class Lab:
     async def submit(
         self,
         request_id: str,
-        need: int = 8,
+        max_tokens: int = 8,
         *,
         digest: str = "d",
         deadline_in: float | None = None,
@@ -126,7 +127,7 @@ class Lab:
             request_id,
             b"record of " + request_id.encode(),
             digest,
-            need,
+            max_tokens,
             deadline_in=deadline_in,
             detach_grace=grace,
             endpoint=endpoint,
@@ -135,7 +136,7 @@ class Lab:
         )
 
     async def claim(self, engine: str = "g", count: int = 8, slots: int = 64, total: int = 64) -> dict[str, int]:
-        """Request ids and claim numbers, heard by the master."""
+        """Claims as the engine's master does. Returns request ids and their claim numbers."""
         answer = await self.pool.claim(
             engine, *self.terms[engine], self.heard[engine], count=count, slots=slots, total=total
         )
@@ -155,7 +156,7 @@ class Lab:
         return answer[0]
 
     async def claimed(self, request_id: str, count: int = 0, **body: Any) -> int:
-        """Submits a request to one engine, which commits some tokens; its claim number."""
+        """Submits a request, which an engine claims and commits `count` tokens for. Returns the claim number."""
         assert isinstance(await self.submit(request_id, **body), Attached)
         claim = (await self.claim())[request_id]
         if count:
@@ -163,19 +164,19 @@ class Lab:
         return claim
 
     async def lose(self, request_id: str, claim: int) -> None:
-        """Its engine is lost while it runs."""
+        """Gives a request back as one that was RUNNING when its engine was lost."""
         await self.pool.give_back("g", *self.terms["g"], {request_id: (claim, True)})
 
     async def record(self, request_id: str) -> dict[str, Any]:
         return (await self.dump())["requests"][request_id]
 
-    # -- all that the pool keeps
+    # -- the whole state
     async def snapshot(self) -> list[bytes]:
-        """What Redis has on its disk at this moment."""
+        """What Redis holds at this moment."""
         return await self.redis("EVAL", SNAPSHOT, 1, self.keys.pool, self.keys.prefix)
 
     async def rollback(self, snapshot: list[bytes]) -> None:
-        """Redis forgets what came after the snapshot. Its time goes on."""
+        """Makes Redis forget what came after the snapshot. Its time goes on."""
         await self.redis("EVAL", ROLLBACK, 1, self.keys.pool, self.keys.prefix, *snapshot)
         await self.advance(0)
 
@@ -224,6 +225,6 @@ def _pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
 
 
 def _fields(flat: list[bytes]) -> dict[str, Any]:
-    """A hash, numbers as integers."""
+    """A hash, with numbers as integers."""
     texts = {name.decode(): value.decode() for name, value in _pairs(flat)}
     return {name: int(text) if text.lstrip("-").isdigit() else text for name, text in texts.items()}

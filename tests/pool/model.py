@@ -1,7 +1,7 @@
-"""DESIGN section 4 as plain Python: what the pool must answer and keep after each operation.
+"""The request pool as plain Python: what each operation must answer, and what the pool must hold after it.
 
-Written from the page and from reference/pool_model.py, not from the Lua, and without Redis's types: a request is in one
-place because one field says so. `now` is the pool's time, in microseconds. Signatures are those of orca_pool.pool.Pool.
+Written from docs/pool.md and from pool_model.py beside this file, not from the Lua. It has none of Redis's types: a
+request is in one place because one field says so. The methods have the signatures of orca_pool.pool.Pool.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class Request:
     request_id: str
     record: bytes
     digest: str
-    need: int
+    max_tokens: int
     grace: int
     arrival: int
     submitted: int
@@ -92,17 +92,19 @@ class Endpoint:
 
 
 class Model:
+    """The expected state of a pool. `now` is the pool's time in microseconds; the test sets it."""
+
     def __init__(self, constants: Constants) -> None:
         self.constants = constants
         self.now = 0
         self.arrival = self.last_claim = self.registration = self.largest = self.swept = self.reserved = 0
-        self.orphans = False
+        self.orphaned_calls = False
         self.requests: dict[str, Request] = {}
         self.engines: dict[str, Engine] = {}
         self.endpoints: dict[str, Endpoint] = {}
         self.schedulers: dict[str, int] = {}
 
-    # -- parts of operations
+    # -- parts that several operations share
     def _number(self, last: int) -> int:
         return max(last + 1, self.now)
 
@@ -136,7 +138,7 @@ class Model:
         r.state, r.reason, r.final, r.finished, r.claim, r.engine = "ended", reason, final, self.now, None, None
 
     def _end(self, r: Request, reason: Reason, final: int | None = None) -> None:
-        """The end of a request outside of a commit."""
+        """Ends a request outside of a commit."""
         engine = r.engine
         self._close(r, reason, len(r.tokens) if final is None else final)
         self._deliver(r.endpoint, [Packet(r.request_id, r.attempt, r.final, "", [], r.finish)])
@@ -153,7 +155,7 @@ class Model:
         return Reason.DETACHED if r.detach_at is not None and self.now >= r.detach_at else None
 
     def _remove_endpoint(self, endpoint: str) -> None:
-        self.orphans |= self.endpoints.pop(endpoint, None) is not None
+        self.orphaned_calls |= self.endpoints.pop(endpoint, None) is not None
 
     def _attached(self, r: Request) -> Attached:
         position = self._queue().index(r) + 1 if r.state == "waiting" else 0
@@ -185,7 +187,7 @@ class Model:
         request_id: str,
         record: bytes,
         body_digest: str,
-        need: int,
+        max_tokens: int,
         *,
         deadline_in: float | None,
         detach_grace: float,
@@ -201,14 +203,16 @@ class Model:
             return self.attach(request_id, endpoint=endpoint, attempt=attempt)
         if self.largest == 0:
             return Refusal.NO_ENGINE
-        if need > self.largest:
+        if max_tokens > self.largest:
             return Refusal.NEVER_FITS
         if len(self._queue()) >= max_waiting:
             return Refusal.FULL
         self.arrival += 1
         deadline = None if deadline_in is None else self.now + round(deadline_in * 1e6)
         grace = round(detach_grace * 1e6)
-        r = Request(request_id, record, body_digest, need, grace, self.arrival, self.now, deadline, endpoint, attempt)
+        r = Request(
+            request_id, record, body_digest, max_tokens, grace, self.arrival, self.now, deadline, endpoint, attempt
+        )
         self.requests[request_id] = r
         self._hint_waiting()
         return self._attached(r)
@@ -275,18 +279,18 @@ class Model:
             self._remove_endpoint(name)
         self.schedulers = {name: at for name, at in self.schedulers.items() if at >= oldest}
         live = [r for r in self.requests.values() if r.state != "ended"]
-        if self.orphans:
+        if self.orphaned_calls:
             for r in live:
                 if r.endpoint is not None and r.endpoint not in self.endpoints and r.detach_at is None:
                     r.detach_at = self.now + max(r.grace, floor)
-            self.orphans = False
+            self.orphaned_calls = False
         for r in sorted((r for r in live if r.due is not None), key=lambda r: (r.due, r.request_id)):
             if reason := self._overdue(r):
                 self._end(r, reason)
         sizes = [engine.slots for engine in self.engines.values()]
         if sizes and min(sizes) > 0:
             for r in self._queue():
-                if r.need > max(sizes):
+                if r.max_tokens > max(sizes):
                     self._end(r, Reason.NEVER_FITS)
 
     def leave_scheduler(self, scheduler: str) -> None:
@@ -368,19 +372,19 @@ class Model:
             if reason := self._overdue(r):
                 self._end(r, reason)
                 continue
-            need = -(-r.need // block_size) * block_size  # whole blocks
-            if need > total:
+            size = -(-r.max_tokens // block_size) * block_size  # whole blocks
+            if size > total:
                 continue
             held = self._held(engine)
             alone = any(other.losses >= 2 for other in held) or (r.losses >= 2 and bool(held))
-            if alone or count == len(taken) or need > slots:
+            if alone or count == len(taken) or size > slots:
                 break
             g = self.engines[engine]
             g.last_claim = self.last_claim = self._number(max(self.last_claim, g.last_claim))
             r.state, r.claim, r.engine = "claimed", g.last_claim, engine
             r.claimed_at = r.claimed_at or self.now
             r.engines = [line for line in r.engines if line[0] != len(r.tokens)] + [(len(r.tokens), engine)]
-            slots -= need
+            slots -= size
             taken.append(r)
         return taken
 
@@ -427,9 +431,9 @@ class Model:
                 r.state, r.claim, r.engine = "waiting", None, None
         self._hint_waiting()
 
-    # -- all of it
+    # -- the whole state
     def dump(self) -> dict[str, Any]:
-        """The state as lab.Lab.dump reads it from Redis: what is not there has no key."""
+        """The state in the form in which lab.Lab.dump reads it from Redis. What is empty has no key."""
         engines = self.engines.items()
         pool = {
             "arrival": self.arrival,
@@ -438,7 +442,7 @@ class Model:
             "slots": self.largest,
             "swept": self.swept,
             "reserved": self.reserved,
-            "orphans": int(self.orphans),
+            "orphaned_calls": int(self.orphaned_calls),
         }
         return {
             "waiting": [r.request_id for r in self._queue()],
@@ -467,7 +471,7 @@ def _request_fields(r: Request) -> dict[str, Any]:
     return {
         "record": r.record.decode(),
         "digest": r.digest,
-        "need": r.need,
+        "max_tokens": r.max_tokens,
         "grace": r.grace,
         "state": r.state,
         "arrival": r.arrival,
@@ -491,5 +495,5 @@ def _request_fields(r: Request) -> dict[str, Any]:
 
 
 def prefix_digest(tokens: Sequence[CommittedToken]) -> bytes:
-    """SHA-1 of the ids as u32-le."""
+    """SHA-1 of the token ids, each as 4 bytes little-endian."""
     return hashlib.sha1(b"".join(struct.pack("<I", token.token_id) for token in tokens)).digest()

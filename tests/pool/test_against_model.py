@@ -1,7 +1,8 @@
 """Random operations on the real pool and on the model, side by side: same answers, same state, after each one.
 
-Operations come sent twice, late, from old owners and incarnations, with lost answers (the same as: sent again), over
-pauses, and over a Redis that forgets. Beside the model, sentences of DESIGN section 4 are checked on what Redis holds.
+Operations come twice, late, from old owners and incarnations, after pauses, and to a Redis that forgot. (An operation
+whose answer was lost is one that comes twice.) Some sentences of docs/pool.md are also checked directly on what Redis
+holds.
 """
 
 import asyncio
@@ -54,14 +55,14 @@ class SideBySide(RuleBasedStateMachine):
         self.runner.run(self.lab.__aexit__())
 
     def do(self, name: str, *args: Any, **options: Any) -> Any:
-        """One operation on both."""
+        """Does one operation on both, and compares the answers."""
         self.sent.append((name, args, options))
         expected = getattr(self.model, name)(*args, **options)
         answer = self.runner.run(getattr(self.lab.pool, name)(*args, **options))
         assert answer == expected, f"{name}{args}{options}: the pool answers {answer}, the model {expected}"
         return answer
 
-    # -- what a lease, a claim number, a base index may be: mostly right, sometimes from before
+    # -- arguments that are mostly right, and sometimes out of date
     def lease(self, engine: str, right: bool, which: int) -> tuple[str, str, int]:
         g = self.model.engines.get(engine)
         if (right or not self.leases) and g is not None and g.owner is not None:
@@ -76,15 +77,15 @@ class SideBySide(RuleBasedStateMachine):
         return max(0, (r.attempt if r else 1) + shift)
 
     # -- a pool that works
-    @initialize(formed=USUALLY, needs=st.lists(SIZES, max_size=3))
-    def begin(self, formed: bool, needs: list[int]) -> None:
+    @initialize(formed=USUALLY, sizes=st.lists(SIZES, max_size=3))
+    def begin(self, formed: bool, sizes: list[int]) -> None:
         self.do("renew_endpoint", "e0", register=True)
         self.do("renew_endpoint", "e1", register=True)
         self.leases.append(("g0", "s0", self.do("acquire", "g0", "s0", None)))
         if formed:
             self.do("renew", *self.leases[0], form=EngineInfo("g0", 1, 1, 32, 0))
-            for i, need in enumerate(needs):
-                self.submit(f"r{i}", False, need, None, 1.0, "e0", 1, True)
+            for i, max_tokens in enumerate(sizes):
+                self.submit(f"r{i}", False, max_tokens, None, 1.0, "e0", 1, True)
             self.an_iteration("g0", 32, 2, None)
 
     # -- time, and messages of the past
@@ -127,7 +128,7 @@ class SideBySide(RuleBasedStateMachine):
     @rule(
         request_id=REQUESTS,
         other_body=SOMETIMES,
-        need=SIZES,
+        max_tokens=SIZES,
         deadline_in=st.sampled_from([None, None, 1.0, 30.0]),
         grace=st.sampled_from([0.0, 1.0, 40.0]),
         endpoint=ENDPOINTS,
@@ -138,7 +139,7 @@ class SideBySide(RuleBasedStateMachine):
         self,
         request_id: str,
         other_body: bool,
-        need: int,
+        max_tokens: int,
         deadline_in: float | None,
         grace: float,
         endpoint: str,
@@ -152,7 +153,7 @@ class SideBySide(RuleBasedStateMachine):
             request_id,
             f"record of {request_id}".encode(),
             f"other {request_id}" if other_body else f"body of {request_id}",
-            need,
+            max_tokens,
             deadline_in=deadline_in,
             detach_grace=grace,
             endpoint=endpoint,
@@ -189,7 +190,7 @@ class SideBySide(RuleBasedStateMachine):
 
     @rule(endpoints=st.sets(ENDPOINTS), rounds=st.integers(1, 5))
     def life_goes_on(self, endpoints: set[str], rounds: int) -> None:
-        """Some endpoints and a scheduler renew in time: what did not renew dies."""
+        """Some endpoints and a scheduler renew in time. Whoever does not renew dies."""
         for _ in range(rounds):
             self.time_passes(0.5)
             for endpoint in sorted(endpoints):
@@ -251,11 +252,11 @@ class SideBySide(RuleBasedStateMachine):
 
     @rule(engine=ENGINES, total=st.sampled_from([16, 32]), count=st.integers(1, 3), finish=ENDS)
     def an_iteration(self, engine: str, total: int, count: int, finish: Reason | None) -> None:
-        """What a healthy engine does: it claims what fits, and commits tokens of all it holds."""
+        """Does what a healthy engine does: claims what fits, and commits tokens of all its requests."""
         g = self.model.engines.get(engine)
         if g is None or g.owner is None:
             return
-        free = total - sum(r.need for r in self.model.requests.values() if r.engine == engine)
+        free = total - sum(r.max_tokens for r in self.model.requests.values() if r.engine == engine)
         lease = engine, g.owner, g.term
         self.do("claim", *lease, g.last_claim, count=count, slots=free, total=total)
         held = [r for r in self.model.requests.values() if r.engine == engine]
@@ -297,7 +298,7 @@ class SideBySide(RuleBasedStateMachine):
 
     @rule(engine=ENGINES, times=st.integers(1, 3), total=st.sampled_from([16, 32]))
     def ranks_are_lost(self, engine: str, times: int, total: int) -> None:
-        """All that runs is lost and claimed again, perhaps before a token was made."""
+        """Loses all that runs, and claims it again, perhaps before a token was made."""
         g = self.model.engines.get(engine)
         for _ in range(times if g is not None and g.owner is not None else 0):
             assert g is not None
@@ -348,7 +349,7 @@ def test_pool_is_the_model(server: RedisServer) -> None:
 
 @pytest.mark.parametrize("rows", [0, 1, 64])
 async def test_packed_tokens_come_back(lab: Lab, rows: int) -> None:
-    """The three binary forms agree with Lua's for any count."""
+    """Python and Lua agree on the binary forms for any count."""
     await lab.endpoint()
     await lab.engine()
     claim = await lab.claimed("r")

@@ -1,4 +1,4 @@
-"""Redis away, frozen, killed, restarted; reads cancelled: the connections of orca_pool.link, on their own server."""
+"""The connections of orca_pool.link while Redis is away, frozen, killed or restarted, and when reads are cancelled."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -104,7 +104,7 @@ async def test_a_killed_redis_kept_all_it_acknowledged(own: RedisServer, pool: P
 
 
 async def test_a_blocked_read_over_a_restart(own: RedisServer, pool: Pool) -> None:
-    """It goes on by itself, on the new server, or says that the pool is away."""
+    """A read that waits when Redis dies says that the pool is away; the next one works on the new server."""
     reading = asyncio.create_task(pool.read("e", None, wait=20))
     await pool.cancel("nobody")
     own.kill()

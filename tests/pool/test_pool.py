@@ -1,4 +1,4 @@
-"""What a caller of orca_pool.pool.Pool can rely on, beside the rules (test_rules.py): answers, sizes, times, errors."""
+"""What a caller of Pool can rely on beside the rules (test_rules.py): answers, sizes, times, errors."""
 
 import pytest
 from pool.lab import START, Lab, tokens_of
@@ -32,7 +32,7 @@ async def test_engine_infos_are_those_that_formed(lab: Lab) -> None:
 
 
 async def test_a_stream_from_submit_to_finish(lab: Lab) -> None:
-    """Every time is Redis's, and rides in the finish of the packet and of a later attach."""
+    """Every moment is by Redis's clock, and stands in the packet's finish and in that of a later attach."""
     await lab.endpoint()
     await lab.engine()
     first = await lab.submit("r")
@@ -74,12 +74,12 @@ async def test_one_entry_per_endpoint_and_commit(lab: Lab) -> None:
 
 
 async def test_engines_that_made_the_tokens(lab: Lab) -> None:
-    """A claim that brought no token leaves no trace."""
+    """A claim that brought no token is not listed."""
     await lab.endpoint()
     await lab.engine("g")
     await lab.engine("h")
     await lab.engine("i")
-    await lab.submit("r", need=8)
+    await lab.submit("r", max_tokens=8)
     for engine, count in (("g", 2), ("h", 0), ("i", 1)):
         claim = (await lab.claim(engine))["r"]
         base = 0 if engine == "g" else 2
@@ -101,7 +101,7 @@ async def test_the_queue_is_bounded(lab: Lab) -> None:
 
 
 async def test_a_long_queue_is_walked_page_by_page(lab: Lab) -> None:
-    """Forty that are too large for this engine, and one behind them that is not."""
+    """Forty requests are too large for this engine; one behind them fits."""
     await lab.endpoint()
     await lab.engine()
     await lab.engine("small", slots=16)
@@ -193,7 +193,7 @@ async def test_numbers_are_times_of_redis(lab: Lab) -> None:
 
 
 async def test_the_packages_own_clock(server: RedisServer) -> None:
-    """The one function that the other tests replace."""
+    """The Lua function that the other tests replace."""
     async with Pool(server.url, "own-clock") as pool:
         registration = await pool.renew_endpoint("e", register=True)
         assert registration is not None

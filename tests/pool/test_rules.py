@@ -1,9 +1,9 @@
-"""The rules of DESIGN section 4 that live in the pool, each seen to be needed.
+"""The rules of the pool's protocol that Lua carries out, each shown to be needed.
 
-A rule is a scenario that passes on the scripts as they are, and fails when the piece of Lua that carries the rule is
-taken out: `test_rule` runs it once each way. The names are those of RULES in reference/pool_model.py; where a rule
-stands in several places of the Lua, each place has a scenario of its own ("claim_cas", "claim_cas, owner and term").
-The rules pending, ep_revive, reconnect, from_zero and lease_reads live in the endpoint and the scheduler.
+A rule is a scenario that passes with the scripts as they are, and fails when the piece of Lua that carries the rule is
+taken out. `test_rule` runs it both ways. The names are those of RULES in pool_model.py. Where a rule stands in several
+places of the Lua, each place has a scenario of its own ("claim_cas", "claim_cas, owner and term"). The rules pending,
+ep_revive, reconnect, from_zero and lease_reads are not here: the endpoint and the scheduler carry them out.
 """
 
 from collections.abc import Awaitable, Callable
@@ -52,7 +52,7 @@ async def ready(lab: Lab) -> None:
 
 
 # -- claiming
-@rule("claim_cas", "claim", "if have < last then", "if false then")
+@rule("claim_cas", "claim", "if heard < last then", "if false then")
 async def a_claim_whose_answer_was_lost_takes_nothing_more(lab: Lab) -> None:
     await ready(lab)
     for request_id in ("a", "b"):
@@ -74,7 +74,7 @@ async def an_old_master_claims_nothing(lab: Lab) -> None:
     assert (await lab.dump())["waiting"] == ["a"]
 
 
-@rule("never_fit, claim", "claim", "elseif need <= total then", "else")
+@rule("never_fit, claim", "claim", "elseif size <= total then", "else")
 async def a_request_for_a_larger_engine_holds_up_nobody(lab: Lab) -> None:
     await ready(lab)
     await lab.engine("small", slots=16)
@@ -84,7 +84,7 @@ async def a_request_for_a_larger_engine_holds_up_nobody(lab: Lab) -> None:
     assert list(await lab.claim("g")) == ["large"]
 
 
-@rule("never_fit, sweep", "renew_scheduler", "'need')) > largest then", "'need')) > math.huge then")
+@rule("never_fit, sweep", "renew_scheduler", "'max_tokens')) > largest then", "'max_tokens')) > math.huge then")
 async def what_fits_no_engine_any_more_ends(lab: Lab) -> None:
     await ready(lab)
     await lab.engine("small", slots=16)
@@ -94,7 +94,7 @@ async def what_fits_no_engine_any_more_ends(lab: Lab) -> None:
     assert (await lab.record("large"))["reason"] == Reason.NEVER_FITS
 
 
-@rule("never_fit, submit", "submit", "if need > largest then", "if false then")
+@rule("never_fit, submit", "submit", "if tonumber(max_tokens) > largest then", "if false then")
 async def what_fits_no_engine_is_refused(lab: Lab) -> None:
     await ready(lab)
     assert await lab.submit("a", 65) is Refusal.NEVER_FITS
@@ -126,7 +126,7 @@ async def an_older_call_does_not_come_back(lab: Lab) -> None:
     assert await lab.submit("a", attempt=1) is Refusal.STALE
 
 
-@rule("attempt, detached", "prelude", " or (mine == theirs and r[2] == '1') then", " then")
+@rule("attempt, detached", "prelude", " or (mine == theirs and closed == '1') then", " then")
 async def a_late_attach_does_not_undo_its_detach(lab: Lab) -> None:
     await ready(lab)
     await lab.submit("a", attempt=2)
@@ -154,7 +154,7 @@ async def the_older_call_hears_of_the_newer(lab: Lab) -> None:
     assert said == [(1, Reason.ABORTED)]
 
 
-@rule("detach_fence", "detach", " or attempt < tonumber(r[2]) then", " then")
+@rule("detach_fence", "detach", " or attempt < tonumber(attached) then", " then")
 async def a_late_detach_leaves_the_newer_call(lab: Lab) -> None:
     await ready(lab)
     await lab.submit("a", attempt=1)
@@ -180,7 +180,7 @@ async def an_unregistered_incarnation_submits_nothing(lab: Lab) -> None:
     assert (await lab.dump())["requests"] == {}
 
 
-@rule("registered, attach", "attach", "if not registered(ARGV[2]) then", "if false then")
+@rule("registered, attach", "attach", "if not registered(endpoint) then", "if false then")
 async def an_unregistered_incarnation_attaches_nothing(lab: Lab) -> None:
     await ready(lab)
     await lab.submit("a")
@@ -188,7 +188,7 @@ async def an_unregistered_incarnation_attaches_nothing(lab: Lab) -> None:
     assert (await lab.record("a"))["endpoint"] == "e"
 
 
-@rule("cancel_ends", "cancel", "end_early(id, CANCELLED, committed(id))")
+@rule("cancel_ends", "cancel", "end_early(id, REASON.CANCELLED, committed(id))")
 async def cancel_ends_at_once_and_the_engine_hears_of_it(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a", 2)
@@ -199,7 +199,7 @@ async def cancel_ends_at_once_and_the_engine_hears_of_it(lab: Lab) -> None:
     assert await lab.pool.cancel("a") is False
 
 
-@rule("digest", "finish_at", "if redis.sha1hex(ids) ~= ARGV[4] then", "if false then")
+@rule("digest", "finish_at", "if redis.sha1hex(ids) ~= digest then", "if false then")
 async def a_stop_in_another_text_ends_nothing(lab: Lab) -> None:
     await ready(lab)
     await lab.claimed("a", 4)
@@ -210,7 +210,7 @@ async def a_stop_in_another_text_ends_nothing(lab: Lab) -> None:
     assert (await lab.record("a"))["final"] == 3
 
 
-@rule("digest, submit", "submit", "return digest == ARGV[3] and", "return")
+@rule("digest, submit", "submit", "return known_digest == body_digest and", "return")
 async def another_body_under_a_known_id_is_refused(lab: Lab) -> None:
     await ready(lab)
     await lab.submit("a", digest="one")
@@ -241,7 +241,7 @@ async def a_dead_endpoints_stream_is_not_made_again(lab: Lab) -> None:
 
 
 # -- sweeping
-@rule("sweep, deadline", "renew_scheduler", "end_early(id, overdue(r[1], r[2], time), committed(id))")
+@rule("sweep, deadline", "renew_scheduler", "end_early(id, overdue(deadline, detach_at, time), committed(id))")
 async def a_request_ends_at_its_deadline(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a", 1, deadline_in=2.0)
@@ -262,7 +262,7 @@ async def an_endpoint_that_does_not_renew_is_dead(lab: Lab) -> None:
     assert state["requests"]["a"]["detach_at"] != ""
 
 
-@rule("endpoint_grace", "renew_scheduler", "math.max(tonumber(r[3]), floor)", "tonumber(r[3])")
+@rule("endpoint_grace", "renew_scheduler", "math.max(tonumber(grace), floor)", "tonumber(grace)")
 async def a_dead_endpoints_calls_have_the_longer_grace(lab: Lab) -> None:
     await ready(lab)
     await lab.submit("a", grace=0.0)
@@ -302,7 +302,10 @@ async def a_redis_that_forgets_gives_no_number_twice(lab: Lab) -> None:
 
 
 @rule(
-    "acquire_cas", "acquire", "elseif g[1] ~= ARGV[4] or g[2] ~= ARGV[5] or g[3] ~= ARGV[6] then", "elseif false then"
+    "acquire_cas",
+    "acquire",
+    "elseif owner_now ~= saw_owner or term_now ~= saw_term or counter_now ~= saw_counter then",
+    "elseif false then",
 )
 async def a_lease_that_moved_is_not_taken(lab: Lab) -> None:
     await ready(lab)
@@ -317,13 +320,13 @@ async def a_lease_that_moved_is_not_taken(lab: Lab) -> None:
     assert await lab.pool.renew("g", *lab.terms["g"]) is None
 
 
-@rule("acquire_cas, none seen", "acquire", "if (g[1] or '') ~= '' then", "if false then")
+@rule("acquire_cas, none seen", "acquire", "if (owner_now or '') ~= '' then", "if false then")
 async def an_engine_that_appeared_meanwhile_is_not_taken(lab: Lab) -> None:
     await ready(lab)
     assert await lab.pool.acquire("g", "t", None) is None
 
 
-@rule("iteration_reserve", "renew", "int(math.max(tonumber(ARGV[5]), tonumber(g[2])))", "ARGV[5]")
+@rule("iteration_reserve", "renew", "int(math.max(tonumber(reserve), tonumber(reserved)))", "reserve")
 async def a_late_renewal_does_not_lower_the_reserve(lab: Lab) -> None:
     await ready(lab)
     await lab.pool.renew("g", *lab.terms["g"], reserve=200)
@@ -354,7 +357,7 @@ async def a_renewal_answers_what_the_engine_holds(lab: Lab) -> None:
 
 
 # -- committing and giving back
-@rule("engine_check", "commit", " or r[2] ~= engine then", " then")
+@rule("engine_check", "commit", " or holder ~= engine then", " then")
 async def only_the_engine_that_claimed_commits(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a")
@@ -363,7 +366,7 @@ async def only_the_engine_that_claimed_commits(lab: Lab) -> None:
     assert "a" not in (await lab.dump())["tokens"]
 
 
-@rule("committing, claim", "commit", "r[1] ~= ARGV[i + 1] or ")
+@rule("committing, claim", "commit", "claim_now ~= claim or ")
 async def a_claim_that_was_given_back_commits_nothing(lab: Lab) -> None:
     await ready(lab)
     old = await lab.claimed("a", 1)
@@ -382,7 +385,7 @@ async def a_commit_sent_twice_appends_once(lab: Lab) -> None:
     assert (await lab.dump())["tokens"]["a"] == tokens_of(0, 2)
 
 
-@rule("committing, term", "commit", "if fenced(engine, ARGV[2], ARGV[3]) then", "if false then")
+@rule("committing, term", "commit", "if fenced(engine, owner, term) then", "if false then")
 async def an_old_master_commits_nothing(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a")
@@ -394,7 +397,7 @@ async def an_old_master_commits_nothing(lab: Lab) -> None:
         await lab.commit("a", claim, 0, 1)
 
 
-@rule("give_back_fence, owner and term", "give_back", "if fenced(engine, ARGV[2], ARGV[3]) then", "if false then")
+@rule("give_back_fence, owner and term", "give_back", "if fenced(engine, owner, term) then", "if false then")
 async def an_old_master_gives_nothing_back(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a")
@@ -405,7 +408,7 @@ async def an_old_master_gives_nothing_back(lab: Lab) -> None:
     assert (await lab.record("a"))["state"] == "claimed"
 
 
-@rule("give_back_fence, claim", "give_back", "r[1] == ARGV[i + 1] and ")
+@rule("give_back_fence, claim", "give_back", "claim_now == claim and ")
 async def a_late_give_back_leaves_the_newer_claim(lab: Lab) -> None:
     await ready(lab)
     old = await lab.claimed("a")
@@ -416,7 +419,7 @@ async def a_late_give_back_leaves_the_newer_claim(lab: Lab) -> None:
     assert (record["state"], record["losses"]) == ("claimed", 1)
 
 
-@rule("give_back_fence, engine", "give_back", " and r[2] == engine then", " then")
+@rule("give_back_fence, engine", "give_back", " and holder == engine then", " then")
 async def only_the_engine_that_claimed_gives_back(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a")
@@ -425,7 +428,7 @@ async def only_the_engine_that_claimed_gives_back(lab: Lab) -> None:
     assert (await lab.record("a"))["state"] == "claimed"
 
 
-@rule("progress", "give_back", "count > tonumber(r[5]) and 1 or losses + 1", "losses + 1")
+@rule("progress", "give_back", "count > tonumber(loss_at) and 1 or losses + 1", "losses + 1")
 async def a_request_that_gets_on_is_no_poison(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a")
@@ -436,7 +439,7 @@ async def a_request_that_gets_on_is_no_poison(lab: Lab) -> None:
         claim = (await lab.claim())["a"]
 
 
-@rule("poison, ends", "give_back", "if losses >= 3 then", "if false then")
+@rule("poison, ends", "give_back", "if losses >= FATAL_LOSSES then", "if false then")
 async def the_third_loss_without_a_token_ends_a_request(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a", 1)

@@ -23,7 +23,6 @@ from orca_common.service import cancel
 from orca_pool.keys import Keys
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, Reason
-from orca_scheduler.journal import read
 from orca_worker.models.timed import mix
 
 VOCAB, ENDPOINT = 256, "test"
@@ -73,7 +72,10 @@ class Process:
     def journals(self) -> dict[tuple[str, int], list[dict[str, Any]]]:
         """(engine, term) -> the whole lines of its journal."""
         names = {path: path.stem.rsplit("-", 1) for path in self.folder.glob("journal-*.jsonl")}
-        return {(n[0].removeprefix("journal-"), int(n[1])): list(read(path)) for path, n in names.items()}
+        return {
+            (n[0].removeprefix("journal-"), int(n[1])): [json.loads(line) for line in lines_of(path)]
+            for path, n in names.items()
+        }
 
     def iterations(self) -> dict[tuple[str, int], list[int]]:
         """(engine, term) -> numbers of the batches that were scheduled, in their order."""
@@ -81,6 +83,11 @@ class Process:
             key: [a[1] for line in lines for a in line.get("actions", ()) if a[0] == "ScheduleBatch"]
             for key, lines in self.journals().items()
         }
+
+
+def lines_of(path: Path) -> list[bytes]:
+    """The whole lines of a file that may still be written."""
+    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 class World:

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -12,28 +11,61 @@ from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
 from orca_common.service import LoopPulse
-from orca_scheduler.discovery import Candidate, Place
-from orca_scheduler.rank import Seen
-from orca_scheduler.ranks import Ranks
+from orca_scheduler.core import Drain, EngineLost, EngineReady, GiveBack
+from orca_scheduler.life import (
+    Admit,
+    Allocate,
+    Confirm,
+    Confirmed,
+    Dial,
+    EpochGiven,
+    Fence,
+    Form,
+    HangUp,
+    Hello,
+    HostStore,
+    Identified,
+    Identify,
+    LeaseLost,
+    LifeAction,
+    LifeEvent,
+    NewEpoch,
+    Opened,
+    Record,
+    Recorded,
+    Rested,
+    Run,
+    Say,
+    Stop,
+    Wake,
+)
+from orca_scheduler.lifecycle import Lifecycle, Lost
+from orca_scheduler.ranks import Ranks, Spawn
 from orca_scheduler.settings import SchedulerSettings
 
-EPOCH = 7
+EPOCH, TERM = 7, 5
 
 
 class ScriptedRank(worker_pb2_grpc.ControllerServicer):
-    """A rank that answers, unless `frozen` is set. `report`, `leave` and `end` speak on its control lane."""
+    """A rank that answers, unless `frozen` is set, and forms as soon as it `may_form`.
+
+    `report`, `leave` and `end` speak on its control lane.
+    """
 
     def __init__(self, index: int, slots: int, samples: bool) -> None:
         self.index, self.pid, self.slots, self.samples = index, 100 + index, slots, samples
         pid = self.pid
         self.frozen = False
+        self.may_form = asyncio.Event()
+        self.may_form.set()
         self.hello = pb.HelloResponse(protocol=PROTOCOL, host="here", pid=pid, incarnation=f"of {pid}", iteration=3)
         self.form: pb.FormRequest | None = None
         self.allocated: int | None = None
         self.hosted: list[int] = []
         self.iterations: list[int] = []
         self.terms: list[str | bytes] = []
-        self._lane: asyncio.Queue[pb.Report | grpc.StatusCode] = asyncio.Queue()
+        self.lanes = 0  # that are open
+        self._lane: asyncio.Queue[pb.Report | grpc.StatusCode] = asyncio.Queue()  # of the newest one
         self.server = grpc.aio.server()
         worker_pb2_grpc.add_ControllerServicer_to_server(self, self.server)
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
@@ -81,6 +113,7 @@ class ScriptedRank(worker_pb2_grpc.ControllerServicer):
 
     async def Form(self, request: pb.FormRequest, context: Any) -> pb.FormResponse:  # noqa: N802
         self.form = request
+        await self.may_form.wait()
         return pb.FormResponse(slots=self.slots)
 
     async def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:  # noqa: N802
@@ -88,7 +121,9 @@ class ScriptedRank(worker_pb2_grpc.ControllerServicer):
         return pb.AllocateResponse()
 
     async def Run(self, request_iterator: AsyncIterator[pb.ControlMessage], context: Any) -> None:  # noqa: N802
+        lane = self._lane = asyncio.Queue[pb.Report | grpc.StatusCode]()
         self.terms.append(dict(context.invocation_metadata())["orca-term"])
+        self.lanes += 1
 
         async def read() -> None:
             async for message in request_iterator:
@@ -96,14 +131,15 @@ class ScriptedRank(worker_pb2_grpc.ControllerServicer):
                 if message.HasField("iteration"):
                     self.iterations.append(message.iteration.number)
                 else:
-                    self._lane.put_nowait(pb.Report(heartbeat=message.heartbeat))
+                    lane.put_nowait(pb.Report(heartbeat=message.heartbeat))
 
         reading = asyncio.create_task(read())
         try:
-            while isinstance(report := await self._lane.get(), pb.Report):
+            while isinstance(report := await lane.get(), pb.Report):
                 await context.write(report)
             await context.abort(report, "scripted")
         finally:
+            self.lanes -= 1
             reading.cancel()
 
 
@@ -139,47 +175,201 @@ class ScriptedPod(worker_pb2_grpc.SupervisorServicer):
         return pb.FenceResponse(killed=True)
 
 
-@dataclass
-class Scripted:
-    """An engine of scripted ranks, and what its master's `Ranks` told."""
+class Formed(NamedTuple):
+    """The engine runs."""
+
+    epoch: int
+    slots: int
+    stale_rows: tuple[int, ...]
+    iteration: int  # the first one
+
+
+class Verdict(NamedTuple):
+    """Ranks were lost, and those that had to be were fenced."""
+
+    sentence: str
+    pids: list[int]  # fenced
+
+
+class Master:
+    """Runs the real lifecycle with the real ranks' adapter, and is the pool: it agrees to everything at once.
+
+    `formed`, `refused` and `verdict` wait for the next outcome of that kind, each a sentence or a value to assert.
+    """
+
+    def __init__(self, pods: tuple[str, ...], settings: SchedulerSettings, pulse: LoopPulse, spawn: Spawn) -> None:
+        self.lifecycle = Lifecycle("engine-0", settings.shape, pods)
+        self.hellos: dict[int, Hello] = {}
+        self.returned: list[pb.IterationReport] = []
+        self.timed: dict[int, int] = {}  # iteration -> ranks that told their times
+        self.given_back: dict[int, bool] = {}
+        self.admitted: list[int] = []
+        self._shape, self._pulse, self._spawn = settings.shape, pulse, spawn
+        self._inbox: asyncio.Queue[LifeEvent] = asyncio.Queue()
+        self._formed: asyncio.Queue[Formed] = asyncio.Queue()
+        self._refused: asyncio.Queue[str] = asyncio.Queue()
+        self._verdicts: asyncio.Queue[Verdict] = asyncio.Queue()
+        self._run = Run(0, 0, ())
+        self._lost: Verdict | None = None  # not everyone is fenced yet
+        self._ranks: Ranks | None = None
+        self._wake: asyncio.TimerHandle | None = None
+        self._stopped = False
+        self._loop = asyncio.get_running_loop()
+
+    async def formed(self) -> Formed:
+        return await asyncio.wait_for(self._formed.get(), 20)
+
+    async def refused(self) -> str:
+        return await asyncio.wait_for(self._refused.get(), 20)
+
+    async def verdict(self) -> Verdict:
+        return await asyncio.wait_for(self._verdicts.get(), 20)
+
+    def send(self, iteration: pb.Iteration) -> None:
+        self._dialed.send(iteration)
+
+    def open(self, epoch: int, claims: tuple[int, ...]) -> None:
+        """Begins the term, with this in the pool's books."""
+        self._post(Opened(self._now, epoch, claims, False))
+
+    def stop(self) -> None:
+        """Ends the term: every task of its ranks ends too."""
+        self._post(LeaseLost(self._now, "the test is over"))
+
+    def _post(self, event: LifeEvent) -> None:
+        self._inbox.put_nowait(event)
+
+    async def run(self) -> None:
+        while not self._stopped:
+            event = await self._inbox.get()
+            if isinstance(event, Hello) and event.life == self.lifecycle.life:
+                self.hellos[event.rank] = event
+            for action in self.lifecycle.step(event):
+                self._perform(action)
+            if self._lost is not None and not isinstance(self.lifecycle.state, Lost):
+                self._verdicts.put_nowait(self._lost)
+                self._lost = None
+            if self._wake is not None:
+                self._wake.cancel()
+            due = self.lifecycle.wake_at
+            self._wake = None if due is None else self._loop.call_at(due, self._wakes, due)
+
+    def _wakes(self, due: float) -> None:
+        self._post(Wake(max(due, self._now)))
+
+    def _perform(self, action: LifeAction) -> None:
+        match action:
+            case Dial(life, pods):
+                self._ranks = Ranks(
+                    "engine-0",
+                    TERM,
+                    life,
+                    pods,
+                    self._shape,
+                    self._pulse,
+                    self._spawn,
+                    self._post,
+                    self.returned.append,
+                    self._timed,
+                )
+            case Identify(life):
+                self._post(Identified(self._now, life))
+            case NewEpoch(life, above):
+                self._post(EpochGiven(self._now, life, max(self.lifecycle.epoch, above) + 1))
+            case HostStore(_, epoch):
+                self._dialed.host_store(epoch)
+            case Form(_, epoch, store):
+                self._dialed.form(epoch, store, self.lifecycle.formation)
+            case Allocate(_, epoch, slots):
+                self._dialed.allocate(epoch, slots)
+            case Record(life, _, _, above):
+                self._post(Recorded(self._now, life, above + 1))
+            case Run():
+                self._run = action
+                self._dialed.run()
+            case EngineReady(_, n_slots, iteration):
+                self._formed.put_nowait(Formed(self._run.epoch, n_slots, self._run.stale_rows, iteration))
+            case EngineLost():
+                pass
+            case Drain():
+                self._post(Rested(self._now, self.lifecycle.life))
+            case Admit(claims):
+                self.admitted += claims
+            case GiveBack(requests):
+                self.given_back |= dict(requests)
+            case Confirm(life):
+                self._post(Confirmed(self._now, life))
+            case Fence(_, rank, pid, verdict):
+                assert self._lost is not None
+                self._lost.pids.append(pid)
+                self._dialed.fence(rank, pid, verdict)
+            case HangUp():
+                self._dialed.hang_up()
+            case Say("rank lost", sentence):
+                self._lost = Verdict(sentence, [])
+            case Say("engine cannot form", why):
+                self._refused.put_nowait(why)
+            case Say():
+                pass  # that it drains
+            case Stop():
+                self._stopped = True
+            case _:
+                raise AssertionError(action)
+
+    def _timed(self, iteration: int, times: list[pb.StageTimes]) -> None:
+        self.timed[iteration] = len(times)
+
+    @property
+    def _dialed(self) -> Ranks:
+        assert self._ranks is not None
+        return self._ranks
+
+    @property
+    def _now(self) -> float:
+        return self._loop.time()
+
+
+class Scripted(NamedTuple):
+    """An engine of scripted ranks, and its master."""
 
     ranks: list[ScriptedRank]
     pods: list[ScriptedPod]
-    master: Ranks
-    returned: list[pb.IterationReport] = field(default_factory=list)
-    timed: dict[int, int] = field(default_factory=dict)  # iteration -> ranks that told their times
-    leaving: list[str] = field(default_factory=list)
-    seen: dict[Place, Seen] = field(default_factory=dict)
+    master: Master
 
 
 @asynccontextmanager
-async def scripted(tp: int, pp: int, ranks_per_pod: int | None = None, **others: Any) -> AsyncIterator[Scripted]:
-    """An engine whose ranks hold 100, 99, .. slots, in blocks of 4; `greet` is still to come."""
+async def scripted(
+    tp: int,
+    pp: int,
+    ranks_per_pod: int | None = None,
+    books: int = EPOCH - 1,
+    claims: tuple[int, ...] = (),
+    **others: Any,
+) -> AsyncIterator[Scripted]:
+    """An engine whose ranks hold 100, 99, .. slots, in blocks of 4.
+
+    `books` is the last epoch of the pool's books, and `claims` what an earlier master left claimed. The body may still
+    change what ranks and pods say before it waits for the first time. An error of any task of the master's ends the
+    test, and when the body has ended, every such task must end.
+    """
     per_pod = ranks_per_pod or tp
     ranks = [ScriptedRank(n, 100 - n, n == tp * pp - tp) for n in range(tp * pp)]
     pods = [ScriptedPod(ranks[n : n + per_pod]) for n in range(0, tp * pp, per_pod)]
     for part in [*ranks, *pods]:
         await part.server.start()
-    candidate = Candidate("engine-0", tuple(pod.address for pod in pods))
+    addresses = tuple(pod.address for pod in pods)
     values: dict[str, Any] = {"tp": tp, "pp": pp, "gpus_per_pod": ranks_per_pod, "block_size": 4} | others
-    settings = SchedulerSettings(workers=",".join(candidate.pods), **values)
+    settings = SchedulerSettings(workers=",".join(addresses), **values)
     pulse = LoopPulse()
-
-    async def returned(report: pb.IterationReport) -> None:
-        engine.returned.append(report)
-
-    def timed(number: int, times: list[pb.StageTimes]) -> None:
-        engine.timed[number] = len(times)
-
-    async def leaving(sentence: str) -> None:
-        engine.leaving.append(sentence)
-
-    seen: dict[Place, Seen] = {}
-    master = Ranks(candidate, 5, settings, pulse, seen, returned, timed, leaving)
-    engine = Scripted(ranks, pods, master, seen=seen)
     try:
-        async with master:
-            yield engine
+        async with asyncio.TaskGroup() as tasks:
+            master = Master(addresses, settings, pulse, tasks.create_task)
+            tasks.create_task(master.run())
+            master.open(books, claims)
+            try:
+                yield Scripted(ranks, pods, master)
+            finally:
+                master.stop()
     finally:
         pulse.close()
         for part in [*ranks, *pods]:

@@ -1,4 +1,4 @@
-"""Every invariant of DESIGN section 5, over random sequences of events (the checks themselves are in `world.py`)."""
+"""The core's invariants (docs/design.md, "Invariants") over random sequences of events. `world.py` has the checks."""
 
 import random
 import re

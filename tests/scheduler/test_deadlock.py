@@ -1,4 +1,4 @@
-"""Why slots are reserved (paper section 4.2, M15): naive allocation deadlocks, Algorithm 1 does not.
+"""Why slots are reserved (paper section 4.2): naive allocation deadlocks, Algorithm 1 does not.
 
 The naive engine is the very loop of the core with another Select: it takes a slot when a token needs one. An engine of
 endless slots puts the core's own reservation out of action; what binds is the naive engine's memory.

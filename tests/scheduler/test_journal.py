@@ -4,51 +4,114 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scheduler.life_script import RETIRED, SCRIPT, fresh_lifecycle
 from scheduler.world import EOS, WORD, Asked, World, storm
 
 from orca_scheduler import journal as module
-from orca_scheduler.core import Arrived, BatchReturned, Cancelled, Core, Drain, EngineLost, EngineReady, Event, Tick
-from orca_scheduler.journal import Journal, decode, encode, read, replay
-from orca_scheduler.request import Arrival
+from orca_scheduler.core import (
+    Action,
+    Arrived,
+    BatchReturned,
+    Cancelled,
+    Commit,
+    Core,
+    Drain,
+    EngineLost,
+    EngineReady,
+    Event,
+    GiveBack,
+    Member,
+    Outcome,
+    ScheduleBatch,
+    Tick,
+)
+from orca_scheduler.journal import (
+    CoreStep,
+    Heading,
+    Journal,
+    LifeStep,
+    Note,
+    decode,
+    encode,
+    lifecycle_state,
+    read,
+    replay,
+    restored_lifecycle,
+)
+from orca_scheduler.life import LifeAction, LifeEvent, Opened, Suspected
+from orca_scheduler.lifecycle import Lifecycle, State
+from orca_scheduler.request import Arrival, Phase, Reason
+from orca_scheduler.selection import Stop
+from orca_scheduler.suspicions import Kind
 
-Encoded = list[list[Any]]
+Step = CoreStep | LifeStep
 
 
-def write(path: Path, world: World) -> None:
-    """Steps a fresh core through a world's events and keeps its journal, with notes between."""
-    core = world.fresh()
-    journal = Journal(path, core)
+def write(path: Path, world: World, script: Sequence[LifeEvent] = SCRIPT) -> list[Step]:
+    """Steps a fresh core through a world's events, with a lifecycle beside it, and keeps their journal with notes.
+
+    Returns the steps that it has written.
+    """
+    core, life = world.fresh(), fresh_lifecycle()
+    journal = Journal(path, core, life)
+    steps: list[Step] = []
+    count = len(world.record)
     for n, (event, _) in enumerate(world.record):
-        journal.step(event, core.step(event))
+        steps.append(core_step(journal, core, event))
+        for life_event in script[n * len(script) // count : (n + 1) * len(script) // count]:
+            steps.append(life_step(journal, life, life_event))
         if n % 3 == 0:
             journal.note(event=n, claims={1: "näme"})
     journal.close()
+    return steps
 
 
-def replayed(path: Path) -> list[tuple[Event, Encoded, Encoded]]:
-    return [(step.event, step.actions, again) for step, again in replay(path)]
+def core_step(journal: Journal, core: Core, event: Event) -> CoreStep:
+    actions = core.step(event)
+    journal.core_step(event, actions)
+    return CoreStep(event, tuple(actions))
 
 
-def as_json(world: World) -> list[tuple[Event, Encoded]]:
-    return [(event, json.loads(json.dumps([encode(action) for action in actions]))) for event, actions in world.record]
+def life_step(journal: Journal, life: Lifecycle, event: LifeEvent) -> LifeStep:
+    actions = life.step(event)
+    journal.life_step(event, actions)
+    return LifeStep(event, tuple(actions))
+
+
+def core_steps(world: World) -> list[CoreStep]:
+    return [CoreStep(event, tuple(actions)) for event, actions in world.record]
+
+
+def replayed(path: Path) -> list[tuple[Step, tuple[Action | LifeAction, ...]]]:
+    """Each recorded step with the actions that came out this time."""
+    return [(step, tuple(again)) for step, again in replay(path)]
+
+
+def recorded(path: Path) -> list[Step]:
+    """The steps of a journal, all of which replay to the same actions."""
+    steps = replayed(path)
+    assert all(step.actions == again for step, again in steps)
+    return [step for step, _ in steps]
 
 
 @settings(max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 32), steps=st.integers(0, 120))
 def test_replay_gives_the_same_actions(tmp_path: Path, seed: int, steps: int) -> None:
-    """Events come out as they went in, actions as the live core gave them."""
-    world = storm(random.Random(seed), steps)
-    write(tmp_path / "journal.jsonl", world)
-    steps_again = replayed(tmp_path / "journal.jsonl")
-    assert [(event, recorded) for event, recorded, _ in steps_again] == as_json(world)
-    assert all(recorded == again for _, recorded, again in steps_again)
+    """Events come out as they went in, actions as the live core and lifecycle gave them; some life events are lost."""
+    draw = random.Random(seed)
+    world = storm(draw, steps)
+    script = [event for event in SCRIPT if draw.random() < 0.9]
+    written = write(tmp_path / "journal.jsonl", world, script)
+    assert [step for step in written if isinstance(step, CoreStep)] == core_steps(world)
+    assert [step.event for step in written if isinstance(step, LifeStep)] == script
+    assert recorded(tmp_path / "journal.jsonl") == written
 
 
 @settings(max_examples=60, deadline=None, database=None)
@@ -71,32 +134,52 @@ def test_a_core_goes_on_from_its_state(seed: int, steps: int) -> None:
 @settings(max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_torn_file_replays_up_to_the_tear(tmp_path: Path, data: st.DataObject) -> None:
-    """The writer was killed: the file ends anywhere, even in its first line or before it."""
-    world = storm(random.Random(7), 40)
+    """The writer was killed: the file ends anywhere, in a line of either machine, even in its first line or before."""
     path = tmp_path / "journal.jsonl"
-    write(path, world)
+    written = write(path, storm(random.Random(7), 40))
     whole = path.read_bytes()
     torn = whole[: data.draw(st.integers(0, len(whole)))]
     path.write_bytes(torn)
-    events = [line for line in torn.split(b"\n")[:-1] if line.startswith(b'{"event"')]
-    steps = replayed(path)
-    assert len(steps) == len(events)
-    assert [(event, recorded) for event, recorded, _ in steps] == as_json(world)[: len(events)]
-    assert all(recorded == again for _, recorded, again in steps)
+    whole_steps = [line for line in torn.split(b"\n")[:-1] if line.startswith((b'{"event"', b'{"life"'))]
+    assert recorded(path) == written[: len(whole_steps)]
+
+
+def test_a_tear_in_every_kind_of_line(tmp_path: Path) -> None:
+    """Wherever the last line is cut, the steps before it are read and replayed, and nothing after them."""
+    path = tmp_path / "journal.jsonl"
+    core, life = Core(2, 3, 16), fresh_lifecycle()
+    journal = Journal(path, core, life)
+    written: list[Step] = [
+        core_step(journal, core, EngineReady(0.0, 64, 1)),
+        life_step(journal, life, Opened(0.0, 3, (7,), True)),
+        core_step(journal, core, Arrived(0.0, (Arrival(7, 1, 2, 3),))),
+    ]
+    journal.note(claims={7: "näme"})
+    written.append(life_step(journal, life, SCRIPT[1]))
+    journal.close()
+    whole = path.read_bytes()
+    kinds = [b'{"core"', b'{"event"', b'{"life"', b'{"event"', b'{"note"', b'{"life"']
+    lines = whole.splitlines(keepends=True)
+    assert [line.partition(b":")[0] for line in lines] == kinds
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        count = sum(line.startswith((b'{"event"', b'{"life"')) for line in whole[:end].split(b"\n")[:-1])
+        assert recorded(path) == written[:count]
+        assert len(list(read(path))) == whole[:end].count(b"\n")
 
 
 def test_a_tear_within_a_character(tmp_path: Path) -> None:
-    """Names are the clients': the last line may end in half of a letter."""
+    """Request ids are the clients': the last line may end in half of a letter."""
     path = tmp_path / "journal.jsonl"
-    journal = Journal(path, Core(2, 3, 16))
-    journal.step(Tick(0.0), [])
+    journal = Journal(path, Core(2, 3, 16), fresh_lifecycle())
+    journal.core_step(Tick(0.0), [])
     journal.note(claims={1: "näme"})
     journal.close()
     whole = path.read_bytes()
     note = whole.index(b'{"note"')
     for end in range(note, len(whole)):
         path.write_bytes(whole[:end])
-        assert [event for event, _, _ in replayed(path)] == [Tick(0.0)]
+        assert recorded(path) == [CoreStep(Tick(0.0), ())]
 
 
 @pytest.mark.parametrize("kept", [0, 1, 20])
@@ -104,7 +187,7 @@ def test_a_journal_without_its_first_line_is_empty(tmp_path: Path, kept: int) ->
     path = tmp_path / "journal.jsonl"
     write(path, storm(random.Random(1), 5))
     path.write_bytes(path.read_bytes()[:kept])
-    assert replayed(path) == []
+    assert recorded(path) == []
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -130,11 +213,12 @@ def change_a_token(lines: list[dict[str, Any]]) -> None:
 
 
 def change_an_action(lines: list[dict[str, Any]]) -> None:
-    first_token(lines)["actions"][0][2][0][1] += 1
+    commit = next(action for action in first_token(lines)["actions"] if action[0] == "Commit")
+    commit[2][0][1] += 1
 
 
 def change_an_arrival(lines: list[dict[str, Any]]) -> None:
-    """One more input token, for somebody who runs at once."""
+    """One more input token, for a request that runs at once."""
     arrival = next(line for line in lines if line.get("event", [""])[0] == "Arrived" and line["actions"])
     arrival["event"][2][0][2] += 1
 
@@ -147,9 +231,41 @@ def drop_an_arrival(lines: list[dict[str, Any]]) -> None:
     lines.remove(next(line for line in lines if line.get("event", [""])[0] == "Arrived" and line["actions"]))
 
 
-@pytest.mark.parametrize(
-    "change", [change_a_token, change_an_action, change_an_arrival, change_the_slots, drop_an_arrival]
-)
+def life_line(lines: list[dict[str, Any]], event: str) -> dict[str, Any]:
+    return next(line for line in lines if line.get("life", [""])[0] == event)
+
+
+def change_an_epoch(lines: list[dict[str, Any]]) -> None:
+    life_line(lines, "EpochGiven")["life"][3] += 1
+
+
+def change_a_verdict(lines: list[dict[str, Any]]) -> None:
+    life_line(lines, "Wake")["actions"][0][2] += "."
+
+
+def drop_a_suspicion(lines: list[dict[str, Any]]) -> None:
+    """The only one that says that rank 1 has ended."""
+    lines.remove(next(line for line in lines if "life" in line and Kind.GONE in str(line["life"])))
+
+
+def change_the_shape(lines: list[dict[str, Any]]) -> None:
+    lines[0]["lifecycle"]["shape"]["slots"] = 64
+
+
+CHANGES = [
+    change_a_token,
+    change_an_action,
+    change_an_arrival,
+    change_the_slots,
+    drop_an_arrival,
+    change_an_epoch,
+    change_a_verdict,
+    drop_a_suspicion,
+    change_the_shape,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_journal_is_detected(tmp_path: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
     """Another event gives other actions than recorded, or cannot be: its batch never was."""
     path = tmp_path / "journal.jsonl"
@@ -159,7 +275,7 @@ def test_a_changed_journal_is_detected(tmp_path: Path, change: Callable[[list[di
         change(lines)
         rewrite(path, lines)
         try:
-            same = all(recorded == again for _, recorded, again in replayed(path))
+            same = all(step.actions == again for step, again in replayed(path))
         except (AssertionError, IndexError):
             same = False
         assert not same
@@ -167,21 +283,40 @@ def test_a_changed_journal_is_detected(tmp_path: Path, change: Callable[[list[di
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_full_journal_goes_on_in_a_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """The last two files stay, and each replays by itself: a new one begins with the core's state."""
+    """The last two files stay, and each replays by itself: a new one begins with the states of both machines."""
     limit = 6000
     monkeypatch.setattr(module, "LIMIT", limit)
-    world = storm(random.Random(seed), 400)
-    write(tmp_path / "journal.jsonl", world)
+    written = write(tmp_path / "journal.jsonl", storm(random.Random(seed), 400))
     assert {path.name for path in tmp_path.iterdir()} == {"journal.jsonl", "journal.1.jsonl"}
-    older, newer = replayed(tmp_path / "journal.1.jsonl"), replayed(tmp_path / "journal.jsonl")
+    older, newer = recorded(tmp_path / "journal.1.jsonl"), recorded(tmp_path / "journal.jsonl")
     assert older
-    assert all(recorded == again for _, recorded, again in older + newer)
-    everything = as_json(world)
-    assert [(event, recorded) for event, recorded, _ in older + newer] == everything[-len(older + newer) :]
+    assert older + newer == written[-len(older + newer) :]
     longest = max(len(line) for path in tmp_path.iterdir() for line in path.read_text().splitlines())
     for path in tmp_path.iterdir():
         assert path.stat().st_size <= limit + 2 * longest
     assert (tmp_path / "journal.1.jsonl").stat().st_size > limit
+
+
+def test_a_journal_goes_on_after_any_step_of_either_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step fills its file: each file holds one step at most, and begins in the state in which it was made."""
+    monkeypatch.setattr(module, "LIMIT", 0)
+    world = storm(random.Random(5), 60)
+    core, life = world.fresh(), fresh_lifecycle()
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, core, life)
+    older = path.with_suffix(".1.jsonl")
+    for n, life_event in enumerate(SCRIPT):
+        if n < len(world.record):
+            step = core_step(journal, core, world.record[n][0])
+            journal.flush()
+            assert recorded(older) == [step]
+        step = life_step(journal, life, life_event)
+        assert recorded(older) == [step]
+    journal.close()
+    (heading,) = read(path)
+    assert isinstance(heading, Heading)
+    assert restored_lifecycle(heading.lifecycle) == life
+    assert recorded(path) == []
 
 
 def test_a_core_goes_on_with_a_batch_ahead(tmp_path: Path) -> None:
@@ -199,13 +334,11 @@ def test_a_core_goes_on_with_a_batch_ahead(tmp_path: Path) -> None:
     for event, _ in world.record[:at]:
         core.step(event)
     path = tmp_path / "journal.jsonl"
-    journal = Journal(path, core)
+    journal = Journal(path, core, fresh_lifecycle())
     for event, _ in world.record[at:]:
-        journal.step(event, core.step(event))
+        core_step(journal, core, event)
     journal.close()
-    steps = replayed(path)
-    assert [(event, recorded) for event, recorded, _ in steps] == as_json(world)[at:]
-    assert all(recorded == again for _, recorded, again in steps)
+    assert recorded(path) == core_steps(world)[at:]
 
 
 def test_a_drained_core_goes_on_drained() -> None:
@@ -228,13 +361,20 @@ def test_below_the_limit_there_is_one_file(tmp_path: Path) -> None:
 
 def test_notes_are_read_and_change_nothing(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    journal = Journal(path, Core(2, 3, 16, 1))
+    core, life = Core(2, 3, 16, 1), fresh_lifecycle()
+    journal = Journal(path, core, life)
     journal.note(claims={5: "a"})
     journal.close()
     heading, note = list(read(path))
-    assert heading["core"] == {"max_bs": 2, "n_workers": 3, "block_size": 16, "run_ahead": 1}
-    assert note == {"note": {"claims": {"5": "a"}}}
-    assert replayed(path) == []
+    assert isinstance(heading, Heading)
+    assert heading.numbers == {"max_bs": 2, "n_workers": 3, "block_size": 16, "run_ahead": 1}
+    assert heading.state == json.loads(json.dumps(core.state()))
+    assert restored_lifecycle(heading.lifecycle) == life
+    assert note == Note({"claims": {"5": "a"}})
+    assert recorded(path) == []
+
+
+# -- values through JSON
 
 
 EVENTS: list[Event] = [
@@ -247,23 +387,105 @@ EVENTS: list[Event] = [
     Drain(0.25),
     Tick(0.25),
 ]
+MEMBERS = (
+    Member(1 << 50, 3, Phase.INITIATION, 9, None, (5, 6)),
+    Member(2, 0, Phase.INCREMENT, 4, 1234, ()),
+)
+ACTIONS: list[Action] = [
+    ScheduleBatch(1 << 60, MEMBERS, (1, 2), 32, Stop.SLOTS),
+    Commit(None, (Outcome(1, 0, None, Reason.NEVER_FITS),)),
+    Commit(7, (Outcome(1, 0, 5, None), Outcome(2, 3, 0, Reason.EOS))),
+    GiveBack(((1, True), (2, False))),
+]
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_events_come_through_json_unchanged(event: Event) -> None:
-    again = decode(json.loads(json.dumps(encode(event))))
-    assert again == event
-    assert hash(again) == hash(event)  # tuples all the way down
+def through_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def unchanged(value: Any) -> None:
+    """Equal, and of the same types all the way down: a repr tells tuples from lists, and names named tuples."""
+    for again in (
+        decode(through_json(encode(value))),
+        decode(module.DECODER.decode(module.ENCODER.encode(encode(value)))),
+    ):
+        assert again == value
+        assert repr(again) == repr(value)
+
+
+@pytest.mark.parametrize("value", [*EVENTS, *ACTIONS], ids=lambda value: type(value).__name__)
+def test_events_and_actions_come_through_json_unchanged(value: Event | Action) -> None:
+    unchanged(value)
+    assert hash(decode(through_json(encode(value)))) == hash(value)
+
+
+SCRIPTS = pytest.mark.parametrize("script", [SCRIPT, RETIRED], ids=["script", "retired"])
+
+
+def test_every_kind_is_tried() -> None:
+    """EVENTS and ACTIONS hold every kind of the core, the scripts of lifecycles every kind of theirs."""
+    assert {type(event) for event in EVENTS} == set(get_args(Event))
+    assert {type(action) for action in ACTIONS} == set(get_args(Action))
+    events, actions, states = set[type[Any]](), set[type[Any]](), set[type[Any]]()
+    for script in (SCRIPT, RETIRED):
+        life = fresh_lifecycle()
+        for event in script:
+            states.add(type(life.state))
+            events.add(type(event))
+            actions.update(map(type, life.step(event)))
+        states.add(type(life.state))
+    assert events == set(get_args(LifeEvent))
+    assert actions == set(get_args(LifeAction))
+    assert states == set(get_args(State))
+    assert {event.suspicion.kind for event in SCRIPT if isinstance(event, Suspected)} == set(Kind)
+
+
+def test_every_kind_has_a_name_of_its_own() -> None:
+    unions = (Event, Action, LifeEvent, LifeAction, State)
+    kinds = {kind for union in unions for kind in get_args(union)}
+    assert len(module.KINDS) == len(kinds), "decode would take one kind for another"
+
+
+@SCRIPTS
+def test_all_of_a_lifecycle_comes_through_json_unchanged(script: Sequence[LifeEvent]) -> None:
+    """Every event, every action, and the state after every step."""
+    life = fresh_lifecycle()
+    unchanged(life.state)
+    for event in script:
+        for value in (event, *life.step(event), life.state):
+            unchanged(value)
+
+
+@SCRIPTS
+def test_a_lifecycle_goes_on_from_its_state(script: Sequence[LifeEvent]) -> None:
+    """At any step, in each of its states, another lifecycle takes over and does what the first one does."""
+    actions = actions_of(fresh_lifecycle(), script)
+    life = fresh_lifecycle()
+    for n in range(len(script) + 1):
+        values = lifecycle_state(life)
+        written = json.dumps(values)
+        for state in (values, json.loads(written)):
+            again = restored_lifecycle(state)
+            assert again == life
+            assert repr(again) == repr(life)
+            assert again.wake_at == life.wake_at
+            assert actions_of(again, script[n:]) == actions[n:]
+            assert json.dumps(lifecycle_state(life)) == written, "the two share something"
+        actions_of(life, script[n : n + 1])
+
+
+def actions_of(life: Lifecycle, events: Iterable[LifeEvent]) -> list[list[LifeAction]]:
+    return [life.step(event) for event in events]
 
 
 def test_the_command(tmp_path: Path) -> None:
     """`python -m orca_scheduler.journal FILE`"""
     path = tmp_path / "journal.jsonl"
     world = storm(random.Random(3), 60)
-    write(path, world)
+    written = write(path, world)
     command = [sys.executable, "-m", "orca_scheduler.journal", str(path)]
     good = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (good.returncode, good.stdout) == (0, f"{len(world.record)} events gave the same actions\n")
+    assert (good.returncode, good.stdout) == (0, f"{len(written)} events gave the same actions\n")
     lines = lines_of(path)
     change_a_token(lines)
     rewrite(path, lines)

@@ -20,13 +20,11 @@ from orca_pool.keys import Keys
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, EngineInfo, EngineState, Finish
 from orca_pool.wire import TOKEN
-from orca_scheduler import progress as progress_module
-from orca_scheduler.core import Arrived
-from orca_scheduler.discovery import Candidate
-from orca_scheduler.ledger import RESERVE, Deposed, Ledger
+from orca_scheduler import timers
+from orca_scheduler.ledger import RESERVE, Deposed, Ledger, News
+from orca_scheduler.life import Claimed, Opened
 from orca_scheduler.master import EngineMaster
 from orca_scheduler.progress import Progress
-from orca_scheduler.request import Arrival
 from orca_scheduler.settings import SchedulerSettings
 
 SLOTS = 1 << 20
@@ -136,8 +134,8 @@ class Bench:
         assert term is not None
         numbers: dict[str, Any] = {"max_batch_size": 4} | settings
         values = SchedulerSettings(workers=self.rank.address, **numbers)
-        candidate = Candidate("engine-0", (self.rank.address,))
-        self.master = EngineMaster(candidate, "me", term, False, self.pool, values, Telemetry("test"), self.pulse)
+        pods, telemetry = (self.rank.address,), Telemetry("test")
+        self.master = EngineMaster("engine-0", pods, "me", term, False, self.pool, values, telemetry, self.pulse)
         self.running = asyncio.create_task(self.master.run())
 
     async def succeed(self, **settings: int) -> None:
@@ -217,6 +215,19 @@ async def test_a_deposed_master_fences_nobody() -> None:
         assert rank.verdicts == []
 
 
+async def test_a_term_that_ends_closes_its_connections() -> None:
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.formed()
+        ranks = this.master._ranks
+        assert ranks is not None
+        channels = [part._channel for part in (*ranks._ranks, *ranks._pods)]
+        assert await this.pool.acquire("engine-0", "another", await this.state()) is not None
+        await asyncio.wait_for(this.running, 5)
+        states = [channel and channel.get_state() for channel in channels]
+        assert states == [grpc.ChannelConnectivity.SHUTDOWN] * 2
+
+
 async def test_a_rank_that_is_lost_is_fenced_and_forms_again() -> None:
     rank = Rank()
     async with bench(rank) as this:
@@ -231,7 +242,7 @@ async def test_a_rank_that_is_lost_is_fenced_and_forms_again() -> None:
 
 
 async def test_a_stuck_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_module, "STUCK_SECONDS", 1.0)
+    monkeypatch.setattr(timers, "STUCK", 1.0)
     rank = Rank()
     async with bench(rank) as this:
         await this.submit("r", [1, 2], 2)
@@ -285,7 +296,8 @@ async def test_it_leaves_while_the_engine_forms() -> None:
 
 
 async def test_a_rank_that_left_an_engine_which_never_formed_stops_no_other() -> None:
-    """It says so while the engine forms, and that fails for another reason: the next life schedules none the less."""
+    """It says so while the engine forms: that is given up at once. The next formation fails for another reason, and the
+    one after it schedules none the less."""
     rank = Rank()
     rank.may_form.clear()
     rank.room = 16
@@ -293,8 +305,10 @@ async def test_a_rank_that_left_an_engine_which_never_formed_stops_no_other() ->
         await asyncio.wait_for(rank.forming.wait(), 5)
         rank.leave()
         async with asyncio.timeout(5):
-            while this.master._breaking_up is None:
+            while len(rank.forms) < 2:
                 await asyncio.sleep(0.01)
+        assert rank.verdicts == [], "nobody is killed for it"
+        assert rank.forms[1].epoch > rank.forms[0].epoch
         rank.may_form.set()
         async with asyncio.timeout(5):
             while "do not fit" not in str(this.master.unready):
@@ -313,7 +327,7 @@ async def test_a_standing_epoch_is_kept() -> None:
         epoch = rank.epoch
         for settings in ({"block_size": 32, "slots": 4096}, {"block_size": 32}, {"block_size": 32, "run_ahead": 1}):
             await this.succeed(**settings)
-            assert (rank.epoch, len(rank.forms), this.master._core.slots.n_slots) == (epoch, 1, 4096)
+            assert (rank.epoch, len(rank.forms), this.master.core.slots.n_slots) == (epoch, 1, 4096)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +344,7 @@ async def test_an_epoch_of_other_settings_is_not_kept(settings: dict[str, int], 
         assert rank.epoch > epoch
         assert [form.epoch for form in rank.forms] == [epoch, rank.epoch]
         assert (rank.formation.block_size, rank.slots) == (settings["block_size"], slots)
-        assert this.master._core.slots.n_slots == slots
+        assert this.master.core.slots.n_slots == slots
 
 
 async def test_an_epoch_that_returns_tokens_is_not_kept_for_one_that_does_not() -> None:
@@ -390,7 +404,7 @@ async def test_tokens_of_a_mixed_batch_find_their_requests(run_ahead: int) -> No
         first = [await this.iteration() for _ in range(1 + run_ahead)]
         await this.submit("b", [3], 1)
         async with asyncio.timeout(5):
-            while len(this.master._core.requests) < 2:
+            while len(this.master.core.requests) < 2:
                 await asyncio.sleep(0.01)
         rank.report(first[0], 11)
         mixed = await this.iteration()
@@ -426,9 +440,7 @@ async def test_a_claim_that_was_given_back_is_not_run() -> None:
     rank = Rank()
     async with bench(rank) as this:
         await this.formed()
-        await this.master._inbox.put(
-            (Arrived(0.0, (Arrival(claim=5, arrival=1, input_tokens=2, max_new_tokens=2),)), None)
-        )
+        await this.master._inbox.put(Claimed(0.0, (5,)))
         await this.submit("r", [1, 2], 1)
         assert [i.claim for i in (await this.iteration()).initiations] != [5]
         assert not this.running.done()
@@ -442,7 +454,7 @@ async def test_what_returned_is_committed_before_the_release() -> None:
         this.redis.freeze()
         this.master.leave()
         async with asyncio.timeout(5):
-            while not this.master._core._draining:
+            while not this.master.core._draining:
                 await asyncio.sleep(0.01)
         rank.report(running)
         this.redis.thaw()
@@ -469,9 +481,7 @@ async def test_the_release_waits_for_the_pool() -> None:
 @asynccontextmanager
 async def open_ledger() -> AsyncIterator[tuple[RedisServer, Pool, Ledger]]:
     """A ledger of engine `e` without a master; its committing task runs."""
-
-    async def nothing(news: object) -> None:
-        raise AssertionError(news)
+    posted: list[News] = []
 
     with redis_server() as redis:
         async with Pool(redis.url, "bench", patience=PATIENCE) as pool:
@@ -484,11 +494,15 @@ async def open_ledger() -> AsyncIterator[tuple[RedisServer, Pool, Ledger]]:
                 *("r", record, "d", 10), deadline_in=None, detach_grace=60, endpoint="test", attempt=1, max_waiting=9
             )
             await pool.claim("e", "me", term, 0, count=1, slots=64, total=64)
-            ledger = Ledger(pool, "e", "me", term, 16, lambda: pytest.fail("no claims here"), nothing, nothing)
-            await ledger.open()
+            ledger = Ledger(pool, "e", "me", term, 16, lambda: pytest.fail("no claims here"), posted.append)
+            await ledger._open(taken_over=False)
+            (opened,) = posted
+            assert isinstance(opened, Opened)
+            assert (opened.epoch, opened.claims, opened.taken_over) == (0, tuple(ledger.outputs.held), False)
             committing = asyncio.create_task(ledger._committing())
             yield redis, pool, ledger
             committing.cancel()
+            assert posted == [opened], "there was no other news"
 
 
 async def reserved(pool: Pool) -> int:
@@ -503,7 +517,7 @@ async def test_flush_waits_for_a_commit_under_way() -> None:
         ledger._committer.set()
         while ledger.outputs.dirty:
             await asyncio.sleep(0)
-        flushing = asyncio.create_task(ledger.flush())
+        flushing = asyncio.create_task(ledger._flush())
         done, _ = await asyncio.wait([flushing], timeout=0.2)
         assert not done
         redis.thaw()
@@ -515,8 +529,9 @@ async def test_flush_waits_for_a_commit_under_way() -> None:
 
 async def test_a_formed_engine_has_its_numbers_reserved() -> None:
     async with open_ledger() as (_, pool, ledger):
-        await ledger.formed(EngineInfo("e", 1, 1, 64, 1), 5_000_000)  # the ranks stand above all that the pool knows
-        assert await reserved(pool) >= 5_000_000 + RESERVE
+        # The ranks stand above all that the pool knows.
+        assert await ledger.formed(EngineInfo("e", 1, 1, 64, 1), 5_000_000) == 5_000_001
+        assert await reserved(pool) >= 5_000_001 + RESERVE
 
 
 async def test_a_forgotten_reserve_is_asked_for_again() -> None:

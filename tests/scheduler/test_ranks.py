@@ -1,20 +1,34 @@
 """Formation, control lanes and verdicts of an engine of many ranks, against scripted ones."""
 
 import asyncio
+import re
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
 from pydantic import ValidationError
-from scheduler.scripted_ranks import EPOCH, Scripted, scripted
+from scheduler.scripted_ranks import EPOCH, Formed, Scripted, scripted
 
 from orca.v1 import worker_pb2 as pb
-from orca_common.errors import FailedPrecondition
-from orca_scheduler import ranks as module
-from orca_scheduler.discovery import Place, places
-from orca_scheduler.ranks import RankLost, Standing
+from orca_scheduler import timers
+from orca_scheduler.life import (
+    Entry,
+    Formation,
+    Hello,
+    Identified,
+    Listens,
+    Model,
+    NewEpoch,
+    Opened,
+    PodSeen,
+    Standing,
+    Wake,
+)
+from orca_scheduler.lifecycle import Lifecycle
+from orca_scheduler.places import Place, Shape
 from orca_scheduler.settings import SchedulerSettings
-from orca_scheduler.signs import Kind, Sign, fenced
+from orca_scheduler.suspicions import Kind, Suspicion, judge
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -23,17 +37,21 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def formed(engine: Scripted) -> None:
-    await engine.master.greet()
-    await engine.master.form(EPOCH)
-    engine.master.run()
+async def formed(engine: Scripted) -> Formed:
+    """Waits until the engine runs, and every rank knows its control lane."""
+    formed = await engine.master.formed()
+    await until(lambda: all(rank.lanes == 1 for rank in engine.ranks))
+    return formed
 
 
-async def verdict(engine: Scripted) -> RankLost:
-    with pytest.raises(RankLost) as raised:
-        await asyncio.wait_for(engine.master.watch(), 20)
-    await engine.master.fence(raised.value)
-    return raised.value
+async def stands(engine: Scripted) -> bool:
+    """Waits until the engine runs; whether it is the one that stood before, in EPOCH with 40 slots."""
+    formed = await engine.master.formed()
+    asked = [rank.form is not None for rank in engine.ranks]
+    assert asked == [asked[0]] * len(asked), "all are asked to form, or nobody is"
+    assert asked[0] or (formed.epoch, formed.slots) == (EPOCH, 40)
+    assert not asked[0] or (formed.epoch > EPOCH and formed.stale_rows == ())
+    return not asked[0]
 
 
 def fenced_pids(engine: Scripted) -> list[int]:
@@ -42,10 +60,11 @@ def fenced_pids(engine: Scripted) -> list[int]:
 
 async def test_formation() -> None:
     async with scripted(3, 2) as engine:
-        hellos = await engine.master.greet()
-        assert [hello.pid for hello in hellos] == [100, 101, 102, 103, 104, 105]
-        assert engine.master.standing() is None
-        assert await engine.master.form(EPOCH) == 92, "95 slots of the smallest, in blocks of 4"
+        epoch, slots, stale_rows, first = await formed(engine)
+        assert [engine.master.hellos[n].pid for n in range(6)] == [100, 101, 102, 103, 104, 105]
+        assert (epoch, stale_rows) == (EPOCH, ())
+        assert slots == 92, "95 slots of the smallest, in blocks of 4"
+        assert first == 4, "the ranks have run 3"
         assert [rank.hosted for rank in engine.ranks] == [[EPOCH], [], [], [], [], []]
         for n, rank in enumerate(engine.ranks):
             form = rank.form
@@ -63,15 +82,14 @@ async def test_formation() -> None:
 
 async def test_slots_that_do_not_fit() -> None:
     async with scripted(1, 2, slots=100) as engine:
-        await engine.master.greet()
-        with pytest.raises(FailedPrecondition, match=r"slots: 100 do not fit, stage 1 rank 0 .* has room for 99"):
-            await engine.master.form(EPOCH)
+        refusal = await engine.master.refused()
+        assert re.search(r"slots: 100 do not fit, stage 1 rank 0 .* has room for 99", refusal), refusal
+        assert [rank.allocated for rank in engine.ranks] == [None, None]
 
 
 async def test_fewer_slots_than_there_is_room_for() -> None:
     async with scripted(1, 2, slots=42) as engine:
-        await engine.master.greet()
-        assert await engine.master.form(EPOCH) == 40, "whole blocks of 4"
+        assert (await engine.master.formed()).slots == 40, "whole blocks of 4"
         assert [rank.allocated for rank in engine.ranks] == [40, 40]
 
 
@@ -82,8 +100,7 @@ async def test_fewer_slots_than_there_is_room_for() -> None:
 async def test_tokens_go_back_when_a_batch_is_ahead(tp: int, pp: int, run_ahead: int, wanted: bool) -> None:
     """With a run-ahead the ranks of the first stage need the tokens; one rank has its own."""
     async with scripted(tp, pp, run_ahead=run_ahead) as engine:
-        await engine.master.greet()
-        await engine.master.form(EPOCH)
+        await engine.master.formed()
         assert [rank.form is not None and rank.form.formation.return_tokens for rank in engine.ranks] == [
             wanted
         ] * tp * pp
@@ -93,32 +110,57 @@ async def test_a_pod_with_another_number_of_ranks() -> None:
     async with scripted(2, 1) as engine:
         engine.pods[0].ranks.pop()
         engine.pods[0].pids.pop()
-        with pytest.raises(FailedPrecondition, match=r"gpus_per_pod: .* has 1 ranks, not 2"):
-            await engine.master.greet()
+        refusal = await engine.master.refused()
+        assert re.search(r"gpus_per_pod: .* has 1 ranks, not 2", refusal), refusal
 
 
 async def test_iterations_go_down_one_lane_and_reports_come_up_all() -> None:
     async with scripted(2, 2, ranks_per_pod=1) as engine:
         await formed(engine)
-        await engine.master.send(pb.Iteration(number=9))
+        engine.master.send(pb.Iteration(number=9))
         await until(lambda: engine.ranks[0].iterations == [9])
         engine.ranks[2].report(9, token_ids=[1, 2])
-        await until(lambda: len(engine.returned) == 1)
-        assert engine.timed == {}, "tokens are back before the other ranks' times"
+        await until(lambda: len(engine.master.returned) == 1)
+        assert engine.master.timed == {}, "tokens are back before the other ranks' times"
         for n in (3, 0, 1):
             engine.ranks[n].report(9)
-        await until(lambda: engine.timed == {9: 4})
-        assert [list(report.token_ids) for report in engine.returned] == [[1, 2]]
+        await until(lambda: engine.master.timed == {9: 4})
+        assert [list(report.token_ids) for report in engine.master.returned] == [[1, 2]]
         assert all(rank.iterations == [] for rank in engine.ranks[1:])
 
 
 async def test_standing() -> None:
-    async with scripted(1, 2) as engine:
+    async with scripted(1, 2, books=EPOCH, claims=(4,)) as engine:
         for rank in engine.ranks:
             rank.stand(1, 2)
             rank.hello.rows.add(row=3)
-        await engine.master.greet()
-        assert engine.master.standing() == Standing(EPOCH, 3, 40, (3,))
+        assert await engine.master.formed() == Formed(EPOCH, slots=40, stale_rows=(3,), iteration=4)
+        assert [rank.form for rank in engine.ranks] == [None, None]
+        await until(lambda: engine.master.admitted == [4])
+        assert engine.master.given_back == {}
+
+
+async def test_ranks_that_stand_in_another_epoch_than_the_books() -> None:
+    async with scripted(1, 2, books=EPOCH + 3, claims=(4,)) as engine:
+        for rank in engine.ranks:
+            rank.stand(1, 2)
+        assert not await stands(engine)
+        assert engine.master.given_back == {4: False}
+        assert engine.master.admitted == []
+
+
+async def test_a_report_of_an_iteration_from_before() -> None:
+    """In an epoch that is kept, ranks may still run an iteration that an earlier life sent."""
+    async with scripted(1, 2, books=EPOCH) as engine:
+        for rank in engine.ranks:
+            rank.stand(1, 2)
+        await formed(engine)
+        engine.ranks[1].report(3, token_ids=[1])
+        engine.master.send(pb.Iteration(number=4))
+        await until(lambda: engine.ranks[0].iterations == [4])
+        engine.ranks[1].report(4, token_ids=[2])
+        await until(lambda: len(engine.master.returned) > 0)
+        assert [report.number for report in engine.master.returned] == [4]
 
 
 @pytest.mark.parametrize(
@@ -127,14 +169,13 @@ async def test_standing() -> None:
     ids=lambda fields: next(iter(fields)),
 )
 async def test_ranks_that_do_not_stand_alike(another: dict[str, int]) -> None:
-    async with scripted(1, 2) as engine:
+    async with scripted(1, 2, books=EPOCH) as engine:
         for rank in engine.ranks:
             rank.stand(1, 2)
         hello = engine.ranks[1].hello
         for name, value in another.items():
             setattr(hello.formation if name in pb.Formation.DESCRIPTOR.fields_by_name else hello, name, value)
-        await engine.master.greet()
-        assert engine.master.standing() is None
+        assert not await stands(engine)
 
 
 @pytest.mark.parametrize(
@@ -151,133 +192,179 @@ async def test_ranks_that_do_not_stand_alike(another: dict[str, int]) -> None:
         ({"run_ahead": 1}, False),
     ],
 )
-async def test_what_a_standing_epoch_suits(values: dict[str, int], suits: bool) -> None:
+async def test_what_a_standing_epoch_suits(values: dict[str, Any], suits: bool) -> None:
     """40 slots in blocks of 4, formed for two stages without a run-ahead."""
-    async with scripted(1, 2, **values) as engine:
+    async with scripted(1, 2, books=EPOCH, **values) as engine:
         for rank in engine.ranks:
             rank.stand(1, 2)
-        await engine.master.greet()
-        assert (engine.master.standing() is not None) is suits
+        assert await stands(engine) is suits
 
 
 @pytest.mark.parametrize(("run_ahead", "suits"), [(0, False), (1, True)])
 async def test_a_standing_epoch_that_returns_tokens(run_ahead: int, suits: bool) -> None:
-    async with scripted(1, 2, run_ahead=run_ahead) as engine:
+    async with scripted(1, 2, books=EPOCH, run_ahead=run_ahead) as engine:
         for rank in engine.ranks:
             rank.stand(1, 2, return_tokens=True)
-        await engine.master.greet()
-        assert (engine.master.standing() is not None) is suits
+        assert await stands(engine) is suits
 
 
 async def test_ranks_of_another_shape() -> None:
     """Two pods that were two tensor ranks of one stage are two stages now."""
-    async with scripted(1, 2) as engine:
+    async with scripted(1, 2, books=EPOCH) as engine:
         for rank in engine.ranks:
             rank.stand(2, 1)
-        await engine.master.greet()
-        assert engine.master.standing() is None
+        assert not await stands(engine)
 
 
 async def test_a_neighbour_complains_before_the_process_is_seen_to_be_gone() -> None:
     async with scripted(2, 2) as engine:
         await formed(engine)
-        watching = asyncio.create_task(verdict(engine))
         engine.ranks[0].report(4, error="connection closed by peer", peer_lost=True)
         engine.ranks[3].end(grpc.StatusCode.UNAVAILABLE)
         engine.pods[1].died(1)
-        lost = await watching
-        assert str(lost).startswith(
-            f"stage 1 rank 1 of engine-0 at {engine.ranks[3].address} (host here, pid 103, last"
-        )
-        assert str(lost).endswith("iteration 3) has ended")
-        assert fenced_pids(engine) == [103]
+        lost, pids = await engine.master.verdict()
+        assert lost.startswith(f"stage 1 rank 1 of engine-0 at {engine.ranks[3].address} (host here, pid 103, last")
+        assert lost.endswith("iteration 3) has ended")
+        assert pids == fenced_pids(engine) == [103]
 
 
 async def test_a_frozen_rank() -> None:
     async with scripted(1, 3) as engine:
         await formed(engine)
         engine.ranks[1].frozen = True
-        lost = await verdict(engine)
-        assert "stage 1 rank 0 of engine-0" in str(lost)
-        assert "has been silent for 2." in str(lost)
-        assert fenced_pids(engine) == [101]
+        lost, pids = await engine.master.verdict()
+        assert "stage 1 rank 0 of engine-0" in lost
+        assert "has been silent for 2." in lost
+        assert pids == fenced_pids(engine) == [101]
         engine.ranks[1].frozen = False
 
 
 async def test_two_at_once() -> None:
     async with scripted(2, 2) as engine:
         await formed(engine)
-        watching = asyncio.create_task(verdict(engine))
         engine.pods[0].died(1)
         engine.pods[1].died(0)
-        lost = await watching
-        assert sorted(rank.pid for rank in lost.lost) == [101, 102]
+        lost, pids = await engine.master.verdict()
+        assert sorted(pids) == sorted(fenced_pids(engine)) == [101, 102]
+        assert [f"pid {pid}" in lost for pid in (100, 101, 102, 103)] == [False, True, True, False]
 
 
 async def test_a_rank_that_failed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else is gone or silent: then it is the one that failed, not its neighbour."""
-    monkeypatch.setattr(module, "DOUBT_SECONDS", 0.2)
+    monkeypatch.setattr(timers, "DOUBT", 0.2)
     async with scripted(1, 2) as engine:
         await formed(engine)
         engine.ranks[0].report(4, error="no data", peer_lost=True)
         engine.ranks[1].report(4, error="CUDA error")
-        lost = await verdict(engine)
-        assert str(lost).endswith("failed: CUDA error")
-        assert fenced_pids(engine) == [101]
+        lost, pids = await engine.master.verdict()
+        assert lost.endswith("failed: CUDA error")
+        assert pids == fenced_pids(engine) == [101]
 
 
 async def test_nobody_is_killed_for_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its data plane broke and no rank is missing: form again, kill nobody."""
-    monkeypatch.setattr(module, "DOUBT_SECONDS", 0.2)
+    monkeypatch.setattr(timers, "DOUBT", 0.2)
     async with scripted(1, 2) as engine:
         await formed(engine)
         engine.ranks[0].report(4, error="no data", peer_lost=True)
-        lost = await verdict(engine)
-        assert "stage 0 rank 0 of engine-0" in str(lost)
-        assert fenced_pids(engine) == []
+        lost, pids = await engine.master.verdict()
+        assert "stage 0 rank 0 of engine-0" in lost
+        assert pids == fenced_pids(engine) == []
 
 
 async def test_a_supervisor_that_dies_with_its_rank() -> None:
     async with scripted(1, 2) as engine:
         await formed(engine)
-        watching = asyncio.create_task(verdict(engine))
         await engine.pods[1].server.stop(None)
         engine.ranks[1].end(grpc.StatusCode.UNAVAILABLE)
-        lost = await watching
-        assert "stage 1 rank 0" in str(lost)
-        assert "has ended, and so has its supervisor" in str(lost)
+        lost, _ = await engine.master.verdict()
+        assert "stage 1 rank 0" in lost
+        assert "has ended, and so has its supervisor" in lost
 
 
 async def test_a_rank_that_is_frozen_when_it_is_greeted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orca_scheduler.rank.DIAL_SECONDS", 0.5)
+    monkeypatch.setattr(timers, "DIAL", 2.0)
     async with scripted(1, 2) as engine:
         engine.ranks[1].frozen = True
-        greeting = asyncio.create_task(engine.master.greet())
-        lost = await verdict(engine)
-        greeting.cancel()
-        assert "stage 1 rank 0" in str(lost)
-        assert "listens and does not answer" in str(lost)
-        assert fenced_pids(engine) == [101]
+        lost, pids = await engine.master.verdict()
+        assert "stage 1 rank 0" in lost
+        assert "listens and does not answer" in lost
+        assert pids == fenced_pids(engine) == [101]
         engine.ranks[1].frozen = False
 
 
+async def test_ranks_that_nobody_killed_form_again_on_lanes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that the first life's lanes still say counts in the second."""
+    monkeypatch.setattr(timers, "DOUBT", 0.2)
+    async with scripted(1, 2) as engine:
+        await formed(engine)
+        engine.master.send(pb.Iteration(number=4))
+        engine.ranks[0].report(4, error="no data", peer_lost=True)
+        await engine.master.verdict()
+        again = await formed(engine)
+        assert (again.epoch, again.slots) == (EPOCH + 1, 96)
+        assert [rank.terms for rank in engine.ranks] == [["5", "5"]] * 2
+        assert [rank.form is not None and rank.form.epoch for rank in engine.ranks] == [EPOCH + 1] * 2
+        engine.master.send(pb.Iteration(number=9))
+        await until(lambda: 9 in engine.ranks[0].iterations)
+        engine.ranks[1].report(9, token_ids=[1])
+        await until(lambda: [report.number for report in engine.master.returned] == [9])
+
+
+async def test_a_rank_that_leaves_is_not_killed() -> None:
+    async with scripted(1, 2) as engine:
+        await formed(engine)
+        engine.ranks[1].leave()
+        lost, pids = await engine.master.verdict()
+        assert lost.startswith(f"stage 1 rank 0 of engine-0 at {engine.ranks[1].address} (host here, pid 101, ")
+        assert lost.endswith("is leaving")
+        assert pids == fenced_pids(engine) == []
+
+
+async def test_a_rank_that_leaves_while_the_engine_forms() -> None:
+    """The formation is given up at once, though it has not failed."""
+    async with scripted(1, 2, claims=(4,)) as engine:
+        engine.ranks[0].may_form.clear()
+        await until(lambda: engine.ranks[0].form is not None and engine.ranks[1].lanes == 1)
+        engine.ranks[1].leave()
+        lost, pids = await engine.master.verdict()
+        assert lost.endswith("is leaving")
+        assert pids == fenced_pids(engine) == []
+        assert engine.master.given_back == {4: False}
+        engine.ranks[0].may_form.set()
+        assert (await formed(engine)).epoch == EPOCH + 1
+
+
+def test_ranks_are_not_late_when_the_pool_is_away() -> None:
+    """All have said Hello, and the pool does not answer: nobody is judged for that."""
+    lifecycle = Lifecycle("engine-0", Shape(1, 1, 1, block_size=4), ("pod:1",))
+    nowhere = Standing(0, 0, 0, (), Formation(0, 0, 0, 0, 0, False))
+    lifecycle.step(Opened(0.0, EPOCH, (), False))
+    lifecycle.step(PodSeen(0.1, 1, 0, (Entry(0, "rank:1", 100, 0),)))
+    lifecycle.step(Listens(0.2, 1, 0, "rank:1", 100))
+    assert lifecycle.wake_at == timers.START
+    lifecycle.step(Hello(0.3, 1, 0, "here", 100, nowhere, Model("digest", 1, 1)))
+    assert lifecycle.wake_at is None
+    assert lifecycle.step(Wake(timers.START)) == []
+    assert lifecycle.step(Identified(500.0, 1)) == [NewEpoch(1, 0)]
+
+
 def test_places() -> None:
-    assert places(3, 2, 3)[4] == Place(stage=1, tensor_rank=1, pod=1, local_rank=1)
-    assert places(2, 2, 1)[3] == Place(stage=1, tensor_rank=1, pod=3, local_rank=0)
+    assert Shape(3, 2, 3, block_size=4).places()[4] == Place(stage=1, tensor_rank=1, pod=1, local_rank=1)
+    assert Shape(2, 2, 1, block_size=4).places()[3] == Place(stage=1, tensor_rank=1, pod=3, local_rank=0)
 
 
 def test_gpus_per_pod() -> None:
     settings = SchedulerSettings(workers="a:1", tp=4, pp=2, gpus_per_pod=2)
-    assert settings.pods_per_engine == 4
+    assert settings.shape.pods == 4
     with pytest.raises(ValidationError, match="gpus_per_pod: 3 is no divisor of tp, 4"):
         SchedulerSettings(workers="a:1", tp=4, pp=2, gpus_per_pod=3)
 
 
 def test_a_rank_that_said_why_before_it_ended() -> None:
-    place, other = Place(0, 0, 0, 0), Place(1, 0, 1, 0)
-    signs = [
-        Sign(other, Kind.PEER_LOST, "lost a neighbour"),
-        Sign(place, Kind.FAILED, "failed: x"),
-        Sign(place, Kind.GONE, "has ended"),
+    suspicions = [
+        Suspicion(1, Kind.PEER_LOST, "lost a neighbour"),
+        Suspicion(0, Kind.FAILED, "failed: x"),
+        Suspicion(0, Kind.GONE, "has ended"),
     ]
-    assert fenced(signs) == [Sign(place, Kind.FAILED, "failed: x")]
+    assert judge(suspicions) == [Suspicion(0, Kind.FAILED, "failed: x")]

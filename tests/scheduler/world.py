@@ -1,9 +1,9 @@
 """A world around the core, for its tests: what an engine and a pool would see, kept in books of its own.
 
-`World` makes events, hears the core's actions, and holds both against books written from them alone: who is alive, what
-the engine's rows and blocks hold, which position each increment writes, who may be selected, and with a run-ahead who
-may be selected before its token is back. It knows nothing of `orca_scheduler.invariants`, and reads the core's state
-only to compare it with its own.
+`World` makes events, applies the core's actions in the order in which they come, and holds both against books of its
+own: who is alive, what the engine's rows and blocks hold, which position each increment writes, who may be selected,
+and with a run-ahead who may be selected before its token is back. It reads the core's state only to compare it with its
+books, and calls `orca_scheduler.invariants` only to see that nothing is wrong there either.
 """
 
 import random
@@ -180,16 +180,21 @@ class World:
         self._outcomes, self._returned = [], []
         self._apply(event)
         batches = [action for action in actions if isinstance(action, ScheduleBatch)]
-        told = [action for action in actions if not isinstance(action, ScheduleBatch)]
-        assert actions == [*told, *batches], "a batch was scheduled before what is known was told"
-        commits = [action for action in told if isinstance(action, Commit)]
-        assert all(commit.outcomes for commit in commits), "an empty commit"
-        outcomes = [(commit.iteration, outcome) for commit in commits for outcome in commit.outcomes]
+        others = [action for action in actions if not isinstance(action, ScheduleBatch)]
+        assert actions == [*batches, *others], "a batch waits for a commit or a give-back"
+        outcomes: list[tuple[int | None, Outcome]] = []
+        given: list[tuple[int, bool]] = []
+        for action in actions:
+            match action:
+                case ScheduleBatch():
+                    self._scheduled(action)
+                case Commit():
+                    assert action.outcomes, "an empty commit"
+                    outcomes += [(action.iteration, outcome) for outcome in action.outcomes]
+                case GiveBack():
+                    given += action.requests
         assert Counter(outcomes) == Counter(self._outcomes)
-        given = [pair for action in told if isinstance(action, GiveBack) for pair in action.requests]
         assert Counter(given) == Counter(self._returned)
-        for batch in batches:
-            self._scheduled(batch)
         self._settled()
         self.sound = True
         return actions
@@ -392,8 +397,9 @@ class World:
             self.ahead["ahead of the slots"] += batch.stop is Stop.SLOTS
         assert chosen <= {life.arrived.claim for life in eligible}, "a request runs that may not"
         assert len(chosen) == len(batch.members), "a request is twice in a batch"
-        in_order = [life.arrived.claim for life in eligible if life.arrived.claim in chosen]
-        assert [member.claim for member in batch.members] == in_order
+        by_arrival = [life for life in eligible if life.arrived.claim in chosen]
+        in_order = sorted(by_arrival, key=lambda life: life.row is not None)  # stable: initiations, then increments
+        assert [member.claim for member in batch.members] == [life.arrived.claim for life in in_order]
         free, blocked, taken = self.n_slots - self.reserved, False, 0
         for life in eligible:
             need = 0 if life.row is not None else self._blocks(life) * self.block_size
@@ -415,6 +421,8 @@ class World:
         """After every event."""
         assert len(self.in_flight) <= self.n_workers + self.run_ahead
         assert self.core.n_scheduled == len(self.in_flight)
+        theirs_in_flight = [(iteration, tuple(r.claim for r in batch)) for iteration, batch in self.core.in_flight]
+        assert theirs_in_flight == list(self.in_flight)
         theirs = {r.claim: (r.generated, r.iterations, r.in_flight) for r in self.core.requests}
         assert theirs == {
             claim: (life.generated, life.iterations, life.in_flight) for claim, life in self.lives.items()
@@ -460,6 +468,13 @@ class World:
             if isinstance(event, Cancelled):
                 for claim in set(event.claims) & set(next_index):
                     ends(claim, 1 + self.run_ahead)
+            ended_now = {
+                outcome.claim
+                for action in actions
+                if isinstance(action, Commit)
+                for outcome in action.outcomes
+                if outcome.finish is not None
+            }
             for action in actions:
                 if isinstance(action, Commit):
                     for claim, base, token, finish in action.outcomes:
@@ -476,6 +491,7 @@ class World:
                 else:
                     claims = [member.claim for member in action.members]
                     assert set(claims) <= set(next_index)
+                    assert ended_now.isdisjoint(claims), "a request runs that this very event has ended"
                     rows.update(claims)
         assert not next_index, "a request never ended"
 

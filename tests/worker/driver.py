@@ -1,4 +1,4 @@
-"""A scheduler of a few lines that drives a stage directly, with batches as mixed as chance makes them."""
+"""A scheduler of a few lines that drives a stage directly, with random batches of both phases."""
 
 import math
 import random
@@ -32,7 +32,7 @@ def make_stage(folder: Path, slots: int, block_size: int, dtype: str = "float32"
 
 
 class TinyEngine:
-    """Runs requests on a stage. Rows and blocks are given in random order, and given again when a request ends."""
+    """Runs requests on a stage. It gives out rows and blocks in random order, and reuses those of ended requests."""
 
     def __init__(self, stage: Stage, slots: int, block_size: int, seed: int = 0) -> None:
         self.stage, self.block_size = stage, block_size
@@ -47,7 +47,7 @@ class TinyEngine:
         self.mixed = 0  # iterations with both phases
 
     def initiation(self, request: Sampled) -> worker_pb2.Initiation:
-        """Takes a request in, with all that it has made as input."""
+        """Admits a request. Its input is the prompt and everything it has made."""
         tokens = len(request.prompt) + request.new_tokens
         row = self.free_rows.pop()
         blocks = [self.free_blocks.pop() for _ in range(-(-tokens // self.block_size))]
@@ -91,7 +91,7 @@ class TinyEngine:
             request.logprobs.append(logprob)
 
     def run(self, requests: Sequence[Sampled], max_batch: int = 6) -> None:
-        """Runs requests to their ends, in random company."""
+        """Runs requests to their ends, in random batches."""
         waiting, running = list(requests), []
         while waiting or running:
             batch = self.chance.sample(running, k=self.chance.randint(0, min(len(running), max_batch - 1)))

@@ -1,6 +1,6 @@
-"""A master of a few lines for engines of several ranks: real controllers, gRPC and gloo.
+"""A master of a few lines for engines of several ranks, with real controllers, gRPC and gloo.
 
-`in_process` serves the ranks in the test's own process, each with its own GPU thread; `processes` starts real ones.
+`in_process` runs the ranks in the test's own process, each with its own GPU thread. `processes` starts a process each.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from orca_common.checkpoint import read_checkpoint
 from orca_common.protocol import PROTOCOL
 from orca_common.telemetry import Telemetry
 from orca_worker.controller import Controller
-from orca_worker.data_plane import Rendezvous
-from orca_worker.models import needs_torch
+from orca_worker.models.families import family_of
 from orca_worker.process import TORCH_DISTRIBUTED
+from orca_worker.rendezvous import Rendezvous
 from orca_worker.server import listen, new_server
 from orca_worker.stage import Stage
 
@@ -36,7 +36,7 @@ BLOCK_SIZE = 4
 
 
 class Broken(Exception):
-    """An epoch has come to its end: (rank, sentence) that said so first."""
+    """An epoch is over. Its arguments are the rank that said so first, and its sentence."""
 
 
 @dataclass
@@ -48,14 +48,14 @@ class Batch:
 
 
 class Master:
-    """Drives the engine whose ranks stand at `addresses`, stage-major."""
+    """Drives the engine whose ranks listen at `addresses`, stage-major."""
 
     def __init__(self, addresses: Sequence[str], tp: int, pp: int, slots: int, seed: int = 0) -> None:
         self.addresses, self.tp, self.pp, self.slots = list(addresses), tp, pp, slots
         self.term, self.epoch, self.number = 1, 0, 0
         self.chance = random.Random(seed)
         self.times: dict[tuple[int, int], pb.StageTimes] = {}  # (rank, iteration)
-        self.messages = 0  # of times alone
+        self.messages = 0  # that carried only times
         self.heartbeats = asyncio.Queue[pb.Heartbeat]()  # that came back
         self.waiting: dict[int, asyncio.Future[pb.IterationReport]] = {}  # by iteration: the sampler's
         self.broken: list[tuple[int, str]] = []  # (rank, sentence): a lane ended, an iteration failed
@@ -93,7 +93,7 @@ class Master:
         return formed
 
     def form_requests(self, store: str, **fields: Any) -> list[pb.FormRequest]:
-        """What each rank is asked."""
+        """The request to each rank."""
         shared: dict[str, Any] = {
             "tensor_parallel": self.tp,
             "pipeline_parallel": self.pp,
@@ -109,7 +109,7 @@ class Master:
         ]
 
     async def read(self, rank: int, lane: Any) -> None:
-        """What a rank reports."""
+        """Reads the reports of a rank."""
         try:
             async for report in lane:
                 result = report.iteration
@@ -131,7 +131,7 @@ class Master:
             self.lose(rank, error.details() or "")
 
     def lose(self, rank: int, sentence: str) -> None:
-        """Nothing of this epoch will come back any more."""
+        """Nothing of this epoch will come back: fails all batches in flight."""
         self.broken.append((rank, sentence))
         waiting, self.waiting = self.waiting, {}
         for future in waiting.values():
@@ -148,7 +148,7 @@ class Master:
         self.readers, self.channels = [], []
 
     async def issue(self, new: Sequence[Sampled], increments: Sequence[Sampled], ahead: bool = False) -> Batch:
-        """One iteration; does not wait for its tokens. `ahead`: its increments carry none. Raises Broken."""
+        """Sends one iteration, without waiting for its tokens. `ahead`: its increments carry none. Raises Broken."""
         self.number += 1
         iteration = pb.Iteration(term=self.term, epoch=self.epoch, number=self.number, free_rows=self.ended)
         self.ended = []
@@ -175,7 +175,7 @@ class Master:
         try:
             await self.lanes[0].write(pb.ControlMessage(iteration=iteration))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await asyncio.wait(self.readers[:1])  # the lane has ended: its reader tells why
+            await asyncio.wait(self.readers[:1])  # the lane has ended: its reader knows why
             raise Broken(*self.broken[0]) from None
         return batch
 
@@ -195,7 +195,7 @@ class Master:
         self.ended.append(row)
 
     async def run(self, requests: Sequence[Sampled], max_batch: int = 4) -> None:
-        """Runs requests to their ends in random company, with up to `pp` batches in flight. Raises Broken."""
+        """Runs requests to their ends in random batches, with up to `pp` in flight. Raises Broken."""
         waiting, running = list(requests), list[Sampled]()
         flight: list[Batch] = []
         while waiting or running or flight:
@@ -230,7 +230,7 @@ class InProcess:
 
 async def serve(folder: Path, slots: int | None = None) -> InProcess:
     checkpoint = read_checkpoint(folder)
-    device = torch.device("cpu") if needs_torch(checkpoint) else None
+    device = torch.device("cpu") if family_of(checkpoint).needs_torch else None
     stage = Stage(checkpoint, "float32", device, slots, 1)
     failures: list[str] = []
     rendezvous = Rendezvous("127.0.0.1", device)
@@ -299,7 +299,7 @@ class Process:
         self._process.send_signal(number)
 
     async def end(self, number: signal.Signals = signal.SIGKILL) -> int:
-        """Ends it; its exit status."""
+        """Ends the process. Returns its exit status."""
         if self.running:
             self.send(number)
         return await self._process.wait()
@@ -307,7 +307,7 @@ class Process:
 
 @asynccontextmanager
 async def processes(folders: Sequence[Path], slots: int = 600) -> AsyncIterator[list[Process]]:
-    """A rank for each folder."""
+    """Starts a rank for each folder."""
     ranks = [Process(folder, slots) for folder in folders]
     try:
         await asyncio.gather(*(rank.start() for rank in ranks))

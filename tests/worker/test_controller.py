@@ -1,4 +1,4 @@
-"""The controller over real gRPC: who may say what, and that it answers whatever the GPU thread does."""
+"""The controller over real gRPC: what it refuses, and that it answers whatever the GPU thread does."""
 
 import asyncio
 import threading
@@ -20,10 +20,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.checkpoint import read_checkpoint
-from orca_common.protocol import PROTOCOL
+from orca_common.protocol import PROTOCOL, TERM_METADATA
 from orca_common.telemetry import Telemetry
-from orca_worker.controller import TERM_METADATA, Controller
-from orca_worker.data_plane import Rendezvous
+from orca_worker.controller import Controller
+from orca_worker.rendezvous import Rendezvous
 from orca_worker.server import listen, new_server
 from orca_worker.stage import Stage
 
@@ -32,7 +32,7 @@ Stream = Any  # grpc.aio's bidirectional call
 
 @dataclass
 class Rank:
-    """A controller that serves, and a master's stub of it."""
+    """A controller that serves, and a master's stub for it."""
 
     controller: Controller
     stub: worker_pb2_grpc.ControllerStub
@@ -239,7 +239,7 @@ async def test_formations(rank: Rank) -> None:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Timed models compute until it is set."""
+    """Timed models compute until this event is set."""
     gate = threading.Event()
     monkeypatch.setattr("orca_worker.models.timed.time", SimpleNamespace(sleep=lambda seconds: gate.wait(60)))
     yield gate
@@ -281,7 +281,7 @@ async def test_a_report_goes_to_the_lane_that_asked(tmp_path: Path) -> None:
 async def test_iterations_do_not_pile_up(
     tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orca_worker.controller.MAX_WAITING", 2)
+    monkeypatch.setattr("orca_worker.iterations.MAX_WAITING", 2)
     async with serving(make_timed(tmp_path, seconds=1)) as rank:
         await rank.member()
         run = rank.stub.Run()
@@ -307,7 +307,7 @@ async def test_a_failed_iteration_is_the_last(rank: Rank) -> None:
 
 
 async def test_a_failed_rank_waits_for_nobody(rank: Rank) -> None:
-    """Its master could bring nothing to rest: the failed batch never returns."""
+    """Its master could not bring the engine to rest, because the failed batch never returns."""
     await rank.member()
     run = rank.stub.Run()
     await rank.iterate(run, increment_rows=[6], increment_positions=[1], increment_tokens=[1])
@@ -337,7 +337,7 @@ async def test_leaving_in_order(tmp_path: Path) -> None:
 
 
 async def test_leaving_finishes_what_was_accepted(tmp_path: Path, gate: threading.Event) -> None:
-    """A master that does not close the lane is left behind after a while."""
+    """When the master does not close the lane, the rank ends it after a while."""
     async with serving(make_timed(tmp_path, seconds=1)) as rank:
         await rank.member()
         run = rank.stub.Run()
@@ -361,6 +361,24 @@ async def test_a_model_that_cannot_be_loaded_is_a_sentence(tmp_path: Path) -> No
         assert code == grpc.StatusCode.FAILED_PRECONDITION
         assert "lacks weights" in sentence
         assert (await rank.hello(1)).epoch == 0
+
+
+async def test_an_error_of_torch_is_told_and_ends_the_epoch(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The master's verdict quotes it."""
+
+    def allocate(self: Stage, slots: int, block_size: int) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    await rank.form(1, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Stage, "allocate", allocate)
+        code, sentence = await refusal(rank.stub.Allocate(pb.AllocateRequest(term=1, epoch=1, slots=160)))
+    assert code == grpc.StatusCode.INTERNAL
+    assert sentence.startswith("Allocate: RuntimeError: CUDA out of memory")
+    code, sentence = await refusal(rank.stub.Allocate(pb.AllocateRequest(term=1, epoch=1, slots=160)))
+    assert (code, sentence) == (grpc.StatusCode.FAILED_PRECONDITION, "epoch 1 is not being formed here")
+    await rank.member(1, 2)
+    assert rank.controller.ready() is None
 
 
 async def test_a_real_model_keeps_its_weights_over_formations(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Process groups: who waits in them can always be woken, and joins the next epoch in the same process."""
+"""Process groups: whoever waits in them can be woken, and can join the next epoch in the same process."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,9 +10,10 @@ import torch
 from orca_common.errors import FailedPrecondition
 from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import INITIATION, Case, formed
-from orca_worker.data_plane import DataPlane, Loopback, PeerLost, Rendezvous
-from orca_worker.models import Output
+from orca_worker.data_plane import DataPlane, Loopback, PeerLost
+from orca_worker.models.model import Output
 from orca_worker.partition import SINGLE, Place
+from orca_worker.rendezvous import Rendezvous
 
 RENDEZVOUS = Rendezvous("127.0.0.1", torch.device("cpu"))
 Pool = ThreadPoolExecutor
@@ -90,7 +91,7 @@ def test_operations(pool: Pool) -> None:
     ids=["all_reduce", "receive", "gather"],
 )
 def test_an_abort_wakes_who_waits_for_a_silent_peer(pool: Pool, wait: Callable[[DataPlane], object]) -> None:
-    """The others are there and say nothing, as a frozen process. In the same process the next epoch works."""
+    """The peers have joined and send nothing, like frozen processes. Then the next epoch works in this process."""
     store = RENDEZVOUS.open_store()
     silent = planes(2, 2, 1, store.port)
     join(pool, silent)
@@ -123,7 +124,7 @@ def test_an_abort_wakes_who_joins(pool: Pool) -> None:
 
 
 def test_a_peer_that_leaves_is_noticed_by_all(pool: Pool) -> None:
-    """Three stages: the first leaves, the second loses it, and so the third the second: it speaks with no other."""
+    """Three stages: the first leaves, so the second loses it, and then the third loses the second."""
     store = RENDEZVOUS.open_store()
     stages = planes(1, 3, 1, store.port)
     join(pool, stages)
@@ -139,7 +140,7 @@ def test_a_peer_that_leaves_is_noticed_by_all(pool: Pool) -> None:
 
 
 def test_what_an_abort_left_is_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU an aborted operation ends like any other: nothing is raised, and its memory holds anything."""
+    """On a GPU an aborted operation raises nothing and leaves garbage in its memory."""
     shape = Shape("tiny", gpt(1, 8, 2, positions=48, vocab_size=97), 2, 1)
     case = Case(INITIATION, 1, 4)
     with formed(shape, Place(2, 1), "float32", torch.device("cpu"), case.slots) as stage:

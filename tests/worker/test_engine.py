@@ -1,4 +1,4 @@
-"""Engines of several ranks: their tokens against those of transformers, whatever the cut."""
+"""Engines of several ranks: their tokens must equal those of transformers, however the model is cut."""
 
 import asyncio
 from itertools import pairwise
@@ -11,14 +11,15 @@ import torch
 from checkpoints import make_gpt2, make_timed
 from reference import Reference
 from worker.driver import Sampled
-from worker.engines import Broken, in_process, serve
+from worker.engines import Broken, Master, in_process, serve
 from worker.test_gpt2 import requests_for
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
-from orca_worker.partition import topology
+from orca_common.protocol import PROTOCOL
+from orca_worker.models.families import topology
 
 
 @pytest.fixture(autouse=True)
@@ -28,14 +29,16 @@ def one_thread() -> None:
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 2), (2, 1), (2, 2), (3, 2), (1, 4), (3, 1)])
 async def test_tokens_equal_transformers(tmp_path: Path, tp: int, pp: int) -> None:
-    """Sizes that nothing divides: 6 heads, but 7 layers, a vocabulary of 211 and an inner size of 50."""
+    """Only the heads divide evenly: there are 7 layers, a vocabulary of 211 and an inner size of 50."""
     layers = 4 if (tp, pp) == (3, 2) else 7  # Figure 6: 4 layers, 2 stages, 3 tensor ranks
     folder = make_gpt2(tmp_path, heads=6, layers=layers, hidden=36, vocab=211, positions=48, seed=tp, n_inner=50)
     requests = requests_for(211, 8, seed=pp)
     async with in_process(folder, tp, pp, seed=tp) as (master, _):
         await master.run(requests)
     reference = Reference(folder)
-    assert len({tuple(request.made) for request in requests}) >= 6, "a model that says the same to all tests nothing"
+    assert len({tuple(request.made) for request in requests}) >= 6, (
+        "a model that answers all prompts alike tests nothing"
+    )
     for request in requests:
         assert request.made == reference.greedy(request.prompt, request.new_tokens)
 
@@ -59,7 +62,7 @@ async def test_draws_and_logprobs_do_not_depend_on_the_cut(tmp_path: Path, tp: i
 
 @pytest.mark.parametrize(("tp", "pp"), [(3, 1), (1, 3), (3, 2)])
 async def test_run_ahead_takes_tokens_from_the_data_plane(tmp_path: Path, tp: int, pp: int) -> None:
-    """The next iteration of a batch is issued before its tokens are back: they come from the rank that samples."""
+    """The next iteration of a batch is issued before its tokens are back: the sampling rank sends them directly."""
     folder = make_gpt2(tmp_path, heads=3, layers=3, hidden=24, vocab=97, positions=48, seed=12)
     pairs = [[Sampled([seed, 5, 7], 6), Sampled([90 - seed], 6)] for seed in range(pp)]
     async with in_process(folder, tp, pp, return_tokens=True) as (master, _):
@@ -98,7 +101,7 @@ async def test_every_rank_reports_every_iteration(tmp_path: Path) -> None:
 
 
 async def test_times_do_not_compete_with_tokens(tmp_path: Path) -> None:
-    """The first stage keeps them while iterations wait, at most until the next heartbeat."""
+    """The first stage keeps times while iterations wait, but only until the next heartbeat."""
     folder = make_timed(tmp_path, seconds=0.1)
     async with in_process(folder, 1, 2) as (master, _):
         batches = [await master.issue(requests_for(97, 1, seed=seed), []) for seed in range(8)]
@@ -116,7 +119,7 @@ async def test_times_do_not_compete_with_tokens(tmp_path: Path) -> None:
 
 
 async def test_control_is_sent_ahead_of_the_data(tmp_path: Path) -> None:
-    """Pre-send: the control message reaches the last stage before the first has computed (paper section 4.2)."""
+    """The control message reaches the last stage before the first stage has computed (paper section 4.2)."""
     folder = make_timed(tmp_path, seconds=0.02)
     async with in_process(folder, 1, 3) as (master, _):
         batches = [await master.issue(requests_for(97, 1, seed=seed), []) for seed in range(3)]
@@ -177,7 +180,7 @@ async def test_impossible_cuts_are_refused(tmp_path: Path, tp: int, pp: int, sen
 
 
 async def test_run_ahead_needs_an_epoch_that_returns_tokens(tmp_path: Path) -> None:
-    """Increments without tokens would run over whatever the row held before."""
+    """Otherwise increments without tokens would continue from an old token."""
     folder = make_timed(tmp_path, seconds=0)
     async with in_process(folder, 1, 2) as (master, ranks):
         (request,) = requests_for(97, 1, seed=3)
@@ -189,7 +192,7 @@ async def test_run_ahead_needs_an_epoch_that_returns_tokens(tmp_path: Path) -> N
 
 
 async def test_tokens_that_nobody_asks_for_are_taken_in(tmp_path: Path) -> None:
-    """Requests of one token each: no increment ever needs what comes back, and nothing piles up."""
+    """Requests of one token each: no increment ever needs the returned tokens, and they do not pile up."""
     folder = make_timed(tmp_path, seconds=0)
     async with in_process(folder, 1, 2, return_tokens=True) as (master, ranks):
         for seed in range(20):
@@ -198,3 +201,46 @@ async def test_tokens_that_nobody_asks_for_are_taken_in(tmp_path: Path) -> None:
             for request in requests:
                 master.free(request)
         assert len(ranks[0].stage._owed) <= 3
+
+
+async def test_a_request_that_comes_twice_gets_one_answer(tmp_path: Path) -> None:
+    """The second one comes while the first is under way: the rank forms once, and opens its relays once."""
+    ranks = [await serve(make_timed(tmp_path)) for _ in range(2)]
+    master = Master([rank.address for rank in ranks], 1, 2, 64)
+    master.epoch = 1
+    channels = [grpc.aio.insecure_channel(rank.address) for rank in ranks]
+    stubs = [worker_pb2_grpc.ControllerStub(channel) for channel in channels]
+    stores = [stubs[0].HostStore(pb.HostStoreRequest(term=1, epoch=1)) for _ in range(2)]
+    address, again = [(await call).address for call in stores]
+    assert address == again
+    requests = master.form_requests(address)
+    first = [stubs[0].Form(requests[0]) for _ in range(2)]  # both wait for the other rank
+    await stubs[1].Form(requests[1])
+    formed, again = [await call for call in first]
+    assert formed == again
+    allocate = pb.AllocateRequest(term=1, epoch=1, slots=64)
+    await asyncio.gather(*(stub.Allocate(allocate) for stub in stubs for _ in range(2)))
+    assert [rank.controller.ready() for rank in ranks] == [None, None]
+    for channel in channels:
+        await channel.close()
+    for rank in ranks:
+        assert await rank.controller.leave(5)
+        await rank.server.stop(grace=0)
+
+
+async def test_a_rank_that_lost_a_neighbour_says_so_and_stays(tmp_path: Path) -> None:
+    """It takes no more iterations of the epoch, and its lane goes on: its master must not suspect it."""
+    async with in_process(make_timed(tmp_path), 1, 2) as (master, ranks):
+        await master.collect(await master.issue(requests_for(97, 1, seed=1), []))
+        await ranks[1].server.stop(grace=0)
+        while (reason := ranks[0].controller.ready()) is None:
+            await asyncio.sleep(0)
+        assert reason.startswith(f"the relay to {ranks[1].address} broke: ")
+        stub = worker_pb2_grpc.ControllerStub(master.channels[0])
+        assert (await stub.Hello(pb.HelloRequest(protocol=PROTOCOL, engine="e-0", term=1))).epoch == 0
+        await master.issue(requests_for(97, 1, seed=2), [])
+        while (0, f"lost: {reason}") not in master.broken:
+            await asyncio.sleep(0)
+        await master.lanes[0].write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=8)))
+        assert await master.heartbeats.get() == pb.Heartbeat(number=8, iteration=1)
+        assert not ranks[0].failures

@@ -19,7 +19,7 @@ from orca.v1 import worker_pb2 as pb
 from orca_kernels.transfer import to_device
 from orca_lab.shapes import SHAPES, Shape, gpt
 from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, formed, places, share_of, work_of
-from orca_worker.models.gpt2 import GPT2
+from orca_worker.models.gpt2.model import GPT2
 from orca_worker.partition import Place
 from orca_worker.sampling import HiddenModel, SamplingModel
 from orca_worker.stage import Stage
@@ -156,7 +156,7 @@ def bytes_held(model: GPT2) -> int:
         elif isinstance(x, list):
             for one in x:
                 look(one)
-        elif type(x).__module__ == GPT2.__module__ and hasattr(x, "__dict__"):
+        elif type(x).__module__.startswith("orca_worker.models.gpt2.") and hasattr(x, "__dict__"):
             for one in vars(x).values():
                 look(one)
 

@@ -1,4 +1,4 @@
-"""The tokens of the stage against those of transformers, an independent implementation."""
+"""The tokens of a stage must equal those of transformers, an independent implementation."""
 
 import json
 import random
@@ -17,8 +17,9 @@ from worker.driver import Sampled, TinyEngine, make_stage
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_worker.batch import Batch
-from orca_worker.models.gpt2 import GPT2, Layer
-from orca_worker.models.gpt2_config import ACTIVATIONS, GPT2Config
+from orca_worker.models.gpt2.configuration import ACTIVATIONS, GPT2Config
+from orca_worker.models.gpt2.layers import Layer
+from orca_worker.models.gpt2.model import GPT2
 from orca_worker.sampling import SamplingModel
 from orca_worker.stage import Stage
 
@@ -29,7 +30,7 @@ def one_thread() -> None:
 
 
 def greedy(folder: Path, prompt: list[int], new_tokens: int) -> list[int]:
-    """What transformers says."""
+    """The tokens of transformers."""
     model = GPT2LMHeadModel.from_pretrained(folder).eval()
     ids = list(prompt)
     with torch.inference_mode():
@@ -54,7 +55,9 @@ def check_against_transformers(folder: Path, vocab: int, block_size: int, seed: 
     engine = TinyEngine(make_stage(folder, slots, block_size), slots, block_size, seed)
     requests = requests_for(vocab, 10, seed)
     engine.run(requests)
-    assert len({tuple(request.made) for request in requests}) >= 8, "a model that says the same to all tests nothing"
+    assert len({tuple(request.made) for request in requests}) >= 8, (
+        "a model that answers all prompts alike tests nothing"
+    )
     for request in requests:
         assert request.made == greedy(folder, request.prompt, request.new_tokens)
     return engine

@@ -1,4 +1,4 @@
-"""Who holds what: every element of every tensor where it belongs, and no byte read that is not one's own."""
+"""The partition of a model: every element is on the ranks where it belongs, and a rank reads only its own bytes."""
 
 import json
 from pathlib import Path
@@ -11,8 +11,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from orca_common.checkpoint import read_checkpoint
-from orca_worker.models.gpt2_config import GPT2Config
-from orca_worker.partition import Place, Slice, gpt2_slices, layers_of, share, topology
+from orca_worker.models.families import topology
+from orca_worker.models.gpt2.configuration import GPT2Config
+from orca_worker.models.gpt2.slices import slices_of
+from orca_worker.partition import Place, Slice, share
 from orca_worker.weights import Weights
 
 CUTS = [(1, 1), (2, 1), (1, 2), (3, 2), (2, 3), (6, 1), (1, 5)]
@@ -52,7 +54,7 @@ def test_every_element_has_its_place(tmp_path: Path, tp: int, pp: int, tied: boo
     config = GPT2Config.read(read_checkpoint(folder))
     held = {name: torch.zeros(t.shape, dtype=torch.int64) for name, t in tensors.items()}
     for place in places(tp, pp):
-        slices = gpt2_slices(config, place)
+        slices = slices_of(config, place)
         for name, part in slices.items():
             index = torch.tensor([i for one in part.ranges for i in one])
             held[name].index_add_(part.axis, index, torch.ones(part.size, dtype=torch.int64))
@@ -60,7 +62,7 @@ def test_every_element_has_its_place(tmp_path: Path, tp: int, pp: int, tied: boo
         everywhere = ".ln_" in name or name.startswith("ln_f")
         times = tp if everywhere else 2 if name == "wte.weight" and tied and pp > 1 else 1
         assert (count == times).all(), name
-    assert [i for stage in range(pp) for i in layers_of(config, Place(tp, pp, stage))] == list(range(5))
+    assert [i for stage in range(pp) for i in Place(tp, pp, stage).layers(config.layers)] == list(range(5))
 
 
 @pytest.mark.parametrize("shards", [False, True])
@@ -78,7 +80,7 @@ def test_a_rank_reads_its_own_bytes_alone(tmp_path: Path, tp: int, pp: int, shar
     checkpoint = read_checkpoint(folder)
     config = GPT2Config.read(checkpoint)
     for place, told in zip(places(tp, pp), topology(checkpoint, tp, pp, "float32"), strict=True):
-        slices = gpt2_slices(config, place)
+        slices = slices_of(config, place)
         weights = Weights(folder, "transformer.", slices, torch.float32, torch.device("cpu"))
         before = bytes_of_this_process()
         for name, part in slices.items():
@@ -90,7 +92,7 @@ def test_a_rank_reads_its_own_bytes_alone(tmp_path: Path, tp: int, pp: int, shar
 
 
 def bytes_of_this_process() -> int:
-    """What its read calls have brought, by the kernel's count."""
+    """How many bytes it has read, as the kernel counts."""
     return int(Path("/proc/self/io").read_text().split("rchar:")[1].split()[0])
 
 

@@ -1,4 +1,4 @@
-"""A rank's process before it serves: what it imports, and how it learns which rank it is."""
+"""A rank's process before it serves: what it imports, and how it is told which rank it is."""
 
 import asyncio
 import json
@@ -60,8 +60,8 @@ async def test_a_process_that_is_told_nothing_leaves_in_silence(tmp_path: Path) 
 FORM = """
 import sys
 from orca_worker import rank
-from orca_worker.data_plane import Rendezvous
-from orca_worker.models import load_model
+from orca_worker.rendezvous import Rendezvous
+from orca_worker.models.families import load_model
 from orca_worker.partition import Place, SINGLE
 checkpoint = rank.prepare(rank.RankSettings.load())
 known = set(sys.modules)

@@ -1,4 +1,4 @@
-"""Ranks that die or freeze in the middle of a run: the others keep their pids and weights, and form again."""
+"""Ranks die or freeze in the middle of a run: the others keep their processes and weights, and form again."""
 
 import asyncio
 import shutil
@@ -49,7 +49,7 @@ async def test_survivors_form_again(tmp_path: Path, tp: int, pp: int, victim: in
         master = Master([rank.address for rank in ranks], tp, pp, SLOTS)
         await master.form()
         for one in folders:
-            (one / "model.safetensors").unlink()  # who has weights, keeps them: there are none to be read
+            (one / "model.safetensors").unlink()  # survivors must keep their weights: there are none to read
         pids = [ranks[i].pid for i in survivors]
         running = asyncio.create_task(master.run(requests))
         while master.number < 9:
@@ -61,8 +61,8 @@ async def test_survivors_form_again(tmp_path: Path, tp: int, pp: int, victim: in
         stubs = [worker_pb2_grpc.ControllerStub(channel) for channel in channels]
         waiting: list[Any] = []
         if number == signal.SIGSTOP:
-            # The frozen rank still holds its sockets. A new formation wakes whoever waits for it, and goes on waiting
-            # itself, until a newer one takes its place.
+            # The frozen rank still holds its sockets. A new formation wakes whoever waits for that rank, and then waits
+            # for it too, until a newer formation takes its place.
             master.epoch += 1
             hosted = await stubs[0].HostStore(pb.HostStoreRequest(term=1, epoch=master.epoch))
             asked = master.form_requests(hosted.address)

@@ -1,4 +1,4 @@
-"""The supervisor and its ranks as processes: who comes back, who is killed, and that nothing is left."""
+"""The supervisor and its ranks as processes: which come back, which are killed, and that none is left in the end."""
 
 import asyncio
 import json
@@ -20,14 +20,14 @@ from checkpoints import make_gpt2, make_timed
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
-from orca_worker.supervisor import Process
+from orca_worker.rank_process import RankProcess
 
-SOON = "from orca_worker import supervisor; supervisor.QUIET = 0.3; supervisor.main()"  # a spare soon starts
+SOON = "from orca_worker import supervisor; supervisor.QUIET = 0.3; supervisor.main()"  # starts its spare soon
 OPTIONS = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
 
 
 class Pod:
-    """A supervisor process, a channel to it, and the table of ranks as it was last published."""
+    """A supervisor's process, and a stream of its table of ranks."""
 
     def __init__(self, process: asyncio.subprocess.Process, address: str, status: str) -> None:
         self.process, self.status = process, status
@@ -84,7 +84,7 @@ async def make_member(channel: grpc.aio.Channel) -> worker_pb2_grpc.ControllerSt
 
 @asynccontextmanager
 async def running(folder: Path, *how: str, **settings: Any) -> AsyncIterator[Pod]:
-    """`how`: arguments of Python that start the supervisor in another way."""
+    """Runs a supervisor. `how`: other arguments of Python to start it with."""
     environment = os.environ | {"ORCA_MODEL": str(folder)} | {f"ORCA_{n.upper()}": str(v) for n, v in settings.items()}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -226,7 +226,7 @@ async def test_a_pod_without_a_spare(tmp_path: Path) -> None:
         async with running(folder, "-c", SOON) as later:
             (its_rank,) = await later.running()
             await later.spare(its_rank.pid)
-        assert pod.children() == {rank.pid}  # which has been quiet for longer than the other
+        assert pod.children() == {rank.pid}  # although this pod was quiet for longer than the other
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -270,7 +270,7 @@ async def test_the_pod_is_ready_when_its_ranks_are_members(tmp_path: Path) -> No
         async with grpc.aio.insecure_channel(rank.address) as channel:
             await make_member(channel)
         assert await asyncio.to_thread(pod.ready) is None
-        assert await pod.spare(rank.pid) == spare  # which asks nobody, and is asked nothing
+        assert await pod.spare(rank.pid) == spare  # readiness does not depend on the spare
 
 
 async def test_a_rank_that_aborts_in_an_iteration_comes_back(tmp_path: Path) -> None:
@@ -329,9 +329,9 @@ async def test_a_wrong_setting_stops_the_start_with_a_sentence(
 
 
 async def test_a_process_may_end_before_it_is_told(tmp_path: Path) -> None:
-    """A spare that has died and was not missed yet."""
+    """A spare that has died, before the supervisor has noticed."""
     settings = {"ORCA_MODEL": str(make_timed(tmp_path / "model")), "ORCA_SUPERVISOR_PID": str(os.getpid())}
-    process = Process(os.environ | settings, lambda: None)
+    process = RankProcess(os.environ | settings, lambda: None)
     process.kill(signal.SIGKILL)
     assert await asyncio.wait_for(process.ended, 20) == -signal.SIGKILL
     process.tell(0, 1)

@@ -60,30 +60,30 @@ class OrcaServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Generates text for one prompt. The first event is `accepted`: from then on the request is durable, and a stream that
-        breaks can be taken up again with Resume. A known request_id with the same body is Resume from index 0; with another
-        body it is ALREADY_EXISTS. The call's gRPC deadline is the request's deadline.
+        """Generates text for one prompt. The first event is `accepted`: from then on the request is durable, and Resume can
+        continue a stream that breaks. A known request_id with the same body is the same as Resume from index 0; a known
+        request_id with another body is ALREADY_EXISTS. The call's gRPC deadline is the deadline of the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Takes up the stream of a request at any endpoint, from token from_index on. An older call of the request ends ABORTED.
+        """Continues the stream of a request from token from_index on, at any endpoint. The request's older call ends ABORTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends a request, wherever it is. Its stream ends with `finished`, reason CANCELLED.
+        """Ends a request, wherever it is. Its stream ends with `finished` and the reason CANCELLED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Names the model, its limits and the engines that hold it.
+        """Tells the model, its limits, and the engines that hold a copy of it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ControllerStub:
-    """One rank of an engine. Every message that changes something carries the master's term; a lower one than the rank has
-    seen is refused with FAILED_PRECONDITION, as is an iteration of another epoch.
+    """One rank of an engine. Every message that changes something carries the master's term. The rank refuses a lower term
+    than it has seen, and an iteration of another epoch, with FAILED_PRECONDITION.
     """
 
     def __init__(self, channel):
@@ -69,52 +69,53 @@ class ControllerStub:
 
 
 class ControllerServicer:
-    """One rank of an engine. Every message that changes something carries the master's term; a lower one than the rank has
-    seen is refused with FAILED_PRECONDITION, as is an iteration of another epoch.
+    """One rank of an engine. Every message that changes something carries the master's term. The rank refuses a lower term
+    than it has seen, and an iteration of another epoch, with FAILED_PRECONDITION.
     """
 
     def Hello(self, request, context):
-        """Who stands here, and where. Raises the rank's term.
+        """Tells the master which process this is, and what it holds. The rank accepts no lower term afterwards.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def HostStore(self, request, context):
-        """Hosts the store at which the ranks of a new epoch find each other; asked of one rank before all of them form.
+        """Hosts the store at which the ranks of a new epoch find each other. The master asks one rank, before all ranks form.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Form(self, request, context):
-        """Takes a place in a new formation of the engine: leaves the process groups of the epoch before, loads this rank's
-        slice of the model (kept if it is the same as before), joins the new groups, drops all rows, and says how many slots
-        its memory holds. Asked of all ranks at once: it returns when all have joined.
+        """Takes a place in a new formation of the engine. The rank drops all rows and leaves the process groups of the epoch
+        before; loads its slice of the model, unless it has the same slice already; joins the new groups; and answers how
+        many slots its memory can hold. The master asks all ranks at the same time: none returns before all have joined.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Allocate(self, request, context):
-        """Allocates the Attention K/V manager's memory. The rank is a member of the epoch from here on.
+        """Allocates the memory of the Attention K/V manager. From then on the rank is a member of the epoch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Run(self, request_iterator, context):
-        """The control lane between the master and this rank: heartbeats down and up, reports up, for as long as the master lives.
-        Iterations come down the lane of stage 0's controller (its tensor rank 0) alone. A new Run ends the one before.
+        """The control lane between the master and this rank, open for as long as the master lives. Heartbeats go both ways,
+        and reports go to the master. Only the controller of stage 0 (its tensor rank 0) gets iterations on its lane. A new
+        Run ends the one before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Relay(self, request_iterator, context):
-        """The way of an iteration from a controller to its tensor peers and to the controller of the next stage, which send it
-        on at once (pre-send). One long-lived stream an epoch; an iteration of another epoch or an old term ends it with
-        FAILED_PRECONDITION.
+        """Carries iterations from a controller to its tensor peers and to the controller of the next stage, which passes them
+        on before its GPU runs them. The stream lives as long as the epoch. An iteration of another epoch or of an old term
+        ends it with FAILED_PRECONDITION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -162,8 +163,8 @@ def add_ControllerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Controller:
-    """One rank of an engine. Every message that changes something carries the master's term; a lower one than the rank has
-    seen is refused with FAILED_PRECONDITION, as is an iteration of another epoch.
+    """One rank of an engine. Every message that changes something carries the master's term. The rank refuses a lower term
+    than it has seen, and an iteration of another epoch, with FAILED_PRECONDITION.
     """
 
     @staticmethod
@@ -330,7 +331,7 @@ class Controller:
 
 
 class SupervisorStub:
-    """The parent of a pod's ranks.
+    """The process that starts a pod's ranks, and starts a dead one again.
     """
 
     def __init__(self, channel):
@@ -352,19 +353,19 @@ class SupervisorStub:
 
 
 class SupervisorServicer:
-    """The parent of a pod's ranks.
+    """The process that starts a pod's ranks, and starts a dead one again.
     """
 
     def Watch(self, request, context):
-        """The pod's ranks, now and after every change.
+        """Tells the pod's ranks now, and again after every change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fence(self, request, context):
-        """Ends a rank that a master has judged dead; returns when it has ended. Names the incarnation's pid, so that its
-        successor is never hit.
+        """Kills a rank that a master has judged dead, and returns when the process has ended. The request names the pid, so
+        that the rank's next process is never hit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -392,7 +393,7 @@ def add_SupervisorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Supervisor:
-    """The parent of a pod's ranks.
+    """The process that starts a pod's ranks, and starts a dead one again.
     """
 
     @staticmethod

@@ -22,7 +22,7 @@ class Checkpoint:
     vocab_size: int
     max_positions: int
     eos_token_ids: tuple[int, ...]
-    digest: str  # of config.json and tokenizer.json: services of one release must agree on it
+    digest: str  # of config.json and tokenizer.json; all services of a release must have the same
 
     @property
     def tokenizer_file(self) -> Path | None:
@@ -31,7 +31,7 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: str | Path) -> Checkpoint:
-    """Reads the configuration. Raises FailedPrecondition with a sentence when the folder is no checkpoint."""
+    """Reads the configuration. Raises FailedPrecondition with a sentence when the folder is not a checkpoint."""
     folder = Path(folder)
     path = folder / "config.json"
     try:
@@ -45,7 +45,7 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     except FileNotFoundError:
         raise FailedPrecondition(f"model: {folder} holds no config.json") from None
     except (KeyError, TypeError, ValueError) as error:
-        raise FailedPrecondition(f"model: {path} lacks or garbles {error}") from None
+        raise FailedPrecondition(f"model: {path} has a missing or wrong field ({error})") from None
     digest = hashlib.sha256(raw)
     tokenizer = folder / "tokenizer.json"
     if tokenizer.exists():
@@ -67,7 +67,7 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
 
 
 def resolve_model(model: str) -> Path:
-    """The folder of a model: itself when it is one, else a hub name, downloaded where there is a network.
+    """The folder of a model. `model` is that folder, or a name on the hub; then its files are downloaded first.
 
     Raises FailedPrecondition when it is neither.
     """
@@ -88,4 +88,6 @@ def resolve_model(model: str) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise FailedPrecondition(f"model: {model} is neither a folder nor to be had from the hub ({error})") from None
+        raise FailedPrecondition(
+            f"model: {model} is no folder here, and the hub does not provide it ({error})"
+        ) from None

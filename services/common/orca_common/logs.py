@@ -1,4 +1,4 @@
-"""Structured logs: one line of JSON an event, on standard error. Never a prompt's text."""
+"""Structured logs on standard error: one line of JSON per event. They never hold the text of a prompt."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"
 
 
 class JsonFormatter(logging.Formatter):
-    """A record's `extra` fields (request, trace, engine, ..) become fields of the line."""
+    """Formats a record as a line of JSON. Its `extra` fields (request, trace, engine, ..) become fields of the line."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(service: str, level: str) -> None:
-    """Sends all logging of this process to standard error, one line of JSON each."""
+    """Sends all logging of this process to standard error. `level` is a name of the logging module, as DEBUG."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service))
     logging.basicConfig(handlers=[handler], level=level, force=True)

@@ -1,4 +1,4 @@
-"""The control plane between schedulers and ranks, beyond what `worker.proto` can state."""
+"""What schedulers and ranks agree on, beyond the messages of `worker.proto`."""
 
-PROTOCOL = 3  # raised when the messages change their meaning; ranks of different numbers never form an engine
-TERM_METADATA = "orca-term"  # of a Run call: a master of an old term must not end its successor's stream
+PROTOCOL = 3  # raised when a message changes its meaning; an engine forms only from ranks with the same number
+TERM_METADATA = "orca-term"  # key in a Run call's metadata; with the term, a rank refuses the stream of an old master

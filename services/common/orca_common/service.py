@@ -1,4 +1,4 @@
-"""The life of a service: start, serve until SIGTERM or SIGINT, drain within a bound, end. And its status port."""
+"""The life of a service, from its start to the end of its drain, and its status port."""
 
 import asyncio
 import gc
@@ -17,9 +17,10 @@ T = TypeVar("T")
 
 
 class StatusPort:
-    """`/livez` and `/readyz` over plain HTTP, in a thread of its own, so that probes are answered under any load.
+    """Answers `/livez` and `/readyz` over plain HTTP, in a thread of its own: probes are answered under any load.
 
-    `ready` says why the service is not ready, or returns None when it is. `alive` is whether its loop still turns.
+    `ready` returns why the service is not ready, None when it is. `alive` returns whether its event loop still runs.
+    Both are called in the thread.
     """
 
     def __init__(self, host: str, port: int, ready: Callable[[], str | None], alive: Callable[[], bool]) -> None:
@@ -27,7 +28,7 @@ class StatusPort:
             timeout = 5  # seconds for a client to send its request
 
             def do_GET(self) -> None:
-                reason = None if alive() else "the service's loop has not turned for 10 s"
+                reason = None if alive() else "the service's event loop has not run for 10 s"
                 if self.path == "/readyz":
                     reason = reason or ready()
                 elif self.path != "/livez":
@@ -52,20 +53,23 @@ class StatusPort:
     def close(self) -> None:
         stopping = threading.Thread(target=self._server.shutdown)
         stopping.start()
-        with suppress(OSError):  # its thread looks every 0.5 s, or when somebody connects
+        with suppress(OSError):  # a connection wakes the thread, which otherwise looks every 0.5 s
             socket.create_connection((self._host, self.port), timeout=1).close()
         stopping.join()
         self._server.server_close()
 
 
 class LoopPulse:
-    """Whether the event loop turns, and when it last did: judges of others must first know that they were on time."""
+    """Tells whether the event loop runs on time.
+
+    A process that was late itself cannot know whether a silent peer is dead, so it asks here first.
+    """
 
     def __init__(self, interval: float = 0.25) -> None:
         self._interval = interval
         self._loop = asyncio.get_running_loop()
         self.last = self._loop.time()
-        self.late_at = -1e9  # the loop's clock when it last came more than a moment late
+        self.late_at = -1e9  # when the loop was last late by more than 0.5 s, on its own clock
         self._handle = self._loop.call_later(interval, self._turn)
 
     def _turn(self) -> None:
@@ -76,7 +80,7 @@ class LoopPulse:
         self._handle = self._loop.call_later(self._interval, self._turn)
 
     def alive(self) -> bool:
-        """Callable from any thread."""
+        """Whether the loop ran in the last 10 s. May be called in any thread."""
         return self._loop.time() - self.last < 10
 
     def on_time(self, window: float) -> bool:
@@ -116,13 +120,14 @@ class App(Protocol):
         ...
 
 
-async def serve(app: App) -> None:
-    """Runs a service until SIGTERM or SIGINT, then drains it.
+async def serve(make: Callable[[], App]) -> None:
+    """Makes a service and runs it until SIGTERM or SIGINT, then drains it.
 
     Prints one line of JSON with its addresses when it listens. A signal during the start closes the service without a
     drain. Raises what ended `start` or `run`; a `run` that returns is a RuntimeError.
     """
-    stop = stop_event()
+    stop = stop_event()  # first: making the service may take its time
+    app = make()
     try:
         addresses = await _unless(stop, app.start())
         if addresses is None:
@@ -172,11 +177,11 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Runs a service's main coroutine on uvloop."""
     import uvloop
 
-    # Each iteration makes a few hundred short-lived containers and no cycles: young collections at the default of 700
-    # objects took 4 % of a scheduler's time.
+    # An iteration makes a few hundred short-lived containers and no cycles. Collecting at every 700 objects, Python's
+    # default, took 4 % of a scheduler's time.
     gc.set_threshold(50_000)
 
     async def body() -> None:
-        await main()  # called inside the loop: what it constructs may ask for the running loop
+        await main()  # called inside the loop, which what it constructs may ask for
 
     uvloop.run(body())

@@ -1,57 +1,198 @@
-"""Settings of a service: typed fields, read from `ORCA_*` in the environment or given by name.
+"""Settings: typed fields that come from flags, the environment, a TOML file and defaults, in this order.
 
-This module and its subclasses' files (`settings.py` of each service) are all that reads the environment.
+A field `max_batch_size` is `--max-batch-size`, `ORCA_MAX_BATCH_SIZE`, and `max_batch_size` in the file. The string
+below a field is its documentation: `--help` shows it.
+
+Only this module and the `settings.py` of each service read the environment.
 """
 
 import os
-from collections.abc import Mapping
-from typing import Any, Self
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+PREFIX = "ORCA_"
+EPILOG = "--max-batch-size 8 is also ORCA_MAX_BATCH_SIZE=8 in the environment, and max_batch_size = 8 in the file."
+
+# The settings of all services. A service defines only some of them, but all services of a release may share one
+# environment and one file, so only a name that no service knows is a mistake.
+NAMES = """
+advertise_host block_size call_buffer config device drain_seconds dtype endpoints engines first_gpu gpus_per_pod host
+http_port local_rank log_level max_batch_size max_calls max_detach_grace max_prompt_bytes max_prompts max_stop_bytes
+max_stop_strings max_stop_token_ids max_waiting model pool pool_patience port pp rank_port ranks redis_url run_ahead
+run_dir schedulers slots spare status_port supervisor_pid threads tp workers
+"""
+KNOWN = frozenset(NAMES.split())
 
 
 def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a child process: this process's own, and settings over it."""
-    return {**os.environ, **settings}
+    """The environment of a child process: this process's own without its `ORCA_*`, and the child's settings."""
+    inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(PREFIX)}
+    return {**inherited, **settings}
 
 
 class Settings(BaseSettings):
-    """Base of a service's settings. A field `max_batch_size` is `ORCA_MAX_BATCH_SIZE` and `--max-batch-size`."""
+    """Base of the settings of a service or a command."""
 
-    model_config = SettingsConfigDict(env_prefix="ORCA_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        cli_avoid_json=True,
+        cli_exit_on_error=False,
+        cli_hide_none_type=True,
+        cli_implicit_flags=True,
+        cli_kebab_case=True,
+        cli_parse_none_str="none",
+    )
+
+    config: str | None = None
+    """TOML file with settings; flags and the environment override it."""
 
     @classmethod
-    def load(cls, **given: Any) -> Self:
-        """Settings from the environment, overridden by what is given (None: not given).
+    def load(cls, arguments: Sequence[str] | None = None, /, **given: Any) -> Self:
+        """Settings from a command line's arguments, from what is given by name (None: not given), and from the rest.
 
-        Raises SystemExit with a sentence that names the wrong setting and its value.
+        Raises SystemExit with a sentence that names the wrong setting. `--help` prints all settings and ends with 0.
         """
+        values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         try:
-            return cls(**{name: value for name, value in given.items() if value is not None})
+            if arguments is not None:
+                values["_cli_settings_source"] = _parsed(cls, arguments)
+            variables = [name.upper() for name in os.environ if name.upper().startswith(PREFIX)]
+            check_names(variables, {variable(name) for name in KNOWN})
+            return cls(**values)
+        except SettingsError as error:
+            problem = str(error).removeprefix("error parsing CLI: ")
+            raise SystemExit(f"{problem}; --help lists all settings") from None
         except ValidationError as error:
-            first = error.errors()[0]
-            name = "_".join(["ORCA", *(str(part) for part in first["loc"][:1])]).upper()
-            raise SystemExit(f"{name}: {first['msg']} (it is {first['input']!r})") from None
+            raise SystemExit(sentence(error)) from None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, FileSource(settings_cls)
+
+    def origins(self, arguments: Sequence[str]) -> dict[str, str]:
+        """Where each setting came from when it was loaded: a flag, a variable, the file or "default"."""
+        kind = type(self)
+        return (
+            dict.fromkeys(kind.model_fields, "default")
+            | dict.fromkeys(FileSource(kind, self.config)(), self.config or "")
+            | {name: variable(name) for name in EnvSettingsSource(kind)()}
+            | {name: flag(name) for name in _parsed(kind, arguments)()}
+        )
 
     def environment(self) -> dict[str, str]:
-        """These settings as the environment of a child process."""
-        values = self.model_dump(mode="json", exclude_none=True)
-        return {f"ORCA_{name.upper()}": str(value) for name, value in values.items()}
+        """These settings as the environment of a child process, which then needs no file."""
+        values = self.model_dump(mode="json", exclude_none=True, exclude={"config"})
+        return {variable(name): str(value) for name, value in values.items()}
+
+
+class FileSource(PydanticBaseSettingsSource):
+    """The TOML file that `config` names. Keys of other services are left out, unknown keys are refused."""
+
+    def __init__(self, settings_cls: type[BaseSettings], path: str | None = None) -> None:
+        super().__init__(settings_cls)
+        self._path = path
+
+    def __call__(self) -> dict[str, Any]:
+        path = self._path or self.current_state.get("config")
+        if path is None:
+            return {}
+        try:
+            with open(path, "rb") as file:
+                found = tomllib.load(file)
+        except (OSError, ValueError) as error:
+            raise SystemExit(f"{variable('config')}: {path} cannot be read as TOML ({error})") from None
+        check_names(found, KNOWN - {"config"}, f"{path}: ")
+        return {name: value for name, value in found.items() if name in self.settings_cls.model_fields}
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        raise NotImplementedError("all values come at once, from __call__")
+
+
+def variable(name: str) -> str:
+    return PREFIX + name.upper()
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _parsed(kind: type[Settings], arguments: Sequence[str]) -> CliSettingsSource[Any]:
+    """The flags in a command line's arguments. Raises SystemExit for an unknown flag, and after --help."""
+    switches = {f"no_{name}" for name, field in kind.model_fields.items() if field.annotation is bool}
+    known = {flag(name) for name in {"help", *kind.model_fields, *switches}}
+    check_names([word.partition("=")[0] for word in arguments if word.startswith("--")], known)
+    source = CliSettingsSource(kind)
+    source.root_parser.epilog = EPILOG
+    return source(args=list(arguments))
+
+
+def check_names(names: Iterable[str], known: Iterable[str], where: str = "") -> None:
+    """Raises SystemExit for the first unknown name, with a sentence that says which known name is nearest."""
+    known = set(known)
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            raise SystemExit(
+                f"{where}{name}: there is no such setting" + (f"; did you mean {near[0]}?" if near else "")
+            )
+
+
+def sentence(error: ValidationError) -> str:
+    """The first of the errors, with the setting's name and value."""
+    first = error.errors()[0]
+    problem = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:  # several settings that do not fit together: the message names them
+        return problem
+    name = str(first["loc"][0])
+    if first["type"] == "missing":
+        return f"{variable(name)}: is required; {flag(name)} or the file of --config can give it too"
+    return f"{variable(name)}: {problem} (it is {first['input']!r})"
 
 
 class ServiceSettings(Settings):
     """What every service has."""
 
-    host: str = "127.0.0.1"  # address that the service's ports listen on
-    status_port: int = 0  # /livez and /readyz; 0 takes a free one
-    drain_seconds: float = 30.0
-    log_level: str = "INFO"
-    run_dir: str | None = None  # folder of journals; none are written without it
+    host: str = "127.0.0.1"
+    """Address that the service's ports listen on."""
+    status_port: int = Field(default=0, ge=0, le=65535)
+    """Port of /livez and /readyz; 0 takes a free one."""
+    drain_seconds: float = Field(default=30.0, ge=0)
+    """Bound of an orderly end, in seconds."""
+    log_level: Annotated[
+        Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"],
+        BeforeValidator(lambda level: level.upper() if isinstance(level, str) else level),
+    ] = "INFO"
+    """The least level that is logged, in upper or lower case."""
+    run_dir: str | None = None
+    """Folder of the schedulers' journals; none are written if it is not given."""
 
 
 class PoolSettings(Settings):
     """Where the request pool is."""
 
     redis_url: str = "redis://127.0.0.1:6379/0"
-    pool: str = "default"  # the release's name: `orca:{POOL}:...` in its keys
+    """The Redis of the request pool."""
+    pool: str = "default"
+    """Name of the release: its keys in Redis begin with `orca:{POOL}:`."""

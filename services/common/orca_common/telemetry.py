@@ -1,6 +1,6 @@
 """OpenTelemetry: off unless `OTEL_EXPORTER_OTLP_ENDPOINT` is set, and cheap when off.
 
-Spans carry the W3C context of the client: it comes as gRPC or HTTP metadata, stays in the pool record, and goes on to
+Spans carry the client's W3C context. It comes as gRPC or HTTP metadata, is kept in the pool's record, and reaches
 scheduler and ranks in their control messages.
 """
 
@@ -14,14 +14,14 @@ from pydantic_settings import BaseSettings
 
 
 class OtelSettings(BaseSettings):
-    """The standard variables of OpenTelemetry that decide whether anything is sent; its SDK reads the others."""
+    """The standard variables that decide whether anything is sent. OpenTelemetry's SDK reads the others."""
 
     otel_exporter_otlp_endpoint: str | None = None
     otel_exporter_otlp_traces_endpoint: str | None = None
 
 
 class Telemetry:
-    """A service's tracer. `enabled` is false when nothing is exported: then callers skip the work of making spans."""
+    """A service's tracer. When nothing is exported, `enabled` is false, and callers make no spans."""
 
     def __init__(self, service: str, instance: str = "") -> None:
         settings = OtelSettings()
@@ -40,7 +40,7 @@ class Telemetry:
         self.tracer: Tracer = trace.get_tracer("orca")
 
     def close(self) -> None:
-        """Sends what is left, at most for some seconds."""
+        """Sends the spans that are left; this takes at most some seconds."""
         if self._provider is not None:
             self._provider.force_flush(3000)
             self._provider.shutdown()

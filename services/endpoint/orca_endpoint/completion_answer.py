@@ -1,4 +1,4 @@
-"""OpenAI's answers: events and errors to JSON, whole or as server-sent events."""
+"""OpenAI's answers: from events and errors to JSON, whole or as server-sent events."""
 
 import json
 import time
@@ -8,8 +8,8 @@ from typing import Any
 from orca_common.errors import InvalidArgument, OrcaError, ResourceExhausted, Unavailable
 from orca_pool.records import Reason
 
-from .call import FinishedEvent, TokenEvent
 from .completion_request import ModelNotFound
+from .events import Finished, Token
 
 # HTTP status and OpenAI's error type of each error, by its gRPC status.
 STATUS: Mapping[str, tuple[int, str]] = {
@@ -28,7 +28,7 @@ STATUS: Mapping[str, tuple[int, str]] = {
 
 
 class BodyTooLarge(OrcaError):
-    """HTTP's 413."""
+    """The body exceeds the limit: HTTP status 413."""
 
 
 def finish_reason(reason: Reason) -> str:
@@ -44,16 +44,16 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 
 
 class Choice:
-    """One prompt's text as it grows."""
+    """The answer to one prompt, as it grows."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
-        self.tokens: list[TokenEvent] = []
+        self.tokens: list[Token] = []
         self.offset = 0  # characters given out
         self.input_tokens = self.output_tokens = 0
         self.finish: str | None = None
 
-    def logprobs(self, event: TokenEvent) -> dict[str, Any]:
+    def logprobs(self, event: Token) -> dict[str, Any]:
         """OpenAI's logprobs of one token. `top_logprobs` is null: the model's other choices are not known here."""
         return {
             "tokens": [event.text],
@@ -64,7 +64,7 @@ class Choice:
 
 
 class Chunks:
-    """The events of a stream as server-sent events. The constant parts are made once: a token costs one small dumps."""
+    """Turns events into server-sent events. Constant parts are made once, so a token costs one small json.dumps."""
 
     def __init__(self, request_id: str, model: str, include_usage: bool, logprobs: bool) -> None:
         head = {"id": request_id, "object": "text_completion", "created": int(time.time()), "model": model}
@@ -72,15 +72,15 @@ class Chunks:
         self._usage = ',"usage":null' if include_usage else ""
         self._logprobs = logprobs
 
-    def token(self, n: int, choice: Choice, event: TokenEvent) -> bytes:
-        """Empty when there is nothing to tell."""
+    def token(self, n: int, choice: Choice, event: Token) -> bytes:
+        """The chunk of a token; empty when the token has nothing to show."""
         if not event.text and not self._logprobs:
             return b""
         logprobs = json.dumps(choice.logprobs(event)) if self._logprobs else "null"
         choice.offset += len(event.text)
         return self._chunk(n, event.text, logprobs, "null")
 
-    def finished(self, n: int, event: FinishedEvent) -> bytes:
+    def finished(self, n: int, event: Finished) -> bytes:
         return self._chunk(n, event.text, "null", json.dumps(finish_reason(event.reason)))
 
     def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:

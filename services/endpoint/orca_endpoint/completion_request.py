@@ -1,7 +1,7 @@
-"""The body of OpenAI's `POST /v1/completions`: JSON to requests.
+"""The body of OpenAI's `POST /v1/completions`: from JSON to requests.
 
-What Orca cannot do is refused by the field's name, never ignored. Beyond OpenAI's fields: `top_k`, `ignore_eos`,
-`stop_token_ids`.
+A field that Orca cannot honour is refused by name, never ignored. `top_k`, `ignore_eos` and `stop_token_ids` are ours,
+beyond OpenAI's fields.
 """
 
 import json
@@ -15,10 +15,10 @@ from orca_common.errors import InvalidArgument, NotFound
 from .validation import HTTP_NAMES
 
 UINT32 = (1 << 32) - 1
-DEFAULT_MAX_TOKENS = 16  # OpenAI's
+DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 DEFAULT_TEMPERATURE = 1.0
 
-# Fields that are taken at their neutral values alone.
+# Fields of OpenAI's that are accepted at their neutral values only.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -48,12 +48,12 @@ KNOWN = {
 
 
 class ModelNotFound(NotFound):
-    """The body names another model."""
+    """The caller asks for a model that is not served here."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt of a body, as a request, and what the caller calls its fields."""
+    """One prompt of a body as a request, and the caller's names of its fields."""
 
     request: GenerateRequest
     names: Mapping[str, str]
@@ -74,7 +74,7 @@ def parse(raw: bytes, model: str, max_prompts: int) -> Completion:
     body = load(raw)
     for name in body:
         if name not in KNOWN:
-            raise InvalidArgument(name, "is not known here")
+            raise InvalidArgument(name, "is not known to Orca")
     body = {name: value for name, value in body.items() if value is not None}
     for name, values in NEUTRAL.items():
         if name in body and (body[name] not in values or isinstance(body[name], bool) != isinstance(values[0], bool)):
@@ -85,7 +85,7 @@ def parse(raw: bytes, model: str, max_prompts: int) -> Completion:
     get(body, "user", str, "a string", "")
     logprobs = get(body, "logprobs", int, "an integer", None)
     if logprobs not in {None, 0, 1}:
-        raise InvalidArgument("logprobs", "must be 0 or 1: the chosen token's logprob is given, not those of others")
+        raise InvalidArgument("logprobs", "must be 0 or 1: only the chosen token's logprob is given")
     options = get(body, "stream_options", dict, "an object", {})
     include_usage = get(options, "include_usage", bool, "true or false", False, "stream_options.include_usage")
     common = request_of(body, logprobs is not None)
@@ -98,10 +98,10 @@ def parse(raw: bytes, model: str, max_prompts: int) -> Completion:
 
 
 def load(raw: bytes) -> dict[str, Any]:
-    """The body as an object: standard JSON in UTF-8."""
+    """The body as an object. Raises InvalidArgument unless it is standard JSON in UTF-8."""
 
     def constant(name: str) -> Any:
-        raise ValueError(f"{name} is no JSON")
+        raise ValueError(f"{name} is not JSON")
 
     try:
         body = json.loads(raw.decode(), parse_constant=constant)
@@ -137,7 +137,7 @@ def number(body: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def strings(value: Any, field: str) -> list[str]:
-    """A string or a list of strings, of characters that can be encoded."""
+    """A string or a list of strings, as a list. Raises InvalidArgument for characters that cannot be encoded."""
     if isinstance(value, str):
         return [text(value, field)]
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -160,12 +160,12 @@ def token_ids(value: Any, field: str) -> list[int]:
         if isinstance(item, bool) or not isinstance(item, int):
             raise InvalidArgument(f"{field}[{n}]", "must be a token id")
         if not 0 <= item <= UINT32:
-            raise InvalidArgument(f"{field}[{n}]", f"is {item}: no token id")
+            raise InvalidArgument(f"{field}[{n}]", f"is {item}, which is no token id")
     return value
 
 
 def request_of(body: Mapping[str, Any], logprobs: bool) -> GenerateRequest:
-    """Everything but the prompt. Ranges that orca.v1 can hold are the validation's matter."""
+    """All of the request but its prompt. Checks ranges that orca.v1 cannot hold; the validation checks the others."""
     max_tokens = get(body, "max_tokens", int, "an integer", DEFAULT_MAX_TOKENS)
     if max_tokens < 1:
         raise InvalidArgument("max_tokens", f"must be at least 1; it is {max_tokens}")
@@ -193,7 +193,7 @@ def request_of(body: Mapping[str, Any], logprobs: bool) -> GenerateRequest:
 
 
 def prompts_of(body: Mapping[str, Any], common: GenerateRequest, max_prompts: int) -> list[Prompt]:
-    """One request for each prompt: a string, a list of strings, a list of ids, or a list of such lists."""
+    """One request for each prompt. The field is a string, a list of strings, a list of ids, or a list of such lists."""
     value = body.get("prompt")
     if value is None:
         raise InvalidArgument("prompt", "is missing")

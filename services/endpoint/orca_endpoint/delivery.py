@@ -1,8 +1,8 @@
-"""The endpoint's incarnation in the pool, and its delivery stream: packets in, wake-ups of calls out.
+"""The endpoint's incarnation in the pool, and its delivery stream: packets in, packets to calls out.
 
-DESIGN section 4, "Delivering". A call that may have missed a packet attaches again and reads its tokens from the pool.
-All calls do after a missed packet number, and, under a new incarnation, after a reconnect to Redis or a renewal that
-answers another registration number.
+See docs/design.md, "The request pool". A call that may have missed a packet attaches again and reads all its tokens
+from the pool. All calls do so after a missed packet number. They also do so, under a new incarnation, after a reconnect
+to Redis and when a renewal answers another registration number.
 """
 
 import asyncio
@@ -12,17 +12,17 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from orca_common.errors import Unavailable
+from orca_pool import records
+from orca_pool.leases import GAP_SECONDS, RENEW_SECONDS
 from orca_pool.pool import Pool
 from orca_pool.records import Packet
+from orca_pool.retry import reached
 
 log = logging.getLogger(__name__)
 
-RENEWAL = 0.4  # seconds between renewals
-LATE = 0.75  # a renewal that comes this much after the last one was late: what ended meanwhile may be our fault
 UNREADY = 2.0  # seconds without an answer of the pool after which the endpoint is not ready
 READ_WAIT = 0.5  # seconds that one read waits; a new incarnation's stream is read at the latest after that
-RETRY = 0.2  # seconds between tries while Redis is away
-DETACH_PATIENCE = 60.0  # seconds that a detach is tried; after that the sweep of dead endpoints does it
+DETACH_PATIENCE = 60.0  # seconds that a detach is tried; later the sweep of dead endpoints does its work
 
 
 class Listener(Protocol):
@@ -35,15 +35,15 @@ class Listener(Protocol):
     def put(self, packet: Packet) -> None:
         """News of this call's request."""
 
-    def doubt(self) -> None:
-        """Something may have been missed: attach again."""
+    def resync(self) -> None:
+        """Packets may be missing: attach again."""
 
     def wake(self) -> None:
-        """Look at the hub's state again."""
+        """Look again at whether the endpoint is leaving."""
 
 
 class Delivery:
-    """Registers, renews and reads; hands packets to the calls they are addressed to."""
+    """Keeps the endpoint registered, reads its stream, and gives each packet to the call that it is addressed to."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -52,13 +52,13 @@ class Delivery:
         self._calls: dict[str, list[Listener]] = {}
         self._count = 0
         self._number: int | None = None  # of our registration
-        self._generation = 0
-        self._last = 0  # number of the last delivery
+        self._generation = 0  # of the connection to Redis that the registration was made on
+        self._last = 0  # number of the last entry that was read
         self._cursor: bytes | None = None
         self._hurry = asyncio.Event()  # renew now
         self._changed = asyncio.Event()  # set and replaced at each registration
         self._loop = asyncio.get_running_loop()
-        self._renewed = self._loop.time()
+        self._renewed = self._loop.time()  # the last answer of the pool
         self._late_until = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -75,16 +75,17 @@ class Delivery:
         return self._number is not None
 
     def on_time(self) -> bool:
-        """Whether we are registered and the pool answered lately. Callable from any thread."""
+        """Whether the endpoint is registered and the pool answered lately. Callable from any thread."""
         return self.registered and self._loop.time() - self._renewed < UNREADY
 
     def add(self, call: Listener) -> None:
-        """From now on the call gets its packets: before its attach is sent."""
+        """From now on the call gets its packets. Comes before the call's attach is sent."""
         self._calls.setdefault(call.request_id, []).append(call)
         self._count += 1
         self._idle.clear()
 
     def remove(self, call: Listener) -> None:
+        """The call gets no more packets."""
         calls = self._calls[call.request_id]
         calls.remove(call)
         if not calls:
@@ -94,44 +95,43 @@ class Delivery:
             self._idle.set()
 
     def own_fault(self) -> bool:
-        """Whether calls that end now may end because of this endpoint: it leaves, or its loop was late."""
+        """Whether this endpoint may be why a call ends now: the endpoint is leaving, or its loop was late."""
         now = self._loop.time()
-        return self.leaving or now < self._late_until or now - self._renewed > LATE
+        return self.leaving or now < self._late_until or now - self._renewed > GAP_SECONDS
 
     async def another(self, incarnation: str) -> None:
-        """Waits some time for an incarnation other than this one, which the pool does not know."""
+        """Waits, for two renewals at most, until the endpoint is registered under another incarnation than this one."""
         if self.incarnation != incarnation and self.registered:
             return
         self._hurry.set()
         changed = self._changed
         try:
-            await asyncio.wait_for(changed.wait(), 2 * RENEWAL)
+            await asyncio.wait_for(changed.wait(), 2 * RENEW_SECONDS)
         except TimeoutError:
             return  # the caller tries again, and has its own bound
 
-    def detach(self, request_id: str, attempt: int, grace: float, after: "asyncio.Future[Any] | None") -> None:
-        """Detaches in the background, after an operation of this call that may still be under way."""
-        self.spawn(self._detach(request_id, attempt, grace, after))
+    def detach(self, request_id: str, attempt: int, grace: float, after: "asyncio.Future[Any]") -> None:
+        """Detaches a call in the background, once the call's last operation (`after`) has ended.
 
-    async def _detach(self, request_id: str, attempt: int, grace: float, after: "asyncio.Future[Any] | None") -> None:
-        if after is not None:
-            await asyncio.wait([after])
-            if not after.cancelled():
-                after.exception()  # whatever it was: the detach decides
-        give_up = self._loop.time() + DETACH_PATIENCE
-        while True:
-            try:
-                await self._pool.detach(request_id, attempt=attempt, grace=grace)
-                return
-            except Unavailable as error:
-                if self._loop.time() > give_up:
-                    log.warning("detach given up", extra={"request": request_id, "reason": str(error)})
-                    return
-                await asyncio.sleep(RETRY)
+        grace: seconds until the pool may end the request.
+        """
+        self._spawn(self._detach(request_id, attempt, grace, after))
 
-    def spawn(self, work: Coroutine[object, object, None]) -> None:
+    async def _detach(self, request_id: str, attempt: int, grace: float, after: "asyncio.Future[Any]") -> None:
+        await asyncio.wait([after])
+        if not after.cancelled():
+            after.exception()  # retrieved, whatever it was: the detach follows anyway
+        try:
+            await reached(
+                lambda: self._pool.detach(request_id, attempt=attempt, grace=grace),
+                give_up=self._loop.time() + DETACH_PATIENCE,
+            )
+        except Unavailable as error:
+            log.warning("detach given up", extra={"request": request_id, "reason": str(error)})
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
         """Runs work that outlives its call; `settled` waits for it."""
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._loop.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._done)
 
@@ -153,7 +153,7 @@ class Delivery:
                 call.wake()
 
     async def settled(self, timeout: float) -> None:
-        """Waits until detaches have been sent."""
+        """Waits until all detaches have been sent, for `timeout` seconds at most."""
         if self._background:
             await asyncio.wait(self._background, timeout=timeout)
 
@@ -167,7 +167,7 @@ class Delivery:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
 
-    # -- the two tasks
+    # -- the registration
     async def renew(self) -> None:
         """Registers and renews, for ever."""
         while True:
@@ -176,11 +176,9 @@ class Delivery:
                 await self._renew()
             except Unavailable as error:
                 log.info("renewal waits for the pool", extra={"reason": str(error)})
-            now = self._loop.time()
-            if now - self._renewed > LATE:
-                self._late_until = now + 1.0
+                self._note_lateness()
             try:
-                await asyncio.wait_for(self._hurry.wait(), RENEWAL)
+                await asyncio.wait_for(self._hurry.wait(), RENEW_SECONDS)
                 await asyncio.sleep(0.02)  # so that hurrying callers do not make it spin
             except TimeoutError:
                 pass
@@ -192,7 +190,7 @@ class Delivery:
         else:
             known = await self._pool.renew_endpoint(self.incarnation) == self._number
             if known and generation == self._generation:
-                self._mark()
+                self._note_answer()
                 return
             old, self.incarnation, self._number = self.incarnation, new_incarnation(), None
             reason = "reconnected to Redis" if known else "was declared dead"
@@ -200,43 +198,47 @@ class Delivery:
             self._last, self._cursor = 0, None
             self._number = await self._pool.renew_endpoint(self.incarnation, register=True, replaces=old)
         self._generation = generation
-        self._mark()
-        self._all_doubt()
+        self._note_answer()
+        self._resync_all()
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _mark(self) -> None:
+    def _note_answer(self) -> None:
+        self._note_lateness()
+        self._renewed = self._loop.time()
+
+    def _note_lateness(self) -> None:
         now = self._loop.time()
-        if now - self._renewed > LATE:
+        if now - self._renewed > GAP_SECONDS:
             self._late_until = now + 1.0
-        self._renewed = now
 
-    def _all_doubt(self) -> None:
-        for calls in self._calls.values():
-            for call in calls:
-                call.doubt()
-
+    # -- the stream
     async def read(self) -> None:
         """Reads the delivery stream and hands out its packets, for ever."""
         calls = self._calls
         while True:
-            incarnation = self.incarnation
-            try:
-                entries = await self._pool.read(incarnation, self._cursor, wait=READ_WAIT)
-            except Unavailable:
-                await asyncio.sleep(RETRY)
-                continue
+            incarnation, entries = await reached(self._read)
             if incarnation != self.incarnation:
-                continue  # of a stream that is no longer ours: all calls attach again
+                continue  # the stream of an incarnation that is over: all calls attach again
             for entry in entries:
                 if entry.number != self._last + 1:
                     log.warning("packets were missed", extra={"expected": self._last + 1, "got": entry.number})
-                    self._all_doubt()
+                    self._resync_all()
                 self._last, self._cursor = entry.number, entry.cursor
                 for packet in entry.packets:
                     for call in calls.get(packet.request_id, ()):
                         if call.attempt == packet.attempt:
                             call.put(packet)
+
+    async def _read(self) -> tuple[str, list[records.Delivery]]:
+        """The next entries, and the incarnation whose stream they are from."""
+        incarnation = self.incarnation
+        return incarnation, await self._pool.read(incarnation, self._cursor, wait=READ_WAIT)
+
+    def _resync_all(self) -> None:
+        for calls in self._calls.values():
+            for call in calls:
+                call.resync()
 
 
 def new_incarnation() -> str:

@@ -1,4 +1,4 @@
-"""What both doors do: admit requests, open calls, tell about the model."""
+"""What both doors do: admit requests, open calls, describe the model."""
 
 import asyncio
 import logging
@@ -13,20 +13,26 @@ from orca_common.checkpoint import Checkpoint
 from orca_common.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
 from orca_common.telemetry import Telemetry, carrier_of, context_of, trace_id_of
 from orca_pool.pool import Pool
+from orca_pool.retry import reached
 
-from .call import RETRY_AFTER, Call, Patience
-from .delivery import RETRY, Delivery
+from .call import Call, CallLimits, Submission
+from .delivery import Delivery
+from .refusals import RETRY_AFTER
 from .settings import EndpointSettings
 from .text import Vocabulary
+from .transcript import Transcript
 from .validation import Validator
 
 log = logging.getLogger(__name__)
 
-WATCH = 0.5  # seconds between looks at the pool's identity until an engine has formed
+WATCH = 0.5  # seconds between looks at whether an engine has formed
 
 
 class Endpoint:
-    """One endpoint's collaborators, and its state towards clients: not ready, ready, leaving."""
+    """Serves clients of both doors: checks their requests and opens their calls.
+
+    Towards clients it is not ready, ready or draining.
+    """
 
     def __init__(
         self,
@@ -43,14 +49,14 @@ class Endpoint:
         self.delivery = delivery
         self._pool, self._vocabulary = pool, vocabulary
         self._validator = Validator(settings, checkpoint, vocabulary)
-        self._patience = Patience(settings.pool_patience, settings.call_buffer)
-        self._formed = False  # an engine has, once
+        self._limits = CallLimits(settings.pool_patience, settings.call_buffer)
+        self._formed = False  # whether an engine has ever formed
         self._validating = 0  # requests whose text is being tokenized
         self.draining = False
 
     # -- readiness
     def not_ready(self) -> str | None:
-        """Why no request can be served now; None when they can. Callable from any thread."""
+        """Why no request can be served now; None when requests can be served. Callable from any thread."""
         if self.draining:
             return "leaving"
         if not self.delivery.on_time():
@@ -62,11 +68,8 @@ class Endpoint:
     async def watch(self) -> None:
         """Waits until an engine has formed."""
         while not self._formed:
-            try:
-                identity = await self._pool.identity()
-                self._formed = identity is not None and identity.slots > 0
-            except Unavailable as error:
-                log.info("waiting for the pool", extra={"reason": str(error)})
+            identity = await reached(self._pool.identity)
+            self._formed = identity is not None and identity.slots > 0
             if not self._formed:
                 await asyncio.sleep(WATCH)
         log.info("an engine has formed")
@@ -79,7 +82,11 @@ class Endpoint:
         carrier: Mapping[str, str],
         names: Mapping[str, str] | None = None,
     ) -> Call:
-        """A call that will submit the request. `deadline`: a moment of the loop's clock; `names`: see validation."""
+        """A call that will submit the request.
+
+        deadline: a moment of the loop's clock. carrier: the caller's metadata, for the trace. names: the caller's names
+        of the request's fields (see `validation`). Raises what the validation raises, and when no call is admitted.
+        """
         self._admit(deadline)
         self._validating += 1
         try:
@@ -88,50 +95,40 @@ class Endpoint:
             self._validating -= 1
         span = self._span("orca.request", work.record.request_id, carrier)
         work.record.trace.update(trace_of(span, carrier))
-        return Call.generate(
+        return Call(
             self._pool,
             self.delivery,
-            self._vocabulary,
-            self._patience,
-            work,
-            deadline,
-            self.settings.max_waiting,
-            span,
+            self._limits,
+            Transcript(work.record.request_id, self._vocabulary),
+            attempt=work.attempt,
+            submission=Submission(work, deadline, self.settings.max_waiting),
+            span=span,
         )
 
     def resume(self, request: ResumeRequest, deadline: float | None, carrier: Mapping[str, str]) -> Call:
-        """A call that will attach to a known request."""
+        """A call that will attach to a known request. Arguments and errors as in `generate`."""
         self._admit(deadline)
         attempt = self._validator.resume(request)
-        return Call.resume(
+        return Call(
             self._pool,
             self.delivery,
-            self._vocabulary,
-            self._patience,
-            request.request_id,
-            attempt,
-            request.from_index,
-            request.digest,
-            self._span("orca.resume", request.request_id, carrier),
+            self._limits,
+            Transcript(request.request_id, self._vocabulary, from_index=request.from_index, digest=request.digest),
+            attempt=attempt,
+            span=self._span("orca.resume", request.request_id, carrier),
         )
 
     async def cancel(self, request: CancelRequest) -> bool:
-        """Whether it was alive. Raises NotFound."""
+        """Cancels a request. Whether it was alive. Raises NotFound, and Unavailable when the pool stays away."""
         self._validator.cancel(request)
         give_up = asyncio.get_running_loop().time() + self.settings.pool_patience
-        while True:
-            try:
-                alive = await self._pool.cancel(request.request_id)
-                break
-            except Unavailable:
-                if asyncio.get_running_loop().time() > give_up:
-                    raise
-                await asyncio.sleep(RETRY)
+        alive = await reached(lambda: self._pool.cancel(request.request_id), give_up=give_up)
         if alive is None:
             raise NotFound(f"request {request.request_id} is not known; it may have ended long ago")
         return alive
 
     async def model(self) -> GetModelResponse:
+        """The model, the limits of what is accepted, and the engines that have formed."""
         limits, checkpoint = self.settings, self.checkpoint
         return GetModelResponse(
             name=self.name,
@@ -157,11 +154,11 @@ class Endpoint:
 
     # -- the parts
     def _admit(self, deadline: float | None) -> None:
-        """Refuses a new call that cannot be served now."""
+        """Raises the error of a new call that cannot be served now."""
         if self.draining:
             raise Unavailable("this endpoint is leaving; call another one")
         if deadline is not None and deadline <= asyncio.get_running_loop().time():
-            raise DeadlineExceeded("the deadline had passed when the request came")
+            raise DeadlineExceeded("the deadline had passed when the request arrived")
         if self.delivery.count + self._validating >= self.settings.max_calls:
             raise ResourceExhausted(f"this endpoint serves {self.settings.max_calls} streams already", RETRY_AFTER)
 
@@ -174,7 +171,7 @@ class Endpoint:
 
 
 def trace_of(span: Span | None, carrier: Mapping[str, str]) -> dict[str, str]:
-    """The W3C headers that go on with a request: its span's, else the client's, else an id that log lines can name."""
+    """The W3C headers that go on with a request: of its span, else the client's, else a new id for the log lines."""
     if span is not None:
         return carrier_of(span)
     if int(trace_id_of(carrier), 16):
@@ -183,5 +180,5 @@ def trace_of(span: Span | None, carrier: Mapping[str, str]) -> dict[str, str]:
 
 
 def model_name(model: str, checkpoint: Checkpoint) -> str:
-    """A folder's last part, or the hub's name."""
+    """The model's public name: the last part of a folder's path, or the hub's name."""
     return checkpoint.name if Path(model).exists() else model

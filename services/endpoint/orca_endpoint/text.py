@@ -1,4 +1,4 @@
-"""Text to tokens, and tokens to text one at a time: never half a character, and stop strings across token borders."""
+"""Text to tokens, and tokens to text one at a time: no half characters, and stop strings across token borders."""
 
 import codecs
 import json
@@ -10,19 +10,19 @@ from tokenizers import Tokenizer
 
 from orca_common.errors import FailedPrecondition
 
-BROKEN = "\ufffd"  # what a decoder writes for bytes that are no character
-WINDOW = 16  # tokens after which a run that decodes to no whole character is given out as it is
+BROKEN = "\ufffd"  # what a decoder writes for bytes that make no character
+WINDOW = 16  # tokens; a longer run without a whole character is given out as it is
 
 
 class Detokenizer(Protocol):
-    """Turns one stream of tokens to text. The pieces of `push` and the last one of `flush` make up the whole text."""
+    """Turns the tokens of one stream into text. The results of `push`, and of `flush` at the end, make up the text."""
 
     def push(self, token_id: int) -> str:
         """The characters that this token completed."""
         ...
 
     def flush(self) -> str:
-        """What was held back: an unfinished character, as U+FFFD."""
+        """The text that was held back: an unfinished character, as U+FFFD."""
         ...
 
 
@@ -35,11 +35,11 @@ class Vocabulary:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises Exception itself
             raise FailedPrecondition(f"model: {path} is not a tokenizer ({error})") from None
-        self._tokenizer.no_truncation()  # a checkpoint's file may carry both, and they would change prompts in silence
+        self._tokenizer.no_truncation()  # a checkpoint's file may ask for both, which would silently change prompts
         self._tokenizer.no_padding()
         parts = json.loads(self._tokenizer.to_str())
         self._pieces = self._byte_pieces() if (parts["decoder"] or {}).get("type") == "ByteLevel" else None
-        # bytes of the longest token, where a text of n bytes makes at least n / longest tokens
+        # Bytes of the longest token: a text of n bytes has at least n / longest_token tokens. None: not certain here.
         exact = self._pieces is not None and parts["normalizer"] is None
         names = self._tokenizer.get_vocab(with_added_tokens=True)
         self.longest_token = max(len(name.encode()) for name in names) if exact and names else None
@@ -55,7 +55,7 @@ class Vocabulary:
         return WindowDetokenizer(self) if self._pieces is None else ByteDetokenizer(self._pieces)
 
     def _byte_pieces(self) -> list[bytes]:
-        """The bytes of each token of a byte-level vocabulary, whose names spell each byte as a printable character."""
+        """The bytes of each token of a byte-level vocabulary. Its names spell each byte as a printable character."""
         kept = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
         moved = [byte for byte in range(256) if byte not in kept]
         byte_of = {chr(byte): byte for byte in kept} | {chr(256 + n): byte for n, byte in enumerate(moved)}
@@ -70,7 +70,7 @@ class Vocabulary:
 
 
 class ByteDetokenizer:
-    """For byte-level vocabularies (GPT-2, Llama 3, Qwen): a token is bytes; UTF-8 is decoded as it comes. 0.4 us."""
+    """For byte-level vocabularies (GPT-2, Llama 3, Qwen): decodes the bytes of each token as UTF-8. 0.4 us a token."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
@@ -85,10 +85,11 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For all others: decodes a short window of tokens twice and gives out what the last ones added.
+    """For all other vocabularies: decodes a short window of tokens and gives out the text that the newest ones added.
 
-    The window begins with the tokens of the piece before, because a decoder treats the first token of a text in its own
-    way (the idea is text-generation-inference's prefix and read offsets). A piece that ends in U+FFFD is held back.
+    The window begins with the tokens of the previous piece, because a decoder may treat the first token of a text
+    differently (the idea is text-generation-inference's prefix and read offsets). A piece that ends in U+FFFD is held
+    back.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -127,9 +128,9 @@ class NoDetokenizer:
 class StopMatcher:
     """Finds the first stop string in a text that comes in pieces, and holds back what may be the beginning of one.
 
-    One Knuth-Morris-Pratt state for each stop string: the cost is linear in the text, whatever the strings are. The
-    stop string that is complete first counts, wherever the borders of the pieces lie; of several complete at one
-    character the longest. As in OpenAI's API, it is not part of the text.
+    The stop string that is complete first ends the text, wherever the borders of the pieces lie. If several are
+    complete at one character, the longest does. As in OpenAI's API, the stop string is not part of the text. Each stop
+    string has one Knuth-Morris-Pratt state, so the cost is linear in the text, whatever the strings are.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -166,7 +167,7 @@ class StopMatcher:
 
     @staticmethod
     def _failures(stop: str) -> list[int]:
-        """For each prefix the length of its longest proper suffix that is a prefix too."""
+        """For each prefix of `stop`: the length of its longest proper suffix that is also a prefix of `stop`."""
         failures, state = [0], 0
         for character in stop[1:]:
             while state and stop[state] != character:
@@ -177,7 +178,7 @@ class StopMatcher:
 
 
 class TextStream:
-    """The text of one request, from token 0 on: detokenizer and stop strings together."""
+    """The text of one request from token 0 on: a detokenizer and a stop matcher together."""
 
     def __init__(self, vocabulary: Vocabulary | None, stops: Sequence[str]) -> None:
         self._detokenizer: Detokenizer = vocabulary.detokenizer() if vocabulary else NoDetokenizer()
@@ -191,6 +192,6 @@ class TextStream:
         return self._matcher.push(piece)
 
     def flush(self) -> str:
-        """What was held back, at the end of a request that no stop string ended."""
+        """The text that was held back, at the end of a request that no stop string ended."""
         held = self._matcher.flush() if self._matcher else ""
         return held + self._detokenizer.flush()

@@ -1,7 +1,7 @@
-"""What a request must be. Both doors come through here; each error names the field as its caller wrote it.
+"""The checks of requests, for both doors. Each error names the field as the caller wrote it.
 
-`GenerateRequest` -> `Work` (the pool's record and what submit needs beside it), or InvalidArgument, or
-FailedPrecondition for what this model cannot do.
+A `GenerateRequest` becomes `Work`: the pool's record and what a submit needs beside it. Otherwise InvalidArgument is
+raised, or FailedPrecondition for what this model cannot do.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from .text import Vocabulary
 
 MAX_ID = 128
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:~-]+")
-MAX_ATTEMPT = (1 << 53) - 1  # Lua's numbers are exact up to here
+MAX_ATTEMPT = (1 << 53) - 1  # Lua's numbers are exact up to this one
 MAX_TEMPERATURE = 100.0
-GREEDY_BELOW = 1e-5  # logits divided by less overflow float32, and the draw is the greedy one anyway
-IN_LOOP = 2048  # bytes of text that are tokenized on the event loop (about 0.5 ms); more goes to a thread
+GREEDY_BELOW = 1e-5  # smaller divisors make logits overflow float32; the draw is the greedy one by then anyway
+IN_LOOP = 2048  # bytes; a text up to this size is tokenized on the event loop (about 0.5 ms), a longer one in a thread
 
-# The HTTP door's names of the fields that differ there.
+# The HTTP door's names of the fields that have other names there.
 HTTP_NAMES: Mapping[str, str] = {
     "text": "prompt",
     "token_ids.ids": "prompt",
@@ -44,17 +44,17 @@ class Work:
     """A valid request, ready for the pool."""
 
     record: PoolRequest
-    body_digest: str  # of what makes two requests the same
+    body_digest: str  # see `body_digest` below
     attempt: int
 
     @property
-    def need(self) -> int:
-        """Slots: input tokens + max_new_tokens."""
+    def max_tokens(self) -> int:
+        """Input tokens + max_new_tokens: the slots that the request needs."""
         return len(self.record.prompt_ids) + self.record.max_new_tokens
 
 
 class Attempts:
-    """Attempt numbers for callers that send none: the clock in microseconds, growing."""
+    """Attempt numbers for callers that send none: the clock in microseconds, always growing."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -72,7 +72,10 @@ class Validator:
         self._attempts = Attempts()
 
     async def generate(self, request: GenerateRequest, names: Mapping[str, str] | None = None) -> Work:
-        """Raises InvalidArgument and FailedPrecondition. Leaves `record.trace` to the caller."""
+        """The work of a valid request; the caller adds `record.trace`. Raises InvalidArgument and FailedPrecondition.
+
+        names: the caller's names of fields, where they differ from orca.v1's.
+        """
         check = Fields(names or {})
         request_id = self._request_id(request.request_id) if request.request_id else f"req-{secrets.token_hex(12)}"
         attempt = self._attempt(request.attempt)
@@ -101,7 +104,7 @@ class Validator:
         return Work(record, body_digest(request), attempt)
 
     def resume(self, request: ResumeRequest) -> int:
-        """Checks a ResumeRequest and answers its attempt."""
+        """Checks a ResumeRequest and returns its attempt. Raises InvalidArgument."""
         self._request_id(request.request_id)
         if request.from_index > self._model.max_positions:
             raise InvalidArgument("from_index", f"must be at most {self._model.max_positions}")
@@ -110,6 +113,7 @@ class Validator:
         return self._attempt(request.attempt)
 
     def cancel(self, request: CancelRequest) -> None:
+        """Checks a CancelRequest. Raises InvalidArgument."""
         self._request_id(request.request_id)
 
     # -- the parts
@@ -119,7 +123,7 @@ class Validator:
         if len(request_id) > MAX_ID:
             raise InvalidArgument("request_id", f"has {len(request_id)} characters; at most {MAX_ID} are allowed")
         if not REQUEST_ID.fullmatch(request_id):
-            raise InvalidArgument("request_id", "may hold letters, digits and . _ : ~ - alone")
+            raise InvalidArgument("request_id", "may hold only letters, digits and . _ : ~ -")
         return request_id
 
     def _attempt(self, attempt: int) -> int:
@@ -138,7 +142,7 @@ class Validator:
 
     def _sampling(self, sampling: Sampling, check: "Fields") -> tuple[float, int, float]:
         temperature = sampling.temperature
-        if not 0 <= temperature <= MAX_TEMPERATURE:  # NaN is not either
+        if not 0 <= temperature <= MAX_TEMPERATURE:  # NaN is not between them either
             raise check.error("sampling.temperature", f"must be between 0 and {MAX_TEMPERATURE:g}; it is {temperature}")
         if sampling.HasField("top_k") and sampling.top_k < 1:
             raise check.error("sampling.top_k", "must be at least 1")
@@ -213,7 +217,7 @@ class Validator:
 
 
 class Fields:
-    """The caller's names of the request's fields."""
+    """Makes errors that name the request's fields as the caller does."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names
@@ -224,12 +228,12 @@ class Fields:
 
 
 def seed_of(request_id: str) -> int:
-    """The seed of a request that names none: the same for every retry of it."""
+    """The seed of a request that names none. Every retry of a request gets the same one."""
     return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "little")
 
 
 def body_digest(request: GenerateRequest) -> str:
-    """SHA-256 of what makes two requests the same: all but the id, the attempt and the grace."""
+    """SHA-256 of the request without id, attempt and grace. Two requests with the same body are the same generation."""
     body = GenerateRequest()
     body.CopyFrom(request)
     for field in ("request_id", "attempt", "detach_grace"):

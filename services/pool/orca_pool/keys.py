@@ -1,26 +1,43 @@
-"""Every Redis key of the project. One release, one pool; the hash tag `{POOL}` keeps its keys on one node of a cluster.
+"""Every Redis key of the project. One release has one pool, and two releases never share one.
 
-| `orca:{POOL}:...`     | type       | meaning                                                   | life                |
-| --------------------- | ---------- | --------------------------------------------------------- | ------------------- |
-| pool                  | hash       | model identity, slots of the largest engine, last numbers | the release         |
-| waiting               | sorted set | ids in the queue by arrival number: position = rank       | until claimed       |
-| claimed:ENGINE        | sorted set | ids that an engine holds, by arrival number               | until given back    |
-| request:ID            | hash       | one request: record, state, numbers, listener, times      | retention after end |
-| tokens:ID             | string     | 16 bytes a committed token (wire.TOKEN), append only      | with its request    |
-| due                   | sorted set | ids by the moment of a deadline or a grace's end          | with its request    |
-| delivery:ENDPOINT     | stream     | n: number, e: engine, p: packets (wire.PACKET)            | the incarnation     |
-| control:ENGINE        | stream     | hints h: '' (requests wait) or the id of an early end     | until retired       |
-| engine:ID             | hash       | lease, epoch, reserved iterations, last claim, sizes      | until retired       |
-| engines               | set        | ids of all engines: keys cannot be listed in a cluster    | the release         |
-| endpoint:ID           | hash       | registration number, number of the last delivery entry    | until swept         |
-| endpoints, schedulers | sorted set | living processes by the moment of their last renewal      | until swept         |
+The keys of a pool share the hash tag `{POOL}`, so a Redis Cluster keeps them on one node.
 
-Moments are Redis's TIME in microseconds. The scripts (lua/prelude.lua) compute the same names from the first key.
+| `orca:{POOL}:...`     | type       | meaning                                               | life                |
+| --------------------- | ---------- | ----------------------------------------------------- | ------------------- |
+| pool                  | hash       | the model, slots of the largest engine, last numbers  | the release         |
+| waiting               | sorted set | ids in the queue by arrival number: position = rank   | until claimed       |
+| claimed:ENGINE        | sorted set | ids that an engine has claimed, by arrival number     | until given back    |
+| request:ID            | hash       | one request: record, state, numbers, listener, times  | retention after end |
+| tokens:ID             | string     | the committed tokens (wire.TOKEN), append only        | with its request    |
+| due                   | sorted set | ids by the moment of a deadline or a grace's end      | with its request    |
+| delivery:ENDPOINT     | stream     | n: number, e: engine, p: packets (wire.PACKET)        | the incarnation     |
+| control:ENGINE        | stream     | h: '' (requests wait), or the id of one that ended    | until retired       |
+| engine:ID             | hash       | lease, epoch, reserved iterations, last claim, sizes  | until retired       |
+| engines               | set        | ids of all engines: a cluster cannot list keys        | the release         |
+| endpoint:ID           | hash       | registration number, last number in its stream         | until swept         |
+| endpoints, schedulers | sorted set | living processes by the moment of their last renewal  | until swept         |
+
+The fields of `request:ID`, '' where there is none:
+
+| fields                                                | meaning                                                     |
+| ----------------------------------------------------- | ----------------------------------------------------------- |
+| record, digest, max_tokens, grace                     | the request as submitted: PoolRequest, digest of its body,  |
+|                                                       | slots that it needs, detach grace in microseconds           |
+| state                                                 | waiting, claimed or ended                                   |
+| arrival, claim, engine                                | arrival number; claim number and engine while claimed       |
+| engines                                               | lines '<index of the first token> <engine>', a line a claim |
+| endpoint, attempt, closed                             | the listening call; closed: 1 when this attempt detached    |
+| losses, loss_at                                       | losses since the last token; tokens at the last loss        |
+| deadline, detach_at                                   | moments at which the request ends                           |
+| reason, final                                         | why it ended (0: not yet), and its number of tokens         |
+| submitted, claimed_at, first_token, finished          | moments of its life (0: not yet)                            |
+
+Moments are Redis's TIME in microseconds. The scripts (lua/prelude.lua) make the same names from the first key.
 """
 
 
 class Keys:
-    """Names of the keys that Python itself reads or writes. `pool` is the release's name."""
+    """The names of the keys that Python itself reads. `pool` is the release's name."""
 
     def __init__(self, pool: str) -> None:
         if not pool or set(pool) & set("{}"):
@@ -29,7 +46,9 @@ class Keys:
         self.pool = f"{self.prefix}pool"
 
     def delivery(self, endpoint: str) -> str:
+        """The delivery stream of an endpoint's incarnation."""
         return f"{self.prefix}delivery:{endpoint}"
 
     def control(self, engine: str) -> str:
+        """The hints for an engine's master."""
         return f"{self.prefix}control:{engine}"

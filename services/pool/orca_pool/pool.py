@@ -1,4 +1,4 @@
-"""The request pool: every operation of DESIGN section 4 on one Redis."""
+"""The request pool: all its operations, on one Redis. See docs/pool.md and docs/design.md, "The request pool"."""
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -7,6 +7,7 @@ from typing import Any, Self
 from orca_common.errors import FailedPrecondition
 
 from .keys import Keys
+from .leases import DETACH_FLOOR_SECONDS
 from .link import Argument, Link
 from .records import (
     Attached,
@@ -26,16 +27,17 @@ from .records import (
 from .scripts import Constants, build, sources
 from .wire import unpack_packets, unpack_tokens
 
-READ_ENTRIES = 256  # of a stream in one answer
+READ_ENTRIES = 256  # entries of a stream that one answer holds at most
 DEFAULTS = Constants()
-EXACT = 2**53  # integers below are exact in Lua
+EXACT = 2**53  # Lua has doubles only: integers below this are exact
 
 
 class Pool:
-    """A connection to the pool of one release. All methods raise Unavailable while Redis is away.
+    """The request pool of one release: queue, records, committed tokens, delivery streams and leases.
 
-    redis_url: redis://, rediss:// or unix://. pool: the release's name. Every operation may be sent twice.
-    lua: the scripts' sources; only tests give others than the package's.
+    Endpoints and schedulers share it. Every method that asks Redis raises Unavailable while Redis is away, and may then
+    be called again (see `retry.reached`): each operation names what its caller believes, and changes nothing when that
+    is no longer true. "Engine, owner, term" name a lease; an operation of an old term changes nothing.
     """
 
     def __init__(
@@ -47,6 +49,11 @@ class Pool:
         patience: float = 2.0,
         lua: Mapping[str, str] | None = None,
     ) -> None:
+        """Connects at the first operation.
+
+        redis_url: redis://, rediss:// or unix://. pool: the release's name. patience: seconds that one exchange with
+        Redis may take. constants, lua: only tests give others than the package's.
+        """
         self._keys = Keys(pool)
         self._link = Link(redis_url, patience)
         self._scripts = build(sources() if lua is None else lua, constants)
@@ -57,11 +64,18 @@ class Pool:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections to Redis."""
         await self._link.close()
 
     @property
     def generation(self) -> int:
-        """Grows when a connection to Redis was lost and made again: an endpoint then attaches its calls again."""
+        """Grows with each connection to Redis that was lost and made again.
+
+        Redis may have forgotten something then, so an endpoint attaches its calls again.
+        """
         return self._link.generation
 
     async def _run(self, script: str, *args: Argument) -> Any:
@@ -69,7 +83,10 @@ class Pool:
 
     # -- identity
     async def identify(self, digest: str, max_positions: int, vocab_size: int) -> None:
-        """Claims or checks the release's model. Raises FailedPrecondition when the pool is another model's."""
+        """Agrees with the pool on the model. Raises FailedPrecondition when the release serves another one.
+
+        The first service of a release sets the model. digest: of the model's configuration and tokenizer.
+        """
         stands = (await self._run("identify", digest, max_positions, vocab_size)).decode()
         if stands != digest:
             raise FailedPrecondition(
@@ -77,6 +94,7 @@ class Pool:
             )
 
     async def identity(self) -> ModelIdentity | None:
+        """The model that the release has agreed on, and the slots of its largest engine. None: no service was there."""
         fields = ("digest", "max_positions", "vocab_size", "slots")
         digest, positions, vocabulary, slots = await self._link.command("HMGET", self._keys.pool, *fields)
         if digest is None:
@@ -92,14 +110,15 @@ class Pool:
     async def renew_endpoint(
         self, incarnation: str, *, register: bool = False, replaces: str | None = None
     ) -> int | None:
-        """Registers or renews an endpoint incarnation, in place of `replaces`.
+        """Renews an endpoint's registration, and returns its number. None: the incarnation is not registered.
 
-        Answers its registration number; None when it is not registered (any more).
+        Call it every `leases.RENEW_SECONDS`. register: registers an incarnation that is not registered yet. replaces:
+        an older incarnation to remove. A number other than the last one means that the registration was lost meanwhile.
         """
         return await self._run("renew_endpoint", incarnation, int(register), replaces or "")
 
     async def leave_endpoint(self, incarnation: str) -> None:
-        """The end of a drained endpoint: its registration and stream go; calls still attached are a dead endpoint's."""
+        """Removes a drained endpoint's registration and stream. Calls still attached count as those of a dead one."""
         await self._run("leave_endpoint", incarnation)
 
     async def submit(
@@ -107,7 +126,7 @@ class Pool:
         request_id: str,
         record: bytes,
         body_digest: str,
-        need: int,
+        max_tokens: int,
         *,
         deadline_in: float | None,
         detach_grace: float,
@@ -117,39 +136,60 @@ class Pool:
     ) -> Attached | Refusal:
         """Queues a request and attaches its call. A known id with the same body is only attached.
 
-        need: its slots (input and new tokens). deadline_in, detach_grace: seconds.
+        record: a PoolRequest. max_tokens: input tokens + max_new_tokens, so the slots that it needs.
+        deadline_in: seconds from now (None: no deadline). detach_grace: seconds for which the request lives on when its
+        endpoint dies. max_waiting: a queue of so many requests is full.
+        Raises ValueError for an attempt that is not below 2^53.
         """
         deadline = "" if deadline_in is None else _microseconds(deadline_in)
         grace = _microseconds(detach_grace)
         return _attached(
             await self._run(
-                "submit", request_id, record, body_digest, need, deadline, grace, endpoint, _exact(attempt), max_waiting
+                "submit",
+                request_id,
+                record,
+                body_digest,
+                max_tokens,
+                deadline,
+                grace,
+                endpoint,
+                _exact(attempt),
+                max_waiting,
             )
         )
 
     async def attach(self, request_id: str, *, endpoint: str, attempt: int) -> Attached | Refusal:
+        """Makes this call the one listener of a known request. The call of a lower attempt is told ABORTED.
+
+        Raises ValueError for an attempt that is not below 2^53.
+        """
         return _attached(await self._run("attach", request_id, endpoint, _exact(attempt)))
 
     async def detach(self, request_id: str, *, attempt: int, grace: float) -> None:
-        """Nobody listens any more. Without a newer attempt the request ends after `grace` seconds (0: at once)."""
+        """Ends the listening of this attempt. The request ends `grace` seconds later (0: at once).
+
+        A newer attempt that is attached, or comes within the grace, keeps the request alive.
+        """
         await self._run("detach", request_id, _exact(attempt), _microseconds(grace))
 
     async def cancel(self, request_id: str) -> bool | None:
-        """True: it was alive; False: it had ended; None: unknown."""
+        """Ends a request at once. True: it was alive; False: it had ended; None: it is unknown."""
         answer = await self._run("cancel", request_id)
         return None if answer is None else bool(answer)
 
     async def finish_at(self, request_id: str, index: int, reason: Reason, digest: bytes) -> str:
-        """Ends a request with the token at `index`. digest: SHA-1 of the ids 0..index as u32-le.
+        """Ends a request with the token at `index`, where an endpoint found a stop string. The smallest index stays.
 
-        Answers 'ok', 'ahead' (the pool has fewer tokens: wait for the healing) or 'other' (another prefix).
+        digest: SHA-1 of the token ids 0..index, each as 4 bytes little-endian. Returns 'ok'; 'ahead' when the pool has
+        fewer tokens, because Redis lost some and the engine has yet to make them again; 'other' when the pool has other
+        tokens.
         """
         return (await self._run("finish_at", request_id, index, int(reason), digest.hex())).decode()
 
     async def read(self, endpoint: str, cursor: bytes | None, *, wait: float) -> list[Delivery]:
-        """Entries after cursor (None: from the start), waiting at most `wait` seconds for the first one.
+        """The entries of an endpoint's delivery stream after `cursor` (None: from the start).
 
-        Blocks on a connection of its own; a cancelled read loses nothing.
+        Waits at most `wait` seconds for the first one, on a connection of its own. A cancelled read loses nothing.
         """
         entries = await self._read_stream(self._keys.delivery(endpoint), cursor, wait)
         return [
@@ -159,12 +199,13 @@ class Pool:
 
     # -- schedulers
     async def renew_scheduler(
-        self, scheduler: str, *, detach_floor: float = 30.0
+        self, scheduler: str, *, detach_floor: float = DETACH_FLOOR_SECONDS
     ) -> tuple[dict[str, EngineState], int]:
-        """Renews, sweeps, and answers all engines' leases and the number of living schedulers.
+        """Renews a scheduler's registration and sweeps. Returns all engines' leases, and how many schedulers live.
 
-        To be called about three times in `sweep_gap`'s length: later sweeps take the gap for an outage and end nothing.
-        detach_floor: seconds that calls of a dead endpoint have at least to be attached elsewhere.
+        Call it every `leases.RENEW_SECONDS`: a sweep that comes more than `leases.GAP_SECONDS` after the one before
+        takes the gap for an outage, and ends nothing. detach_floor: the least seconds that the calls of a dead endpoint
+        have to be attached elsewhere.
         """
         living, *engines = await self._run("renew_scheduler", scheduler, _microseconds(detach_floor))
         states = {
@@ -174,10 +215,14 @@ class Pool:
         return states, living
 
     async def leave_scheduler(self, scheduler: str) -> None:
+        """Removes a scheduler that leaves. It releases its engines before."""
         await self._run("leave_scheduler", scheduler)
 
     async def acquire(self, engine: str, owner: str, seen: EngineState | None) -> int | None:
-        """The new term; None when the lease moved."""
+        """Takes an engine's lease, and returns the new term. None: the lease is no longer as `seen`.
+
+        owner: the candidate. seen: the lease as the candidate read it; None: the engine is unknown or free.
+        """
         saw = ("", "", "", "") if seen is None else (1, seen.owner or "", seen.term, seen.counter)
         return await self._run("acquire", engine, owner, *saw)
 
@@ -191,7 +236,11 @@ class Pool:
         reserve: int | None = None,
         form: EngineInfo | None = None,
     ) -> Renewed | None:
-        """None: not the master any more. `form` after a formation: the sizes become known (slots: whole blocks)."""
+        """Renews an engine's lease. None: the owner is not its master any more.
+
+        Call it every `leases.RENEW_SECONDS`. epoch: a new one. reserve: the last iteration number that the master may
+        use. form: given after a formation, when the engine's sizes are known (slots: in whole blocks).
+        """
         numbers = ("" if epoch is None else epoch, "" if reserve is None else reserve)
         sizes = ("", "", "") if form is None else (form.slots, form.tensor_parallel, form.pipeline_parallel)
         answer = await self._run("renew", engine, owner, term, *numbers, *sizes)
@@ -201,20 +250,20 @@ class Pool:
         return Renewed({i.decode(): int(claim) for i, claim in claims}, int(epoch_now), int(reserved), int(last_claim))
 
     async def holding(self, engine: str, owner: str, term: int) -> ClaimAnswer | None:
-        """Everything the engine has claimed, in full (a new master's start)."""
+        """Everything that the engine has claimed, in full: a new master starts from it. None: not its master."""
         return _claim_answer(await self._run("holding", engine, owner, term))
 
     async def number(self, last: int) -> int:
-        """A fresh epoch: max(last + 1, TIME in microseconds)."""
+        """A fresh epoch: max(last + 1, Redis's TIME in microseconds). No epoch is given twice."""
         seconds, microseconds = await self._link.command("TIME")
         return max(last + 1, int(seconds) * 1_000_000 + int(microseconds))
 
     async def release(self, engine: str, owner: str, term: int) -> None:
-        """Leaves the engine to others, who may take it at once."""
+        """Frees the engine's lease, so that another scheduler can take the engine at once."""
         await self._run("release", engine, owner, term)
 
     async def retire(self, engine: str, owner: str, term: int) -> None:
-        """Deletes an engine that has no ranks. Changes nothing while it has claims: give them back first."""
+        """Deletes an engine that has no ranks any more. Does nothing while it has claims: give them back first."""
         await self._run("retire", engine, owner, term)
 
     async def claim(
@@ -229,16 +278,20 @@ class Pool:
         total: int,
         block_size: int = 1,
     ) -> ClaimAnswer | None:
-        """At most `count` of the oldest requests that fit in `slots`; None: not the master any more.
+        """Takes at most `count` of the oldest requests that fit into `slots`. None: not the master any more.
 
-        have: the last claim number heard. When the engine's is higher, the answer is what was claimed since.
-        total: all slots of this engine; a larger request is left to a larger engine.
-        block_size: a request takes whole blocks.
+        have: the last claim number that the master heard of. If the engine's is higher, an answer was lost: this one
+        tells what was claimed since, and nothing new is taken. total: all slots of the engine; a larger request is left
+        to a larger engine. block_size: slots of a block; a request takes whole blocks.
         """
         return _claim_answer(await self._run("claim", engine, owner, term, have, count, slots, total, block_size))
 
     async def commit(self, engine: str, owner: str, term: int, rows: Sequence[CommitRow]) -> list[int] | None:
-        """Per row: Committed.OK, Committed.GONE or the pool's count. None: the term is old, nothing changed."""
+        """Appends tokens and records ends. Returns for each row Committed.OK, Committed.GONE or the pool's count.
+
+        A count tells how many tokens the pool has where that is not the row's base: send again from there. None: not
+        the master any more, and nothing was changed.
+        """
         args: list[Argument] = [engine, owner, term]
         for row in rows:
             finish = "" if row.finish is None else int(row.finish)
@@ -246,23 +299,28 @@ class Pool:
         return await self._run("commit", *args)
 
     async def give_back(self, engine: str, owner: str, term: int, rows: Mapping[str, tuple[int, bool]]) -> None:
-        """rows: request id -> (claim, was it RUNNING at a loss)."""
+        """Returns claimed requests to the queue, each to its old place.
+
+        rows: request id -> (claim number, whether it was RUNNING when the engine lost its ranks). A request that was
+        RUNNING counts the loss; see docs/design.md, "The request pool", about poison.
+        """
         args: list[Argument] = []
         for request_id, (claim, lost) in rows.items():
             args += (request_id, claim, int(lost))
         await self._run("give_back", engine, owner, term, *args)
 
     async def hints(self, engine: str, cursor: bytes | None, *, wait: float) -> tuple[bytes, list[str]]:
-        """Hints after cursor: '' (requests wait in the queue) or the id of a request that ended early. Waits like read.
+        """The hints for an engine's master after `cursor` (None: from the oldest that is kept), each once.
 
-        Answers the cursor to go on from, and each hint once. cursor None: from the oldest hint that is kept.
+        A hint is the id of a request that ended early, or '': requests wait in the queue. Also returns the cursor to go
+        on from. Waits like `read`.
         """
         entries = await self._read_stream(self._keys.control(engine), cursor, wait)
         last = entries[-1][0] if entries else cursor or b"0"
         return last, list(dict.fromkeys(hint.decode() for _, (_, hint) in entries))
 
     async def _read_stream(self, key: str, cursor: bytes | None, wait: float) -> list[Any]:
-        """Entries (id, [field, value, ...]) after the cursor."""
+        """The entries of a stream after the cursor, each as (id, [field, value, ...])."""
         block: tuple[Argument, ...] = ("BLOCK", max(1, round(wait * 1000))) if wait > 0 else ()
         command = ("XREAD", "COUNT", READ_ENTRIES, *block, "STREAMS", key, cursor or b"0")
         answer = await self._link.blocking(*command, wait=wait)

@@ -1,4 +1,4 @@
-"""What the pool's operations take and answer. Plain values: no Redis, no protobuf."""
+"""What the pool's operations take and return. Plain values: no Redis, no protobuf."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 
 class Reason(IntEnum):
-    """Why a request ended. The first five are orca.v1.FinishReason's numbers; the others end a stream with an error."""
+    """Why a request ended.
+
+    The first five have the numbers of orca.v1.FinishReason. The others end the stream with an error.
+    """
 
     LENGTH = 1
     EOS = 2
@@ -14,23 +17,23 @@ class Reason(IntEnum):
     STOP = 4
     CANCELLED = 5
     DEADLINE = 6
-    DETACHED = 7  # its client left, and the detach grace is over
-    INTERNAL = 8  # its engine was lost with it three times
+    DETACHED = 7  # the client left, and the detach grace is over
+    INTERNAL = 8  # three losses of an engine hit it: no request takes engines down for ever
     NEVER_FITS = 9  # larger than every engine
-    ABORTED = 10  # never a request's end: a packet that tells an older call that a newer one took over
+    ABORTED = 10  # the end of a call only, not of a request: a newer call took over
 
 
 class CommittedToken(NamedTuple):
-    """A committed token: 16 bytes in `tokens:ID`, little-endian u32, f32, u64."""
+    """A committed token. `wire.TOKEN` is its form in the pool."""
 
     token_id: int
-    logprob: float  # NaN when it was not asked for
+    logprob: float  # NaN when the request did not ask for it
     iteration: int
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Redis's TIME in microseconds; 0: not yet."""
+    """The moments of a request, as Redis's TIME in microseconds. 0: not yet."""
 
     submitted: int
     claimed: int
@@ -40,6 +43,8 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
+    """The end of a request."""
+
     reason: Reason
     output_tokens: int
     times: Times
@@ -47,81 +52,83 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """Answer of submit and attach: the call is attached, and this is all that was committed so far."""
+    """The answer of submit and attach: the call is attached, and this was committed so far."""
 
     record: bytes  # the PoolRequest as submitted
-    position: int  # in the queue; 0 when claimed or ended
+    position: int  # in the queue, from 1; 0 when the request is claimed or has ended
     tokens: list[CommittedToken]
-    engines: list[tuple[int, str]]  # (index of the first token made there, engine), ascending
+    engines: list[tuple[int, str]]  # (index of the first token that the engine made, engine), in order
     finish: Finish | None
 
 
 class Refusal(IntEnum):
     """Why submit or attach changed nothing."""
 
-    UNREGISTERED = 1  # the endpoint's incarnation is not registered: take a new one, attach again
-    STALE = 2  # a newer attempt is attached, or this one has detached
-    UNKNOWN = 3  # no such request
-    OTHER_BODY = 4  # the id is known with another body
+    UNREGISTERED = 1  # the endpoint's incarnation is not registered: register a new one and attach again
+    STALE = 2  # a newer attempt is attached, or this attempt has detached
+    UNKNOWN = 3  # there is no such request
+    OTHER_BODY = 4  # the request id is known with another body
     FULL = 5  # the queue is full
     NEVER_FITS = 6  # larger than every engine
-    NO_ENGINE = 7  # no engine has formed yet: nobody knows what fits
+    NO_ENGINE = 7  # no engine has formed yet, so nobody knows what fits
 
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """News of one request for one call. `finish.reason` ABORTED: a newer call took over."""
+    """New tokens of a request, its end, or both, for one call. `finish.reason` ABORTED: a newer call took over."""
 
     request_id: str
     attempt: int
     first: int  # index of tokens[0]
-    engine: str
+    engine: str  # that made the tokens
     tokens: list[CommittedToken]
     finish: Finish | None
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One entry of a delivery stream. `number` grows by one per entry; a hole means that entries were lost."""
+    """One entry of a delivery stream. `number` grows by one from entry to entry; a gap means that entries were lost."""
 
-    cursor: bytes  # to read on from
+    cursor: bytes  # where the next read goes on
     number: int
     packets: list[Packet]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What candidates see of an engine's lease."""
+    """An engine's lease as candidates see it."""
 
-    owner: str | None  # None: free
+    owner: str | None  # None: the engine is free
     term: int
-    counter: int
+    counter: int  # grows with every renewal
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A request in an engine's hands."""
+    """A request that an engine has claimed."""
 
     request_id: str
     claim: int
     arrival: int
     record: bytes
-    tokens: list[CommittedToken]  # committed before
-    losses: int
+    tokens: list[CommittedToken]  # committed before the claim
+    losses: int  # of its engine in a row, without a token in between
     deadline_in: float | None  # seconds from now until its deadline
     submitted: int  # Redis's TIME in microseconds
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimAnswer:
+    """The answer of claim and holding."""
+
     requests: list[Claimed]
     last_claim: int
-    waiting: int  # requests that were left in the queue
+    waiting: int  # requests left in the queue
 
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """Answer of renew: what the engine holds by the pool's books."""
+    """The answer of renew: what the pool knows of the engine."""
 
     claims: dict[str, int]  # request id -> claim number
     epoch: int
@@ -131,35 +138,38 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class CommitRow:
-    """Tokens of one request, and perhaps its end. `tokens` is their 16-byte form, concatenated."""
+    """New tokens of one request, its end, or both. `tokens` are in the pool's form (`wire.TOKEN`)."""
 
     request_id: str
     claim: int
-    base: int  # index of the first token
+    base: int  # index of the first token, so the count that the pool must have
     tokens: bytes
     finish: Reason | None
 
 
 class Committed(IntEnum):
-    """Answer of commit for a row, where it is not a count (the pool has that many tokens: send again from there)."""
+    """The answer of commit for a row.
+
+    A number from 0 on is a count instead: the pool has that many tokens, and the row must be sent again from there.
+    """
 
     OK = -1
-    GONE = -2  # ended, or claimed elsewhere: free it
+    GONE = -2  # the request ended or was claimed by another engine: free it
 
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """The `pool` hash: what all services of a release agree on."""
+    """The model that all services of a release agree on."""
 
     digest: str
     max_positions: int
     vocab_size: int
-    slots: int  # of the largest engine that ever formed; 0: none has
+    slots: int  # of the largest engine that ever formed; 0: none has formed yet
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What GetModel tells of an engine."""
+    """The sizes of an engine that has formed."""
 
     engine: str
     tensor_parallel: int

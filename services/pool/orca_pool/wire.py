@@ -1,30 +1,40 @@
-"""Binary forms in the pool's values, little-endian: committed tokens and delivery packets (made in lua/prelude.lua)."""
+"""The binary forms in the pool's values, all little-endian: committed tokens, and the packets of a delivery entry.
+
+The scripts write packets with the same formats (see `scripts.shared_numbers`). Attempts and times are doubles, because
+Lua has no other numbers; doubles are exact below 2^53.
+"""
 
 import struct
 from collections.abc import Iterable
 
 from .records import CommittedToken, Finish, Packet, Reason, Times
 
-TOKEN = struct.Struct("<IfQ")  # id, logprob, iteration
-PACKET = struct.Struct(
-    "<HdIIB"
-)  # bytes of the id, attempt, first index, tokens, bytes of the finish; then id, tokens, finish
-FINISH = struct.Struct(
-    "<BIdddd"
-)  # reason, output tokens; submitted, claimed, first token, finished (doubles hold 2^53)
+# A committed token: id, logprob, iteration. `tokens:ID` is a string of them.
+TOKEN = struct.Struct("<IfQ")
+TOKEN_ID = struct.Struct("<I")
+
+# The head of a packet: bytes of the request id, attempt, index of the first token, number of tokens, bytes of the
+# finish (0: the request goes on). The request id, the tokens and the finish follow.
+PACKET = struct.Struct("<HdIIB")
+
+# The end of a request: reason, output tokens, then the moments submitted, claimed, first token, finished.
+FINISH = struct.Struct("<BIdddd")
 
 
 def pack_tokens(tokens: Iterable[CommittedToken]) -> bytes:
+    """The tokens as `tokens:ID` holds them."""
     return b"".join([TOKEN.pack(*token) for token in tokens])
 
 
 def unpack_tokens(data: bytes) -> list[CommittedToken]:
+    """The tokens of (a part of) `tokens:ID`."""
     return list(map(CommittedToken._make, TOKEN.iter_unpack(data)))
 
 
 def unpack_packets(data: bytes, engine: str) -> list[Packet]:
     """The packets of one delivery entry. `engine` made the tokens in them."""
-    packets, at = [], 0
+    packets: list[Packet] = []
+    at = 0
     while at < len(data):
         id_size, attempt, first, count, finish_size = PACKET.unpack_from(data, at)
         tokens_at = at + PACKET.size + id_size

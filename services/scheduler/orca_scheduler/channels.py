@@ -5,13 +5,16 @@ import contextlib
 
 import grpc
 
-DIAL_SECONDS = 5.0  # bound of one call to a supervisor or a rank that listens
+from orca_common.address import split_address
+
+from . import timers
+
 OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.use_local_subchannel_pool", 1),  # a connection of our own: an earlier one's backoff is none of ours
+    ("grpc.use_local_subchannel_pool", 1),  # a fresh connection, without the backoff of an earlier one
 ]
 
 
@@ -20,11 +23,11 @@ def dial(address: str) -> grpc.aio.Channel:
 
 
 async def listens(address: str) -> bool:
-    """Whether a process listens there. One that is frozen does; one that is still starting does not yet."""
-    host, _, port = address.rpartition(":")
+    """Whether a process accepts connections there. A frozen one does; one that is still starting does not."""
+    host, port = split_address(address)
     try:
-        async with asyncio.timeout(DIAL_SECONDS):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        async with asyncio.timeout(timers.DIAL):
+            _, writer = await asyncio.open_connection(host, port)
     except (OSError, TimeoutError):
         return False
     writer.close()
@@ -33,8 +36,6 @@ async def listens(address: str) -> bool:
     return True
 
 
-def reason(error: Exception) -> str:
+def reason(error: grpc.aio.AioRpcError) -> str:
     """What went wrong, for a sentence."""
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return str(error) or type(error).__name__
+    return f"{error.code().name}: {error.details()}"

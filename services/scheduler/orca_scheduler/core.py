@@ -1,4 +1,6 @@
-"""The scheduler core: Algorithm 1 as a pure state machine, `step(event) -> actions` (DESIGN section 5).
+"""The scheduler core: Algorithm 1 as a pure state machine, `step(event) -> actions`.
+
+See docs/design.md, "The scheduler core".
 
 No clock, no I/O, no randomness: time and numbers come in with the events, so the same events give the same actions,
 whether they come from a live engine, a simulation or a journal.
@@ -35,7 +37,7 @@ class EngineLost:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Requests were claimed from the pool. One that is known already changes nothing; a lost engine gives them back."""
+    """Requests were claimed from the pool. A known one changes nothing. A core without an engine gives them back."""
 
     now: float
     requests: tuple[Arrival, ...]
@@ -51,7 +53,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class BatchReturned:
-    """The oldest batch in flight came back, with one token for each of its requests, in its order."""
+    """The oldest batch in flight came back, with one token for each of its members, in their order."""
 
     now: float
     iteration: int
@@ -78,8 +80,11 @@ Event = EngineReady | EngineLost | Arrived | Cancelled | BatchReturned | Drain |
 
 
 class Member(NamedTuple):
-    """One request's part in an iteration. `blocks` is given at the initiation alone, `token` at increments alone, and
-    not in a run-ahead: there the ranks have it, or will have it first."""
+    """One request's part in an iteration.
+
+    `blocks` is empty except at the initiation. `token` is None at the initiation, and with a run-ahead, where the ranks
+    take the token from their own memory.
+    """
 
     claim: int
     row: int
@@ -91,7 +96,8 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleBatch:
-    """Run one iteration. `free_rows` ended since the last one."""
+    """Run one iteration. `members` stand in the order in which ranks run them: initiations, then increments; each kind
+    by arrival. `free_rows` ended since the last one."""
 
     iteration: int
     members: tuple[Member, ...]
@@ -138,11 +144,11 @@ class Room:
 
 
 class Core:
-    """One engine's schedule: `max_bs` requests a batch, `n_workers` batches in flight.
+    """Schedules one engine: at most `max_bs` requests a batch and `n_workers` batches in flight.
 
-    With `run_ahead` 1 (0 is the paper's loop) one batch more may be in flight: the requests of the oldest one may be
-    scheduled again before their tokens are back. That a request ended is then found one iteration late, unless it ends
-    by its length, which is known before: what that iteration made of it is discarded.
+    `run_ahead` 0 is the paper's loop. With 1, one batch more may be in flight: requests of the oldest batch may be
+    scheduled again before their tokens are back. The core then learns one iteration late that a request ended by its
+    token, and discards what that iteration made of it. An end by length is known in time.
     """
 
     def __init__(
@@ -153,7 +159,7 @@ class Core:
         run_ahead: int = 0,
         selection: Callable[[Iterable[Request], int, Slots], Selection] = select,
     ) -> None:
-        assert run_ahead in (0, 1), "of a request, one batch is in flight, or two"
+        assert run_ahead in (0, 1), "a request is in one batch in flight, or in two"
         self.max_bs, self.n_workers, self.block_size, self.run_ahead = max_bs, n_workers, block_size, run_ahead
         self.slots = Slots(0, block_size)
         self.in_flight: deque[tuple[int, tuple[Request, ...]]] = deque()  # (iteration, batch), oldest first
@@ -175,7 +181,7 @@ class Core:
         return tuple(self._pool)
 
     def room(self) -> Room:
-        """Requests and slots that could start now, beside those already claimed."""
+        """How many more requests, with how many slots, could start now."""
         if not self._formed or self._draining:
             return Room(0, 0)
         waiting = sum(self.slots.size(r.arrived.max_tokens) for r in self._pool if r.row is None)
@@ -183,7 +189,10 @@ class Core:
         return Room(max(0, count), max(0, self.slots.free - waiting))
 
     def step(self, event: Event) -> list[Action]:
-        """Applies one event and says what is to be done about it."""
+        """Applies one event and says what is to be done about it, in this order.
+
+        Batches come first: stage 0 would wait while a commit is put together.
+        """
         actions: list[Action] = []
         match event:
             case EngineReady():
@@ -205,12 +214,13 @@ class Core:
                 self._draining = True
             case Tick():
                 actions += self._expire(event.now)
+        batches: list[Action] = []
         while (batch := self._schedule()) is not None:
-            actions.append(batch)
-        return actions
+            batches.append(batch)
+        return batches + actions
 
     def state(self) -> dict[str, Any]:
-        """All that has become of the core, as plain values: a journal may begin with it. `restore` takes it."""
+        """The whole state as plain values, for the head of a journal. `restore` takes it."""
         return {
             "slots": self.slots.state(),
             "requests": [astuple(request) for request in self._pool],
@@ -223,7 +233,7 @@ class Core:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on where another core, of the same numbers, stood; its `state` may have gone through JSON."""
+        """Takes over the `state` of another core that was made with the same numbers. It may have gone through JSON."""
         self.slots = Slots.restored(state["slots"], self.block_size)
         self._pool = [Request.restored(values) for values in state["requests"]]
         self._claims = {request.claim: request for request in self._pool}
@@ -243,12 +253,14 @@ class Core:
         if not selection.batch and self.run_ahead and self.n_scheduled <= self.n_workers:
             selection = self._select(self._returning(), self.max_bs, self.slots)
         if not selection.batch:
-            return None  # an empty batch is never run: the next arrival or return comes here again
-        members = tuple(self._member(request) for request in selection.batch)
-        for request in selection.batch:
+            return None  # an empty batch is never run: the next event comes here again
+        initiations = [request for request in selection.batch if request.phase is Phase.INITIATION]
+        batch = (*initiations, *(request for request in selection.batch if request.phase is Phase.INCREMENT))
+        members = tuple([self._member(request) for request in batch])
+        for request in batch:
             request.in_flight += 1  # line 6
             request.iterations += 1
-        self.in_flight.append((self._iteration, selection.batch))  # line 7: n_scheduled grows by one batch
+        self.in_flight.append((self._iteration, batch))  # line 7: n_scheduled grows by one batch
         action = ScheduleBatch(self._iteration, members, tuple(self._free_rows), self.slots.reserved, selection.stop)
         self._free_rows.clear()
         self._iteration += 1
@@ -259,7 +271,7 @@ class Core:
         return (request for request in self._pool if not request.in_flight)
 
     def _returning(self) -> Iterator[Request]:
-        """The same as it will be when the oldest batch has returned, unless one of its requests ends by its token."""
+        """The same, as if the oldest batch had returned and none of its requests had ended by its token."""
         oldest = set(self.in_flight[0][1] if self.in_flight else ())
         return (r for r in self._pool if not r.in_flight or (r.in_flight == 1 and r in oldest and r.goes_on))
 
@@ -273,9 +285,9 @@ class Core:
         return Member(request.claim, request.row, phase, length, token, ())
 
     def _arrived(self, event: Arrived) -> list[Action]:
-        if not self._formed:  # claimed while the engine was lost: this is no place to end them
+        if not self._formed:  # claimed while the engine was lost
             return [GiveBack(tuple((arrival.claim, False) for arrival in event.requests))] if event.requests else []
-        refused = []
+        refused: list[Outcome] = []
         for arrival in event.requests:
             if arrival.claim in self._claims:
                 continue
@@ -293,7 +305,7 @@ class Core:
         iteration, batch = self.in_flight.popleft()
         assert event.iteration == iteration, f"iteration {event.iteration} returned before {iteration}"
         assert len(event.token_ids) == len(batch), "a batch returned with another number of tokens"
-        outcomes = []
+        outcomes: list[Outcome] = []
         for request, token in zip(batch, event.token_ids, strict=True):
             request.in_flight -= 1
             if request.ended:
@@ -312,7 +324,7 @@ class Core:
         return [Commit(iteration, tuple(outcomes))] if outcomes else []
 
     def _expire(self, now: float) -> list[Action]:
-        """Ends what is past its deadline. A RUNNING one ends when its batch returns."""
+        """Ends requests past their deadline. A RUNNING one ends when its batch returns."""
         late = [r for r in self._pool if not r.running and r.overdue(now)]
         for request in late:
             self._end(request)

@@ -1,4 +1,7 @@
-"""The core's invariants (DESIGN section 5), checked in property tests and by a live engine master while it is idle."""
+"""The core's invariants (docs/design.md, "The scheduler core").
+
+Property tests check them, and so does a live engine master while nothing is in flight.
+"""
 
 from collections import Counter
 from itertools import pairwise

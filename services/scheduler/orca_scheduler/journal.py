@@ -1,48 +1,44 @@
-"""The journal of one engine's core: each event with the actions it caused, one line of JSON each, and notes.
+"""The journal of an engine's term: every event of its core and its lifecycle with the actions that followed, and notes.
 
-    {"core": {..}, "state": {..}}               the core's numbers and where it stood, first line
-    {"event": [name, field, ..], "actions": [[name, field, ..], ..]}
-    {"note": {..}}                              what a reader wants to know besides: names of claims, times of stages
+    {"core": {..}, "state": {..}, "lifecycle": {..}}              where both machines stood, first line
+    {"event": [name, field, ..], "actions": [[name, field, ..], ..]}    a step of the core
+    {"life": [name, field, ..], "actions": [[name, field, ..], ..]}     a step of the lifecycle
+    {"note": {..}}                                    what a reader wants to know besides: request ids, times of stages
 
 Replaying the events must give the same actions: `python -m orca_scheduler.journal FILE` does it, with each file by
 itself.
 """
 
-import json
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from . import core
+from . import core, lifecycle
 from .core import Action, Core, Event
-from .request import Arrival
+from .life import LifeAction, LifeEvent
+from .lifecycle import Lifecycle
 
-EVENTS: dict[str, Callable[..., Event]] = {
-    kind.__name__: kind
-    for kind in (
-        core.EngineReady,
-        core.EngineLost,
-        core.Arrived,
-        core.Cancelled,
-        core.BatchReturned,
-        core.Drain,
-        core.Tick,
-    )
-}
-# 3 us for a batch of 64, the standard library takes 31: it is on every iteration's path
+# 3 us for a batch of 64, where the standard library takes 31: it is on every iteration's path
 ENCODER = msgspec.json.Encoder()
+DECODER = msgspec.json.Decoder()
 LIMIT = 256 << 20  # bytes of one file; a longer run goes on in a new one and keeps the last two
+
+KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for union in (core.Event, core.Action, LifeEvent, LifeAction, lifecycle.State)
+    for kind in get_args(union)
+}
 
 
 class Journal:
-    """Writes the journal of a core. Lines are buffered: `flush` when the engine is idle and at the end."""
+    """Writes the journal of one term. Lines are buffered: `flush` when the engine is idle and at the end."""
 
-    def __init__(self, path: Path, of: Core) -> None:
-        self._path, self._core = path, of
+    def __init__(self, path: Path, of: Core, life: Lifecycle) -> None:
+        self._path, self._core, self._life = path, of, life
         self._open()
 
     def _open(self) -> None:
@@ -54,21 +50,31 @@ class Journal:
             "run_ahead": of.run_ahead,
         }
         self._file, self._size = self._path.open("wb", buffering=1 << 16), 0
-        self._write({"core": numbers, "state": of.state()})
+        self._write({"core": numbers, "state": of.state(), "lifecycle": lifecycle_state(self._life)})
 
-    def step(self, event: Event, actions: list[Action]) -> None:
+    def core_step(self, event: Event, actions: Sequence[Action]) -> None:
         """What the core has just made of an event."""
         self._write({"event": encode(event), "actions": [encode(action) for action in actions]})
+        self._go_on_when_full()
+
+    def life_step(self, event: LifeEvent, actions: Sequence[LifeAction]) -> None:
+        """What the lifecycle has just made of an event. Few steps, and they tell of failures: in the file at once."""
+        self._write({"life": encode(event), "actions": [encode(action) for action in actions]})
+        self.flush()
+        self._go_on_when_full()
+
+    def note(self, **values: Any) -> None:
+        self._write({"note": values})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._size += self._file.write(ENCODER.encode(line)) + self._file.write(b"\n")
+
+    def _go_on_when_full(self) -> None:
+        """Begins a new file after a step: there the recorded steps and the machines' states agree."""
         if self._size > LIMIT:
             self._file.close()
             self._path.replace(self._path.with_suffix(".1.jsonl"))
             self._open()
-
-    def note(self, **fields: Any) -> None:
-        self._write({"note": fields})
-
-    def _write(self, line: dict[str, Any]) -> None:
-        self._size += self._file.write(ENCODER.encode(line)) + self._file.write(b"\n")
 
     def flush(self) -> None:
         self._file.flush()
@@ -77,59 +83,123 @@ class Journal:
         self._file.close()
 
 
-def encode(value: Event | Action) -> list[Any]:
-    """An event or action as a JSON list: its name and its fields."""
+# -- values to JSON and back
+
+
+def encode(value: Any) -> list[Any]:
+    """An event, action or state as a list: its name and its fields."""
     return [type(value).__name__, *(getattr(value, name) for name in value.__slots__)]
 
 
-def decode(encoded: list[Any]) -> Event:
-    """The event of a journal's line."""
-    name, *fields = encoded
-    if name == "Arrived":
-        return core.Arrived(fields[0], tuple(map(Arrival.of, fields[1])))
-    return EVENTS[name](*map(_frozen, fields))
+def decode(encoded: list[Any]) -> Any:
+    """The event, action or state that `encode` made a list of."""
+    name, *values = encoded
+    kind = KINDS[name]
+    return kind(*map(_typed, values, _hints(kind)))
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _hints(kind: type[Any]) -> list[Any]:
+    if kind not in _HINTS:
+        _HINTS[kind] = list(get_type_hints(kind).values())
+    return _HINTS[kind]
 
 
-@dataclass(frozen=True)
-class Step:
-    """One line of a journal: the event and the actions, encoded, that were recorded for it."""
+_HINTS: dict[type[Any], list[Any]] = {}
 
+
+def _typed(value: Any, hint: Any) -> Any:
+    return msgspec.convert(value, hint, str_keys=True)
+
+
+def lifecycle_state(life: Lifecycle) -> dict[str, Any]:
+    """A lifecycle as plain values."""
+    values = {field.name: getattr(life, field.name) for field in fields(life)} | {"state": encode(life.state)}
+    return msgspec.to_builtins(values)
+
+
+def restored_lifecycle(values: dict[str, Any]) -> Lifecycle:
+    """The lifecycle of which `lifecycle_state` made plain values, which may have gone through JSON."""
+    hints = get_type_hints(Lifecycle) | {"state": list[Any]}
+    typed = {name: _typed(value, hints[name]) for name, value in values.items()}
+    return Lifecycle(**typed | {"state": decode(typed["state"])})
+
+
+# -- reading
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """Where the machines stood when this file was begun, as plain values."""
+
+    numbers: dict[str, int]  # of the core: `max_bs` and so on
+    state: dict[str, Any]
+    lifecycle: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CoreStep:
     event: Event
-    actions: list[list[Any]]
+    actions: tuple[Action, ...]
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a journal. A torn last line (its writer was killed) ends it."""
+@dataclass(frozen=True, slots=True)
+class LifeStep:
+    event: LifeEvent
+    actions: tuple[LifeAction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    values: dict[str, Any]
+
+
+Line = Heading | CoreStep | LifeStep | Note
+
+
+def read(path: Path) -> Iterator[Line]:
+    """The lines of a journal. A torn last line (its writer was killed, or still writes) ends it."""
     with path.open("rb") as lines:  # bytes: a tear may cut a character
         for line in lines:
             if not line.endswith(b"\n"):
                 return
-            yield json.loads(line)
+            yield _line(DECODER.decode(line))
 
 
-def replay(path: Path) -> Iterator[tuple[Step, list[list[Any]]]]:
-    """Steps a core through a journal's events: each recorded step with the actions that came out this time."""
+def _line(line: dict[str, Any]) -> Line:
+    match line:
+        case {"note": values}:
+            return Note(values)
+        case {"event": event, "actions": actions}:
+            return CoreStep(decode(event), tuple(map(decode, actions)))
+        case {"life": event, "actions": actions}:
+            return LifeStep(decode(event), tuple(map(decode, actions)))
+        case _:
+            return Heading(line["core"], line["state"], line["lifecycle"])
+
+
+def replay(path: Path) -> Iterator[tuple[CoreStep | LifeStep, Sequence[Action | LifeAction]]]:
+    """Steps a core and a lifecycle through a journal: each recorded step with the actions that came out this time."""
     lines = read(path)
     heading = next(lines, None)
-    if heading is None:
+    if not isinstance(heading, Heading):
         return  # its writer was killed before the first line was out
-    fresh = Core(**heading["core"])
-    fresh.restore(heading["state"])
+    numbers: dict[str, Any] = dict(heading.numbers)
+    fresh, life = Core(**numbers), restored_lifecycle(heading.lifecycle)
+    fresh.restore(heading.state)
     for line in lines:
-        if "event" in line:
-            step = Step(decode(line["event"]), line["actions"])
-            again = json.loads(json.dumps([encode(action) for action in fresh.step(step.event)]))
-            yield step, again
+        match line:
+            case CoreStep(event):
+                yield line, fresh.step(event)
+            case LifeStep(event):
+                yield line, life.step(event)
+            case _:
+                pass
 
 
 if __name__ == "__main__":
     count = 0
     for step, again in replay(Path(sys.argv[1])):
         count += 1
-        if step.actions != again:
+        if step.actions != tuple(again):
             raise SystemExit(f"event {count} {step.event} gave\n{step.actions}\nand gives\n{again}")
     print(f"{count} events gave the same actions")

@@ -1,27 +1,29 @@
-"""The engine master: drives one engine through one term of its lease (DESIGN sections 3, 5 and 6).
+"""The engine master: drives one engine through one term of its lease (docs/design.md, "Engine formation and failure").
 
-One task at a time owns the core and applies events one after another; others talk to it through its inbox.
+It decides nothing. The lifecycle and the core do; the master brings them what the ledger and the ranks find out, in the
+order in which it came, and carries out their actions. One task owns all of that; others post to its inbox.
 """
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Iterable, Mapping
+from collections import deque
+from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from orca.v1 import worker_pb2 as pb
-from orca_common.errors import FailedPrecondition, Unavailable
-from orca_common.service import LoopPulse, cancel
+from orca_common.errors import FailedPrecondition
+from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
 from orca_pool.pool import Pool
-from orca_pool.records import Claimed, EngineInfo, Reason
+from orca_pool.records import EngineInfo, Reason
+from orca_pool.retry import reached
 from orca_pool.wire import TOKEN
 
+from . import core, timers
 from .core import (
-    Action,
     Arrived,
     BatchReturned,
     Cancelled,
@@ -30,25 +32,53 @@ from .core import (
     Drain,
     EngineLost,
     EngineReady,
-    Event,
     GiveBack,
     ScheduleBatch,
-    Tick,
 )
-from .discovery import Candidate, Place
 from .invariants import violations
 from .journal import Journal
-from .ledger import Deposed, Ledger
+from .ledger import CaughtUp, Deposed, EndedElsewhere, Ledger, News
+from .life import (
+    Admit,
+    Allocate,
+    CandidateChanged,
+    Claimed,
+    Confirm,
+    Confirmed,
+    Dial,
+    EpochGiven,
+    Fence,
+    Form,
+    Gone,
+    HangUp,
+    HostStore,
+    Identified,
+    Identify,
+    LeaseLost,
+    Leave,
+    LifeAction,
+    LifeEvent,
+    Model,
+    NewEpoch,
+    Record,
+    Recorded,
+    Refused,
+    Release,
+    Rested,
+    Retire,
+    Run,
+    Say,
+    Stop,
+    Wake,
+)
+from .lifecycle import Draining, Lifecycle
 from .output import Held
-from .rank import Seen
-from .ranks import RankLost, Ranks
+from .ranks import Ranks
 from .request import Arrival, Phase
 from .settings import SchedulerSettings
 from .tracing import Tracing
 
 log = logging.getLogger(__name__)
-REFORM_SECONDS, LONGEST_SECONDS = 0.2, 5.0  # between attempts to form the engine: first, longest
-TICK_SECONDS = 0.05  # resolution of deadlines
 
 
 # What a note of an iteration's times holds for each rank, in this order.
@@ -66,19 +96,27 @@ TIMES = (
 )
 
 
-class InFlight(NamedTuple):
-    """A batch on the ranks: its claims in the core's order, and where the report has each one's token."""
+class Returned(NamedTuple):
+    """News for the inbox: the tokens of an iteration."""
 
-    claims: tuple[int, ...]
-    places: tuple[int, ...]
+    now: float
+    life: int
+    report: pb.IterationReport
+
+
+Message = LifeEvent | News | core.Tick | Returned
 
 
 class EngineMaster:
-    """Masters one engine until it is deposed, or has left after `leave`."""
+    """Masters one engine until the term ends: after `leave`, or when another scheduler has the lease.
+
+    `pods` None: the engine is not discovered any more; its claims go back to the queue and its keys are deleted.
+    """
 
     def __init__(
         self,
-        candidate: Candidate,
+        engine: str,
+        pods: tuple[str, ...] | None,
         owner: str,
         term: int,
         taken_over: bool,
@@ -87,200 +125,300 @@ class EngineMaster:
         telemetry: Telemetry,
         pulse: LoopPulse,
     ) -> None:
-        self.engine, self._candidate, self._term = candidate.engine, candidate, term
+        self.engine, self._term = engine, term
         self._taken_over = taken_over  # from an owner who had not released it
-        self._pool, self._settings, self._pulse = pool, settings, pulse
-        self._core = Core(settings.max_batch_size, settings.pp, settings.block_size, settings.run_ahead)
-        self._ledger = Ledger(
-            pool, self.engine, owner, term, settings.block_size, self._core.room, self._arrived, self._tell
-        )
-        self._inbox: asyncio.Queue[tuple[Event, pb.IterationReport | None]] = asyncio.Queue(1024)
-        self._leaving = asyncio.Event()
-        self.unready: str | None = f"{self.engine} is being formed"  # for the status port
-        self._ranks: Ranks | None = None  # None: not formed
-        self._seen: dict[Place, Seen] = {}
-        self._epoch = 0
-        self._breaking_up: str | None = None  # a rank is leaving: this engine comes to rest, and forms again without it
-        self._stale_rows: list[int] = []  # that the ranks hold from an earlier master of this epoch
-        self._in_flight: dict[int, InFlight] = {}  # by iteration
-        self._tracing = Tracing(telemetry.tracer, self.engine) if telemetry.enabled else None
+        self._pool, self._pulse, self._shape = pool, pulse, settings.shape
+        self.lifecycle = Lifecycle(engine, settings.shape, pods)
+        self.core = Core(settings.max_batch_size, settings.pp, settings.block_size, settings.run_ahead)
+        self._ledger = Ledger(pool, engine, owner, term, settings.block_size, self.core.room, self._post)
+        self._inbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._ranks: Ranks | None = None  # of the last life that was dialed
+        self._epoch = 0  # that the ranks run in
+        self._stale_rows: tuple[int, ...] = ()  # that the ranks hold from an earlier master of this epoch
+        self._returned: deque[Returned] = deque()  # until the pool keeps up
+        self._in_flight: dict[int, tuple[int, ...]] = {}  # iteration -> claims, in the ranks' order
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._questions: list[asyncio.Task[None]] = []  # to the pool, of this life
+        self._wake: asyncio.TimerHandle | None = None
+        self._stopped: str | None = None  # why the term is over
+        self._loop = asyncio.get_running_loop()
+        self._tracing = Tracing(telemetry.tracer, engine) if telemetry.enabled else None
         self._journal: Journal | None = None
         if settings.run_dir is not None:
-            self._journal = Journal(Path(settings.run_dir) / f"journal-{self.engine}-{term}.jsonl", self._core)
+            path = Path(settings.run_dir) / f"journal-{engine}-{term}.jsonl"
+            self._journal = Journal(path, self.core, self.lifecycle)
+
+    @property
+    def unready(self) -> str | None:
+        """Why the engine serves nothing; None when it runs."""
+        return self.lifecycle.unready
 
     def leave(self) -> None:
         """Schedule nothing more; finish what is in flight, commit it, release the engine."""
-        self._leaving.set()
+        self._post(Leave(self._now))
+
+    def candidate_changed(self, pods: tuple[str, ...] | None) -> None:
+        """Discovery has news of the engine's pods. None: the engine is to be retired."""
+        self._post(CandidateChanged(self._now, pods))
 
     async def run(self) -> None:
-        """Returns when the engine was released, or another master has taken it."""
+        """Returns when the engine was released or retired, or another master has taken it."""
+        failed: asyncio.Future[None] = self._loop.create_future()
+        self._failed = failed
         try:
-            await self._ledger.open()
-            async with asyncio.TaskGroup() as tasks:
-                for part in [*self._ledger.parts(), self._ticking(), self._mastering()]:
-                    tasks.create_task(part)
-        except* Deposed as deposed:
-            log.info("engine left", extra={"engine": self.engine, "why": str(deposed.exceptions[0])})
+            self._spawn(self._ledger.run(self._taken_over))
+            self._spawn(self._ticking())
+            looping = self._spawn(self._looping())
+            await asyncio.wait([looping, failed], return_when=asyncio.FIRST_COMPLETED)
+            (failed if failed.done() else looping).result()
+            log.info("engine left", extra={"engine": self.engine, "why": self._stopped})
         finally:
+            if self._wake is not None:
+                self._wake.cancel()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._ranks is not None:
+                await self._ranks.close()  # a HangUp of the last step was cancelled before it began
             if self._journal is not None:
                 self._journal.close()
 
-    # -- formation and failure
+    def _spawn(self, part: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts a task of this term. An error that ends it ends the master."""
+        task = asyncio.ensure_future(part)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
 
-    async def _mastering(self) -> None:
-        """Forms the engine and runs it, and forms it again when a rank was lost."""
-        wait = REFORM_SECONDS
-        while not self._leaving.is_set():
-            try:
-                await self._life()
-                wait = REFORM_SECONDS
-            except FailedPrecondition as refusal:
-                self.unready, wait = f"{self.engine} cannot form: {refusal}", min(2 * wait, LONGEST_SECONDS)
-                log.error("engine cannot form", extra={"engine": self.engine, "why": str(refusal)})
-                await self._give_back_rest()
-            except Unavailable as away:
-                log.warning("pool away", extra={"engine": self.engine, "why": str(away)})
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._leaving.wait(), wait)
-        await self._ledger.release()
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._failed.done():
+            self._failed.set_exception(error)
 
-    async def _life(self) -> None:
-        """One formation, from its first greeting to the loss of a rank."""
-        self._breaking_up = None
-        while not self._inbox.empty():  # what an earlier life was told: least of all may its Drain stop this one
-            self._inbox.get_nowait()
-            self._inbox.task_done()
-        heard = self._returned, self._timed, self._rank_leaves
-        async with Ranks(self._candidate, self._term, self._settings, self._pulse, self._seen, *heard) as ranks:
-            try:
-                await self._until_one_ends(self._living(ranks), ranks.watch())
-                return  # to leave, and not formed
-            except RankLost as verdict:
-                log.error("rank lost", extra={"engine": self.engine, "verdict": str(verdict)})
-                self._note(lost=str(verdict))
-                await self._ledger.confirm()  # else the ranks are another's, whom they follow
-                await ranks.fence(verdict)
-            finally:
-                formed, self._ranks = self._ranks is not None, None
-                self.unready = f"{self.engine} is being formed"
-        await self._lost(formed)
-
-    async def _living(self, ranks: Ranks) -> None:
-        await self._until_one_ends(self._form(ranks), self._leaving.wait())
-        if self._ranks is not None:
-            await self._looping()
-
-    async def _until_one_ends(self, *parts: Awaitable[object]) -> None:
-        tasks = [asyncio.ensure_future(part) for part in parts]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            await cancel(*tasks)
-
-    async def _form(self, ranks: Ranks) -> None:
-        """Makes the ranks one engine: in the epoch where they stand, if it is the pool's, else in a new one."""
-        hellos = await ranks.greet()
-        for hello in hellos:
-            await self._pool.identify(hello.model_digest, hello.max_positions, hello.vocab_size)
-        ledger, settings, stand = self._ledger, self._settings, ranks.standing()
-        if stand is not None and stand.epoch == ledger.epoch:
-            self._epoch, n_slots = stand.epoch, stand.slots
-            self._stale_rows = list(stand.rows)
-        else:
-            await self._give_back_rest()
-            self._epoch = await ledger.new_epoch(max(hello.epoch for hello in hellos))
-            n_slots = await ranks.form(self._epoch)
-            self._stale_rows = []
-        first = max(ledger.iteration, *(hello.iteration for hello in hellos)) + 1
-        await ledger.formed(EngineInfo(self.engine, settings.tp, settings.pp, n_slots, self._epoch), first)
-        ranks.run()
-        self._ranks, self._taken_over, self.unready = ranks, False, None
-        self._note(formed=self._epoch, slots=n_slots, tp=settings.tp, pp=settings.pp)
-        log.info("engine formed", extra={"engine": self.engine, "epoch": self._epoch, "slots": n_slots})
-        await self._apply(EngineReady(self._now, n_slots, first))
-        kept = [held for held in ledger.outputs.held.values() if held.finish is None]
-        if kept:
-            if self._tracing is not None:
-                for held in kept:
-                    self._tracing.taken_over(held)
-            await self._apply(self._arrival(kept))
-
-    async def _lost(self, formed: bool) -> None:
-        """The engine is gone: what it had made is committed, its requests go back to the queue."""
-        self._ledger.lost()
-        self._in_flight.clear()
-        if self._tracing is not None:
-            self._tracing.lost()
-        if formed:
-            await self._apply(EngineLost(self._now))
-        await self._give_back_rest()  # what had not reached the core
-
-    async def _give_back_rest(self) -> None:
-        """Returns what no core knows. After a takeover nobody can tell what was RUNNING: then all of it was."""
-        await self._give_back(dict.fromkeys(self._ledger.outputs.held, self._taken_over))
-
-    async def _give_back(self, running: Mapping[int, bool]) -> None:
-        """Returns requests to the queue, by claim: whether each was RUNNING at a loss."""
-        await self._ledger.give_back(running)
-        self._left(running, "given back")
+    def _post(self, news: Message) -> None:
+        self._inbox.put_nowait(news)
 
     # -- the loop
 
     async def _looping(self) -> None:
-        """One event, its actions, and so on. Ends by RankLost or Deposed."""
-        while not (self._leaving.is_set() and not self._core.in_flight):
-            if self._breaking_up is not None and not self._core.in_flight:
-                raise RankLost(self._breaking_up)
-            event, report = await self._inbox.get()
-            try:
-                await self._apply(event, report)
-            finally:
-                self._inbox.task_done()
-        await self._ledger.release()
+        while self._stopped is None:
+            match await self._inbox.get():
+                case Returned() as returned:
+                    self._returned.append(returned)
+                    self._take_returned()
+                case CaughtUp():
+                    self._take_returned()
+                case EndedElsewhere() as ended:
+                    self._end_elsewhere(ended.claims)
+                case core.Tick() as tick:
+                    self._step_core(tick)
+                case Claimed() as claimed:
+                    self._note_claims(claimed.claims)
+                    self._step_life(claimed)
+                    self._ledger.admitted()
+                case event:
+                    self._step_life(event)
+            if isinstance(self.lifecycle.state, Draining) and not self.core.in_flight:
+                self._step_life(Rested(self._now, self.lifecycle.life))
 
-    async def _apply(self, event: Event, report: pb.IterationReport | None = None) -> None:
-        """Steps the core and does what it says."""
-        if report is not None:
-            await self._ledger.keep_up(report.number)
+    def _take_returned(self) -> None:
+        """Gives the core what has returned, as far as the pool keeps up."""
+        while self._returned and self._ledger.keeps_up(self._returned[0].report.number):
+            now, life, report = self._returned.popleft()
+            if life != self.lifecycle.life or report.number not in self._in_flight:
+                continue  # the engine was lost meanwhile
             if self._tracing is not None:
                 self._tracing.returned(report)
-        if isinstance(event, Cancelled):
-            self._cancelled(event.claims)
-        if isinstance(event, Arrived):  # without those that were given back since
-            held = self._ledger.outputs.held
-            event = Arrived(event.now, tuple([arrival for arrival in event.requests if arrival.claim in held]))
-        actions = self._core.step(event)
-        if self._journal is not None and (actions or not isinstance(event, Tick)):
-            self._journal.step(event, actions)
-        # The next batch first: while a commit is put together, stage 0 would wait.
-        for action in sorted(actions, key=lambda action: not isinstance(action, ScheduleBatch)):
-            await self._perform(action, report)
-        if report is not None:
+            self._step_core(BatchReturned(now, report.number, tuple(report.token_ids)), report)
             del self._in_flight[report.number]
-        self._ledger.claimable()
-        if not self._core.in_flight:
-            self._rest()
 
-    async def _perform(self, action: Action, report: pb.IterationReport | None) -> None:
+    def _step_core(self, event: core.Event, report: pb.IterationReport | None = None) -> None:
+        """Steps the core and does what it says."""
+        actions = self.core.step(event)
+        if self._journal is not None and (actions or not isinstance(event, core.Tick)):
+            self._journal.core_step(event, actions)
+        for action in actions:
+            match action:
+                case ScheduleBatch():
+                    self._schedule(action)
+                case Commit():
+                    self._commit(action, report)
+                case GiveBack():
+                    self._give_back(action)
+        self._ledger.claimable()
+        if not self.core.in_flight:
+            self._look_at_itself()
+
+    def _step_life(self, event: LifeEvent) -> None:
+        """Steps the lifecycle and does what it says."""
+        actions = self.lifecycle.step(event)
+        if self._journal is not None:
+            self._journal.life_step(event, actions)
+        for action in actions:
+            self._perform(action)
+        if self._wake is not None:
+            self._wake.cancel()
+        due = self.lifecycle.wake_at
+        self._wake = None if due is None else self._loop.call_at(due, lambda: self._post(Wake(max(due, self._now))))
+
+    def _perform(self, action: LifeAction) -> None:
         match action:
-            case ScheduleBatch():
-                assert self._ranks is not None, "a batch was scheduled without an engine"
-                self._in_flight[action.iteration] = in_flight(action)
-                self._ledger.used(action.iteration)
-                await self._ranks.send(self._control_message(action))
-            case Commit():
-                self._commit(action, report)
+            case Dial(life, pods):
+                self._ranks = Ranks(
+                    self.engine,
+                    self._term,
+                    life,
+                    pods,
+                    self._shape,
+                    self._pulse,
+                    self._spawn,
+                    self._post,
+                    lambda report: self._post(Returned(self._now, life, report)),
+                    self._timed,
+                )
+            case Identify(life, models):
+                self._ask(self._identify(life, models))
+            case NewEpoch(life, above):
+                self._ask(self._new_epoch(life, above))
+            case HostStore(_, epoch):
+                self._dialed.host_store(epoch)
+            case Form(_, epoch, store):
+                self._dialed.form(epoch, store, self.lifecycle.formation)
+            case Allocate(_, epoch, slots):
+                self._dialed.allocate(epoch, slots)
+            case Record():
+                self._ask(self._record(action))
+            case Run(_, epoch, stale_rows):
+                self._epoch, self._stale_rows = epoch, stale_rows
+                self._dialed.run()
+            case EngineReady() | EngineLost() | Drain():
+                self._tell_core(action)
+            case Admit(claims):
+                self._admit(claims)
             case GiveBack():
-                await self._give_back(dict(action.requests))
+                self._give_back(action)
+            case Confirm(life):
+                self._spawn(self._confirm(life))
+            case Fence(_, rank, pid, verdict):
+                self._dialed.fence(rank, pid, verdict)
+            case HangUp():
+                for question in self._questions:
+                    question.cancel()
+                self._questions.clear()
+                self._dialed.hang_up()
+            case Release() | Retire():
+                self._spawn(self._release(retire=isinstance(action, Retire)))
+            case Say("rank lost", verdict):
+                log.error("rank lost", extra={"engine": self.engine, "verdict": verdict})
+                self._note(lost=verdict)
+            case Say(what, why):
+                log.warning(what, extra={"engine": self.engine, "why": why})
+            case Stop(why):
+                self._stopped = why
+
+    @property
+    def _dialed(self) -> Ranks:
+        assert self._ranks is not None, "the lifecycle dials before it asks ranks for anything"
+        return self._ranks
+
+    # -- questions of the lifecycle to the pool
+
+    def _ask(self, question: Coroutine[Any, Any, None]) -> None:
+        """A question whose answer counts in this life alone."""
+        self._questions.append(self._spawn(self._until_deposed(question)))
+
+    async def _until_deposed(self, question: Coroutine[Any, Any, None]) -> None:
+        try:
+            await question
+        except Deposed as deposed:
+            self._post(LeaseLost(self._now, str(deposed)))
+
+    async def _identify(self, life: int, models: tuple[Model, ...]) -> None:
+        try:
+            for model in models:
+                await reached(lambda model=model: self._pool.identify(*model))
+        except FailedPrecondition as refusal:
+            self._post(Refused(self._now, life, None, str(refusal)))
+        else:
+            self._post(Identified(self._now, life))
+
+    async def _new_epoch(self, life: int, above: int) -> None:
+        self._post(EpochGiven(self._now, life, await self._ledger.new_epoch(above)))
+
+    async def _record(self, action: Record) -> None:
+        shape = self._shape
+        info = EngineInfo(self.engine, shape.tp, shape.pp, action.slots, action.epoch)
+        self._post(Recorded(self._now, action.life, await self._ledger.formed(info, action.above)))
+
+    async def _confirm(self, life: int) -> None:
+        async def confirm() -> None:
+            await self._ledger.confirm()
+            self._post(Confirmed(self._now, life))
+
+        await self._until_deposed(confirm())
+
+    async def _release(self, *, retire: bool) -> None:
+        await self._ledger.release(retire)
+        self._post(LeaseLost(self._now, "retired" if retire else "released"))
+
+    # -- the core's engine and requests
+
+    def _tell_core(self, event: EngineReady | EngineLost | Drain) -> None:
+        match event:
+            case EngineReady(_, n_slots, _):
+                shape = self._shape
+                self._note(formed=self._epoch, slots=n_slots, tp=shape.tp, pp=shape.pp)
+                log.info("engine formed", extra={"engine": self.engine, "epoch": self._epoch, "slots": n_slots})
+            case EngineLost():
+                self._ledger.lost()
+                self._in_flight.clear()
+                self._returned.clear()
+                if self._tracing is not None:
+                    self._tracing.lost()
+            case Drain():
+                pass
+        self._step_core(event)
+
+    def _admit(self, claims: tuple[int, ...]) -> None:
+        """Hands claimed requests to the core, but those that have ended meanwhile."""
+        outputs = self._ledger.outputs.held
+        held = [outputs[claim] for claim in claims if claim in outputs]
+        if self._tracing is not None:
+            for request in held:
+                self._tracing.admitted(request)
+        if held:
+            self._step_core(Arrived(self._now, tuple(arrival(request) for request in held)))
+
+    def _give_back(self, action: GiveBack) -> None:
+        """The one way back to the queue."""
+        requests = dict(action.requests)
+        self._spawn(self._ledger.give_back(requests))
+        self._left(requests, "given back")
+
+    def _end_elsewhere(self, claims: tuple[int, ...]) -> None:
+        """Claims that were cancelled, or are another engine's."""
+        for claim in claims:
+            self._ledger.outputs.drop(claim)
+        self._left(claims, "ended elsewhere")
+        if self.lifecycle.formed:
+            self._step_core(Cancelled(self._now, claims))
+        else:
+            self._step_life(Gone(self._now, claims))
+
+    # -- iterations
+
+    def _schedule(self, action: ScheduleBatch) -> None:
+        self._in_flight[action.iteration] = tuple([member.claim for member in action.members])
+        self._ledger.used(action.iteration)
+        self._dialed.send(self._control_message(action))
 
     def _control_message(self, action: ScheduleBatch) -> pb.Iteration:
         """The iteration for the ranks: new requests in full, once; increments by row, position and, unless the ranks
         have it, token."""
         message = pb.Iteration(term=self._term, epoch=self._epoch, number=action.iteration)
         message.free_rows.extend(self._stale_rows)
-        self._stale_rows = []
+        self._stale_rows = ()
         message.free_rows.extend(action.free_rows)
         for member in action.members:
             if member.phase is Phase.INCREMENT:
@@ -304,36 +442,41 @@ class EngineMaster:
                 logprobs=record.logprobs,
             )
         if self._tracing is not None:
-            message.trace.update(self._tracing.scheduled(action, self._core.slots.n_slots))
+            message.trace.update(self._tracing.scheduled(action, self.core.slots.n_slots))
         return message
 
     def _commit(self, action: Commit, report: pb.IterationReport | None) -> None:
         """Tokens and ends for the next commit to the pool."""
         logprobs: dict[int, float] = {}
-        if action.iteration is not None:
-            batch = self._in_flight[action.iteration]
-            if report is not None and report.logprobs:
-                logprobs = {c: report.logprobs[place] for c, place in zip(batch.claims, batch.places, strict=True)}
+        if action.iteration is not None and report is not None and report.logprobs:
+            logprobs = dict(zip(self._in_flight[action.iteration], report.logprobs, strict=True))
         for claim, _, token, finish in action.outcomes:
             logprob = logprobs.get(claim, math.nan)
             packed = b"" if token is None else TOKEN.pack(token, logprob, action.iteration)
-            self._ledger.outputs.append(claim, packed, None if finish is None else Reason(int(finish)))
+            self._ledger.outputs.append(claim, packed, None if finish is None else Reason[finish.name])
             if finish is not None:
                 self._left([claim], finish.name)
         self._ledger.committable()
 
-    def _cancelled(self, claims: tuple[int, ...]) -> None:
-        for claim in claims:
-            self._ledger.outputs.drop(claim)
-        self._left(claims, "ended elsewhere")
+    # -- for those who look on
+
+    def _note_claims(self, claims: tuple[int, ...]) -> None:
+        """The queue has given this engine requests."""
+        outputs = self._ledger.outputs.held
+        held = [outputs[claim] for claim in claims if claim in outputs]
+        if self._journal is not None:
+            self._journal.note(claims={request.claimed.claim: request.claimed.request_id for request in held})
+        if self._tracing is not None:
+            for request in held:
+                self._tracing.claimed(request)
 
     def _left(self, claims: Iterable[int], reason: str) -> None:
         if self._tracing is not None:
             self._tracing.ended(claims, reason)
 
-    def _rest(self) -> None:
-        """Nothing is in flight: time to look at oneself."""
-        for sentence in violations(self._core):
+    def _look_at_itself(self) -> None:
+        """Nothing is in flight: time to check the invariants."""
+        for sentence in violations(self.core):
             log.critical("invariant violated", extra={"engine": self.engine, "violation": sentence})
         if self._journal is not None:
             self._journal.flush()
@@ -349,80 +492,31 @@ class EngineMaster:
         if self._journal is not None:
             self._journal.note(iteration=iteration, times=[[getattr(t, name) for name in TIMES] for t in times])
 
-    # -- the inbox
-
-    async def _returned(self, report: pb.IterationReport) -> None:
-        """The tokens of an iteration, from the ranks."""
-        token_ids, batch = report.token_ids, self._in_flight[report.number]
-        event = BatchReturned(self._now, report.number, tuple([token_ids[place] for place in batch.places]))
-        await self._inbox.put((event, report))
-
-    async def _rank_leaves(self, sentence: str) -> None:
-        """A rank is asked to end: nothing more is scheduled, and nothing is lost when all batches have returned."""
-        self._breaking_up = self._breaking_up or sentence
-        await self._inbox.put((Drain(self._now), None))
-
-    async def _arrived(self, requests: list[Claimed]) -> None:
-        """Claimed requests, on their way to the core; returns when they are there."""
-        if self._journal is not None:
-            self._journal.note(claims={claimed.claim: claimed.request_id for claimed in requests})
-        arrived = [self._ledger.outputs.held[claimed.claim] for claimed in requests]
-        if self._tracing is not None:
-            for held in arrived:
-                self._tracing.claimed(held)
-        await self._inbox.put((self._arrival(arrived), None))
-        await self._inbox.join()
-
-    async def _tell(self, event: Event) -> None:
-        """News from the ledger. Claims that end while the engine is not formed are in no core."""
-        if self._ranks is None and isinstance(event, Cancelled):
-            self._cancelled(event.claims)
-        else:
-            await self._inbox.put((event, None))
-
-    def _arrival(self, requests: list[Held]) -> Arrived:
-        """Claimed requests as the core knows them."""
-        arrivals = []
-        for held in requests:
-            claimed, record = held.claimed, held.record
-            stops = tuple(record.stop_token_ids)
-            arrivals.append(
-                Arrival(
-                    claim=claimed.claim,
-                    arrival=claimed.arrival,
-                    input_tokens=len(record.prompt_ids),
-                    max_new_tokens=record.max_new_tokens,
-                    generated=len(held.tokens) // TOKEN.size,
-                    eos_token_ids=tuple(i for i in record.end_token_ids if i not in stops),
-                    stop_token_ids=stops,
-                    deadline=held.deadline,
-                )
-            )
-        return Arrived(self._now, tuple(arrivals))
-
     async def _ticking(self) -> None:
-        """Deadlines, and the wish to leave, as events."""
-        told = False
+        """Deadlines of requests, as events."""
         while True:
-            await asyncio.sleep(TICK_SECONDS)
+            await asyncio.sleep(timers.TICK)
             now, held = self._now, self._ledger.outputs.held.values()
-            if self._leaving.is_set() and not told:
-                told = True
-                await self._inbox.put((Drain(now), None))
             late = any(h.deadline is not None and h.deadline <= now for h in held)
-            if self._ranks and late and self._inbox.empty():  # a loop that waits for the pool needs no second one
-                await self._inbox.put((Tick(now), None))
+            if self.lifecycle.formed and late and self._inbox.empty():
+                self._post(core.Tick(now))
 
     @property
     def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return self._loop.time()
 
 
-def in_flight(action: ScheduleBatch) -> InFlight:
-    """The ranks run initiations before increments; among each kind they keep the batch's order."""
-    first = [n for n, member in enumerate(action.members) if member.phase is Phase.INITIATION]
-    then = [n for n, member in enumerate(action.members) if member.phase is Phase.INCREMENT]
-    places = [0] * len(action.members)
-    for place, n in enumerate(first + then):
-        places[n] = place
-    return InFlight(tuple([member.claim for member in action.members]), tuple(places))
+def arrival(held: Held) -> Arrival:
+    """A claimed request as the core knows it."""
+    claimed, record = held.claimed, held.record
+    stops = tuple(record.stop_token_ids)
+    return Arrival(
+        claim=claimed.claim,
+        arrival=claimed.arrival,
+        input_tokens=len(record.prompt_ids),
+        max_new_tokens=record.max_new_tokens,
+        generated=len(held.tokens) // TOKEN.size,
+        eos_token_ids=tuple(i for i in record.end_token_ids if i not in stops),
+        stop_token_ids=stops,
+        deadline=held.deadline,
+    )

@@ -1,15 +1,15 @@
-"""How long iterations take, so that a stuck device is told from a long initiation (DESIGN section 6, Verdicts)."""
+"""How long iterations take: this tells a stuck device from a long initiation (docs/design.md, "Verdicts")."""
 
 from collections import deque
 
-STUCK_SECONDS, STUCK_TIMES = 30.0, 10  # without progress, and times the longest iteration: a stuck device
+from . import timers
 
 
 class Progress:
-    """Of the iterations of one life of an engine. All times are the loop's."""
+    """Watches the iterations of one life of an engine. All times are on the event loop's clock."""
 
     def __init__(self) -> None:
-        self._sent: deque[tuple[int, float]] = deque()  # each iteration in flight and when it was sent, oldest first
+        self._sent: deque[tuple[int, float]] = deque()  # (iteration in flight, when it was sent), oldest first
         self._returned = 0.0  # when the last one came back
         self._longest = 0.0
 
@@ -32,8 +32,8 @@ class Progress:
         return max(self._sent[0][1], self._returned)
 
     def stuck(self, now: float, since: float) -> float | None:
-        """Seconds without progress, when they are too many; only those after `since` count."""
+        """Seconds without progress since `since`, if they are too many for a long iteration; else None."""
         if not self._sent:
             return None
         standing = now - max(self._began, since)
-        return standing if standing > max(STUCK_SECONDS, STUCK_TIMES * self._longest) else None
+        return standing if standing > max(timers.STUCK, timers.STUCK_TIMES * self._longest) else None

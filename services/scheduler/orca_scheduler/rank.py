@@ -1,225 +1,228 @@
-"""One rank as its engine's master sees it: greeting, formation, and its control lane."""
+"""One rank as its engine's master reaches it: greeting, formation, and its control lane."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Never, TypeVar
+from typing import TypeVar
 
 import grpc
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1.worker_pb2_grpc import ControllerStub
-from orca_common.errors import FailedPrecondition
 from orca_common.protocol import PROTOCOL, TERM_METADATA
-from orca_common.service import cancel
 
-from .channels import DIAL_SECONDS, dial, listens, reason
-from .discovery import Place
-from .pods import Pod
-from .signs import Kind, Signs
+from . import timers
+from .channels import dial, listens, reason
+from .life import (
+    Formation,
+    Hello,
+    Listens,
+    Model,
+    RankAllocated,
+    RankFormed,
+    RankLeaving,
+    Refused,
+    Standing,
+    StoreHosted,
+    Suspected,
+)
+from .suspicions import Kind, Suspicion
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
-LOAD_SECONDS = 600.0  # bound of each step of a formation: a rank's slice of the model is read in one
-HEARTBEAT_SECONDS = 0.5
-POLL_SECONDS = 0.05  # between looks whether a starting rank listens
-REFUSALS = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED  # of a lane: see Kind.REFUSED
+REFUSALS = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED  # of a control lane: see Kind.REFUSED
+MAX_UNWRITTEN = 1024  # messages of a control lane: a master has a few iterations in flight, and two heartbeats a second
 
-Returned = Callable[[pb.IterationReport], Awaitable[None]]  # of a rank that samples
-Timed = Callable[[int, pb.StageTimes], None]
-Leaving = Callable[[str], Awaitable[None]]  # takes a sentence
+Told = (
+    Hello | Listens | RankAllocated | RankFormed | RankLeaving | Refused | StoreHosted | Suspected
+)  # what a rank posts to its master
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What was known of a rank in an earlier life of its engine: a sentence about one that does not answer names it."""
+class Hears:
+    """Who hears what a rank says: `post` takes events of the lifecycle, `returned` reports with tokens, `timed` the
+    times of an iteration on one rank."""
 
-    host: str = "unknown"
-    iteration: int = 0
+    post: Callable[[Told], None]
+    returned: Callable[[pb.IterationReport], None]
+    timed: Callable[[int, pb.StageTimes], None]
 
 
 class Rank:
-    """What goes wrong with it becomes a sign; a call that cannot go on then waits for the verdict, which ends it."""
+    """The connection to one rank in one life of its engine."""
 
-    def __init__(
-        self,
-        place: Place,
-        engine: str,
-        term: int,
-        pod: Pod,
-        signs: Signs,
-        seen: Seen,
-        returned: Returned,
-        timed: Timed,
-        leaving: Leaving,
-    ) -> None:
-        self.place, self._engine, self._term = place, engine, term
-        self._pod, self._signs = pod, signs
-        self._returned, self._timed, self._leaving = returned, timed, leaving
+    def __init__(self, index: int, engine: str, term: int, life: int, hears: Hears) -> None:
+        self.index = index
+        self._engine, self._term, self._life, self._hears = engine, term, life, hears
         self._loop = asyncio.get_running_loop()
         self._channel: grpc.aio.Channel | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._writing = asyncio.Lock()
-        self._left = False  # its control lane has ended
-        self._gone = False
-        self.hello = pb.HelloResponse()
-        self.address = pod.address
-        self.pid = 0  # of the process that was greeted; 0: none was yet
-        self.host, self.last_iteration = seen.host, seen.iteration
+        self._unwritten: asyncio.Queue[pb.ControlMessage] = asyncio.Queue(MAX_UNWRITTEN)
+        self.address = ""
+        self.last_iteration = 0  # that the rank has told
         self.last_heard: float | None = None  # on the loop's clock; None: its control lane is not open
 
     async def close(self) -> None:
-        await cancel(*self._tasks)
         if self._channel is not None:
             await self._channel.close()
 
-    def __str__(self) -> str:
-        return (
-            f"stage {self.place.stage} rank {self.place.tensor_rank} of {self._engine} at {self.address} "
-            f"(host {self.host}, pid {self.pid or 'unknown'}, last iteration {self.last_iteration})"
-        )
-
     # -- greeting
 
-    async def greet(self) -> pb.HelloResponse:
-        """Waits until the rank listens and says Hello. Raises FailedPrecondition when it speaks another protocol."""
+    async def serve(self, entry: Callable[[], pb.RankEntry | None]) -> None:
+        """Greets the rank and keeps its control lane until the lane ends. `entry` is its line in its pod's table."""
         while True:
-            entry = self._entry()
-            if entry is not None and await listens(entry.address):
-                self.address, self.pid = entry.address, entry.pid
+            named = entry()
+            if named is not None and named.pid and await listens(named.address):
                 break
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(timers.POLL)
+        self.address = named.address
+        self._hears.post(Listens(self._now, self._life, self.index, named.address, named.pid))
         self._channel = dial(self.address)
         self._controller = ControllerStub(self._channel)
         request = pb.HelloRequest(protocol=PROTOCOL, engine=self._engine, term=self._term)
-        self.hello = await self._ask(self._controller.Hello(request, timeout=DIAL_SECONDS, wait_for_ready=True))
-        if self.hello.protocol != PROTOCOL:
-            raise FailedPrecondition(
-                f"{self} speaks protocol {self.hello.protocol} and this scheduler {PROTOCOL}: "
-                "an engine of mixed versions never forms"
-            )
-        self.pid, self.host = self.hello.pid, self.hello.host
-        self.last_iteration = max(self.last_iteration, self.hello.iteration)
-        return self.hello
-
-    def _entry(self) -> pb.RankEntry | None:
-        """The rank's running process by its pod's table."""
-        entries = self._pod.table or ()
-        return next((e for e in entries if e.local_rank == self.place.local_rank and e.pid), None)
-
-    def look(self) -> None:
-        """There is news of the pod: is the process that was greeted still there?"""
-        if not self.pid or self._gone:
+        hello = await self._ask(self._controller.Hello(request, timeout=timers.DIAL, wait_for_ready=True))
+        if hello is None:
             return
-        entry = self._entry()
-        if self._pod.away is not None and self._left:
-            self._is_gone(f"has ended, and so has its supervisor ({self._pod.away})")
-        elif self._pod.away is None and (entry is None or entry.pid != self.pid):
-            self._is_gone("has ended")
-
-    def _is_gone(self, detail: str) -> None:
-        self._gone = True
-        self._signs.put(self.place, Kind.GONE, detail)
-
-    # -- formation
-
-    async def host_store(self, epoch: int) -> str:
-        """Has the rank host the epoch's store: its address. This may import torch: heartbeats tell whether it lives."""
-        request = pb.HostStoreRequest(term=self._term, epoch=epoch)
-        return (await self._ask(self._controller.HostStore(request, timeout=LOAD_SECONDS))).address
-
-    async def form(self, epoch: int, formation: pb.Formation, store: str, controllers: list[str]) -> pb.FormResponse:
-        """Takes its place in a new epoch. Returns with all others."""
-        request = pb.FormRequest(
-            term=self._term, epoch=epoch, formation=formation, store=store, controllers=controllers
-        )
-        return await self._ask(self._controller.Form(request, timeout=LOAD_SECONDS))
-
-    async def allocate(self, epoch: int, slots: int) -> None:
-        request = pb.AllocateRequest(term=self._term, epoch=epoch, slots=slots)
-        await self._ask(self._controller.Allocate(request, timeout=LOAD_SECONDS))
-
-    async def _ask(self, call: Awaitable[T]) -> T:
-        """The answer of a call. Raises FailedPrecondition with the rank's sentence."""
-        try:
-            return await call
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                raise FailedPrecondition(f"{self} refuses: {error.details()}") from None
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return await self._wait_for_verdict(Kind.SILENT, f"listens and does not answer: {error.details()}")
-            away = error.code() is grpc.StatusCode.UNAVAILABLE  # itself, which its supervisor tells, or a neighbour
-            kind = Kind.PEER_LOST if away else Kind.FAILED
-            return await self._wait_for_verdict(kind, f"does not form: {reason(error)}")
-
-    async def _wait_for_verdict(self, kind: Kind, detail: str) -> Never:
-        self._signs.put(self.place, kind, detail)
-        await asyncio.Event().wait()
-        raise AssertionError("the event is never set")
-
-    # -- the control lane
-
-    def open(self) -> None:
-        """Opens the control lane: heartbeats, and reports from the rank."""
+        if hello.protocol != PROTOCOL:
+            numbers = f"speaks protocol {hello.protocol} and this scheduler {PROTOCOL}"
+            self._refuse(f"{numbers}: an engine of mixed versions never forms")
+            return
+        self.last_iteration = max(self.last_iteration, hello.iteration)
         self._lane = self._controller.Run(metadata=((TERM_METADATA, str(self._term)),))
-        self.last_heard = self._loop.time()
-        self._tasks = [self._signs.guard(asyncio.create_task(part)) for part in (self._read(), self._heartbeat())]
+        self.last_heard = self._now
+        self._hears.post(_hello(self._now, self._life, self.index, hello))
+        async with asyncio.TaskGroup() as tasks:
+            writing = [tasks.create_task(part) for part in (self._write(), self._send_heartbeats())]
+            await self._read()
+            for task in writing:
+                task.cancel()
 
     def heard(self) -> None:
         """Counts its silence from now on, unless its lane has ended."""
         if self.last_heard is not None:
-            self.last_heard = self._loop.time()
+            self.last_heard = self._now
 
-    async def send(self, iteration: pb.Iteration) -> None:
-        """Puts an iteration on the control lane."""
-        await self._write(pb.ControlMessage(iteration=iteration))
+    # -- formation
 
-    async def _write(self, message: pb.ControlMessage) -> None:
+    async def host_store(self, epoch: int) -> None:
+        """Has the rank host the epoch's store. This may import torch: heartbeats tell whether it lives."""
+        request = pb.HostStoreRequest(term=self._term, epoch=epoch)
+        hosted = await self._ask(self._controller.HostStore(request, timeout=timers.LOAD))
+        if hosted is not None:
+            self._hears.post(StoreHosted(self._now, self._life, epoch, hosted.address))
+
+    async def form(self, epoch: int, formation: Formation, store: str, controllers: list[str]) -> None:
+        """Has the rank take its place in a new epoch, which happens when all others do."""
+        request = pb.FormRequest(
+            term=self._term,
+            epoch=epoch,
+            formation=pb.Formation(
+                tensor_parallel=formation.tp,
+                pipeline_parallel=formation.pp,
+                stage=formation.stage,
+                tensor_rank=formation.tensor_rank,
+                block_size=formation.block_size,
+                return_tokens=formation.return_tokens,
+            ),
+            store=store,
+            controllers=controllers,
+        )
+        formed = await self._ask(self._controller.Form(request, timeout=timers.LOAD))
+        if formed is not None:
+            self._hears.post(RankFormed(self._now, self._life, epoch, self.index, formed.slots))
+
+    async def allocate(self, epoch: int, slots: int) -> None:
+        """Has the rank allocate its K/V memory: from then on it is a member of the epoch."""
+        request = pb.AllocateRequest(term=self._term, epoch=epoch, slots=slots)
+        if await self._ask(self._controller.Allocate(request, timeout=timers.LOAD)) is not None:
+            self._hears.post(RankAllocated(self._now, self._life, epoch, self.index))
+
+    async def _ask(self, call: Awaitable[T]) -> T | None:
+        """The answer of a call. None: the lifecycle was told why there is none."""
         try:
-            async with self._writing:  # gRPC allows one write at a time: a heartbeat must not meet an iteration
-                await self._lane.write(message)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await asyncio.Event().wait()  # the lane has ended: `_read` tells why
+            return await call
+        except grpc.aio.AioRpcError as error:
+            match error.code():
+                case grpc.StatusCode.FAILED_PRECONDITION:
+                    self._refuse(f"refuses: {error.details()}")
+                case grpc.StatusCode.DEADLINE_EXCEEDED:
+                    self.suspect(Kind.SILENT, f"listens and does not answer: {error.details()}")
+                case grpc.StatusCode.UNAVAILABLE:  # itself, which its supervisor tells, or a neighbour
+                    self.suspect(Kind.PEER_LOST, f"does not form: {reason(error)}")
+                case _:
+                    self.suspect(Kind.FAILED, f"does not form: {reason(error)}")
+        return None
 
-    async def _heartbeat(self) -> None:
+    def _refuse(self, why: str) -> None:
+        self._hears.post(Refused(self._now, self._life, self.index, why))
+
+    def suspect(self, kind: Kind, detail: str) -> None:
+        """Tells the lifecycle what speaks against this rank."""
+        suspicion = Suspicion(self.index, kind, detail)
+        self._hears.post(Suspected(self._now, self._life, suspicion, self.last_iteration))
+
+    # -- the control lane
+
+    def send(self, iteration: pb.Iteration) -> None:
+        """Puts an iteration on the control lane. Never waits: a rank that does not read is found by its silence."""
+        self._unwritten.put_nowait(pb.ControlMessage(iteration=iteration))
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._lane.write(await self._unwritten.get())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the lane has ended, and `_read` tells why
+
+    async def _send_heartbeats(self) -> None:
         number = 0
         while True:
             number += 1
-            await self._write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=number)))
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            if self._unwritten.empty():  # a message that waits does as well
+                self._unwritten.put_nowait(pb.ControlMessage(heartbeat=pb.Heartbeat(number=number)))
+            await asyncio.sleep(timers.HEARTBEAT)
 
     async def _read(self) -> None:
         try:
             async for report in self._lane:
-                self.last_heard = self._loop.time()
+                self.last_heard = self._now
                 match report.WhichOneof("report"):
                     case "iteration":
-                        await self._reported(report.iteration)
+                        self._reported(report.iteration)
                     case "times":
                         for times in report.times.stages:
                             self._has_run(times.iteration, times)
                     case "leaving":
-                        await self._leaving(f"{self} is leaving")
+                        self._hears.post(RankLeaving(self._now, self._life, self.index, self.last_iteration))
                     case _:
                         self.last_iteration = max(self.last_iteration, report.heartbeat.iteration)
             why = f"{(await self._lane.code()).name}: {await self._lane.details()}"
         except grpc.aio.AioRpcError as error:
             why = reason(error)
-        self._left, self.last_heard = True, None
-        refused = await self._lane.code() in REFUSALS
-        kind = Kind.REFUSED if refused else Kind.CLOSED
-        self._signs.put(self.place, kind, f"{kind.value}: {why}")
-        self.look()
+        self.last_heard = None
+        kind = Kind.REFUSED if await self._lane.code() in REFUSALS else Kind.CLOSED
+        self.suspect(kind, f"{kind.value}: {why}")
 
-    async def _reported(self, report: pb.IterationReport) -> None:
+    def _reported(self, report: pb.IterationReport) -> None:
         if report.error:
             kind = Kind.PEER_LOST if report.peer_lost else Kind.FAILED
-            self._signs.put(self.place, kind, f"{kind.value}: {report.error}")
+            self.suspect(kind, f"{kind.value}: {report.error}")
             return
         self._has_run(report.number, report.times)
-        await self._returned(report)
+        self._hears.returned(report)
 
     def _has_run(self, iteration: int, times: pb.StageTimes) -> None:
         self.last_iteration = max(self.last_iteration, iteration)
-        self._timed(iteration, times)
+        self._hears.timed(iteration, times)
+
+    @property
+    def _now(self) -> float:
+        return self._loop.time()
+
+
+def _hello(now: float, life: int, rank: int, hello: pb.HelloResponse) -> Hello:
+    """The answer to a greeting as the lifecycle knows it."""
+    f = hello.formation
+    formation = Formation(f.tensor_parallel, f.pipeline_parallel, f.stage, f.tensor_rank, f.block_size, f.return_tokens)
+    rows = tuple(sorted(held.row for held in hello.rows))
+    standing = Standing(hello.epoch, hello.iteration, hello.slots, rows, formation)
+    model = Model(hello.model_digest, hello.max_positions, hello.vocab_size)
+    return Hello(now, life, rank, hello.host, hello.pid, standing, model)

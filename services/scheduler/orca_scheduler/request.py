@@ -1,26 +1,26 @@
-"""A request in an engine's hands, as the scheduler core sees it: numbers only, no text and no tokens but the last."""
+"""A request as the scheduler core sees it: numbers only, no text, and of its tokens only the last."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 
 class Phase(StrEnum):
-    """The paper's phases, of a request's next iteration. One in a batch in flight is RUNNING besides."""
+    """The paper's phases: what a request's next iteration will be. A request in a batch in flight is also RUNNING."""
 
     INITIATION = "initiation"  # its next iteration runs over all its input tokens
     INCREMENT = "increment"  # its next iteration runs over one token
 
 
-class Reason(IntEnum):
-    """Why the core ended a request. The numbers are those of `orca_pool.records.Reason`."""
+class Reason(StrEnum):
+    """Why the core ended a request: names of `orca_pool.records.Reason`, which has their numbers."""
 
-    LENGTH = 1
-    EOS = 2
-    STOP_TOKEN = 3
-    DEADLINE = 6
-    NEVER_FITS = 9
+    LENGTH = "LENGTH"
+    EOS = "EOS"
+    STOP_TOKEN = "STOP_TOKEN"
+    DEADLINE = "DEADLINE"
+    NEVER_FITS = "NEVER_FITS"
 
 
 class Arrival(NamedTuple):
@@ -48,10 +48,10 @@ class Arrival(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """An arrival and what became of it here."""
+    """An arrival, and what has become of it on this engine."""
 
     arrived: Arrival
-    in_order: bool  # its arrival number was above all seen here before: iteration-level FCFS covers it
+    in_order: bool  # it arrived after all that were seen here before: iteration-level FCFS holds for it
     generated: int  # tokens that have returned
     in_flight: int = 0  # batches in flight that it is in: one, or with a run-ahead two
     row: int | None = None  # given with its slots at its first iteration
@@ -74,12 +74,12 @@ class Request:
 
     @property
     def length(self) -> int:
-        """Prompt and generated tokens, those included that are being made."""
+        """Prompt and generated tokens, including those that are being made."""
         return self.arrived.input_tokens + self.generated + self.in_flight
 
     @property
     def goes_on(self) -> bool:
-        """It has iterations left to schedule, for all that is known before its batches return."""
+        """Whether there are iterations left to schedule, as far as is known before its batches return."""
         return not self.ended and self.generated + self.in_flight < self.arrived.max_new_tokens
 
     def end_by(self, token: int) -> Reason | None:

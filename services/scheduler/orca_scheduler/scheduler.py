@@ -1,12 +1,14 @@
-"""The scheduler process: takes leases of engines and masters them (DESIGN section 4, Leases)."""
+"""The scheduler: takes leases of engines and has them mastered (docs/design.md, "Leases")."""
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orca_common.errors import Unavailable
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
+from orca_pool.leases import GAP_SECONDS, LEASE_SECONDS, RENEW_SECONDS
 from orca_pool.pool import Pool
 from orca_pool.records import EngineState
 
@@ -15,9 +17,6 @@ from .master import EngineMaster
 from .settings import SchedulerSettings
 
 log = logging.getLogger(__name__)
-LOOK_SECONDS = 0.4  # between looks at the engines' leases
-LEASE_SECONDS = 1.5  # a lease whose counter stands still for so long, by our own reads, may be taken
-HOLE_SECONDS = 0.75  # reads further apart prove nothing: the count starts again
 
 
 @dataclass(slots=True)
@@ -32,20 +31,22 @@ class Scheduler:
     """Masters at most its share of the engines: ceil(engines / living schedulers)."""
 
     def __init__(
-        self,
-        name: str,
-        engines: list[Candidate],
-        pool: Pool,
-        settings: SchedulerSettings,
-        telemetry: Telemetry,
-        pulse: LoopPulse,
+        self, name: str, pool: Pool, settings: SchedulerSettings, telemetry: Telemetry, pulse: LoopPulse
     ) -> None:
-        self._name, self._candidates, self._pool = name, {c.engine: c for c in engines}, pool
+        self._name, self._pool = name, pool
         self._settings, self._telemetry, self._pulse = settings, telemetry, pulse
+        self._candidates: dict[str, Candidate] = {}
         self._masters: dict[str, tuple[EngineMaster, asyncio.Task[None]]] = {}
         self._sights: dict[str, Sight] = {}
         self._loop = asyncio.get_running_loop()
         self._last_look: float | None = None
+
+    def discovered(self, candidates: Sequence[Candidate]) -> None:
+        """Takes the engines that there may be. Called again whenever discovery has other ones."""
+        self._candidates = {candidate.engine: candidate for candidate in candidates}
+        for engine, (master, _) in self._masters.items():
+            candidate = self._candidates.get(engine)
+            master.candidate_changed(None if candidate is None else candidate.pods)
 
     def unready(self) -> str | None:
         """Why the scheduler is not ready; None when it is."""
@@ -68,7 +69,7 @@ class Scheduler:
                 if task.done():
                     del self._masters[engine]
                     task.result()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(RENEW_SECONDS)
 
     async def leave(self) -> None:
         """Hands all engines over, and leaves."""
@@ -80,7 +81,7 @@ class Scheduler:
     async def _look(self) -> None:
         engines, living = await self._pool.renew_scheduler(self._name)
         now = self._loop.time()
-        if self._last_look is None or now - self._last_look > HOLE_SECONDS:
+        if self._last_look is None or now - self._last_look > GAP_SECONDS:
             self._sights.clear()
         self._last_look = now
         known = sorted(engines.keys() | self._candidates.keys())
@@ -108,21 +109,10 @@ class Scheduler:
         if term is None:
             return  # another candidate was faster
         candidate = self._candidates.get(engine)
-        if candidate is None:
-            await self._retire(engine, term)
-            return
+        pods = None if candidate is None else candidate.pods
         taken_over = state is not None and state.owner is not None
         log.info("engine acquired", extra={"engine": engine, "term": term, "taken_over": taken_over})
         master = EngineMaster(
-            candidate, self._name, term, taken_over, self._pool, self._settings, self._telemetry, self._pulse
+            engine, pods, self._name, term, taken_over, self._pool, self._settings, self._telemetry, self._pulse
         )
         self._masters[engine] = master, asyncio.create_task(master.run(), name=f"master of {engine}")
-
-    async def _retire(self, engine: str, term: int) -> None:
-        """An engine that is not discovered any more: its claims go back to the queue, its keys go."""
-        held = await self._pool.holding(engine, self._name, term)
-        if held is not None and held.requests:
-            rows = {claimed.request_id: (claimed.claim, False) for claimed in held.requests}
-            await self._pool.give_back(engine, self._name, term, rows)
-        await self._pool.retire(engine, self._name, term)
-        log.info("engine retired", extra={"engine": engine})

@@ -3,23 +3,36 @@
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
 
 from orca_common.settings import PoolSettings, ServiceSettings
+
+from .places import Shape
 
 Positive = Annotated[int, Field(gt=0)]
 
 
 class SchedulerSettings(ServiceSettings, PoolSettings):
-    """`ORCA_WORKERS` lists the pods of all engines in the order of their ordinals, as their supervisors' addresses."""
+    """Runs one scheduler: it claims requests, selects batches, and drives the engines."""
 
-    workers: str  # "host:port,host:port,.."
+    model_config = SettingsConfigDict(cli_prog_name="orca scheduler")
+
+    workers: str
+    """Addresses of the pods' supervisors, "host:port,host:port,..", of all engines in the order of their ordinals."""
     tp: Positive = 1
+    """Tensor ranks: how many share each layer of a stage."""
     pp: Positive = 1
-    gpus_per_pod: Positive | None = None  # ranks of a pod, all of one stage; None: tp
-    max_batch_size: Positive = 8  # max_bs of Algorithm 1
-    block_size: Positive = 16  # slots in a block
-    slots: Positive | None = None  # per engine; None: as many as the smallest rank's memory holds
-    run_ahead: Annotated[int, Field(ge=0, le=1)] = 0  # 1: a batch's next iteration is issued before its tokens are back
+    """Pipeline stages: how many share the layers of the model."""
+    gpus_per_pod: Positive | None = None
+    """Ranks of a pod, all of one stage; tp if not given."""
+    max_batch_size: Positive = 8
+    """Requests in a batch, max_bs of the paper's Algorithm 1: more throughput, longer iterations."""
+    block_size: Positive = 16
+    """Slots in a block."""
+    slots: Positive | None = None
+    """Tokens whose keys and values an engine holds; what its smallest rank's memory holds if not given."""
+    run_ahead: Annotated[int, Field(ge=0, le=1)] = 0
+    """1: a batch's next iteration is issued before its tokens are back, and an end is found one iteration late."""
 
     @model_validator(mode="after")
     def _pods_hold_whole_shares(self) -> Self:
@@ -32,5 +45,6 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
         return self.gpus_per_pod or self.tp
 
     @property
-    def pods_per_engine(self) -> int:
-        return self.tp * self.pp // self.ranks_per_pod
+    def shape(self) -> Shape:
+        """How an engine is to be formed."""
+        return Shape(self.tp, self.pp, self.ranks_per_pod, self.block_size, self.slots, self.run_ahead)

@@ -26,10 +26,11 @@ class Tracing:
         self._start("orca.queue", held, start_time=submitted).end()
         self._stays[held.claimed.claim] = self._start("orca.engine", held)
 
-    def taken_over(self, held: Held) -> None:
-        """The request is on this engine already; an earlier master has claimed it."""
-        self._stays[held.claimed.claim] = stay = self._start("orca.engine", held)
-        stay.set_attribute("orca.taken_over", True)
+    def admitted(self, held: Held) -> None:
+        """The request goes to the core. One that this master did not claim was on this engine already."""
+        if held.claimed.claim not in self._stays:
+            self._stays[held.claimed.claim] = stay = self._start("orca.engine", held)
+            stay.set_attribute("orca.taken_over", True)
 
     def _start(self, name: str, held: Held, start_time: int | None = None) -> Span:
         attributes = {"orca.request": held.claimed.request_id, "orca.engine": self._engine}

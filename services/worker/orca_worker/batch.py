@@ -1,7 +1,7 @@
-"""The batch of one iteration, flat: every token of every request in one row, [T = sum of L] (paper section 3.2).
+"""The flat batch of one iteration: the tokens of all requests one after the other, [T = sum of L] (paper section 3.2).
 
-Built once an iteration from the control message and given to the model: attention splits it by request, all other
-operations see the flat rows.
+It is built once an iteration, from the control message. Attention splits it by request; all other operations of the
+model run on the flat tokens.
 """
 
 from dataclasses import dataclass
@@ -18,38 +18,38 @@ from .rows import Rows
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Requests in the iteration's order, initiations first. B requests, T tokens; arrays are int64 unless stated."""
+    """B requests in the iteration's order, initiations first, with T tokens. Arrays are int64 unless stated."""
 
     rows: np.ndarray  # [B]
     query_lengths: list[int]  # [B] tokens of each request in this iteration
-    contexts: list[int]  # [B] tokens before them, whose keys and values are in memory
+    contexts: list[int]  # [B] earlier tokens of each request, whose keys and values are in memory
     token_ids: np.ndarray  # [T]
     positions: np.ndarray  # [T] index of each token in its request
-    slots: np.ndarray  # [T] where its key and value go
+    slots: np.ndarray  # [T] where the token's key and value go
     last: np.ndarray  # [B] flat index of each request's last token
-    ends: np.ndarray  # [B] tokens of each request behind this iteration
-    requests: np.ndarray  # [B] of rows.ROW
+    ends: np.ndarray  # [B] tokens of each request whose keys and values are in memory after this iteration
+    requests: np.ndarray  # [B] of rows.ROW: what the rank knows of each request
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def draws(self) -> np.ndarray:
-        """[B] index of the output token that this iteration makes: of its draw."""
+        """[B] index of the output token that this iteration makes, which is the index of its random draw."""
         return self.ends - self.requests["prompt"]
 
 
 def token_count(iteration: worker_pb2.Iteration) -> int:
-    """T, the rows of the flat batch."""
+    """T, the tokens of the flat batch."""
     return sum(len(initiation.token_ids) for initiation in iteration.initiations) + len(iteration.increment_rows)
 
 
 def build_batch(
     iteration: worker_pb2.Iteration, rows: Rows, kv: KVManager, vocab_size: int, max_positions: int
 ) -> Batch:
-    """The flat batch of an iteration whose initiations were admitted.
+    """The flat batch of an iteration whose initiations have been admitted.
 
-    Increments without tokens (the scheduler ran ahead) go on from the token that this rank sampled last.
+    Increments without tokens (the scheduler runs ahead) continue from the token that the row has made last.
     Raises FailedPrecondition when the message does not fit what this rank holds.
     """
     initiations, tokens = iteration.initiations, list(iteration.increment_tokens)

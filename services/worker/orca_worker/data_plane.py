@@ -1,16 +1,14 @@
-"""The data plane: the way of tensors between the ranks of an engine. Control never goes here, tensors nowhere else.
+"""The data plane carries the tensors between the ranks of an engine, and nothing else. Tensors take no other way.
 
-Every rank issues the same operations in the same order, and all shapes are known from the control message (paper
-section 4.1), so nothing about them crosses. Without torch: an engine of one rank has no process groups at all.
+Every rank issues the same operations in the same order and knows all shapes from the control message (paper section
+4.1), so no shape is ever sent. This module imports no torch: an engine of one rank has no process groups.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from orca_common.errors import FailedPrecondition, Unavailable
-
-from .partition import Place
+from orca_common.errors import Unavailable
 
 if TYPE_CHECKING:
     import torch
@@ -18,22 +16,24 @@ if TYPE_CHECKING:
 
 
 class PeerLost(Unavailable):
-    """The data plane does not work any more: a neighbour is gone, or the epoch was left. It is no fault of this rank,
-    which keeps its weights and waits for a new formation."""
+    """The data plane no longer works: a neighbour is gone, or the epoch was left.
+
+    This rank is not at fault. It keeps its weights and waits for a new formation.
+    """
 
 
 class DataPlane(Protocol):
-    """One epoch's. One thread calls it, but for `abort`, which any thread may call."""
+    """The data plane of one epoch, as one rank uses it. One thread calls it; only `abort` may come from any thread."""
 
     sent_bytes: int  # by this rank, so far
-    waited: int  # by this rank, so far, for hidden states or tokens of others: ns
-    returns_tokens: bool  # the tokens go back to the first stage, for a scheduler that runs ahead
+    waited: int  # ns that this rank has waited so far for hidden states or tokens of others
+    returns_tokens: bool  # sampled tokens also go back to the first stage, for a scheduler that runs ahead
 
     def join(self) -> None:
-        """Finds the other ranks; returns when those that this rank speaks with are there. Raises PeerLost."""
+        """Returns when the ranks that this rank exchanges tensors with have joined too. Raises PeerLost."""
 
     def check(self) -> None:
-        """Raises PeerLost when the plane does not work any more."""
+        """Raises PeerLost when the plane no longer works."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of x over the stage's tensor ranks; x itself may be overwritten."""
@@ -44,32 +44,34 @@ class DataPlane(Protocol):
         ...
 
     def expect(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Begins a `receive` that is still to be called, so that what it returns can come while this rank computes. In
-        the order of the iterations; nothing at the first stage."""
+        """Begins a later `receive`, so that its tensor can arrive while this rank computes.
+
+        Called in the order of the iterations. Does nothing at the first stage.
+        """
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        """What the same tensor rank of the stage before sends next; None at the first stage."""
+        """The next tensor from the same tensor rank of the stage before; None at the first stage."""
         ...
 
     def send(self, x: Tensor) -> None:
-        """Sends x to the same tensor rank of the next stage; does not wait until it is there."""
+        """Sends x to the same tensor rank of the next stage, without waiting for its arrival."""
 
     def send_tokens(self, token_ids: list[int]) -> None:
-        """From the rank that samples to all ranks of the first stage."""
+        """Sends sampled tokens to all ranks of the first stage. Called by the rank that samples."""
 
     def expect_tokens(self, count: int) -> None:
-        """Begins to receive what the sampling rank will make of an iteration of `count` requests."""
+        """Begins to receive the tokens of an iteration of `count` requests."""
 
     def receive_tokens(self) -> list[int]:
-        """The tokens that were expected first."""
+        """The tokens of the oldest iteration that was expected and not received."""
         ...
 
     def abort(self, reason: str) -> None:
-        """Leaves: whoever waits in one of these calls wakes at once with PeerLost, and so do all later calls."""
+        """Leaves the epoch. Whoever waits in one of these calls wakes at once with PeerLost, as do later calls."""
 
 
 class Loopback:
-    """An engine of one rank: there is nobody to speak with."""
+    """`DataPlane` of an engine of one rank, which has no other ranks to exchange tensors with."""
 
     sent_bytes = waited = 0
     returns_tokens = False
@@ -106,34 +108,3 @@ class Loopback:
 
     def abort(self, reason: str) -> None:
         pass
-
-
-class Store(Protocol):
-    """The store of an epoch, open as long as it is referred to."""
-
-    @property
-    def port(self) -> int: ...
-
-
-class Rendezvous:
-    """How this rank finds others. `host`: under which they reach it; `device` None: it has no tensors to speak of."""
-
-    def __init__(self, host: str, device: torch.device | None) -> None:
-        self.host, self._device = host, device
-
-    def open_store(self) -> Store:
-        """A store on a free port. Imports torch, so it is no call for a loop."""
-        from .process_groups import open_store
-
-        return open_store()
-
-    def plane(self, place: Place, epoch: int, store: str, returns_tokens: bool) -> DataPlane:
-        """The plane of an epoch, not joined yet. `store`: "host:port" of its store. May import torch too."""
-        if place.ranks == 1:
-            return Loopback()
-        host, _, port = store.rpartition(":")
-        if not host or not port.isdigit():
-            raise FailedPrecondition(f"an engine of {place.ranks} ranks needs the address of a store, not {store!r}")
-        from .process_groups import ProcessGroups
-
-        return ProcessGroups(place, epoch, (host.strip("[]"), int(port)), self.host, self._device, returns_tokens)

@@ -1,5 +1,7 @@
-"""The thread that drives this rank's GPU: it takes work in order, one piece at a time; it waits for the data plane, but
-never for the control plane."""
+"""The thread that drives this rank's GPU. It does its work in order, one piece at a time.
+
+It may wait for the data plane, never for the control plane.
+"""
 
 import logging
 import threading
@@ -22,21 +24,23 @@ log = logging.getLogger(__name__)
 
 
 class Accepted(NamedTuple):
-    """An iteration, and when the controller received it (ns of the wall clock)."""
+    """A queued iteration, and when the controller received it (ns of the wall clock)."""
 
     iteration: worker_pb2.Iteration
     received: int
 
 
 class GpuThread:
-    """`report` is called in this thread with what each iteration made. A failed iteration is the last one, unless it
-    was a neighbour that failed: then the rank can form again."""
+    """Runs iterations and calls. `report` is called in this thread with the result of each iteration.
+
+    A failed iteration is the last one, unless a neighbour was lost: then the rank can form again.
+    """
 
     def __init__(self, stage: Stage, report: Callable[[worker_pb2.Report], None]) -> None:
         self._stage, self._report = stage, report
         self._queue: SimpleQueue[Accepted | Callable[[], None] | None] = SimpleQueue()  # bounded by MAX_WAITING
         self.failed = False
-        self.iteration = 0  # the last one that was run
+        self.iteration = 0  # number of the last one that was run
         self._thread = threading.Thread(target=self._main, name="gpu", daemon=True)
         self._thread.start()
 
@@ -45,7 +49,7 @@ class GpuThread:
         self._queue.put(Accepted(iteration, received))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Queues a call behind all iterations. Raises Unavailable in the future when this thread has failed."""
+        """Queues a call after all iterations. When an iteration has failed by then, the future raises Unavailable."""
         future: Future[T] = Future()
 
         def work() -> None:
@@ -62,16 +66,16 @@ class GpuThread:
         return future
 
     def stop(self) -> None:
-        """Ends the thread behind all that was queued."""
+        """Ends the thread after everything that is queued."""
         self._queue.put(None)
 
     def join(self, timeout: float) -> bool:
-        """Waits for the end of the thread. False: it still works after `timeout` seconds."""
+        """Waits for the end of the thread. False: it still runs after `timeout` seconds."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _main(self) -> None:
-        come: deque[Accepted | Callable[[], None] | None] = deque()  # out of the queue, and still to be done
+        come: deque[Accepted | Callable[[], None] | None] = deque()  # taken from the queue, not done yet
         while True:
             while not come or not self._queue.empty():
                 come.append(self._queue.get())
@@ -98,7 +102,7 @@ class GpuThread:
             log.warning("iteration abandoned: %s", error, extra=where)
             result.error, result.peer_lost = str(error), True
         except Exception as error:
-            # The rank's memory is in doubt now: the master hears why, and the process ends.
+            # The rank's memory cannot be trusted any more: the master hears why, and the process ends.
             self.failed = True
             log.exception("iteration failed", extra=where)
             result.error = str(error) if isinstance(error, OrcaError) else f"{type(error).__name__}: {error}"

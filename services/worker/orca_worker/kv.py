@@ -1,7 +1,7 @@
-"""Attention K/V manager (paper section 3.1): the keys and values of every token of the requests in progress.
+"""The Attention K/V manager (paper section 3.1) keeps keys and values of all tokens of the requests in progress.
 
-It owns the memory and finds a token's place by row and token index. Which blocks a request has is the scheduler's
-word; nothing is freed until the scheduler says so.
+It owns the memory and finds a token's slot by row and token index. The scheduler decides which blocks a request has,
+and when they are free again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KVShape:
-    """Keys and values of one token on this rank: all of its layers, its share of the heads."""
+    """What this rank keeps for one token: keys and values of the rank's layers and heads."""
 
     layers: int
     heads: int
@@ -34,7 +34,7 @@ class KVShape:
 
 
 class KVManager:
-    """`shape` None: a model without keys and values; blocks are kept all the same."""
+    """The memory, and which blocks each row has. `shape` None: a model without keys and values; it has blocks too."""
 
     keys: torch.Tensor  # [layers, n_blocks, heads, block_size, D]
     values: torch.Tensor
@@ -46,27 +46,27 @@ class KVManager:
         self._capacity = np.zeros(64, np.int64)  # [row]: tokens that its blocks hold
 
     def release(self) -> None:
-        """Gives the memory back and forgets all rows."""
+        """Frees the memory and forgets all rows."""
         self.n_blocks = 0
         self._capacity[:] = 0
         if self._shape is not None and hasattr(self, "keys"):
             del self.keys, self.values
 
     def allocate(self, slots: int, block_size: int) -> None:
-        """Memory for `slots` tokens, in whole blocks. All rows are forgotten."""
+        """Allocates memory for `slots` tokens, in whole blocks. Forgets all rows."""
         self.release()
         self.n_blocks, self.block_size = slots // block_size, block_size
         shape = self._shape
         if shape is not None:
             import torch
 
-            # On a CPU zeros are mapped only when touched.
+            # On a CPU, pages of zeros take memory only once they are touched.
             size = (shape.layers, self.n_blocks, shape.heads, block_size, shape.head_size)
             self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
             self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
 
     def admit(self, row: int, blocks: Sequence[int]) -> None:
-        """Gives a row its blocks."""
+        """Gives a row its blocks, in order. Raises FailedPrecondition when there is no such block."""
         rows, columns = self._table.shape
         if row >= rows or len(blocks) > columns:
             grown = np.zeros((max(rows, 2 * row), max(columns, 2 * len(blocks))), np.int64)
@@ -79,13 +79,16 @@ class KVManager:
         self._capacity[row] = len(blocks) * self.block_size
 
     def free(self, rows: Sequence[int]) -> None:
-        """Forgets the blocks of rows: the scheduler gives them to others."""
+        """Forgets the blocks of rows. The scheduler may give them to other rows."""
         for row in rows:
             if row < len(self._capacity):
                 self._capacity[row] = 0
 
     def slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """rows, positions [T] -> slots [T]: block * block_size + offset of each token."""
+        """rows, positions [T] -> slots [T]: block * block_size + offset of each token.
+
+        Raises FailedPrecondition when a position lies beyond its row's blocks.
+        """
         beyond = positions >= self._capacity[rows]
         if beyond.any():
             row, position = int(rows[beyond][0]), int(positions[beyond][0])
@@ -93,5 +96,5 @@ class KVManager:
         return self._table[rows, positions // self.block_size] * self.block_size + positions % self.block_size
 
     def block_table(self, rows: np.ndarray, tokens: int) -> np.ndarray:
-        """rows [B] -> block ids [B, n], n blocks hold `tokens`; what stands behind a row's own blocks means nothing."""
+        """rows [B] -> block ids [B, n]: n blocks hold `tokens`. Entries after a row's own blocks mean nothing."""
         return self._table[rows, : -(-tokens // self.block_size)]

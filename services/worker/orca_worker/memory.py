@@ -1,4 +1,4 @@
-"""How much memory a rank may give to keys and values."""
+"""How much memory a rank may use for keys and values."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-CPU_SHARE = 1 << 30  # bytes, when no number of slots was asked for: a CPU's memory is everybody's
-GPU_SHARE = 0.9  # of what is free behind the weights; the rest is for intermediates
-SLOTS_OF_NOTHING = 1 << 20  # of a model that keeps nothing for a token
+CPU_SHARE = 1 << 30  # bytes, when no number of slots was asked for: other processes use a CPU's memory too
+GPU_SHARE = 0.9  # of what is free after loading the weights; the rest is for intermediate tensors
+SLOTS_OF_NOTHING = 1 << 20  # slots of a model that keeps nothing for a token
 
 
 def free_bytes(device: torch.device | None, modest: bool) -> int:
-    """Bytes that keys and values may take on a device now. `modest`: on a CPU, at most CPU_SHARE."""
+    """Bytes that keys and values may use on a device now. `modest`: on a CPU at most CPU_SHARE."""
     if device is not None and device.type == "cuda":
         import torch
 

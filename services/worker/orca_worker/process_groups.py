@@ -1,18 +1,18 @@
-"""The data plane between processes: torch.distributed, NCCL on GPUs and gloo on a CPU.
+"""The data plane between processes, over torch.distributed: NCCL on GPUs, gloo on a CPU.
 
-A rank is in up to four process groups, each of its own epoch, store prefix and purpose, so that no operation waits
-behind one of another kind:
+In each epoch a rank is in up to four process groups, one for each purpose, so that no operation waits for one of
+another kind:
 
 tensor      the tensor ranks of a stage: all-reduces, and the logits to tensor rank 0
-upstream    a pair: this tensor rank of the stage before, and of this one; the hidden states go down it
-downstream  the same pair, seen from its other end
-tokens      the rank that samples, and the ranks of the first stage: for a scheduler that runs ahead
+upstream    a pair, this tensor rank of the stage before and of this stage: the hidden states that come
+downstream  a pair, this tensor rank of this stage and of the next one: the hidden states that go
+tokens      the rank that samples and the ranks of the first stage: for a scheduler that runs ahead
 
-All are made in that order on every rank.
+Every rank joins its groups in this order.
 
-The GPU thread waits in these operations, and an abort wakes it: NCCL has one; gloo (torch 2.13) has none that wakes a
-thread which waits for a frozen peer, neither abort() nor shutdown(), but it closes all sockets of a group in which a
-receive was waited for too long. So gloo groups are left by a receive of nothing with a patience of a millisecond.
+The GPU thread waits in these operations, and an abort must wake it. NCCL's abort does. In gloo (torch 2.13) neither
+abort() nor shutdown() wakes a thread that waits for a frozen peer. But gloo closes all sockets of a group when a
+receive in it times out. So we leave a gloo group by a receive of nothing with a timeout of a millisecond.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from .partition import Place
 
 log = logging.getLogger(__name__)
 
-# Bounds of last resort: a master that waits no longer forms a new epoch, and that wakes everybody.
+# Bounds of last resort. Before they pass, the master forms a new epoch, which wakes whoever waits in the old one.
 JOIN_TIMEOUT = timedelta(minutes=10)
 WAIT_TIMEOUT = timedelta(hours=2)
-NEVER_SENT = 99  # tag of a receive that nothing comes for
+NEVER_SENT = 99  # tag of a receive to which no send belongs
 WILDCARDS = ("", "0.0.0.0", "::")
 
-Group = Any  # ProcessGroupGloo or ProcessGroupNCCL; of both only what torch.distributed's C++ backends share is used
+Group = Any  # ProcessGroupGloo or ProcessGroupNCCL; only what torch.distributed's C++ backends share is used
 
 
 def open_store() -> TCPStore:
@@ -50,7 +50,7 @@ def open_store() -> TCPStore:
 
 
 class ProcessGroups:
-    """`DataPlane` over process groups. `host`: under which other ranks reach this one."""
+    """`DataPlane` over process groups. `host`: where other ranks reach this one."""
 
     def __init__(
         self,
@@ -66,17 +66,17 @@ class ProcessGroups:
         self._is_gloo = self._device.type == "cpu"
         self.returns_tokens = returns_tokens
         self.sent_bytes = self.waited = 0
-        self._lost: str | None = None  # why it does not work any more
-        self._lock = threading.Lock()  # of `_groups` and `_lost`
+        self._lost: str | None = None  # why the plane no longer works
+        self._lock = threading.Lock()  # guards `_groups` and `_lost`
         self._groups: dict[str, Group] = {}
-        self._woken = threading.Event()  # of who joins: the groups are there, or it was aborted
+        self._woken = threading.Event()  # ends `join`: the groups are there, or the plane was aborted
         self._expected: dict[str, deque[tuple[Any, Tensor]]] = {"upstream": deque(), "tokens": deque()}  # (work, x)
-        self._sends: deque[tuple[Any, Tensor]] = deque()  # gloo's, oldest first: each needs its tensor until it is out
+        self._sends: deque[tuple[Any, Tensor]] = deque()  # gloo's, oldest first: a send needs its tensor until it ends
 
     # Coming and going
 
     def join(self) -> None:
-        """Connects in a thread of its own: that call knows no abort."""
+        """Connects in a thread of its own, because connecting cannot be aborted."""
         failures: list[Exception] = []
 
         def connect() -> None:
@@ -108,7 +108,7 @@ class ProcessGroups:
         if not place.is_last:
             join("downstream", f"pair/{stage}/{rank}", 0, 2)
         if self.returns_tokens and (place.is_first or place.samples):
-            of_stage_0 = rank if place.pipeline_parallel == 1 else rank + 1  # with one stage the sampler is one of it
+            of_stage_0 = rank if place.pipeline_parallel == 1 else rank + 1  # with one stage, rank 0 is the sampler
             join("tokens", "tokens", 0 if place.samples else of_stage_0, self._token_readers + 1)
         with self._lock:
             if self._lost is not None:
@@ -117,12 +117,15 @@ class ProcessGroups:
 
     @property
     def _token_readers(self) -> int:
-        """Ranks of the first stage, but for the one that samples."""
+        """How many ranks of the first stage do not sample."""
         return self._place.tensor_parallel - (self._place.pipeline_parallel == 1)
 
     def _new_group(self, purpose: str, store: Store, rank: int, size: int) -> Group:
-        """A group that has met. NCCL's ranks meet in their first operation, which knows no abort: it is done here, in a
-        thread that may be left behind. (Not run: no GPU yet.)"""
+        """A group whose ranks have met.
+
+        NCCL's ranks meet in their first operation, which cannot be aborted. So it is done here, in a thread that may be
+        left behind. (Not run: no GPU was at hand.)
+        """
         if not self._is_gloo:
             nccl: Any = dist.ProcessGroupNCCL
             options = nccl.Options()
@@ -157,11 +160,11 @@ class ProcessGroups:
         self._woken.set()
         while groups:
             purpose, group = groups.popitem()
-            # The thread has the last reference, and a destructor may wait for what is under way.
+            # The thread has the last reference to the group, whose destructor may wait for running operations.
             threading.Thread(target=self._leave, args=[group], name=f"leave-{purpose}", daemon=True).start()
 
     def _leave(self, group: Group) -> None:
-        """Wakes who waits in a group."""
+        """Wakes whoever waits in a group."""
         if not self._is_gloo:
             group.abort()
             return
@@ -172,7 +175,7 @@ class ProcessGroups:
             log.debug("a group was left: %s", error)
 
     def _lose(self, reason: str) -> PeerLost:
-        """The error to raise: this reason, or the one that came first."""
+        """Aborts, and returns the error to raise. If the plane was lost before, the first reason counts."""
         self.abort(reason)
         assert self._lost is not None
         return PeerLost(self._lost)
@@ -182,7 +185,7 @@ class ProcessGroups:
     def all_reduce(self, x: Tensor) -> Tensor:
         tp = self._place.tensor_parallel
         if tp > 1:
-            self.sent_bytes += 2 * (tp - 1) * x.nbytes // tp  # of a ring
+            self.sent_bytes += 2 * (tp - 1) * x.nbytes // tp  # as in a ring
             self._do("tensor", lambda group: group.allreduce([x]))
         return x
 
@@ -228,12 +231,14 @@ class ProcessGroups:
 
     def receive_tokens(self) -> list[int]:
         token_ids = self._receive("tokens").tolist()
-        self.check()  # an abort ends NCCL's operations without an error
+        self.check()  # NCCL's operations end without an error when they are aborted
         return token_ids
 
     def _expect(self, purpose: str, x: Tensor) -> None:
-        """Begins to receive x, with gloo: its sender waits for this, and then x comes without this rank's doing. NCCL's
-        receive is a kernel that spins until x is there; what the GPU does first must not wait behind it."""
+        """Notes that x will be received. With gloo the receive begins here: the sender waits for it, and then x arrives
+        in the background. NCCL's receive is a kernel that spins until x is there, so it must not begin before the GPU's
+        other work.
+        """
         work = self._begin_receive(purpose, x) if self._is_gloo else None
         self._expected[purpose].append((work, x))
 
@@ -241,7 +246,7 @@ class ProcessGroups:
         return self._begin(purpose, lambda group: group.recv([x], 0, 0))
 
     def _receive(self, purpose: str) -> Tensor:
-        """Ends the receive that was expected first."""
+        """Waits for the oldest expected receive."""
         work, x = self._expected[purpose].popleft()
         began = time.monotonic_ns()
         self._end(purpose, work or self._begin_receive(purpose, x))
@@ -249,7 +254,7 @@ class ProcessGroups:
         return x
 
     def _start(self, purpose: str, x: Tensor, operation: Callable[[Group], Any]) -> None:
-        """An operation that sends x, without waiting for it."""
+        """Begins an operation that sends x, without waiting for it."""
         self.sent_bytes += x.nbytes
         work = self._begin(purpose, operation)
         if self._is_gloo:
@@ -259,11 +264,11 @@ class ProcessGroups:
 
     @property
     def _most_sends(self) -> int:
-        """Sends that may be under way. An older one has been received: its iteration is not in flight any more."""
+        """How many sends may be under way. Older ones have arrived: their iterations are no longer in flight."""
         return (self._place.pipeline_parallel + 2) * (self._token_readers if self._place.samples else 1)
 
     def _do(self, purpose: str, operation: Callable[[Group], Any]) -> None:
-        """An operation, and its end: on a GPU the end is its place in the stream."""
+        """Runs an operation to its end. On a GPU it has only been put in the stream then."""
         self._end(purpose, self._begin(purpose, operation))
 
     def _begin(self, purpose: str, operation: Callable[[Group], Any]) -> Any:

@@ -2,9 +2,9 @@
 
     ORCA_MODEL=FOLDER python -m orca_worker.rank
 
-Prints `{"address": "host:port", "status": "host:port"}` on standard output when it listens. One that a supervisor has
-started first does all that is the same for every rank of the pod, and then reads from standard input which of them it
-is: `{"local_rank": 0, "port": 50100}`. Until that line comes it is a spare, with no port and nothing on the GPU.
+Prints `{"address": "host:port", "status": "host:port"}` on standard output when it listens. Under a supervisor it first
+does everything that is the same for all ranks of the pod, then reads from standard input which of them it is:
+`{"local_rank": 0, "port": 50100}`. Until that line comes it is a spare, with no port and nothing on the GPU.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ import logging
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from contextlib import AsyncExitStack
+from importlib import import_module
+from typing import TYPE_CHECKING, Never
 
 from orca.v1 import worker_pb2_grpc
 from orca_common import logs, service
+from orca_common.address import join_address
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition
 from orca_common.telemetry import Telemetry
 
 from .controller import Controller
-from .data_plane import Rendezvous
-from .models import check_model_type, import_modules, needs_torch
-from .process import die_with_parent, join_address
+from .models.families import family_of
+from .process import die_with_parent
+from .rendezvous import Rendezvous
 from .server import listen, new_server
 from .settings import RankSettings
 from .stage import Stage
@@ -40,10 +43,14 @@ log = logging.getLogger(__name__)
 SERVICE = "orca.v1.Controller"
 
 
-def open_device(name: str, gpu: int) -> torch.device:
-    """The device of a rank, with its driver awake. Raises SystemExit when it is not there.
+class RankFailed(Exception):
+    """An iteration failed, so the rank's memory cannot be trusted any more."""
 
-    Takes seconds in which no loop turns, so it comes before the first heartbeat.
+
+def open_device(name: str, gpu: int) -> torch.device:
+    """The device of a rank, with its driver initialized. Raises SystemExit when it is not there.
+
+    Blocks for seconds, so it must come before the first heartbeat.
     """
     import torch
 
@@ -58,64 +65,90 @@ def open_device(name: str, gpu: int) -> torch.device:
 
 
 def prepare(settings: RankSettings) -> Checkpoint:
-    """What takes its time before a rank serves, and is the same for all ranks. Raises SystemExit with a sentence."""
+    """Does ahead of time what is slow and the same for all ranks. Raises SystemExit with a sentence."""
     try:
         checkpoint = read_checkpoint(resolve_model(settings.model))
-        check_model_type(checkpoint)
+        family = family_of(checkpoint)
     except FailedPrecondition as error:
         raise SystemExit(f"ORCA_MODEL: {error}") from None
-    import_modules(checkpoint)
+    if family.needs_torch:  # whose import takes 1 to 2 s
+        for module in ("orca_worker.process_groups", *family.modules):
+            import_module(module)
     gc.collect()
-    gc.freeze()  # what was imported stays: 70 ms less for the collection when a model is loaded
+    gc.freeze()  # modules stay: no later collection looks at them, which saves 70 ms when a model is loaded
     return checkpoint
 
 
 def read_place() -> RankSettings:
-    """Waits until the supervisor says which rank this process is. Raises SystemExit when it will never say."""
+    """Waits until the supervisor says which rank this process is. Raises SystemExit when the supervisor has ended."""
     line = sys.stdin.readline()
     if not line:
         raise SystemExit(0)
     return RankSettings.load(**json.loads(line))
 
 
-async def serve(settings: RankSettings, checkpoint: Checkpoint) -> None:
-    """Serves until SIGTERM or a failed iteration; the latter ends the process with status 1."""
-    stop = service.stop_event()
-    gpu = settings.first_gpu + settings.local_rank
-    device = open_device(settings.device, gpu) if needs_torch(checkpoint) else None
+class RankApp:
+    """A rank as a service: its controller behind gRPC, and its status port."""
 
-    pulse = service.LoopPulse()
-    telemetry = Telemetry("orca-worker", f"{settings.reachable_host}/{settings.local_rank}")
-    failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    stage = Stage(checkpoint, settings.dtype, device, settings.slots, settings.threads)
-    rendezvous = Rendezvous(settings.reachable_host, device)
-    controller = Controller(checkpoint, stage, telemetry, rendezvous, failure.set_result)
-    server, health = await new_server(SERVICE)
-    worker_pb2_grpc.add_ControllerServicer_to_server(controller, server)
-    port = listen(server, settings.host, settings.port)
-    await server.start()
-    status = service.StatusPort(settings.host, settings.status_port, controller.ready, pulse.alive)
-    address = join_address(settings.reachable_host, port)
-    print(json.dumps({"address": address, "status": join_address(settings.host, status.port)}), flush=True)
-    log.info("listening", extra={"address": address, "model": checkpoint.name, "device": str(device)})
+    def __init__(self, settings: RankSettings, checkpoint: Checkpoint) -> None:
+        self._settings, self._checkpoint = settings, checkpoint
+        self._open = AsyncExitStack()
+        self._finished = True  # the GPU thread has ended in order
 
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait([stopping, failure], return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    log.info("leaving", extra={"failure": failure.result() if failure.done() else None})
-    await health.enter_graceful_shutdown()
-    finished = await controller.leave(settings.drain_seconds)
-    await server.stop(grace=1.0)
-    status.close()
-    pulse.close()
-    telemetry.close()
-    sys.stderr.flush()
-    # The GPU thread may hang or hold a broken device, and threads that drop process groups may wait for a frozen peer
-    # (the interpreter's end in the middle of that is an abort): nothing of them is to be waited for.
-    os._exit(1 if failure.done() or not finished else 0)
+    async def start(self) -> dict[str, str]:
+        """Opens the device and listens. Raises SystemExit when the device or the port is not to be had."""
+        settings, checkpoint, host = self._settings, self._checkpoint, self._settings.reachable_host
+        gpu = settings.first_gpu + settings.local_rank
+        device = open_device(settings.device, gpu) if family_of(checkpoint).needs_torch else None
+        pulse = service.LoopPulse()
+        self._open.callback(pulse.close)
+        telemetry = Telemetry("orca-worker", f"{host}/{settings.local_rank}")
+        self._open.callback(telemetry.close)
+
+        self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        stage = Stage(checkpoint, settings.dtype, device, settings.slots, settings.threads)
+        rendezvous = Rendezvous(host, device)
+        self._controller = Controller(checkpoint, stage, telemetry, rendezvous, self._failure.set_result)
+        status = service.StatusPort(settings.host, settings.status_port, self._controller.ready, pulse.alive)
+        self._open.callback(status.close)
+        server, self._health = await new_server(SERVICE)
+        self._open.push_async_callback(server.stop, 1.0)
+        worker_pb2_grpc.add_ControllerServicer_to_server(self._controller, server)
+        address = join_address(host, listen(server, settings.host, settings.port))
+        await server.start()
+        log.info("listening", extra={"address": address, "model": checkpoint.name, "device": str(device)})
+        return {"address": address, "status": join_address(settings.host, status.port)}
+
+    async def run(self) -> None:
+        """Waits for an iteration that fails: its rank cannot go on. Raises RankFailed."""
+        raise RankFailed(await asyncio.shield(self._failure))
+
+    async def drain(self) -> None:
+        log.info("leaving", extra={"failure": self._failure.result() if self._failure.done() else None})
+        await self._health.enter_graceful_shutdown()
+        self._finished = await self._controller.leave(self._settings.drain_seconds)
+
+    async def close(self) -> None:
+        await self._open.aclose()
+
+    async def live(self) -> Never:
+        """Serves, then ends the process: with status 0 after SIGTERM, with 1 after a failure or an unfinished drain.
+
+        The process ends without the interpreter's own clean-up. That would wait for threads that may never end: the GPU
+        thread may hang on a broken device, and a thread that leaves a process group may wait for a frozen peer. An end
+        of the interpreter while such a thread is at work aborts the process.
+        """
+        status = 0
+        try:
+            await service.serve(self)
+        except RankFailed:  # the iteration's error is in the log already
+            status = 1
+        sys.stderr.flush()
+        os._exit(status if self._finished else 1)
 
 
 def main() -> None:
+    """`python -m orca_worker.rank`: settings from the environment, the place from the supervisor, if there is one."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before it serves there is nothing to leave in order
     settings = RankSettings.load()
     if settings.supervisor_pid:
@@ -124,7 +157,7 @@ def main() -> None:
     checkpoint = prepare(settings)
     if settings.supervisor_pid:
         settings = read_place()
-    service.run(lambda: serve(settings, checkpoint))
+    service.run(RankApp(settings, checkpoint).live)
 
 
 if __name__ == "__main__":

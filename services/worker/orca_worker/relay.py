@@ -1,4 +1,4 @@
-"""The way of iterations from a controller to its neighbours: one long-lived stream each, for one epoch."""
+"""How iterations get from a controller to its neighbours: over one long-lived stream to each, for one epoch."""
 
 import asyncio
 import logging
@@ -15,11 +15,11 @@ log = logging.getLogger(__name__)
 
 
 class Neighbour:
-    """`on_broken` is called with a sentence when the stream ends before `close`."""
+    """The stream to one neighbour. `on_broken` is called with a sentence when it ends before `close`."""
 
     def __init__(self, address: str, on_broken: Callable[[str], None]) -> None:
         self.address, self._on_broken = address, on_broken
-        self._queue: asyncio.Queue[worker_pb2.Iteration] = asyncio.Queue()  # bounded: both ends bound what waits there
+        self._queue: asyncio.Queue[worker_pb2.Iteration] = asyncio.Queue()  # both controllers bound what they accept
         self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._keep(), name=f"relay-{address}")
 
@@ -28,11 +28,14 @@ class Neighbour:
         await asyncio.shield(self._connected)
 
     def put(self, iteration: worker_pb2.Iteration) -> None:
-        """Sends it as soon as the loop turns; waits for nobody."""
+        """Sends an iteration when the event loop next runs, without waiting for the neighbour."""
         self._queue.put_nowait(iteration)
 
     def close(self) -> None:
+        """Ends the stream. Whoever waits in `connected` gets Unavailable."""
         self._task.cancel()
+        if not self._connected.done():
+            self._refuse(f"the relay to {self.address} was closed")
 
     async def _keep(self) -> None:
         try:
@@ -47,8 +50,11 @@ class Neighbour:
         if self._connected.done():
             self._on_broken(f"the relay to {self.address} broke: {problem}")
         else:
-            self._connected.set_exception(Unavailable(f"no relay to {self.address}: {problem}"))
-            self._connected.exception()  # who waits for it hears of it; nobody may
+            self._refuse(f"no relay to {self.address}: {problem}")
+
+    def _refuse(self, problem: str) -> None:
+        self._connected.set_exception(Unavailable(problem))
+        self._connected.exception()  # nobody may be waiting for it
 
     async def _messages(self) -> AsyncIterator[worker_pb2.Iteration]:
         while True:

@@ -1,4 +1,4 @@
-"""What a rank remembers of each request beside its keys and values, in arrays indexed by row."""
+"""What a rank knows of each request besides its keys and values, in arrays indexed by row."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from orca.v1 import worker_pb2
 from orca_common.errors import FailedPrecondition
 
-MAX_ROWS = 1 << 20  # rows are small integers: a larger one is a mistake of the sender
+MAX_ROWS = 1 << 20  # rows are small integers; a larger one is the sender's mistake
 
 ROW = np.dtype(
     [
@@ -26,13 +26,13 @@ ROW = np.dtype(
 
 
 class Rows:
-    """The requests that this rank holds. `table` [n] of ROW grows with the largest row seen."""
+    """The requests that this rank holds. `table` [n] of ROW grows with the largest row."""
 
     def __init__(self) -> None:
         self.table = np.zeros(64, ROW)
 
     def admit(self, initiation: worker_pb2.Initiation) -> None:
-        """Takes a request in; one that held the row before is forgotten."""
+        """Takes a request in, and forgets the one that had its row before. Raises FailedPrecondition."""
         row = initiation.row
         if row >= MAX_ROWS:
             raise FailedPrecondition(f"row {row} is larger than any engine's rows")
@@ -57,20 +57,22 @@ class Rows:
         )
 
     def free(self, rows: Sequence[int]) -> None:
-        """Forgets rows; one that is not held stays so."""
+        """Forgets rows, whether they are held or not."""
         for row in rows:
             if row < len(self.table):
                 self.table[row] = np.zeros((), ROW)
 
     def advance(self, rows: np.ndarray, lengths: np.ndarray, token_ids: list[int]) -> None:
-        """An iteration of `rows` [B] has run: their lengths, and the tokens that it made, where this rank has them."""
+        """An iteration of `rows` [B] has run: their new lengths, and the tokens that it made, if this rank has them."""
         self.table["length"][rows] = lengths
         if token_ids:
             self.table["last_token"][rows] = token_ids
 
     def learn(self, rows: np.ndarray, claims: np.ndarray, token_ids: list[int]) -> None:
-        """The tokens [B] of an iteration of `rows` [B] have come from the rank that sampled them. A row that was given
-        to another request since does not hear of it."""
+        """Keeps the tokens [B] that the sampling rank has sent for an iteration of `rows` [B].
+
+        Skips a row that another request has been given since.
+        """
         same = self.table["claim"][rows] == claims
         self.table["last_token"][rows[same]] = np.array(token_ids)[same]
 
@@ -78,7 +80,7 @@ class Rows:
         self.table = np.zeros(64, ROW)
 
     def held(self) -> list[tuple[int, int, int]]:
-        """(row, claim, length) of each request, ascending; callable from any thread between two iterations."""
+        """(row, claim, length) of each request, by row. Any thread may call it between two iterations."""
         table = self.table.copy()
         rows = np.flatnonzero(table["held"])
         return [(int(row), int(table["claim"][row]), int(table["length"][row])) for row in rows]

@@ -1,9 +1,11 @@
-"""From logits to tokens: greedy, temperature, top-k, top-p, with a draw that depends on (seed, index) alone.
+"""From logits to tokens: greedy, temperature, top-k, top-p, with a draw that depends only on (seed, index).
 
-The generator is counter-based: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11), key
-= the request's seed, counter = the index of the output token. So a draw is the same whatever else is in the batch, and
-after a recovery. The token is found by the inverse of the cumulative distribution, summed in the vocabulary's order:
-then logits that differ in the last bit (another batch shape) hardly ever change it; in sorted order near ties would.
+The generator is counter-based: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11). Its
+key is the request's seed, its counter the index of the output token. So a draw is the same whatever else is in the
+batch, and the same after a recovery.
+
+The token is found by inverting the cumulative distribution, summed in the vocabulary's order. Logits that differ in the
+last bit (from another batch shape) then hardly ever change the token. In sorted order, near ties would.
 """
 
 import math
@@ -19,10 +21,9 @@ from orca_kernels.transfer import to_device
 from .batch import Batch
 from .data_plane import DataPlane
 from .kv import KVManager, KVShape
-from .models import Output
+from .models.model import Output
 
-FIRST_GUESS = 1024  # candidates looked at before a whole vocabulary is sorted for top-p
-
+FIRST_GUESS = 1024  # candidates that top-p looks at before it sorts a whole vocabulary
 
 LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -49,7 +50,7 @@ def uniform(seeds: np.ndarray, indexes: np.ndarray) -> np.ndarray:
 
 
 def sample(logits: Tensor, requests: np.ndarray, draws: np.ndarray) -> Output:
-    """logits [B, V], requests [B] of rows.ROW, draws [B] -> a token for each. Waits for the device once, at its end."""
+    """logits [B, V], requests [B] of rows.ROW, draws [B] -> a token each. Waits for the device once, at its end."""
     tokens = logits.max(-1).indices  # [B]; max, not argmax: 0.9 against 5.1 ms for 32 x 50257 bf16 on a CPU
     drawn = np.flatnonzero(requests["temperature"] > 0)
     if len(drawn):
@@ -80,15 +81,15 @@ def _draw(logits: Tensor, requests: np.ndarray, draws: np.ndarray) -> Tensor:
         values = _keep_top_p(values, np.where(cut, top_p, 2.0))
     cumulative = values.softmax(-1).double().cumsum(-1)  # [b, V]
     u = to_device(torch.from_numpy(uniform(requests["seed"], draws)), logits.device)
-    # The first token whose cumulative share lies above u. One of probability 0 adds nothing, so it is never the first;
-    # and u < 1 keeps the threshold below the last sum, except in rounding: there the likeliest token stands in.
+    # The first token whose cumulative share is above u. A token of probability 0 adds nothing, so it is never first. As
+    # u < 1, the threshold is below the last sum, except when rounding lifts it: then the likeliest token is taken.
     threshold = (u * cumulative[:, -1])[:, None]
     tokens = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
     return torch.where(tokens < vocab_size, tokens, values.max(-1).indices)
 
 
 def _keep_top_k(values: Tensor, top_k: np.ndarray) -> Tensor:
-    """values [b, V]: all below each row's k-th largest become -inf; ties with it stay."""
+    """values [b, V]: those below their row's k-th largest become -inf; ties with it stay."""
     limited = np.where(top_k < values.shape[1], top_k, 1)
     largest = values.topk(int(limited.max()), dim=-1).values
     k = to_device(torch.from_numpy(limited), values.device)
@@ -98,7 +99,7 @@ def _keep_top_k(values: Tensor, top_k: np.ndarray) -> Tensor:
 
 
 def _keep_top_p(values: Tensor, top_p: np.ndarray) -> Tensor:
-    """values [b, V]: keeps the fewest likeliest tokens whose probability reaches top_p (ties with the last stay)."""
+    """values [b, V]: keeps the fewest likeliest tokens that together reach top_p; ties with the last one stay."""
     p = to_device(torch.from_numpy(top_p.astype(np.float32)), values.device)[:, None]
     total = values.exp().sum(-1, keepdim=True)  # the largest value is 0
     n = min(FIRST_GUESS, values.shape[1]) if values.device.type == "cpu" else values.shape[1]
@@ -107,16 +108,16 @@ def _keep_top_p(values: Tensor, top_p: np.ndarray) -> Tensor:
     if n < values.shape[1] and not bool((reached[:, -1] | (p[:, 0] > 1)).all()):
         largest = values.sort(-1, descending=True).values  # 80 ms for 32 x 50257 on a CPU, 12 ms for the first guess
         reached = (largest.exp() / total).cumsum(-1) >= p
-    # index of the first that reaches p; none does where p > 1 or by rounding: then nothing is cut
+    # Index of the first that reaches p. If none does (p > 1, or rounding), nothing is cut.
     found = reached.any(-1, keepdim=True)
     floor = largest.gather(1, reached.int().argmax(-1, keepdim=True))
     return values.masked_fill((values < floor) & found, -torch.inf)
 
 
 class StageModel(Protocol):
-    """The layers of a stage: hidden states or, at the last one, logits."""
+    """The layers of a stage, which make hidden states or, at the last stage, logits."""
 
-    vocabulary_shares: list[int]  # of the tensor ranks
+    vocabulary_shares: list[int]  # how many tokens of the vocabulary each tensor rank has
 
     @property
     def kv_shape(self) -> KVShape | None: ...
@@ -127,7 +128,7 @@ class StageModel(Protocol):
 
 
 class HiddenModel:
-    """An earlier stage as a `Model`: its hidden states go on."""
+    """`Model` of an earlier stage: its hidden states go to the next stage."""
 
     def __init__(self, model: StageModel) -> None:
         self.model = model
@@ -145,7 +146,7 @@ class HiddenModel:
 
 
 class SamplingModel:
-    """The last stage as a `Model`: its logits come together on tensor rank 0, which samples."""
+    """`Model` of the last stage: its logits are gathered on tensor rank 0, which samples."""
 
     def __init__(self, model: StageModel) -> None:
         self.model = model

@@ -1,23 +1,32 @@
-"""Settings of a worker: of one rank, and of the supervisor of a pod's ranks."""
+"""Settings of a worker: of a rank, and of the supervisor of a pod's ranks."""
 
 from typing import Literal
 
 from pydantic import Field
+from pydantic_settings import SettingsConfigDict
 
 from orca_common.settings import ServiceSettings
 
 
 class WorkerSettings(ServiceSettings):
-    """What a rank and its supervisor share."""
+    """Settings that a rank and its supervisor share."""
 
-    model: str  # a checkpoint folder, or a name on the hub
+    model: str
+    """Checkpoint folder or hub name."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU when there is one
-    first_gpu: int = Field(default=0, ge=0)  # of the pod's first rank, on a machine where pods see each other's GPUs
-    port: int = Field(default=0, ge=0, le=65535)  # gRPC; 0 takes a free one
-    advertise_host: str | None = None  # under which others reach this pod; `host` when not given
-    slots: int | None = Field(default=None, ge=1)  # at most so many; not given: what the memory holds
-    threads: int = Field(default=0, ge=0)  # of torch's operations on a CPU; 0 is torch's own choice
+    """Type of the weights, and of keys and values."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: the GPU when there is one."""
+    first_gpu: int = Field(default=0, ge=0)
+    """GPU of the pod's first rank, on a machine where pods see each other's GPUs."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port of gRPC; 0 takes a free one."""
+    advertise_host: str | None = None
+    """Address under which others reach this pod; host if not given."""
+    slots: int | None = Field(default=None, ge=1)
+    """Tokens whose keys and values a rank holds at most; what its memory holds if not given."""
+    threads: int = Field(default=0, ge=0)
+    """Threads of a rank's operations on a CPU; 0 is torch's own choice."""
 
     @property
     def reachable_host(self) -> str:
@@ -27,13 +36,20 @@ class WorkerSettings(ServiceSettings):
 class RankSettings(WorkerSettings):
     """One rank: a process with one GPU."""
 
-    local_rank: int = Field(default=0, ge=0)  # its number in the pod; its GPU is that far behind `first_gpu`
-    supervisor_pid: int = 0  # this parent tells it its place, and it ends when the parent does; 0: it has none
+    local_rank: int = Field(default=0, ge=0)
+    """The rank's number in its pod. Its GPU is that far behind first_gpu."""
+    supervisor_pid: int = 0
+    """The parent that tells the rank its place; the rank ends when this process ends. 0: it has none."""
 
 
 class SupervisorSettings(WorkerSettings):
-    """Process 1 of a pod. `port` is its own."""
+    """Runs one worker pod: a supervisor, and below it a process for each rank."""
+
+    model_config = SettingsConfigDict(cli_prog_name="orca worker")
 
     ranks: int = Field(default=1, ge=1)
-    rank_port: int = Field(default=0, ge=0, le=65535)  # of the first rank, the next ones follow; 0 takes free ones
-    spare: bool = True  # keep an idle process for the rank that dies next: 1 to 2 s less of a gap, for some 300 MB
+    """Ranks of the pod."""
+    rank_port: int = Field(default=0, ge=0, le=65535)
+    """Port of the first rank, the others follow; 0 takes free ones."""
+    spare: bool = True
+    """Keep an idle process for the rank that dies next: a gap shorter by 1 to 2 s, for some 300 MB."""

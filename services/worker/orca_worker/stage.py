@@ -1,4 +1,4 @@
-"""This rank's part of the engine, as its GPU thread sees it: the model's slice, its memory, the requests it holds."""
+"""A rank's part of the engine, as its GPU thread uses it: the model's slice, its memory, the requests it holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from .batch import Batch, build_batch, token_count
 from .data_plane import DataPlane, Loopback, PeerLost
 from .kv import KVManager
 from .memory import SLOTS_OF_NOTHING, free_bytes
-from .models import Model, Output, load_model
+from .models.families import load_model
+from .models.model import Model, Output
 from .partition import SINGLE, Place
 from .rows import Rows
 
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Memory(NamedTuple):
-    """What an epoch may use."""
+    """What a rank's memory holds in an epoch."""
 
     slots: int
     free_bytes: int
@@ -37,15 +38,18 @@ class Memory(NamedTuple):
 
 
 class Owed(NamedTuple):
-    """An iteration whose tokens come back on the data plane."""
+    """An iteration whose tokens are still to come back on the data plane."""
 
     rows: np.ndarray  # [B]
     claims: np.ndarray  # [B]
 
 
 class Stage:
-    """`max_slots` bounds the slots that are offered. `load`, as `load_model`, makes the slice of a place; without it
-    the checkpoint is read. Only the GPU thread calls it, but for `rows.held`."""
+    """Forms and runs iterations. Only the GPU thread calls it, except for `rows.held`.
+
+    `max_slots` bounds the slots that are offered. `load` makes the model's slice of a place; without it the checkpoint
+    is read.
+    """
 
     def __init__(
         self,
@@ -67,13 +71,15 @@ class Stage:
         self.rows = Rows()
 
     def form(self, block_size: int, place: Place = SINGLE, plane: DataPlane | None = None) -> Memory:
-        """Loads the rank's slice unless it is loaded, drops all rows and memory, joins the others, and says what the
-        memory holds."""
+        """Drops all rows and memory, loads the rank's slice unless it is loaded, joins the other ranks.
+
+        Returns what the memory holds. Raises PeerLost, or FailedPrecondition when the weights do not fit.
+        """
         self.rows.clear()
         self._owed.clear()
         self._kv.release()
         if self._model is None or self._place != place:
-            self._model = None  # its memory first
+            self._model = None  # frees its memory before the new one is loaded
             self._model, self._place = self._load(place), place
             self._kv = KVManager(self._model.kv_shape)
         self._plane = plane if plane is not None else Loopback()
@@ -93,11 +99,11 @@ class Stage:
             if self._threads:
                 torch.set_num_threads(self._threads)
             if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # of this thread: what asks for the current device gets the rank's
+                torch.cuda.set_device(self._device)  # this thread's current device
         started = time.monotonic()
         model, bytes_read = self._load_model(place)
         gc.collect()
-        gc.freeze()  # what was loaded stays: no collection need look at it again
+        gc.freeze()  # the model stays: no later collection needs to look at it
         log.info(
             "model loaded",
             extra={
@@ -121,21 +127,24 @@ class Stage:
         times: worker_pb2.StageTimes | None = None,
         following: worker_pb2.Iteration | None = None,
     ) -> Output:
-        """One iteration: forget the rows that ended, take in the new ones, run the layers, keep what they made; fills
-        in what it knows of `times`. `following` is the next one, if it is known: its hidden states may come meanwhile.
-        Raises PeerLost when it is the data plane that failed."""
+        """Runs one iteration: forgets the rows that ended, takes in the new ones, runs the layers, keeps their tokens.
+
+        Fills in its part of `times`. `following` is the next iteration, if it has come already: its hidden states may
+        then arrive while this one computes. Raises PeerLost when the data plane failed, anything else when this rank
+        did.
+        """
         times = times if times is not None else worker_pb2.StageTimes()
         times.stage, times.tensor_rank = self._place.stage, self._place.tensor_rank
         sent_before, waited_before = self._plane.sent_bytes, self._plane.waited
         try:
             self._plane.check()
             output = self._run(iteration, times, following)
-            self._plane.check()  # an abort ends operations that a GPU is in, without an error: what they made is none
+            self._plane.check()  # an abort ends a GPU's operations without an error, and leaves garbage
             return output
         except PeerLost:
             raise
         except Exception:
-            self._plane.check()  # a device's error may be the echo of an abort
+            self._plane.check()  # a device's error may be the consequence of an abort
             raise
         finally:
             times.data_bytes = self._plane.sent_bytes - sent_before
@@ -174,7 +183,7 @@ class Stage:
         return output
 
     def _return_tokens(self, batch: Batch, output: Output) -> None:
-        """What was sampled goes back to the first stage, whose next iteration may come without it."""
+        """Sends the sampled tokens to the first stage, whose next iteration may come without them."""
         if self._place.samples:
             self._plane.send_tokens(output.token_ids)
         elif self._place.is_first:
@@ -182,8 +191,11 @@ class Stage:
             self._plane.expect_tokens(len(batch))
 
     def _collect(self, rows: Sequence[int]) -> None:
-        """Takes in the tokens of all iterations up to the last that ran one of `rows`, whose increments came without;
-        and of those that must be back already, as no master has so many in flight: perhaps nobody asks for them."""
+        """Receives the tokens that increments of `rows` continue from, and all that were owed before those.
+
+        Also receives what must have arrived by now, because no master has more than `pp` iterations in flight. It would
+        pile up if no increment ever needed it.
+        """
         place, owed = self._place, self._owed
         if rows and place.is_first and not (place.samples or self._plane.returns_tokens):
             raise FailedPrecondition("increments without tokens: this epoch does not return them to the first stage")

@@ -1,8 +1,8 @@
-"""A rank's own slices of the safetensors files of a checkpoint folder: one file, or several under an index.
+"""Reads a rank's own slices of a checkpoint's safetensors: one file, or several with an index.
 
-The files are read by byte ranges, so that a rank touches what it holds and nothing else: a slice of rows is one range,
-a slice of columns a range for each row. (A safetensors file: the length of its header, 8 bytes little-endian; the
-header, JSON of type, shape and byte range of each tensor; the tensors, row-major.)
+Only the bytes of the slices are read: one range for a slice of rows, a range in each row for a slice of columns. A
+safetensors file has three parts: the length of its header (8 bytes, little-endian), the header (JSON with the type,
+shape and byte range of each tensor), and the tensors, row-major.
 """
 
 import json
@@ -24,10 +24,10 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 
 class WeightSource(Protocol):
-    """Where a model has its rank's slices from."""
+    """Where a model gets its rank's slices from."""
 
     def find(self, name: str) -> Tensor | None:
-        """This rank's slice of a tensor, in the model's type and on its device; None when it has none of it."""
+        """This rank's slice of a tensor, in the model's type and on its device; None if it holds nothing of it."""
         ...
 
     def get(self, name: str) -> Tensor:
@@ -47,7 +47,7 @@ class Entry(NamedTuple):
 
 
 def read_header(file: Path) -> dict[str, Entry]:
-    """The tensors of a file, by name. Raises ValueError when it is not what it says."""
+    """The tensors of a file, by name. Raises ValueError when the header does not fit the file."""
     with file.open("rb") as opened:
         size = os.fstat(opened.fileno()).st_size
         length = int.from_bytes(opened.read(8), "little")
@@ -61,7 +61,7 @@ def read_header(file: Path) -> dict[str, Entry]:
         begin, end = info["data_offsets"]
         dtype, shape = DTYPES.get(info["dtype"]), tuple(info["shape"])
         if dtype is None:
-            continue  # no weight: published GPT-2s keep their causal masks
+            continue  # not a weight: published GPT-2 checkpoints also hold their causal masks
         if end - begin != prod(shape) * dtype.itemsize or not 0 <= begin <= end <= size - 8 - length:
             raise ValueError(f"{file.name}: {name} lies at {begin} to {end}")
         entries[name] = Entry(file, 8 + length + begin, dtype, shape)
@@ -69,8 +69,11 @@ def read_header(file: Path) -> dict[str, Entry]:
 
 
 class Weights(WeightSource):
-    """`WeightSource` over a checkpoint folder. `slices` says what of each tensor is this rank's. `prefix` may stand
-    before a name in the files, or not: published checkpoints differ."""
+    """`WeightSource` over a checkpoint folder.
+
+    `slices` are the parts that this rank holds. Names in the files may begin with `prefix`: some published checkpoints
+    have it, others do not. Raises FailedPrecondition when the weights are missing or cannot be read.
+    """
 
     def __init__(
         self, folder: Path, prefix: str, slices: Mapping[str, Slice], dtype: torch.dtype, device: torch.device
@@ -92,7 +95,7 @@ class Weights(WeightSource):
             raise FailedPrecondition(f"model: the weights in {folder} cannot be read ({error})") from None
 
     def find(self, name: str) -> Tensor | None:
-        """Raises FailedPrecondition when the tensor is missing or of another shape."""
+        """Raises FailedPrecondition when the tensor is missing or has another shape."""
         part = self._slices.get(name)
         if part is None:
             return None
@@ -114,7 +117,7 @@ class Weights(WeightSource):
         try:
             for first, count in part.runs():
                 start, end = entry.start + first * item, filled + count * item
-                while filled < end:  # Linux reads at most 2 GiB at once
+                while filled < end:  # one read returns at most 2 GiB on Linux
                     got = os.preadv(file, [into[filled:end]], start)
                     if not got:
                         raise FailedPrecondition(f"model: {entry.file} ends within {part.name}")

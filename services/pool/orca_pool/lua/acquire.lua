@@ -1,22 +1,25 @@
--- Takes an engine's lease when it still is what the candidate saw. An engine that is not known yet is made.
--- ARGV: engine, owner, then '' (it saw none) or '1', owner or '', term, counter as it saw them.
--- Returns the new term; nil when the lease moved.
-local engine, owner = ARGV[1], ARGV[2]
+-- Takes an engine's lease, if the lease is still as the candidate saw it. Makes an engine that is not known yet.
+--
+-- KEYS: the pool hash.
+-- ARGV: engine, owner, then what the candidate saw: '' when the engine had no lease, or '1', owner ('' when free),
+--   term, counter.
+-- Returns the new term; nil when the lease has changed.
+local engine, owner, saw_lease, saw_owner, saw_term, saw_counter = unpack(ARGV)
 local key = ENGINE .. engine
-local g = call('HMGET', key, 'owner', 'term', 'counter')
-if g[1] == owner then
-  return tonumber(g[2]) -- sent twice
+local owner_now, term_now, counter_now = fields(key, 'owner', 'term', 'counter')
+if owner_now == owner then
+  return tonumber(term_now) -- this operation was sent twice
 end
-if ARGV[3] == '' then
-  if (g[1] or '') ~= '' then
+if saw_lease == '' then
+  if (owner_now or '') ~= '' then
     return false
   end
-elseif g[1] ~= ARGV[4] or g[2] ~= ARGV[5] or g[3] ~= ARGV[6] then
+elseif owner_now ~= saw_owner or term_now ~= saw_term or counter_now ~= saw_counter then
   return false
 end
-local term = number(g[2])
-if not g[1] then
-  -- Iteration numbers go on above those of a retired engine: it may have had this name.
+local term = number(term_now)
+if not owner_now then
+  -- An engine of this name may have been retired: iteration numbers go on above those it had reserved.
   local reserved = call('HGET', POOL, 'reserved') or 0
   call('HSET', key, 'counter', 0, 'epoch', 0, 'reserved', reserved, 'last_claim', 0, 'slots', 0, 'tp', 0, 'pp', 0)
   call('SADD', ENGINES, engine)

@@ -1,8 +1,13 @@
--- Attaches a call to a known request. ARGV: id, endpoint, attempt. Returns what `attach` answers, or a refusal.
-if not registered(ARGV[2]) then
-  return UNREGISTERED
+-- Attaches a call to a known request.
+--
+-- KEYS: the pool hash.
+-- ARGV: request id, endpoint, attempt.
+-- Returns what `attach` of prelude.lua returns, or a number of REFUSAL.
+local id, endpoint, attempt = unpack(ARGV)
+if not registered(endpoint) then
+  return REFUSAL.UNREGISTERED
 end
-if call('EXISTS', REQUEST .. ARGV[1]) == 0 then
-  return UNKNOWN
+if call('EXISTS', REQUEST .. id) == 0 then
+  return REFUSAL.UNKNOWN
 end
-return attach(ARGV[1], ARGV[2], ARGV[3])
+return attach(id, endpoint, attempt)

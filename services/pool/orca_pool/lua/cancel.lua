@@ -1,5 +1,8 @@
--- Ends a request at once; its engine frees it when it hears of it.
--- ARGV: id. Returns 1: it was alive, 0: it had ended, nil: unknown.
+-- Ends a request at once. The engine that holds it frees it when it hears of the end.
+--
+-- KEYS: the pool hash.
+-- ARGV: request id.
+-- Returns 1 when the request was alive, 0 when it had ended, nil when it is unknown.
 local id = ARGV[1]
 local state = call('HGET', REQUEST .. id, 'state')
 if not state then
@@ -8,5 +11,5 @@ end
 if state == 'ended' then
   return 0
 end
-end_early(id, CANCELLED, committed(id))
+end_early(id, REASON.CANCELLED, committed(id))
 return 1

@@ -1,40 +1,46 @@
--- Appends the tokens of an iteration, records ends, and writes one delivery entry per endpoint concerned.
--- ARGV: engine, owner, term, then per row: id, claim, base index, reason of its end or '', tokens (16 bytes each).
--- Returns per row -1 (ok), -2 (gone: ended or claimed elsewhere) or how many tokens the pool has; nil: an old term.
--- On the path of every iteration: three calls a row, and strings compared as they came.
-local engine = ARGV[1]
-if fenced(engine, ARGV[2], ARGV[3]) then
+-- Commits an iteration: appends its tokens, records the ends of requests, and writes one delivery entry for each
+-- endpoint concerned.
+--
+-- KEYS: the pool hash.
+-- ARGV: engine, owner, term, then five for each row: request id, claim number, base (the index of its first token),
+--   reason of the request's end or '', tokens in their binary form.
+-- Returns for each row COMMITTED.OK, COMMITTED.GONE, or how many tokens the pool has when that is not the base; nil
+--   when the master has lost the lease, and nothing was changed.
+--
+-- This script runs for every iteration, so it makes only three calls a row and compares numbers as the text in which
+-- they came.
+local engine, owner, term = ARGV[1], ARGV[2], ARGV[3]
+if fenced(engine, owner, term) then
   return false
 end
 local answers, packets = {}, {}
 for i = 4, #ARGV, 5 do
-  local id, base, tokens = ARGV[i], tonumber(ARGV[i + 2]), ARGV[i + 4]
+  local id, claim, base, reason, tokens = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3], ARGV[i + 4]
   local key = REQUEST .. id
-  local r = call('HMGET', key, 'claim', 'engine', 'endpoint', 'attempt')
-  local answer = -1
-  if r[1] ~= ARGV[i + 1] or r[2] ~= engine then
-    answer = -2
+  local claim_now, holder, endpoint, attempt = fields(key, 'claim', 'engine', 'endpoint', 'attempt')
+  local answer = COMMITTED.OK
+  if claim_now ~= claim or holder ~= engine then
+    answer = COMMITTED.GONE
   elseif committed(id) ~= base then
     answer = committed(id)
   else
-    local count, finish = #tokens / 16, ''
+    local count, finish = #tokens / TOKEN_SIZE, ''
     if count > 0 then
       call('APPEND', TOKENS .. id, tokens)
       if base == 0 then
         call('HSET', key, 'first_token', int(now()))
       end
     end
-    if ARGV[i + 3] ~= '' then
-      finish = close(id, ARGV[i + 3], base + count)
+    if reason ~= '' then
+      finish = end_record(id, reason, base + count)
     end
-    local endpoint = r[3]
     if endpoint ~= '' then
       local list = packets[endpoint]
       if not list then
         list = {}
         packets[endpoint] = list
       end
-      list[#list + 1] = packet(id, r[4], base, tokens, finish)
+      list[#list + 1] = packet(id, attempt, base, tokens, finish)
     end
   end
   answers[#answers + 1] = answer

@@ -1,19 +1,23 @@
--- Nobody listens any more; without a newer call the request ends after the grace.
--- ARGV: id, attempt, grace (microseconds).
--- An attempt that is not attached yet counts as attached and detached: its attach may still come, and is then refused.
+-- Records that nobody listens to a request any more. It ends after the grace, unless a newer call is attached.
+--
+-- KEYS: the pool hash.
+-- ARGV: request id, attempt, grace (microseconds; 0 ends the request at once).
+-- Returns nil.
+--
+-- A detach may overtake the attach of its own attempt. It then closes that attempt, so that the late attach is refused.
 local id, attempt, grace = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local key = REQUEST .. id
-local r = call('HMGET', key, 'state', 'attempt', 'endpoint', 'deadline')
-if not r[1] or r[1] == 'ended' or attempt < tonumber(r[2]) then
+local state, attached, endpoint, deadline = fields(key, 'state', 'attempt', 'endpoint', 'deadline')
+if not state or state == 'ended' or attempt < tonumber(attached) then
   return
 end
-if attempt > tonumber(r[2]) then
-  supersede(id, r[3], r[2])
+if attempt > tonumber(attached) then
+  supersede(id, endpoint, attached)
 end
 local detach_at = int(now() + grace)
 call('HSET', key, 'attempt', ARGV[2], 'endpoint', '', 'closed', 1, 'detach_at', detach_at)
 if grace == 0 then
-  end_early(id, DETACHED, committed(id))
+  end_early(id, REASON.DETACHED, committed(id))
 else
-  set_due(id, r[4], detach_at)
+  set_due(id, deadline, detach_at)
 end

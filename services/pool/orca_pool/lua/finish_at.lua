@@ -1,19 +1,23 @@
--- Ends a request with the token at `index`; the smallest index stays. ARGV: id, index, reason, SHA-1 (hex) of the ids
--- 0..index as u32-le. Returns 'ok', 'ahead' (fewer tokens here: the endpoint waits for the healing) or 'other'.
-local id, final, reason = ARGV[1], ARGV[2] + 1, ARGV[3]
+-- Ends a request with the token at an index, because an endpoint found a stop string there. The smallest index stays.
+--
+-- KEYS: the pool hash.
+-- ARGV: request id, index, reason, SHA-1 (hex) of the token ids 0..index, each as a little-endian u32.
+-- Returns 'ok'; 'ahead' when the pool has fewer tokens, because Redis lost some, and the endpoint must wait until they
+--   were made again; 'other' when the pool has other tokens than the endpoint saw.
+local id, final, reason, digest = ARGV[1], ARGV[2] + 1, ARGV[3], ARGV[4]
 local key = REQUEST .. id
-local r = call('HMGET', key, 'state', 'final')
-if not r[1] or final > committed(id) then
+local state, final_now = fields(key, 'state', 'final')
+if not state or final > committed(id) then
   return 'ahead'
 end
--- the first 4 of each 16 bytes
-local ids = call('GETRANGE', TOKENS .. id, 0, final * 16 - 1):gsub('(....)............', '%1')
-if redis.sha1hex(ids) ~= ARGV[4] then
+local token = '(' .. ('.'):rep(TOKEN_ID_SIZE) .. ')' .. ('.'):rep(TOKEN_SIZE - TOKEN_ID_SIZE) -- captures the id
+local ids = call('GETRANGE', TOKENS .. id, 0, final * TOKEN_SIZE - 1):gsub(token, '%1')
+if redis.sha1hex(ids) ~= digest then
   return 'other'
 end
-if r[1] ~= 'ended' then
+if state ~= 'ended' then
   end_early(id, reason, final)
-elseif final < tonumber(r[2]) then
+elseif final < tonumber(final_now) then
   call('HSET', key, 'final', final, 'reason', reason)
 end
 return 'ok'

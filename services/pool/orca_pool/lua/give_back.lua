@@ -1,26 +1,31 @@
 -- Returns claimed requests to the queue, each to its old place.
--- ARGV: engine, owner, term, then per row: id, claim, '1' when it was RUNNING at a loss of its ranks.
--- A loss counts, and the count starts again when a token was committed since the last one; the third ends the request.
-local engine = ARGV[1]
-if fenced(engine, ARGV[2], ARGV[3]) then
+--
+-- KEYS: the pool hash.
+-- ARGV: engine, owner, term, then three for each request: id, claim number, and '1' when the request was RUNNING as the
+--   engine lost its ranks.
+-- Returns nil.
+--
+-- A request that was RUNNING counts the loss. The count starts again when a token was committed since the last loss.
+local engine, owner, term = ARGV[1], ARGV[2], ARGV[3]
+if fenced(engine, owner, term) then
   return
 end
 for i = 4, #ARGV, 3 do
-  local id = ARGV[i]
+  local id, claim, lost = ARGV[i], ARGV[i + 1], ARGV[i + 2] == '1'
   local key = REQUEST .. id
-  local r = call('HMGET', key, 'claim', 'engine', 'arrival', 'losses', 'loss_at')
-  if r[1] == ARGV[i + 1] and r[2] == engine then
-    local losses = tonumber(r[4])
-    if ARGV[i + 2] == '1' then
+  local claim_now, holder, arrival, losses, loss_at = fields(key, 'claim', 'engine', 'arrival', 'losses', 'loss_at')
+  if claim_now == claim and holder == engine then
+    losses = tonumber(losses)
+    if lost then
       local count = committed(id)
-      losses = count > tonumber(r[5]) and 1 or losses + 1
+      losses = count > tonumber(loss_at) and 1 or losses + 1
       call('HSET', key, 'losses', losses, 'loss_at', count)
     end
-    if losses >= 3 then
-      end_early(id, INTERNAL, committed(id))
+    if losses >= FATAL_LOSSES then
+      end_early(id, REASON.INTERNAL, committed(id))
     else
       call('ZREM', CLAIMED .. engine, id)
-      call('ZADD', WAITING, r[3], id)
+      call('ZADD', WAITING, arrival, id)
       call('HSET', key, 'state', 'waiting', 'claim', '', 'engine', '')
     end
   end

@@ -1,6 +1,10 @@
--- Everything that an engine has claimed, in full. ARGV: engine, owner, term.
--- Returns {last claim, left in the queue, {add_held}...}; nil when the lease is another's.
-local engine, owner, term = ARGV[1], ARGV[2], ARGV[3]
+-- Tells a new master everything that its engine has claimed, in full.
+--
+-- KEYS: the pool hash.
+-- ARGV: engine, owner, term.
+-- Returns {last claim number, requests left in the queue, add_held's entry of each claimed request...}; nil when the
+--   master has lost the lease.
+local engine, owner, term = unpack(ARGV)
 if fenced(engine, owner, term) then
   return false
 end

@@ -1,2 +1,6 @@
--- The end of an endpoint. ARGV: incarnation.
+-- Removes an endpoint that leaves: its registration and its delivery stream.
+--
+-- KEYS: the pool hash.
+-- ARGV: the endpoint's incarnation.
+-- Returns nil.
 remove_endpoint(ARGV[1])

@@ -1,4 +1,9 @@
--- A master leaves its engine to others. ARGV: engine, owner, term.
-if not fenced(ARGV[1], ARGV[2], ARGV[3]) then
-  call('HSET', ENGINE .. ARGV[1], 'owner', '')
+-- Frees an engine's lease, so that another scheduler can take the engine at once.
+--
+-- KEYS: the pool hash.
+-- ARGV: engine, owner, term.
+-- Returns nil.
+local engine, owner, term = unpack(ARGV)
+if not fenced(engine, owner, term) then
+  call('HSET', ENGINE .. engine, 'owner', '')
 end

@@ -1,25 +1,29 @@
--- A master's renewal: what it says of its engine, and what the pool says that the engine holds.
--- ARGV: engine, owner, term, then each or '': epoch, reserve, slots, tensor parallel, pipeline parallel.
--- Returns {epoch, reserved, last claim, {id, claim}...}; nil when the lease is another's.
-local engine, owner, term = ARGV[1], ARGV[2], ARGV[3]
+-- Renews an engine's lease. The master tells what is new about its engine, and learns what the engine has claimed.
+--
+-- KEYS: the pool hash.
+-- ARGV: engine, owner, term, then each of these or '': epoch, last reserved iteration number, slots, tensor parallel,
+--   pipeline parallel. The last three come together, after a formation.
+-- Returns {epoch, last reserved iteration number, last claim number, {request id, claim number}...}; nil when the
+--   master has lost the lease.
+local engine, owner, term, epoch, reserve, slots, tp, pp = unpack(ARGV)
 if fenced(engine, owner, term) then
   return false
 end
 local key = ENGINE .. engine
-local g = call('HMGET', key, 'epoch', 'reserved')
+local epoch_now, reserved = fields(key, 'epoch', 'reserved')
 call('HINCRBY', key, 'counter', 1)
-if ARGV[4] ~= '' then
-  call('HSET', key, 'epoch', int(math.max(tonumber(ARGV[4]), tonumber(g[1]))))
+-- A renewal may come late, after a newer one: neither number ever gets smaller.
+if epoch ~= '' then
+  call('HSET', key, 'epoch', int(math.max(tonumber(epoch), tonumber(epoch_now))))
 end
-if ARGV[5] ~= '' then
-  call('HSET', key, 'reserved', int(math.max(tonumber(ARGV[5]), tonumber(g[2]))))
+if reserve ~= '' then
+  call('HSET', key, 'reserved', int(math.max(tonumber(reserve), tonumber(reserved))))
 end
-if ARGV[6] ~= '' then
-  call('HSET', key, 'slots', ARGV[6], 'tp', ARGV[7], 'pp', ARGV[8])
-  call('HSET', POOL, 'slots', math.max(tonumber(ARGV[6]), tonumber(call('HGET', POOL, 'slots')) or 0))
+if slots ~= '' then
+  call('HSET', key, 'slots', slots, 'tp', tp, 'pp', pp)
+  call('HSET', POOL, 'slots', math.max(tonumber(slots), tonumber(call('HGET', POOL, 'slots')) or 0))
 end
-g = call('HMGET', key, 'epoch', 'reserved', 'last_claim')
-local reply = { g[1], g[2], g[3] }
+local reply = { fields(key, 'epoch', 'reserved', 'last_claim') }
 for _, id in ipairs(call('ZRANGE', CLAIMED .. engine, 0, -1)) do
   reply[#reply + 1] = { id, call('HGET', REQUEST .. id, 'claim') }
 end

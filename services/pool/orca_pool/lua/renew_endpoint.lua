@@ -1,7 +1,9 @@
--- Registers or renews an endpoint incarnation, in place of another one.
--- ARGV: incarnation, '1' to register it, the incarnation that it replaces or ''.
--- Returns its registration number; nil when it is not registered.
-local endpoint, register, replaced = ARGV[1], ARGV[2], ARGV[3]
+-- Registers an endpoint's incarnation, or renews its registration.
+--
+-- KEYS: the pool hash.
+-- ARGV: incarnation, '1' to register it if it is not registered, an older incarnation to remove or ''.
+-- Returns the registration number; nil when the incarnation is not registered.
+local endpoint, register, replaced = unpack(ARGV)
 if replaced ~= '' then
   remove_endpoint(replaced)
 end
@@ -12,7 +14,7 @@ if not registered(endpoint) then
   local registration = number(call('HGET', POOL, 'registration'))
   call('HSET', POOL, 'registration', int(registration))
   call('HSET', ENDPOINT .. endpoint, 'number', int(registration), 'entries', 0)
-  -- An empty stream: others write only to a stream that is there.
+  -- Others write only to a stream that exists: make an empty one.
   call('XADD', DELIVERY .. endpoint, '*', 'n', 0)
   call('XTRIM', DELIVERY .. endpoint, 'MAXLEN', 0)
 end

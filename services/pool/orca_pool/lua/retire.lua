@@ -1,8 +1,13 @@
--- Deletes an engine that has no ranks and holds nothing. ARGV: engine, owner, term.
-local engine, owner, term = ARGV[1], ARGV[2], ARGV[3]
+-- Deletes an engine that has no ranks any more. Does nothing while the engine has claims: they are given back first.
+--
+-- KEYS: the pool hash.
+-- ARGV: engine, owner, term.
+-- Returns nil.
+local engine, owner, term = unpack(ARGV)
 if fenced(engine, owner, term) or call('ZCARD', CLAIMED .. engine) > 0 then
   return
 end
+-- An engine of this name may come back: it must not use an iteration number again.
 local reserved = tonumber(call('HGET', ENGINE .. engine, 'reserved'))
 call('HSET', POOL, 'reserved', int(math.max(reserved, tonumber(call('HGET', POOL, 'reserved')) or 0)))
 call('SREM', ENGINES, engine)

@@ -1,32 +1,34 @@
--- Puts a request into the queue and attaches its call; a known id with the same body is only attached.
--- ARGV: id, record, body digest, need (slots), microseconds until its deadline or '', detach grace (microseconds),
---       endpoint, attempt, longest queue.
--- Returns what `attach` answers, or a refusal.
-local id, need, endpoint = ARGV[1], tonumber(ARGV[4]), ARGV[7]
+-- Puts a request into the queue and attaches its call. A known request with the same body is only attached.
+--
+-- KEYS: the pool hash.
+-- ARGV: request id, record, digest of the body, max_tokens (input and new tokens, so the slots that it needs),
+--   microseconds until its deadline or '', detach grace (microseconds), endpoint, attempt, the longest allowed queue.
+-- Returns what `attach` of prelude.lua returns, or a number of REFUSAL.
+local id, record, body_digest, max_tokens, deadline_in, grace, endpoint, attempt, max_waiting = unpack(ARGV)
 local key = REQUEST .. id
 if not registered(endpoint) then
-  return UNREGISTERED
+  return REFUSAL.UNREGISTERED
 end
-local digest = call('HGET', key, 'digest')
-if digest then
-  return digest == ARGV[3] and attach(id, endpoint, ARGV[8]) or OTHER_BODY
+local known_digest = call('HGET', key, 'digest')
+if known_digest then
+  return known_digest == body_digest and attach(id, endpoint, attempt) or REFUSAL.OTHER_BODY
 end
 local largest = tonumber(call('HGET', POOL, 'slots')) or 0
 if largest == 0 then
-  return NO_ENGINE
+  return REFUSAL.NO_ENGINE
 end
-if need > largest then
-  return NEVER_FITS
+if tonumber(max_tokens) > largest then
+  return REFUSAL.NEVER_FITS
 end
-if call('ZCARD', WAITING) >= tonumber(ARGV[9]) then
-  return FULL
+if call('ZCARD', WAITING) >= tonumber(max_waiting) then
+  return REFUSAL.FULL
 end
 local arrival, time = call('HINCRBY', POOL, 'arrival', 1), now()
-local deadline = ARGV[5] == '' and '' or int(time + ARGV[5])
-call('HSET', key, 'record', ARGV[2], 'digest', ARGV[3], 'need', ARGV[4], 'grace', ARGV[6], 'state', 'waiting',
-  'arrival', arrival, 'claim', '', 'engine', '', 'endpoint', endpoint, 'attempt', ARGV[8], 'closed', 0,
-  'losses', 0, 'loss_at', -1, 'reason', 0, 'final', 0, 'deadline', deadline, 'detach_at', '', 'engines', '',
-  'submitted', int(time), 'claimed_at', 0, 'first_token', 0, 'finished', 0)
+local deadline = deadline_in == '' and '' or int(time + deadline_in)
+call('HSET', key, 'record', record, 'digest', body_digest, 'max_tokens', max_tokens, 'grace', grace,
+  'state', 'waiting', 'arrival', arrival, 'claim', '', 'engine', '', 'endpoint', endpoint, 'attempt', attempt,
+  'closed', 0, 'losses', 0, 'loss_at', -1, 'reason', 0, 'final', 0, 'deadline', deadline, 'detach_at', '',
+  'engines', '', 'submitted', int(time), 'claimed_at', 0, 'first_token', 0, 'finished', 0)
 call('ZADD', WAITING, arrival, id)
 hint_waiting()
-return attach(id, endpoint, ARGV[8])
+return attach(id, endpoint, attempt)

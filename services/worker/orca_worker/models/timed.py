@@ -1,9 +1,9 @@
-"""A model of time alone: it waits as long as config.json says and makes up the next token.
+"""A model that computes nothing: it waits as long as config.json says, and makes up the next token.
 
 config.json: `model_type` "orca_timed", `vocab_size`, `n_positions`, `seconds` an iteration of each stage (0: no wait)
-and, for tests of failures, `abort_on_token`: the process aborts when it reads that token. No weights, no tensors but
-one number from stage to stage and one among tensor ranks, which keep the order real; a single rank needs no torch.
-What an iteration costs here is the control plane's share.
+and, for tests of failures, `abort_on_token`: the process aborts when it reads that token. It has no weights. Its only
+tensors are one number from stage to stage and one among the tensor ranks, which make the ranks wait for each other as
+those of a real model. A single rank needs no torch. What an iteration costs here is the control plane's share.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from orca_common.checkpoint import Checkpoint
 from ..batch import Batch
 from ..data_plane import DataPlane
 from ..kv import KVManager, KVShape
-from ..partition import Place
-from . import Output
+from ..partition import Place, RankShare
+from .model import Model, Output
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,25 @@ if TYPE_CHECKING:
 TWENTY_NINE, THIRTY_TWO, MULTIPLIER = np.uint64(29), np.uint64(32), np.uint64(0x94D049BB133111EB)
 
 
+class TimedFamily:
+    """`Family` of `model_type` "orca_timed"."""
+
+    needs_torch = False
+    modules = ()
+
+    def check(self, checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
+        """It can be cut in any way."""
+
+    def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:
+        return RankShare(place.stage, place.tensor_rank, range(0), {}, weight_bytes=0, slot_bytes=0)
+
+    def load(self, checkpoint: Checkpoint, place: Place, dtype: str, device: torch.device | None) -> tuple[Model, int]:
+        return TimedModel(checkpoint, place), 0
+
+
 class TimedModel:
+    """`Model` that waits."""
+
     def __init__(self, checkpoint: Checkpoint, place: Place) -> None:
         self._place = place
         self._vocab_size = np.uint64(checkpoint.vocab_size)

@@ -1,7 +1,7 @@
-"""GPT-2 with selective batching (paper section 3.2), from a Hugging Face checkpoint: a rank's slice of it.
+"""The parts of GPT-2, each as the slice of one rank: embedding, Transformer layer, head.
 
-Shapes: T tokens of all B requests of the batch, H hidden size, heads x D = H, V vocabulary; of the heads, the inner
-size and the vocabulary a rank has its share (partition.py). Hidden states are whole on every rank.
+Shapes: T tokens of all B requests of the batch, H hidden size, heads x D = H, V vocabulary. A rank has its share of the
+heads, of the inner size and of the vocabulary (slices.py). Hidden states are whole on every rank.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,10 @@ from torch.nn import functional
 from orca_kernels.reference import SplitAttention
 from orca_kernels.transfer import to_device
 
-from ..batch import Batch
-from ..data_plane import DataPlane
-from ..kv import KVManager, KVShape
-from ..partition import Place, layers_of, share
-from ..weights import WeightSource
-from .gpt2_config import GPT2Config
+from ...batch import Batch
+from ...partition import Place
+from ...weights import WeightSource
+from .configuration import GPT2Config
 
 Activation = Callable[[Tensor], Tensor]
 AllReduce = Callable[[Tensor], Tensor]
@@ -34,8 +32,10 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 class Linear:
-    """A slice of a linear operation: of its columns (outputs), or of its rows (inputs): then the ranks' results are to
-    be summed. The bias is None on a rank that has no share of it."""
+    """A slice of a linear operation, of its columns (outputs) or of its rows (inputs).
+
+    With rows, the ranks' results must be summed, so only one rank has the bias; on the others it is None.
+    """
 
     def __init__(self, weights: WeightSource, name: str) -> None:
         self.weight = weights.get(name + ".weight").t().contiguous()  # [out, in]; GPT-2 keeps [in, out]
@@ -46,6 +46,8 @@ class Linear:
 
 
 class LayerNorm:
+    """Layer normalization of whole hidden states."""
+
     def __init__(self, weights: WeightSource, name: str, epsilon: float) -> None:
         self.weight, self.bias, self.epsilon = weights.get(name + ".weight"), weights.get(name + ".bias"), epsilon
 
@@ -54,11 +56,11 @@ class LayerNorm:
 
 
 class Embedding:
-    """Token and position embeddings: a rank adds what it has of them, the sum over the ranks is the hidden states."""
+    """Token and position embeddings. Each rank looks up what it holds; the sum over the ranks is the hidden states."""
 
     def __init__(self, config: GPT2Config, place: Place, weights: WeightSource, device: torch.device) -> None:
         self.device = device
-        self.vocabulary = share(config.vocab_size, place.tensor_parallel, place.tensor_rank)
+        self.vocabulary = place.tensor_share(config.vocab_size)
         self.is_whole = len(self.vocabulary) == config.vocab_size
         self.tokens = weights.get("wte.weight")  # [V of this rank, H]
         self.positions = weights.find("wpe.weight")  # [positions, H], or None
@@ -79,7 +81,7 @@ class Embedding:
 
 
 def arrived(batch: Batch, x: Tensor | None, all_reduce: AllReduce) -> Tensor:
-    """The beginning of a later stage: hidden states [T, H] of the one before."""
+    """The beginning of a later stage: the hidden states [T, H] of the stage before, as they are."""
     assert x is not None
     return x
 
@@ -112,7 +114,7 @@ class Layer:
 
 
 class Head:
-    """The end of the last stage."""
+    """The end of the last stage: final norm, and logits."""
 
     def __init__(
         self, config: GPT2Config, weights: WeightSource, embedding: Tensor | None, device: torch.device
@@ -123,51 +125,10 @@ class Head:
         self.weight = tied if config.tied and tied is not None else weights.get("lm_head.weight")  # [V of this rank, H]
 
     def __call__(self, batch: Batch, x: Tensor) -> Tensor:
-        """x [T, H] -> logits [B, V of this rank] of the token behind each request's last one."""
+        """x [T, H] -> logits [B, V of this rank] of the token that follows each request's last one."""
         return functional.linear(self.norm(x[to_device(torch.from_numpy(batch.last), self.device)]), self.weight)
 
 
 def hidden_states(batch: Batch, x: Tensor) -> Tensor:
-    """The end of an earlier stage: x [T, H] as it is."""
+    """The end of an earlier stage: the hidden states x [T, H], as they are."""
     return x
-
-
-class GPT2:
-    """The layers of one stage between its two ends, on one device."""
-
-    def __init__(
-        self, config: GPT2Config, place: Place, weights: WeightSource, dtype: torch.dtype, device: torch.device
-    ):
-        self.config, self.dtype, self.device = config, dtype, device
-        self.vocabulary_shares = [
-            len(share(config.vocab_size, place.tensor_parallel, rank)) for rank in range(place.tensor_parallel)
-        ]
-        embedding = Embedding(config, place, weights, device) if place.is_first else None
-        self.begin = embedding or arrived
-        self.layers = [Layer(config, place, index, weights) for index in layers_of(config, place)]
-        self.heads = config.heads // place.tensor_parallel
-        table = embedding.tokens if embedding is not None else None
-        self.end = Head(config, weights, table, device) if place.is_last else hidden_states
-
-    @property
-    def kv_shape(self) -> KVShape:
-        return KVShape(len(self.layers), self.heads, self.config.head_size, self.dtype, self.device)
-
-    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
-        return (tokens, self.config.hidden), self.dtype
-
-    def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor:
-        """Hidden states [T, H] of the stage before -> of this one; at the last: logits [B, V of this rank] of the token
-        behind each request's last one."""
-        attention = SplitAttention(
-            to_device(torch.from_numpy(kv.block_table(batch.rows, int(batch.ends.max()))), self.device),
-            batch.query_lengths,
-            batch.contexts,
-            to_device(torch.from_numpy(batch.slots), self.device),
-            heads=self.heads,
-            block_size=kv.block_size,
-        )
-        x = self.begin(batch, x, plane.all_reduce)
-        for layer, keys, values in zip(self.layers, kv.keys, kv.values, strict=True):
-            x = layer(x, attention, keys, values, plane.all_reduce)
-        return self.end(batch, x)

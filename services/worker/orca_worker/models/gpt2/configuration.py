@@ -7,7 +7,7 @@ from typing import Any
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition
 
-# Hugging Face's name of an activation -> the function that it is
+# Hugging Face's names of activations -> our names of the functions
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -24,7 +24,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class GPT2Config:
-    """config.json, with the defaults that Hugging Face gives to what it leaves out."""
+    """config.json. What it leaves out has Hugging Face's defaults."""
 
     vocab_size: int
     positions: int
@@ -44,7 +44,7 @@ class GPT2Config:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> "GPT2Config":
-        """Raises FailedPrecondition with a sentence when the file asks for what this model does not do."""
+        """Raises FailedPrecondition with a sentence when the file asks for something that is not supported."""
         given = checkpoint.config
 
         def refuse(problem: str) -> FailedPrecondition:
@@ -83,7 +83,7 @@ class GPT2Config:
         )
 
     def checkpoint(self, name: str) -> Checkpoint:
-        """A checkpoint that says this and has no files: of a model whose weights come from elsewhere."""
+        """A checkpoint with this configuration and no files, for a model whose weights come from elsewhere."""
         says = {
             "n_embd": self.hidden,
             "n_layer": self.layers,

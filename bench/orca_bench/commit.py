@@ -1,26 +1,27 @@
-"""What a commit costs: `python tests/pool/bench_commit.py [rows]`, with tests/ on the path.
+"""The cost of a commit to the request pool, on the embedded Valkey and on Redis where it is installed.
 
-Prints microseconds of server time per commit (Redis's own commandstats), of Python to build the command and parse the
-answer, of the whole round trip, and of the endpoint's parsing of one delivery entry. One token a row, one endpoint.
+    python -m orca_bench.commit [ROWS ..]
+
+Prints microseconds: of the server for a commit (Redis's own statistics), of Python to build the command, of the whole
+round trip, and of an endpoint to parse one delivery entry. Each row has one token, all rows belong to one endpoint.
 """
 
+import argparse
 import asyncio
-import sys
+import shutil
+import tempfile
 import time
 from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from hiredis import pack_command
-from servers import KINDS, redis_server
-
+from orca_local import embedded_pool
+from orca_pool.link import pack_command
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, CommitRow, CommittedToken, EngineInfo
 from orca_pool.wire import pack_tokens, unpack_packets
 
 ROUNDS = 400
-BATCH = 20  # commits in one reading of the statistics: on a busy machine the best batch is nearest to the truth
+BATCH = 20  # commits between two readings of the statistics; on a busy machine the best reading is nearest to the truth
 
 
 async def measure(url: str, rows: int) -> dict[str, float]:
@@ -43,7 +44,7 @@ async def measure(url: str, rows: int) -> dict[str, float]:
             args = ["g", "s", term]
             for row in batch:
                 args += (row.request_id, row.claim, row.base, "", row.tokens)
-            pack_command(("EVALSHA", "0" * 40, 1, "orca:{bench}:pool", *args))  # pyright: ignore[reportArgumentType]
+            pack_command(("EVALSHA", "0" * 40, 1, "orca:{bench}:pool", *args))
             building.append(time.perf_counter() - start)
             start = time.perf_counter()
             assert await pool.commit("g", "s", term, batch) == [-1] * rows
@@ -68,9 +69,23 @@ async def measure(url: str, rows: int) -> dict[str, float]:
         }
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", type=int, nargs="*", default=[1, 32, 64], help="rows of a commit")
+    given = parser.parse_args()
+    redis = shutil.which("redis-server")
+    servers = {"valkey": None} | ({"redis": Path(redis)} if redis else {})
+    for name, binary in servers.items():
+        for rows in given.rows:
+            with tempfile.TemporaryDirectory(prefix="orca-commit-") as folder:
+                child, url = embedded_pool.start(Path(folder), None, binary)
+                try:
+                    costs = asyncio.run(measure(url, rows))
+                finally:
+                    child.terminate()
+                    child.wait()
+            print(name, f"{rows} rows:", ", ".join(f"{what} {value:.0f} us" for what, value in costs.items()))
+
+
 if __name__ == "__main__":
-    for kind in KINDS:
-        for rows in [int(word) for word in sys.argv[1:]] or [1, 32, 64]:
-            with redis_server(kind) as server:
-                costs = asyncio.run(measure(server.url, rows))
-            print(kind, f"{rows} rows:", ", ".join(f"{name} {value:.0f} us" for name, value in costs.items()))
+    main()

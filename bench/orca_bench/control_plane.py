@@ -1,16 +1,16 @@
-"""What the control plane costs: CPU seconds per iteration of every process of ours, with a model that computes nothing.
+"""The cost of the control plane: CPU time per iteration of each process, with a model that computes nothing.
 
-    python -m orca_cli.control_plane [--batches 1,8,32,64] [--seconds 5] [--json FILE]
+    python -m orca_bench.control_plane [--batches 1,8,32,64] [--seconds 5] [--json FILE]
 
-The stack is that of `orca serve` with a model of type `orca_timed` (0 s per iteration). For each batch size so many
-requests run at once; over a window the CPU time of endpoint, scheduler, rank and Redis is divided by the iterations
-that ran in it. The load client is a process of its own and is not counted.
+The stack is that of `orca serve`. For a batch of b, b requests run at once; the CPU time that endpoint, scheduler,
+rank and Redis spend in a window is divided by the iterations of the window. The load comes from a process of its own,
+which is not counted.
 
-Floor, by counting what an iteration must do on this machine (b = batch size):
-    b messages of gRPC's Python stack to clients: 18 us each, measured with a server that does nothing else
-    4 messages on the control lane (write and read on both sides): about 30 us each
-    2 round trips to Redis (commit, read of the delivery stream): about 50 us each in the client library
-    the pool's own work: 3 commands a row, about 1 us each
+The floor counts what an iteration cannot do without, with times of the machine that README.md names:
+    b messages to clients: 18 us each, the time of a gRPC server in Python that does nothing else
+    4 messages on the control lane, a write and a read on both sides: about 30 us each
+    2 round trips to Redis, the commit and the read of the delivery stream: about 50 us each in the client library
+    Redis's own work: 3 commands a row, about 1 us each
 """
 
 import argparse
@@ -27,23 +27,16 @@ import grpc
 import psutil
 
 from orca.v1 import orca_pb2 as pb
-from orca_cli.stack import DEMO_MODEL, Plan, Stack
+from orca_bench.timed_model import make_timed_model
+from orca_local.settings import ServeSettings
+from orca_local.stack import Stack
 
 SLOTS = 1 << 20
 FLOOR_ROW, FLOOR_FIXED = 18.0 + 3.0, 4 * 30.0 + 2 * 50.0  # microseconds
 
 
-def make_noop_model(folder: Path) -> Path:
-    """A checkpoint of type `orca_timed` that computes nothing, with the demo model's tokenizer."""
-    folder.mkdir(parents=True)
-    shutil.copy(DEMO_MODEL / "tokenizer.json", folder)
-    config = {"model_type": "orca_timed", "vocab_size": 4096, "n_positions": 1 << 20, "seconds": 0.0}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
 async def load(address: str, batch: int, seconds: float) -> None:
-    """The load client: `batch` streams at once; prints tokens seen and the iteration at both ends of the window."""
+    """The load: `batch` streams at once. Prints the tokens so far and the iteration, at both ends of the window."""
     method = "/orca.v1.Orca/Generate"
     request = pb.GenerateRequest(
         token_ids=pb.TokenIds(ids=[1, 2, 3]), max_new_tokens=min(1 << 18, SLOTS // batch - 64), ignore_eos=True
@@ -56,7 +49,7 @@ async def load(address: str, batch: int, seconds: float) -> None:
         async def stream() -> None:
             nonlocal tokens, last, started
             first = True
-            async for message in channel.unary_stream(method)(request):  # bytes: the client stays cheap
+            async for message in channel.unary_stream(method)(request):  # unparsed bytes: the client stays cheap
                 tokens, last = tokens + 1, message
                 started += first
                 first = False
@@ -84,11 +77,11 @@ def cpu_seconds(run_dir: Path) -> dict[str, float]:
 
 
 async def measure(stack: Stack, run_dir: Path, batch: int, seconds: float) -> dict[str, Any]:
-    """One batch size: microseconds of CPU per iteration by role, and what was delivered."""
+    """Measures one batch size: microseconds of CPU per iteration by role, and the rate of delivery."""
     client = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "orca_cli.control_plane",
+        "orca_bench.control_plane",
         "--load",
         stack.grpc_addresses[0],
         "--batches",
@@ -118,14 +111,13 @@ async def measure(stack: Stack, run_dir: Path, batch: int, seconds: float) -> di
 
 async def bench(batches: list[int], seconds: float, out: Path | None) -> None:
     folder = Path(tempfile.mkdtemp(prefix="orca-control-plane-"))
-    model = make_noop_model(folder / "noop")
+    model = make_timed_model(folder / "model")
     rows = []
     try:
         for batch in batches:
-            settings = {"ORCA_MAX_BATCH_SIZE": str(batch), "ORCA_SLOTS": str(SLOTS)}
-            plan = Plan(model=model, port=0, http_port=0, settings=settings)
+            settings = ServeSettings.load(model=str(model), max_batch_size=batch, slots=SLOTS, port=0, http_port=0)
             run_dir = folder / f"batch-{batch}"
-            stack = Stack(plan, run_dir, lambda _: None)
+            stack = Stack(settings, run_dir, lambda step: None)
             try:
                 await stack.start()
                 rows.append(await measure(stack, run_dir, batch, seconds))

@@ -1,13 +1,13 @@
-"""What an iteration of a rank costs: CPU of its process, and the round trip that its master sees.
+"""The cost of an iteration on one rank: CPU time of its process, and the round trip that its master sees.
 
-    python tests/worker/bench_rank.py [BATCH] [CHECKPOINT]
+    python -m orca_bench.rank [--batch 32] [--model CHECKPOINT]
 
-Without a checkpoint it is the no-op model: then the cost is the control plane's alone.
+Without a checkpoint the model computes nothing, and the cost is the control plane's alone.
 """
 
+import argparse
 import asyncio
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -20,6 +20,8 @@ import grpc
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
+from orca_bench.timed_model import make_timed_model
+from orca_common.settings import child_environment
 
 PROMPT = 100
 BLOCK_SIZE = 16
@@ -69,18 +71,20 @@ async def measure(address: str, pid: int, batch: int, iterations: int) -> None:
 
 
 def main() -> None:
-    batch = int(sys.argv[1]) if len(sys.argv) > 1 else 32
-    with tempfile.TemporaryDirectory() as folder:
-        config = {"model_type": "orca_timed", "vocab_size": 50257, "n_positions": 4096}
-        Path(folder, "config.json").write_text(json.dumps(config))
-        model, iterations = (sys.argv[2], 100) if len(sys.argv) > 2 else (folder, 3000)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--model", help="checkpoint folder")
+    given = parser.parse_args()
+    iterations = 100 if given.model else 3000
+    with tempfile.TemporaryDirectory(prefix="orca-rank-") as folder:
+        model = given.model or str(make_timed_model(Path(folder, "model")))
+        environment = child_environment({"ORCA_MODEL": model, "ORCA_LOG_LEVEL": "WARNING", "ORCA_THREADS": "1"})
         command = [sys.executable, "-m", "orca_worker.rank"]
-        environment = os.environ | {"ORCA_MODEL": model, "ORCA_LOG_LEVEL": "WARNING", "ORCA_THREADS": "1"}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as rank:
             assert rank.stdout is not None
             address = json.loads(rank.stdout.readline())["address"]
             try:
-                asyncio.run(measure(address, rank.pid, batch, iterations))
+                asyncio.run(measure(address, rank.pid, given.batch, iterations))
             finally:
                 rank.terminate()
 

@@ -1,0 +1,64 @@
+"""Settings of `orca serve`: how many of each service one machine runs, and the settings of these services."""
+
+from typing import Any, Literal
+
+from pydantic import Field, create_model
+from pydantic_settings import SettingsConfigDict
+
+from orca_common.settings import Settings
+from orca_endpoint.settings import EndpointSettings
+from orca_scheduler.settings import SchedulerSettings
+from orca_worker.settings import SupervisorSettings
+
+# The stack decides these for each process.
+DECIDED = {"advertise_host", "first_gpu", "gpus_per_pod", "rank_port", "ranks", "status_port", "workers"}
+
+
+class StackSettings(Settings):
+    """Starts everything on this machine, as the processes that a cluster runs, until Ctrl-C."""
+
+    model_config = SettingsConfigDict(cli_prog_name="orca serve")
+
+    model: str | None = None
+    """Checkpoint folder or hub name; the demo model if not given."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Type of the weights, and of keys and values."""
+    tp: int = Field(default=1, ge=1)
+    """Tensor ranks: how many share each layer of a stage."""
+    pp: int = Field(default=1, ge=1)
+    """Pipeline stages: how many share the layers of the model."""
+    engines: int = Field(default=1, ge=1)
+    """Copies of the model, each of tp x pp ranks."""
+    schedulers: int = Field(default=1, ge=1)
+    """Scheduler processes; each engine is driven by one of them."""
+    endpoints: int = Field(default=1, ge=1)
+    """Endpoint processes. The first has port and http_port, the others free ones."""
+    host: str = "127.0.0.1"
+    """Address of the endpoints' doors; the other processes stay on loopback."""
+    port: int = Field(default=50051, ge=0, le=65535)
+    """Port of gRPC; 0 takes a free one."""
+    http_port: int = Field(default=8000, ge=0, le=65535)
+    """Port of the OpenAI API; 0 takes a free one."""
+    redis_url: str | None = None
+    """A Redis of yours for the request pool; an embedded server if not given."""
+    run_dir: str | None = None
+    """Folder of logs, journals, processes.json and the pool; a temporary one if not given."""
+    threads: int | None = Field(default=None, ge=0)
+    """Threads of a rank's operations on a CPU, 0 is torch's own choice; its share of the cores if not given."""
+    drain_seconds: float = Field(default=30.0, ge=0)
+    """Bound of each process's orderly end, in seconds; a process that takes 15 s more is killed."""
+
+
+def _of_services() -> dict[str, Any]:
+    """The services' settings that the stack neither has itself nor decides."""
+    services = (EndpointSettings, SupervisorSettings, SchedulerSettings)
+    fields = {name: field for service in services for name, field in service.model_fields.items()}
+    return {
+        name: (field.annotation, field)
+        for name, field in fields.items()
+        if name not in DECIDED and name not in StackSettings.model_fields
+    }
+
+
+# What `orca serve` loads. The stack knows it as StackSettings, and only hands the services' settings on.
+ServeSettings = create_model("ServeSettings", __base__=StackSettings, __doc__=StackSettings.__doc__, **_of_services())

@@ -1,0 +1,24 @@
+"""Runs a program that ends with its parent: `python -m orca_local.tether PARENT_PID PROGRAM ARGUMENT..`.
+
+The kernel sends SIGTERM to the program when the parent dies, however the parent dies. A process asks for that itself,
+before it becomes the program. Python could ask between fork and exec instead, but that runs gRPC's fork handlers in a
+parent that uses gRPC.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(sys.argv[1]):
+        raise SystemExit("the parent has ended already")
+    os.execvp(sys.argv[2], sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()

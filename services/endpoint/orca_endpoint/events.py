@@ -1,0 +1,39 @@
+"""What a call shows its client: Accepted once, each Token once and in order, Finished once.
+
+Both doors turn these events into their own messages. A stream that ends in any other way ends with an OrcaError.
+"""
+
+from typing import NamedTuple
+
+from orca_pool.records import Reason, Times
+
+
+class Accepted(NamedTuple):
+    """The request is on the pool's disk."""
+
+    request_id: str
+    input_tokens: int
+    queue_position: int  # requests before this one in the queue
+
+
+class Token(NamedTuple):
+    """One committed token. A tuple, because one is made for each token of every stream."""
+
+    at: int  # its index in the stream, from 0 (`index` is a method of every tuple)
+    token_id: int
+    text: str  # the characters that this token completed; may be empty
+    logprob: float | None  # natural logarithm; None unless the request asked for it
+    iteration: int
+    engine: str
+
+
+class Finished(NamedTuple):
+    """The end of a stream that was not ended by an error."""
+
+    reason: Reason  # at most Reason.CANCELLED
+    output_tokens: int  # of the whole request
+    text: str  # characters that were held back
+    times: Times | None
+
+
+Event = Accepted | Token | Finished

@@ -1,0 +1,64 @@
+"""The calls of an HTTP request with a list of prompts, as one stream of events."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from .call import Call
+from .events import Event
+
+AHEAD = 64  # events that the calls of one request may be ahead of its client
+
+Numbered = AsyncIterator[tuple[int, Event]]  # each event with the number of its call
+
+
+class Single:
+    """The events of one call, without the cost of a task and a queue."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    async def __aenter__(self) -> Numbered:
+        await self._call.__aenter__()
+        return ((0, event) async for event in self._call.events())
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._call.__aexit__(*error)
+
+
+class Merged:
+    """The events of several calls as they come. A client that reads slowly slows all of them down."""
+
+    def __init__(self, calls: list[Call]) -> None:
+        self._calls = calls
+        self._queue: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue(AHEAD)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Numbered:
+        self._tasks = [asyncio.create_task(self._pump(n, call)) for n, call in enumerate(self._calls)]
+        return self._events()
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _pump(self, n: int, call: Call) -> None:
+        try:
+            async with call:
+                async for event in call.events():
+                    await self._queue.put((n, event))
+            await self._queue.put((n, None))
+        except Exception as error:
+            await self._queue.put((n, error))
+
+    async def _events(self) -> Numbered:
+        left = len(self._calls)
+        while left:
+            n, event = await self._queue.get()
+            if event is None:
+                left -= 1
+            elif isinstance(event, Exception):
+                raise event  # the other calls end as if their client had left
+            else:
+                yield n, event

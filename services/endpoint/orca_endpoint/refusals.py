@@ -1,0 +1,64 @@
+"""The pool's refusals and its reasons for an end, as the errors that a client gets."""
+
+from orca_common.errors import (
+    Aborted,
+    AlreadyExists,
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    NotFound,
+    OrcaError,
+    ResourceExhausted,
+    Unavailable,
+)
+from orca_pool.records import Reason, Refusal
+
+RETRY_AFTER = 1.0  # seconds until a client should try again after RESOURCE_EXHAUSTED
+
+
+def refusal_error(refusal: Refusal, request_id: str, max_tokens: int, largest_engine: int) -> OrcaError:
+    """The error of a submit or an attach that the pool refused.
+
+    max_tokens: slots that the request needs. largest_engine: slots of the largest engine. Only NEVER_FITS needs them.
+    UNREGISTERED is no client's matter: the endpoint registers again.
+    """
+    match refusal:
+        case Refusal.STALE:
+            return taken_over(request_id)
+        case Refusal.UNKNOWN:
+            return NotFound(f"request {request_id} is not known; it may have ended long ago")
+        case Refusal.OTHER_BODY:
+            return AlreadyExists(f"request_id: {request_id} is in use by a request with another body")
+        case Refusal.FULL:
+            return ResourceExhausted("the queue is full; try again later", RETRY_AFTER)
+        case Refusal.NEVER_FITS:
+            return FailedPrecondition(
+                f"request {request_id} needs {max_tokens} slots (input tokens + max_new_tokens); "
+                f"the largest engine has {largest_engine}"
+            )
+        case Refusal.NO_ENGINE:
+            return Unavailable("no engine has formed yet; try again later")
+        case Refusal.UNREGISTERED:
+            raise AssertionError("an unregistered endpoint registers again; it does not refuse its clients")
+
+
+def end_error(reason: Reason, request_id: str, trace_id: str) -> OrcaError:
+    """The error of a stream whose request ended for a reason that `Finished` cannot tell."""
+    match reason:
+        case Reason.ABORTED:
+            return taken_over(request_id)
+        case Reason.DEADLINE:
+            return DeadlineExceeded(f"request {request_id}: its deadline has passed")
+        case Reason.DETACHED:
+            return Cancelled(f"request {request_id} was ended: its client had left, and its detach grace is over")
+        case Reason.NEVER_FITS:
+            return FailedPrecondition(f"request {request_id} needs more slots than any engine has")
+        case Reason.INTERNAL:
+            return Internal(f"request {request_id}: engines were lost with it again and again", trace_id)
+        case _:
+            raise AssertionError(f"{reason.name} is an end that Finished tells")
+
+
+def taken_over(request_id: str) -> Aborted:
+    return Aborted(f"request {request_id}: a newer call has taken over")

@@ -1,0 +1,35 @@
+"""Waiting for a pool that is away: make a call again until Redis answers."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from orca_common.errors import Unavailable
+
+RETRY_SECONDS = 0.2  # a restart of Redis takes seconds: a shorter pause would only make more failed connections
+
+T = TypeVar("T")
+
+
+async def reached(
+    call: Callable[[], Awaitable[T]],
+    *,
+    retry_seconds: float = RETRY_SECONDS,
+    give_up: float | None = None,
+    leaving: Callable[[], bool] | None = None,
+) -> T:
+    """Returns what `call()` returns, as soon as the pool can be reached.
+
+    After each Unavailable it waits `retry_seconds` and calls again. It raises that Unavailable instead when the running
+    loop's clock has passed `give_up`, or when `leaving()` is true. Any other error of `call()` is raised at once. Every
+    operation of the pool may be called again; one whose answer was lost is not done twice.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            return await call()
+        except Unavailable:
+            too_late = give_up is not None and loop.time() > give_up
+            if too_late or (leaving is not None and leaving()):
+                raise
+        await asyncio.sleep(retry_seconds)

@@ -1,0 +1,61 @@
+"""The scheduler service from start to end."""
+
+import asyncio
+import contextlib
+import secrets
+import socket
+
+from orca_common import logs, service
+from orca_common.address import join_address
+from orca_common.errors import OrcaError, Unavailable
+from orca_common.service import LoopPulse, StatusPort
+from orca_common.telemetry import Telemetry
+from orca_pool.pool import Pool
+
+from .discovery import candidates
+from .scheduler import Scheduler
+from .settings import SchedulerSettings
+
+
+class SchedulerApp:
+    """One scheduler process, as `service.serve` runs it."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
+        self._settings = settings
+        self._telemetry, self._pulse = Telemetry("orca-scheduler", name), LoopPulse()
+        self._pool = Pool(settings.redis_url, settings.pool)
+        self._scheduler = Scheduler(name, self._pool, settings, self._telemetry, self._pulse)
+        self._status = StatusPort(settings.host, settings.status_port, self._scheduler.unready, self._pulse.alive)
+
+    async def start(self) -> dict[str, str]:
+        """Raises FailedPrecondition when the list of workers holds a part of an engine."""
+        settings = self._settings
+        pods = [pod.strip() for pod in settings.workers.split(",") if pod.strip()]
+        self._scheduler.discovered(candidates(pods, settings.shape.pods))
+        await self._pool.__aenter__()
+        return {"status": join_address(settings.host, self._status.port)}
+
+    async def run(self) -> None:
+        await self._scheduler.run()
+
+    async def drain(self) -> None:
+        """Hands the engines over. Without the pool their leases run out by themselves."""
+        with contextlib.suppress(TimeoutError, Unavailable):
+            await asyncio.wait_for(self._scheduler.leave(), self._settings.drain_seconds)
+
+    async def close(self) -> None:
+        await self._pool.close()
+        self._status.close()
+        self._pulse.close()
+        self._telemetry.close()
+
+
+def main(settings: SchedulerSettings | None = None) -> None:
+    """`python -m orca_scheduler`: settings from the environment, unless given."""
+    settings = settings or SchedulerSettings.load()
+    logs.configure("scheduler", settings.log_level)
+    try:
+        service.run(lambda: service.serve(lambda: SchedulerApp(settings)))
+    except OrcaError as error:
+        raise SystemExit(f"orca-scheduler: {error}") from None

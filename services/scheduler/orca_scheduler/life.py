@@ -1,0 +1,450 @@
+"""What the lifecycle of an engine is told (events) and what it decides (actions). See `lifecycle`.
+
+`life` numbers the attempts of one term to form the engine and run it, from Dial to HangUp. What comes from ranks, or
+answers an action of a life, names that life: an event of an earlier one changes nothing.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .core import Drain, EngineLost, EngineReady, GiveBack
+from .suspicions import Suspicion
+
+# -- events
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The pool's books of this engine were read: its epoch, and the requests that an earlier master left claimed."""
+
+    now: float
+    epoch: int
+    claims: tuple[int, ...]
+    taken_over: bool  # from a master that had not released it: nobody knows what was RUNNING
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateChanged:
+    """Discovery says which pods this engine has, as addresses of their supervisors. None: it is no longer wanted."""
+
+    now: float
+    pods: tuple[str, ...] | None
+
+
+class Entry(NamedTuple):
+    """A rank in the table of its pod's supervisor."""
+
+    local_rank: int
+    address: str
+    pid: int  # 0: it is not running
+    iteration: int  # the last one that its master has heard of
+
+
+@dataclass(frozen=True, slots=True)
+class PodSeen:
+    """A supervisor has sent its table of ranks."""
+
+    now: float
+    life: int
+    pod: int
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PodAway:
+    """A supervisor cannot be heard. It may come back."""
+
+    now: float
+    life: int
+    pod: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listens:
+    """A rank's process accepts connections."""
+
+    now: float
+    life: int
+    rank: int
+    address: str
+    pid: int
+
+
+class Formation(NamedTuple):
+    """How a rank is formed, in whatever epoch."""
+
+    tp: int
+    pp: int
+    stage: int
+    tensor_rank: int
+    block_size: int
+    return_tokens: bool  # tokens also go back to the first stage on the data plane: for a run-ahead
+
+
+class Standing(NamedTuple):
+    """Where a rank stands as a member of an epoch. Epoch 0: it is a member of none."""
+
+    epoch: int
+    iteration: int  # the last one that it ran
+    slots: int
+    rows: tuple[int, ...]  # that it holds
+    formation: Formation
+
+
+class Model(NamedTuple):
+    """What all services of a release must agree on."""
+
+    digest: str
+    max_positions: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A rank has answered the greeting, and its control lane is open."""
+
+    now: float
+    life: int
+    rank: int
+    host: str
+    pid: int
+    standing: Standing
+    model: Model
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The engine cannot be formed like this, says a rank (`why` continues its name), or the pool (rank None)."""
+
+    now: float
+    life: int
+    rank: int | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identified:
+    """The pool agrees to the ranks' model."""
+
+    now: float
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochGiven:
+    """The pool has written down a new epoch."""
+
+    now: float
+    life: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHosted:
+    """The first rank hosts the epoch's store."""
+
+    now: float
+    life: int
+    epoch: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankFormed:
+    """A rank has taken its place in the epoch; its memory holds so many slots."""
+
+    now: float
+    life: int
+    epoch: int
+    rank: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankAllocated:
+    """A rank is a member of the epoch."""
+
+    now: float
+    life: int
+    epoch: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The pool knows that the engine has formed. Its iterations are numbered from `iteration` on."""
+
+    now: float
+    life: int
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """Something speaks against a rank. `iteration`: the last one that its master has heard of."""
+
+    now: float
+    life: int
+    suspicion: Suspicion
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankLeaving:
+    """A rank was asked to end. It waits for its engine to come to rest."""
+
+    now: float
+    life: int
+    rank: int
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rested:
+    """The core drains, and nothing is in flight any more."""
+
+    now: float
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The pool says that the lease is still this term's."""
+
+    now: float
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """The process of a lost rank has ended, or its supervisor could not be asked."""
+
+    now: float
+    life: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The pool has given this engine requests."""
+
+    now: float
+    claims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """These claims ended elsewhere while the core did not hold them."""
+
+    now: float
+    claims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Orphaned:
+    """The pool counts these claims as this engine's, and this master has never held them."""
+
+    now: float
+    claims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The scheduler is leaving."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """The lease is another's, or was released: nothing more may be done in this term."""
+
+    now: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The moment has come that `Lifecycle.wake_at` named."""
+
+    now: float
+
+
+LifeEvent = (
+    Opened
+    | CandidateChanged
+    | PodSeen
+    | PodAway
+    | Listens
+    | Hello
+    | Refused
+    | Identified
+    | EpochGiven
+    | StoreHosted
+    | RankFormed
+    | RankAllocated
+    | Recorded
+    | Suspected
+    | RankLeaving
+    | Rested
+    | Confirmed
+    | Fenced
+    | Claimed
+    | Gone
+    | Orphaned
+    | Leave
+    | LeaseLost
+    | Wake
+)
+
+# -- actions. The core's own events among them are for the core: EngineReady, EngineLost, Drain.
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Begin a life: watch these pods, find their ranks, say Hello to each and open its control lane."""
+
+    life: int
+    pods: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Identify:
+    """Ask the pool whether it agrees to these models."""
+
+    life: int
+    models: tuple[Model, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NewEpoch:
+    """Have the pool write down a new epoch, above every other and above this one."""
+
+    life: int
+    above: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostStore:
+    """Have the first rank host the store at which the epoch's ranks find each other."""
+
+    life: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Have all ranks take their places. `store` is empty when the engine is one rank."""
+
+    life: int
+    epoch: int
+    store: str
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """Have all ranks allocate their K/V memory."""
+
+    life: int
+    epoch: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Tell the pool that the engine has formed, and reserve iteration numbers above every one that was used."""
+
+    life: int
+    epoch: int
+    slots: int
+    above: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The engine runs from here on: ranks must answer heartbeats at once. They still hold `stale_rows`."""
+
+    life: int
+    epoch: int
+    stale_rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Hand these claims to the core."""
+
+    claims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Ask the pool whether the lease is still this term's: else the ranks are another's, and are to be left alone."""
+
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Have a rank's supervisor kill this process, if it still lives."""
+
+    life: int
+    rank: int
+    pid: int
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """End a life: close its control lanes. Fences that are under way go on."""
+
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Commit what was made and release the lease: another scheduler may take the engine over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Delete what the pool keeps of this engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """For the log and the journal."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The term is over."""
+
+    why: str
+
+
+LifeAction = (
+    Dial
+    | Identify
+    | NewEpoch
+    | HostStore
+    | Form
+    | Allocate
+    | Record
+    | Run
+    | Admit
+    | Confirm
+    | Fence
+    | HangUp
+    | Release
+    | Retire
+    | Say
+    | Stop
+    | GiveBack
+    | EngineReady
+    | EngineLost
+    | Drain
+)

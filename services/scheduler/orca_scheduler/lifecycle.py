@@ -1,0 +1,586 @@
+"""The life of an engine in one term of its master: a pure state machine beside the core, `step(event) -> actions`.
+
+No clock, no I/O, no task: a journal of its events replays to the same verdicts. The states, and what ends each:
+
+    Opening     Opened                                                    -> Greeting, or Closing without pods
+    Greeting    all ranks said Hello, the pool agreed to their model:
+                they stand alike in the epoch of the books                -> Recording (the epoch is kept)
+                they do not                                               -> Forming
+    Forming     EpochGiven, StoreHosted, RankFormed and RankAllocated of all -> Recording
+    Recording   Recorded                                                  -> Running
+    Running     RankLeaving, Leave, the candidate is gone                 -> Draining
+    Draining    Rested                                                    -> Lost (to form again), or Closing
+    Lost        Confirmed, and every lost rank Fenced                     -> Waiting, or Closing
+    Waiting     its time is over                                          -> Greeting
+    Closing     LeaseLost: Release and Retire end in it                   -> Ended
+
+    Greeting, Forming, Recording   Refused                                -> Waiting, each time longer
+    Greeting to Draining           a verdict, or Greeting takes too long  -> Lost
+    every state                    LeaseLost                              -> Ended
+
+Each claim has one owner at a time. The lifecycle owns those that the core does not know (`unadmitted`): it admits them
+to the core when the engine runs, or gives them back. The core owns what was admitted, until it finishes a request or
+gives it back at EngineLost.
+"""
+
+from dataclasses import dataclass, field
+
+from . import timers
+from .core import Drain, EngineLost, EngineReady, GiveBack
+from .life import (
+    Admit,
+    Allocate,
+    CandidateChanged,
+    Claimed,
+    Confirm,
+    Confirmed,
+    Dial,
+    Entry,
+    EpochGiven,
+    Fence,
+    Fenced,
+    Form,
+    Formation,
+    Gone,
+    HangUp,
+    Hello,
+    HostStore,
+    Identified,
+    Identify,
+    LeaseLost,
+    Leave,
+    LifeAction,
+    LifeEvent,
+    Listens,
+    Model,
+    NewEpoch,
+    Opened,
+    Orphaned,
+    PodAway,
+    PodSeen,
+    RankAllocated,
+    RankFormed,
+    RankLeaving,
+    Record,
+    Recorded,
+    Refused,
+    Release,
+    Rested,
+    Retire,
+    Run,
+    Say,
+    Standing,
+    Stop,
+    StoreHosted,
+    Suspected,
+    Wake,
+)
+from .places import Place, Shape
+from .suspicions import Kind, Suspicion, judge
+
+# -- states
+
+
+@dataclass(slots=True)
+class Opening:
+    """The pool's books are being read."""
+
+
+@dataclass(slots=True)
+class Greeting:
+    """Pods and ranks are being found. Whoever said Hello has an open control lane."""
+
+    since: float
+    pods: list[int] = field(default_factory=list)  # that have sent their table
+
+
+@dataclass(slots=True)
+class Forming:
+    """The ranks take their places in a new epoch."""
+
+    epoch: int = 0  # 0: the pool has not given it yet
+    room: dict[int, int] = field(default_factory=dict)  # rank -> slots that its memory holds
+    slots: int = 0  # of the engine, once all have told their room
+    allocated: list[int] = field(default_factory=list)  # ranks
+
+
+@dataclass(slots=True)
+class Recording:
+    """All ranks are members of the epoch; the pool is being told."""
+
+    epoch: int
+    slots: int
+    stale_rows: tuple[int, ...] = ()  # that the ranks hold from an earlier master of this epoch
+
+
+@dataclass(slots=True)
+class Running:
+    """The core schedules."""
+
+
+@dataclass(slots=True)
+class Draining:
+    """The core schedules nothing more; what is in flight comes back."""
+
+    why: str
+
+
+@dataclass(slots=True)
+class Lost:
+    """The ranks are given up."""
+
+    verdict: str
+    fences: list[int]  # ranks to fence as soon as the lease is confirmed
+    fencing: list[int] = field(default_factory=list)  # that have not ended yet
+    confirmed: bool = False
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Nothing is open. The next life begins at `until`."""
+
+    until: float
+
+
+@dataclass(slots=True)
+class Closing:
+    """The lease is being released, or the engine retired."""
+
+
+@dataclass(slots=True)
+class Ended:
+    """The term is over."""
+
+
+State = Opening | Greeting | Forming | Recording | Running | Draining | Lost | Waiting | Closing | Ended
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of a rank, over all lives: a sentence about one that does not answer names it."""
+
+    address: str = "an unknown address"
+    host: str = "unknown"
+    pid: int = 0  # of the process that listened; 0: none has in this life
+    iteration: int = 0
+
+
+@dataclass(slots=True)
+class Greeted:
+    """A rank's Hello."""
+
+    standing: Standing
+    model: Model
+
+
+@dataclass(slots=True)
+class Lifecycle:
+    """One engine in one term. `engine` and `shape` are given; all else is what became of it."""
+
+    engine: str
+    shape: Shape
+    pods: tuple[str, ...] | None  # of the candidate; None: the engine is not wanted any more
+    state: State = field(default_factory=Opening)
+    life: int = 0
+    dialed: tuple[str, ...] = ()  # the pods of this life
+    epoch: int = 0  # the last one in the pool's books
+    known: list[Known] = field(default_factory=list)
+    greeted: dict[int, Greeted] = field(default_factory=dict)  # ranks of this life
+    away: dict[int, str] = field(default_factory=dict)  # pods of this life whose supervisor cannot be heard, and why
+    suspicions: list[Suspicion] = field(default_factory=list)
+    verdict_at: float | None = None  # when the suspicions are judged
+    unadmitted: dict[int, bool] = field(default_factory=dict)  # claim -> may it have been RUNNING at a loss?
+    formed: bool = False  # the core holds the engine
+    leaving: bool = False  # the scheduler is
+    backoff: float = timers.REFORM
+    refusal: str | None = None  # why the last attempt to form failed
+
+    # -- what others ask
+
+    @property
+    def wake_at(self) -> float | None:
+        """When Wake is due."""
+        match self.state:
+            case Waiting(until):
+                return until
+            case Greeting() as greeting:
+                moments = [self.verdict_at, *(moment for moment, _ in self._greeting_bounds(greeting))]
+                return min((moment for moment in moments if moment is not None), default=None)
+            case Forming() | Recording() | Running() | Draining():
+                return self.verdict_at
+            case _:
+                return None
+
+    @property
+    def unready(self) -> str | None:
+        """Why the engine serves nothing; None when it runs."""
+        if isinstance(self.state, Running | Draining):
+            return None
+        if self.refusal is not None:
+            return f"{self.engine} cannot form: {self.refusal}"
+        return f"{self.engine} is being formed"
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        return self.shape.places()
+
+    def formation(self, rank: int) -> Formation:
+        """How a rank of this engine is to be formed."""
+        shape, place = self.shape, self.places[rank]
+        return_tokens = shape.run_ahead > 0 and shape.ranks > 1  # one rank has its own
+        return Formation(shape.tp, shape.pp, place.stage, place.tensor_rank, shape.block_size, return_tokens)
+
+    # -- the transitions
+
+    def step(self, event: LifeEvent) -> list[LifeAction]:
+        """Applies one event and says what is to be done about it, in this order."""
+        if isinstance(self.state, Ended):
+            return []
+        match event:  # of the term
+            case LeaseLost(_, why):
+                actions: list[LifeAction] = self._close_life(event.now)
+                self.state = Ended()
+                return [*actions, Stop(why)]
+            case Opened():
+                return self._opened(event)
+            case Claimed(_, claims):
+                self.unadmitted |= dict.fromkeys(claims, False)
+                return self._admit() if isinstance(self.state, Running | Draining) else self._give_back()
+            case Gone(_, claims):
+                for claim in claims:
+                    self.unadmitted.pop(claim, None)
+                return []
+            case Orphaned(_, claims):
+                return [GiveBack(tuple((claim, False) for claim in claims))]
+            case Leave():
+                self.leaving = True
+                return self._wanted_no_more(event.now, "the scheduler is leaving")
+            case CandidateChanged(_, pods):
+                return self._candidate_changed(event.now, pods)
+            case Wake(now):
+                return self._woken(now)
+        if event.life != self.life:
+            return []  # of a life that has ended
+        match self.state:
+            case Greeting() | Forming() | Recording() | Running() | Draining():
+                return self._live(event)
+            case Lost() as lost:
+                return self._lost(lost, event)
+            case _:
+                return []
+
+    def _opened(self, event: Opened) -> list[LifeAction]:
+        if not isinstance(self.state, Opening):
+            return []
+        self.epoch = event.epoch
+        self.unadmitted = dict.fromkeys(event.claims, event.taken_over)
+        return self._next_life(event.now)
+
+    def _live(self, event: LifeEvent) -> list[LifeAction]:
+        """An event of a life that goes on."""
+        match event, self.state:
+            case PodSeen(), _:
+                return self._pod_seen(event)
+            case PodAway(_, _, pod, why), _:
+                self.away[pod] = why
+                return self._look_for_ended(event.now)
+            case Listens(_, _, rank, address, pid), Greeting():
+                known = self.known[rank]
+                known.address, known.pid = address, pid
+            case Suspected(), _:
+                return self._suspected(event)
+            case RankLeaving(now, _, rank, iteration), _:
+                self.known[rank].iteration = max(self.known[rank].iteration, iteration)
+                sentence = f"{self._name(rank)} is leaving"
+                if isinstance(self.state, Running):
+                    return self._drain(now, sentence)
+                if not isinstance(self.state, Draining):  # nothing is in flight
+                    return self._lose(now, sentence, [])
+            case Refused(now, _, rank, why), Greeting() | Forming() | Recording():
+                return self._refused(now, why if rank is None else f"{self._name(rank)} {why}")
+            case Hello(), Greeting():
+                return self._hello(event)
+            case Identified(), Greeting() if len(self.greeted) == self.shape.ranks:
+                return self._identified()
+            case EpochGiven(_, _, epoch), Forming(epoch=0) as forming:
+                assert epoch > self.epoch, f"epoch {epoch} was given before {self.epoch}"
+                self.epoch = forming.epoch = epoch
+                return [HostStore(self.life, epoch)] if self.shape.ranks > 1 else [Form(self.life, epoch, "")]
+            case StoreHosted(_, _, epoch, address), Forming() as forming if epoch == forming.epoch:
+                return [Form(self.life, epoch, address)]
+            case RankFormed(now, _, epoch, rank, slots), Forming() as forming if epoch == forming.epoch:
+                return self._rank_formed(now, forming, rank, slots)
+            case RankAllocated(_, _, epoch, rank), Forming() as forming if epoch == forming.epoch and forming.slots:
+                return self._rank_allocated(forming, rank)
+            case Recorded(now, _, iteration), Recording() as recording:
+                return self._recorded(now, recording, iteration)
+            case Rested(now), Draining(why):
+                return self._rested(now, why)
+            case _:
+                pass  # a late or doubled answer
+        return []
+
+    # -- greeting
+
+    def _next_life(self, now: float) -> list[LifeAction]:
+        """Dials, unless nobody wants this engine any more."""
+        if self.leaving or self.pods is None:
+            return self._close(now)
+        self.life, self.dialed, self.state = self.life + 1, self.pods, Greeting(now)
+        self.known = self.known or [Known() for _ in range(self.shape.ranks)]
+        for known, place in zip(self.known, self.places, strict=True):
+            known.address, known.pid = self.dialed[place.pod], 0
+        self.greeted.clear()
+        self.away.clear()
+        self.suspicions.clear()
+        self.verdict_at = None
+        return [Dial(self.life, self.dialed)]
+
+    def _greeting_bounds(self, greeting: Greeting) -> list[tuple[float, str]]:
+        """How long the parts of a greeting may take: until when, and what was not there by then."""
+        bounds: list[tuple[float, str]] = []
+        if len(self.greeted) < self.shape.ranks:  # else the pool is asked, which may be away for long
+            bounds.append((greeting.since + timers.START, "ranks"))
+        if len(greeting.pods) < self.shape.pods:
+            bounds.append((greeting.since + timers.DIAL, "pods"))
+        if self.unadmitted:
+            bounds.append((greeting.since + timers.KEEP, "claims"))
+        return bounds
+
+    def _pod_seen(self, event: PodSeen) -> list[LifeAction]:
+        self.away.pop(event.pod, None)
+        if isinstance(self.state, Greeting):
+            if event.pod not in self.state.pods:
+                self.state.pods.append(event.pod)
+            wanted, count = self.shape.ranks_per_pod, len(event.entries)
+            if count != wanted:
+                address = self.dialed[event.pod]
+                return self._refused(event.now, f"gpus_per_pod: the pod at {address} has {count} ranks, not {wanted}")
+        return self._look_for_ended(event.now, event.pod, event.entries)
+
+    def _hello(self, event: Hello) -> list[LifeAction]:
+        known, standing = self.known[event.rank], event.standing
+        known.host, known.pid = event.host, event.pid
+        known.iteration = max(known.iteration, standing.iteration)
+        self.greeted[event.rank] = Greeted(standing, event.model)
+        actions: list[LifeAction] = []
+        if not self._may_stand(event.rank):
+            actions += self._give_back()  # there will be a new epoch: another engine may have them meanwhile
+        if len(self.greeted) == self.shape.ranks:
+            actions.append(Identify(self.life, tuple(dict.fromkeys(g.model for g in self.greeted.values()))))
+        return actions
+
+    def _may_stand(self, rank: int) -> bool:
+        """Whether a rank stands in the epoch of the books, formed as it would be now."""
+        standing, shape = self.greeted[rank].standing, self.shape
+        slots = shape.whole_blocks(shape.slots or standing.slots)
+        return (
+            standing.epoch == self.epoch != 0
+            and standing.formation == self.formation(rank)
+            and standing.slots == slots != 0
+        )
+
+    def _identified(self) -> list[LifeAction]:
+        """Makes the ranks one engine: in the epoch where they stand, if they all do and alike, else in a new one."""
+        standings = {greeted.standing._replace(formation=self.formation(0)) for greeted in self.greeted.values()}
+        if len(standings) == 1 and all(map(self._may_stand, self.greeted)):
+            (standing,) = standings
+            return self._record(Recording(standing.epoch, standing.slots, standing.rows))
+        self.state = Forming()
+        above = max(greeted.standing.epoch for greeted in self.greeted.values())
+        return [*self._give_back(), NewEpoch(self.life, above)]
+
+    # -- forming
+
+    def _rank_formed(self, now: float, forming: Forming, rank: int, slots: int) -> list[LifeAction]:
+        forming.room[rank] = slots
+        if forming.slots or len(forming.room) < self.shape.ranks:
+            return []
+        smallest = min(forming.room, key=lambda rank: (forming.room[rank], rank))
+        room, wanted = forming.room[smallest], self.shape.slots
+        if wanted is not None and wanted > room:
+            return self._refused(now, f"slots: {wanted} do not fit, {self._name(smallest)} has room for {room}")
+        forming.slots = self.shape.whole_blocks(wanted or room)
+        if forming.slots == 0:
+            why = f"{self._name(smallest)} has room for {wanted or room}, a block is {self.shape.block_size}"
+            return self._refused(now, f"slots: {why}")
+        return [Allocate(self.life, forming.epoch, forming.slots)]
+
+    def _rank_allocated(self, forming: Forming, rank: int) -> list[LifeAction]:
+        if rank not in forming.allocated:
+            forming.allocated.append(rank)
+        if len(forming.allocated) < self.shape.ranks:
+            return []
+        return self._record(Recording(forming.epoch, forming.slots))
+
+    def _record(self, recording: Recording) -> list[LifeAction]:
+        self.state = recording
+        above = max(greeted.standing.iteration for greeted in self.greeted.values())
+        return [Record(self.life, recording.epoch, recording.slots, above)]
+
+    def _recorded(self, now: float, recording: Recording, iteration: int) -> list[LifeAction]:
+        self.state = Running()
+        self.formed, self.refusal, self.backoff = True, None, timers.REFORM
+        run = Run(self.life, recording.epoch, recording.stale_rows)
+        return [run, EngineReady(now, recording.slots, iteration), *self._admit()]
+
+    def _refused(self, now: float, why: str) -> list[LifeAction]:
+        """This attempt has failed, and the next one would probably too: it waits."""
+        self.refusal = why
+        self.backoff = min(2 * self.backoff, timers.LONGEST_REFORM)
+        actions = [Say("engine cannot form", why), *self._close_life(now), *self._give_back()]
+        self.state = Waiting(now + self.backoff)
+        return actions
+
+    # -- suspicions and verdicts
+
+    def _suspected(self, event: Suspected) -> list[LifeAction]:
+        known = self.known[event.suspicion.rank]
+        known.iteration = max(known.iteration, event.iteration)
+        self._suspect(event.now, event.suspicion)
+        return self._look_for_ended(event.now)
+
+    def _suspect(self, now: float, suspicion: Suspicion) -> None:
+        """A doubtful suspicion waits for a sure one, and a sure one for others of its moment."""
+        self.suspicions.append(suspicion)
+        judged = now + timers.LINGER + (0.0 if suspicion.kind.sure else timers.DOUBT)
+        self.verdict_at = judged if self.verdict_at is None else min(self.verdict_at, judged)
+
+    def _look_for_ended(self, now: float, pod: int | None = None, entries: tuple[Entry, ...] = ()) -> list[LifeAction]:
+        """Suspects ranks whose process is not the one that listened, or that left together with their supervisor."""
+        gone = {s.rank for s in self.suspicions if s.kind is Kind.GONE}
+        left = {s.rank for s in self.suspicions if s.kind in (Kind.CLOSED, Kind.REFUSED)}
+        running = {entry.local_rank: entry for entry in entries}
+        for rank, place in enumerate(self.places):
+            known = self.known[rank]
+            if rank in gone or not known.pid:
+                continue
+            if place.pod == pod:
+                entry = running.get(place.local_rank)
+                if entry is not None:
+                    known.iteration = max(known.iteration, entry.iteration)
+                if entry is None or entry.pid != known.pid:
+                    self._suspect(now, Suspicion(rank, Kind.GONE, "has ended"))
+            elif place.pod in self.away and rank in left:
+                detail = f"has ended, and so has its supervisor ({self.away[place.pod]})"
+                self._suspect(now, Suspicion(rank, Kind.GONE, detail))
+        return []
+
+    def _woken(self, now: float) -> list[LifeAction]:
+        """Does what was due by now."""
+        if self.wake_at is None or now < self.wake_at:
+            return []
+        if isinstance(self.state, Waiting):
+            return self._next_life(now)
+        if self.verdict_at is not None and now >= self.verdict_at:
+            lost = judge(self.suspicions)
+            verdict = "; ".join(f"{self._name(suspicion.rank)} {suspicion.detail}" for suspicion in lost)
+            return self._lose(now, verdict, [suspicion.rank for suspicion in lost if suspicion.kind.fences])
+        assert isinstance(self.state, Greeting), "only a greeting has bounds of its own"
+        due = [what for moment, what in self._greeting_bounds(self.state) if now >= moment]
+        if "pods" in due:
+            pod = next(pod for pod in range(self.shape.pods) if pod not in self.state.pods)
+            address, why = self.dialed[pod], self.away.get(pod, "no answer")
+            return self._lose(now, f"the supervisor at {address} of {self.engine} cannot be reached: {why}", [])
+        if "ranks" in due:
+            late = [rank for rank in range(self.shape.ranks) if rank not in self.greeted]
+            names = ", ".join(map(self._name, late))
+            return self._lose(now, f"not listening after {timers.START:.0f} s: {names}", late)
+        return self._give_back()
+
+    def _lose(self, now: float, verdict: str, fences: list[int]) -> list[LifeAction]:
+        """The ranks are given up: requests go back at once, and lost ranks are fenced when the lease is confirmed."""
+        actions: list[LifeAction] = [Say("rank lost", verdict), *self._core_lost(now), *self._give_back()]
+        self.refusal, self.backoff = None, timers.REFORM
+        self.state = Lost(verdict, [rank for rank in fences if self.known[rank].pid])
+        return [*actions, Confirm(self.life)]
+
+    def _lost(self, lost: Lost, event: LifeEvent) -> list[LifeAction]:
+        match event:
+            case Confirmed() if not lost.confirmed:
+                lost.confirmed, lost.fencing = True, list(lost.fences)
+                fences = [Fence(self.life, rank, self.known[rank].pid, lost.verdict) for rank in lost.fences]
+                return [*fences, HangUp(self.life), *self._when_fenced(event.now, lost)]
+            case Fenced(now, _, rank) if rank in lost.fencing:
+                lost.fencing.remove(rank)
+                return self._when_fenced(now, lost)
+            case _:
+                return []
+
+    def _when_fenced(self, now: float, lost: Lost) -> list[LifeAction]:
+        """The next life must not greet a process that is about to be killed."""
+        if lost.fencing:
+            return []
+        if self.leaving or self.pods is None:
+            return self._close(now)
+        self.state = Waiting(now + timers.REFORM)
+        return []
+
+    def _name(self, rank: int) -> str:
+        place, known = self.places[rank], self.known[rank]
+        return (
+            f"stage {place.stage} rank {place.tensor_rank} of {self.engine} at {known.address} "
+            f"(host {known.host}, pid {known.pid or 'unknown'}, last iteration {known.iteration})"
+        )
+
+    # -- draining and leaving
+
+    def _candidate_changed(self, now: float, pods: tuple[str, ...] | None) -> list[LifeAction]:
+        """Ranks that run are lost by their control lanes alone: for them new pods count from the next life on."""
+        changed, self.pods = pods != self.pods, pods
+        if pods is None:
+            return self._wanted_no_more(now, "the engine is no longer discovered")
+        if changed and isinstance(self.state, Greeting | Forming | Recording):
+            return [*self._close_life(now), *self._next_life(now)]
+        return []
+
+    def _wanted_no_more(self, now: float, why: str) -> list[LifeAction]:
+        match self.state:
+            case Running():
+                return self._drain(now, why)
+            case Greeting() | Forming() | Recording() | Waiting():
+                return [*self._close_life(now), *self._close(now)]
+            case _:
+                return []  # it comes to _close by itself
+
+    def _drain(self, now: float, why: str) -> list[LifeAction]:
+        self.state = Draining(why)
+        return [Say("engine drains", why), Drain(now)]
+
+    def _rested(self, now: float, why: str) -> list[LifeAction]:
+        if self.pods is not None and not self.leaving:
+            return self._lose(now, why, [])
+        return [*self._close_life(now), *self._close(now)]
+
+    def _close_life(self, now: float) -> list[LifeAction]:
+        """Hangs up, if anything is open. A core that is left while it drains keeps its requests for the next master."""
+        self.verdict_at = None
+        if isinstance(self.state, Opening | Waiting | Closing) or (
+            isinstance(self.state, Lost) and self.state.confirmed
+        ):
+            return []
+        return [HangUp(self.life)]
+
+    def _close(self, now: float) -> list[LifeAction]:
+        """Ends the term. A release leaves what is claimed to the next master; a retired engine has none."""
+        self.state = Closing()
+        if self.pods is not None:
+            return [Release()]
+        return [*self._core_lost(now), *self._give_back(), Retire()]
+
+    # -- claims
+
+    def _core_lost(self, now: float) -> list[LifeAction]:
+        """Takes the engine from the core, which gives back what it holds."""
+        formed, self.formed = self.formed, False
+        return [EngineLost(now)] if formed else []
+
+    def _admit(self) -> list[LifeAction]:
+        claims = tuple(self.unadmitted)
+        self.unadmitted.clear()
+        return [Admit(claims)] if claims else []
+
+    def _give_back(self) -> list[LifeAction]:
+        requests = tuple(self.unadmitted.items())
+        self.unadmitted.clear()
+        return [GiveBack(requests)] if requests else []

@@ -1,0 +1,42 @@
+"""Where the ranks of an engine stand: stages x tensor ranks, laid out over pods."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """Where a rank stands in its engine, and which process of which pod it is."""
+
+    stage: int
+    tensor_rank: int
+    pod: int  # index of the engine's pod
+    local_rank: int  # its number in the pod
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How an engine is to be formed."""
+
+    tp: int
+    pp: int
+    ranks_per_pod: int  # all of one stage
+    block_size: int  # slots in a block
+    slots: int | None = None  # None: as many as the smallest rank's memory holds
+    run_ahead: int = 0
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.pp
+
+    @property
+    def pods(self) -> int:
+        return self.ranks // self.ranks_per_pod
+
+    def places(self) -> tuple[Place, ...]:
+        """The ranks, stage-major, then by tensor rank: the order in which pods hold them."""
+        per_pod = self.ranks_per_pod
+        return tuple(Place(n // self.tp, n % self.tp, n // per_pod, n % per_pod) for n in range(self.ranks))
+
+    def whole_blocks(self, slots: int) -> int:
+        """So many slots, rounded down to whole blocks."""
+        return slots // self.block_size * self.block_size

@@ -1,0 +1,26 @@
+"""Every duration and bound of a scheduler, in seconds, in one table. The leases' own are in `orca_pool.leases`."""
+
+# Reaching pods and ranks
+DIAL = 5.0  # one call to a supervisor, or to a rank that listens
+REDIAL = 0.2  # between attempts to reach a supervisor
+POLL = 0.05  # between looks whether a starting rank listens
+START = 120.0  # for all ranks of a life to say Hello: importing torch from a cold disk takes its time
+LOAD = 600.0  # one step of a formation: a rank reads its slice of the model in one
+
+# Judging ranks
+HEARTBEAT = 0.5
+SILENCE = 2.0  # of a member that answers no heartbeat, until it is suspected
+FORMING_SILENCE = 15.0  # the same while ranks load, when Python's lock is not always free
+LOOK = 0.1  # between looks at the silence of all ranks
+STUCK = 30.0  # without progress, at least, until a device is suspected
+STUCK_TIMES = 10  # and so many times the longest iteration that was seen
+DOUBT = SILENCE + 1.0  # for a sure suspicion to follow a doubtful one: a silent rank is found after its peers complain
+LINGER = 0.1  # after a sure suspicion, so that ranks that were lost together are named together
+
+# Forming again
+KEEP = 2.0  # of a greeting, until requests of an earlier master go back to the queue
+REFORM = 0.2  # between the end of one life and the next
+LONGEST_REFORM = 5.0  # the same after refusals, which double it
+
+# Iterating
+TICK = 0.05  # resolution of the requests' deadlines

@@ -1,0 +1,95 @@
+"""The control lane: the Run call over which the engine's master and this rank speak."""
+
+import asyncio
+
+from orca.v1 import worker_pb2
+from orca_common.errors import Aborted, FailedPrecondition, InvalidArgument, OrcaError
+from orca_common.protocol import TERM_METADATA
+
+MAX_TIMES = 256  # iterations whose times are kept for the next heartbeat
+
+
+class Lane:
+    """One Run call: the reports that are still to be written to it."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[worker_pb2.Report | OrcaError | None] = asyncio.Queue()
+        self._times = worker_pb2.Times()  # of iterations that went well; they wait so that tokens go first
+        self.ended = asyncio.Event()  # the call is over
+
+    def put(self, report: worker_pb2.Report) -> None:
+        self._queue.put_nowait(report)
+
+    def keep_times(self, times: worker_pb2.StageTimes, idle: bool) -> None:
+        """Sends an iteration's times at the next heartbeat, or at once when many are kept or the rank is idle."""
+        self._times.stages.append(times)
+        if idle or len(self._times.stages) >= MAX_TIMES:
+            self._put_times()
+
+    def answer(self, heartbeat: worker_pb2.Heartbeat, iteration: int) -> None:
+        """Sends the times that are kept, then the heartbeat back, with the last iteration that was run."""
+        self._put_times()
+        self.put(worker_pb2.Report(heartbeat=worker_pb2.Heartbeat(number=heartbeat.number, iteration=iteration)))
+
+    def _put_times(self) -> None:
+        if self._times.stages:
+            self.put(worker_pb2.Report(times=self._times))
+            self._times = worker_pb2.Times()
+
+    def end(self, error: OrcaError | None) -> None:
+        """Ends the call after everything that was put, with an error or, with None, in order."""
+        self._queue.put_nowait(error)
+
+    async def next(self) -> worker_pb2.Report | None:
+        """The next report; None at the end. Raises the error that ended the lane."""
+        report = await self._queue.get()
+        if isinstance(report, OrcaError):
+            raise report
+        return report
+
+
+class Lanes:
+    """Which lane counts: the newest one, of the master with the highest term. A newer one ends the one before."""
+
+    def __init__(self) -> None:
+        self.term = 0  # the highest that this rank has seen
+        self.current: Lane | None = None
+
+    def raise_term(self, term: int, lane: Lane | None = None) -> bool:
+        """Checks the term of a message, which `lane` has brought. True: it is higher than any before.
+
+        Raises FailedPrecondition when it is old.
+        """
+        if term < self.term:
+            raise FailedPrecondition(f"term {term} is old: this rank has seen {self.term}")
+        if term == self.term:
+            return False
+        self.term = term
+        if self.current is not lane:
+            self.end(FailedPrecondition(f"term {term} has taken over"))
+        return True
+
+    def open(self, lane: Lane, term: str | bytes | None) -> None:
+        """Makes a lane the current one. `term`: its call's TERM_METADATA, if there was any."""
+        if term is not None:
+            if not term.isdigit():
+                raise InvalidArgument(TERM_METADATA, "is not a number")
+            self.raise_term(int(term))
+        self.end(Aborted("a newer Run took over"))
+        self.current = lane
+
+    def check_current(self, lane: Lane) -> None:
+        if self.current is not lane:
+            raise Aborted("a newer Run took over")
+
+    def end(self, error: OrcaError) -> None:
+        """Ends the current lane, if there is one."""
+        if self.current is not None:
+            self.current.end(error)
+            self.current = None
+
+    def closed(self, lane: Lane) -> None:
+        """The call of a lane is over."""
+        lane.ended.set()
+        if self.current is lane:
+            self.current = None

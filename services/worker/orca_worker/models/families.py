@@ -1,0 +1,58 @@
+"""The families of models, by `model_type` of their config.json. A new family is one folder, and one line here.
+
+gpt2         GPT-2
+orca_timed   no model: it waits, for experiments with the control plane; a single rank needs no torch
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orca_common.checkpoint import Checkpoint
+from orca_common.errors import FailedPrecondition
+
+from ..partition import Place, RankShare
+from .gpt2.family import GPT2Family
+from .model import Family, Model
+from .timed import TimedFamily
+
+if TYPE_CHECKING:
+    import torch
+
+FAMILIES: dict[str, Family] = {
+    "gpt2": GPT2Family(),
+    "orca_timed": TimedFamily(),
+}
+
+
+def family_of(checkpoint: Checkpoint) -> Family:
+    """Raises FailedPrecondition when no family knows the model."""
+    family = FAMILIES.get(checkpoint.model_type)
+    if family is None:
+        known = ", ".join(FAMILIES)
+        raise FailedPrecondition(f"model: {checkpoint.name} is of type {checkpoint.model_type}; Orca has {known}")
+    return family
+
+
+def load_model(checkpoint: Checkpoint, place: Place, dtype: str, device: torch.device | None) -> tuple[Model, int]:
+    """Loads a rank's slice: the model, and how many bytes of weights were read.
+
+    `device` is None only if the family needs no torch. Raises FailedPrecondition with a sentence.
+    """
+    return family_of(checkpoint).load(checkpoint, place, dtype, device)
+
+
+def check_partition(checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
+    """Raises FailedPrecondition with a sentence when the model cannot be cut into tp x pp ranks."""
+    family_of(checkpoint).check(checkpoint, tensor_parallel, pipeline_parallel)
+
+
+def topology(checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int, dtype: str) -> list[RankShare]:
+    """The ranks of an engine, in their order, before anything runs. Raises FailedPrecondition with a sentence."""
+    check_partition(checkpoint, tensor_parallel, pipeline_parallel)
+    places = [
+        Place(tensor_parallel, pipeline_parallel, *divmod(index, tensor_parallel))
+        for index in range(tensor_parallel * pipeline_parallel)
+    ]
+    family = family_of(checkpoint)
+    return [family.share(checkpoint, place, dtype) for place in places]

@@ -1,0 +1,58 @@
+"""GPT-2 with selective batching (paper section 3.2): the layers of one stage, on one device."""
+
+import torch
+from torch import Tensor
+
+from orca_kernels.reference import SplitAttention
+from orca_kernels.transfer import to_device
+
+from ...batch import Batch
+from ...data_plane import DataPlane
+from ...kv import KVManager, KVShape
+from ...partition import Place, share
+from ...weights import WeightSource
+from .configuration import GPT2Config
+from .layers import Embedding, Head, Layer, arrived, hidden_states
+
+
+class GPT2:
+    """One stage: a beginning, its layers, an end."""
+
+    def __init__(
+        self, config: GPT2Config, place: Place, weights: WeightSource, dtype: torch.dtype, device: torch.device
+    ):
+        self.config, self.dtype, self.device = config, dtype, device
+        self.vocabulary_shares = [
+            len(share(config.vocab_size, place.tensor_parallel, rank)) for rank in range(place.tensor_parallel)
+        ]
+        embedding = Embedding(config, place, weights, device) if place.is_first else None
+        self.begin = embedding or arrived
+        self.layers = [Layer(config, place, index, weights) for index in place.layers(config.layers)]
+        self.heads = config.heads // place.tensor_parallel
+        table = embedding.tokens if embedding is not None else None
+        self.end = Head(config, weights, table, device) if place.is_last else hidden_states
+
+    @property
+    def kv_shape(self) -> KVShape:
+        return KVShape(len(self.layers), self.heads, self.config.head_size, self.dtype, self.device)
+
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
+        return (tokens, self.config.hidden), self.dtype
+
+    def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor:
+        """x: hidden states [T, H] of the stage before -> those of this stage.
+
+        At the last stage: logits [B, V of this rank] of the token that follows each request's last one.
+        """
+        attention = SplitAttention(
+            to_device(torch.from_numpy(kv.block_table(batch.rows, int(batch.ends.max()))), self.device),
+            batch.query_lengths,
+            batch.contexts,
+            to_device(torch.from_numpy(batch.slots), self.device),
+            heads=self.heads,
+            block_size=kv.block_size,
+        )
+        x = self.begin(batch, x, plane.all_reduce)
+        for layer, keys, values in zip(self.layers, kv.keys, kv.values, strict=True):
+            x = layer(x, attention, keys, values, plane.all_reduce)
+        return self.end(batch, x)

@@ -1,0 +1,73 @@
+"""A rank's process, as the supervisor sees it: started, told which rank it is, ended."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from orca_common.address import split_address
+
+log = logging.getLogger(__name__)
+
+
+class RankProcess:
+    """A process that is or will be a rank. `on_listening` is called when it listens."""
+
+    def __init__(self, environment: Mapping[str, str], on_listening: Callable[[], None]) -> None:
+        self._on_listening = on_listening
+        self._loop = asyncio.get_running_loop()
+        command = [sys.executable, "-m", "orca_worker.rank"]
+        pipe = subprocess.PIPE
+        self._popen = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, bufsize=0)
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self._input, self._output = self._popen.stdin, self._popen.stdout
+        self._pidfd = os.pidfd_open(self._popen.pid)
+        self._loop.add_reader(self._output.fileno(), self._read_lines)
+        self._loop.add_reader(self._pidfd, self._reap)
+        self.pid = self._popen.pid
+        self.status: tuple[str, int] | None = None  # where its status port is, once it listens
+        self.ended: asyncio.Future[int] = self._loop.create_future()  # its exit status, or minus a signal's number
+
+    def tell(self, number: int, port: int) -> None:
+        """Tells it, once, which rank it is. Never blocks: the empty pipe takes the line even if it is frozen."""
+        if self.ended.done():
+            return  # whoever waits for `ended` is about to hear of it
+        line = json.dumps({"local_rank": number, "port": port}) + "\n"
+        with suppress(BrokenPipeError):  # it has died, and `ended` will say so
+            self._input.write(line.encode())
+        self._input.close()
+
+    def kill(self, number: signal.Signals) -> None:
+        """Sends it a signal. By its descriptor, because its pid may belong to another process by now."""
+        if not self.ended.done():
+            try:
+                signal.pidfd_send_signal(self._pidfd, number)
+            except ProcessLookupError:
+                log.info("process has ended already", extra={"rank_pid": self.pid})
+
+    def _read_lines(self) -> None:
+        """Reads where it listens: one line, written at once. Anything else that it prints goes to the log."""
+        printed = os.read(self._output.fileno(), 65536)
+        if not printed:
+            self._loop.remove_reader(self._output.fileno())
+        for line in printed.decode(errors="replace").splitlines():
+            if line.startswith('{"address"'):
+                self.status = split_address(json.loads(line)["status"])
+                self._on_listening()
+            else:
+                log.info("rank printed", extra={"rank_pid": self.pid, "line": line})
+
+    def _reap(self) -> None:
+        self._loop.remove_reader(self._output.fileno())
+        self._loop.remove_reader(self._pidfd)
+        code = self._popen.wait()
+        self._input.close()
+        self._output.close()
+        os.close(self._pidfd)
+        self.ended.set_result(code)

@@ -1,0 +1,40 @@
+"""The benchmarks run and print what they promise. Their numbers are for a reader, not for a test."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+NUMBER = r"[\d.,]+"
+
+
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    [
+        (
+            "control_plane --batches 1,3 --seconds 0.5",
+            [rf"batch   {b}: +{NUMBER} us CPU per iteration .*endpoint {NUMBER}, rank .*tokens/s" for b in (1, 3)],
+        ),
+        ("commit 2", [rf"valkey 2 rows: server {NUMBER} us, .*round trip {NUMBER} us"]),
+        ("rank --batch 2", [rf"batch 2: rank's CPU {NUMBER} us an iteration; round trip median {NUMBER} us"]),
+        (
+            "hops --stages 2 --seconds 0.005 --tokens 20",
+            [
+                rf"control message, stage 0 to 1 +p50 +{NUMBER} ms   p99 +{NUMBER} ms",
+                rf"data, stage 0 to 1, while stage 1 waits +p50 +{NUMBER} ms",
+                rf"tokens to the master, its next message to stage 0 +p50 +{NUMBER} ms",
+                rf"an iteration, all ranks: control {NUMBER} bytes, data {NUMBER} bytes",
+                *(rf"stage {n}: busy {NUMBER}%, waiting for upstream" for n in range(2)),
+            ],
+        ),
+    ],
+    ids=lambda value: value.split()[0] if isinstance(value, str) else "",
+)
+def test_a_benchmark(command: str, lines: list[str]) -> None:
+    words = [sys.executable, "-m", *f"orca_bench.{command}".split()]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    found = run.stdout.splitlines()
+    for line in lines:
+        assert any(re.match(line, said) for said in found), run.stdout

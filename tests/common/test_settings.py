@@ -1,0 +1,176 @@
+"""Settings: the order of their sources, the sentences about wrong ones, and what a child process gets."""
+
+from pathlib import Path
+
+import pytest
+
+from orca_common.settings import KNOWN, Settings, child_environment
+from orca_endpoint.settings import EndpointSettings
+from orca_local.settings import DECIDED, ServeSettings, StackSettings
+from orca_scheduler.settings import SchedulerSettings
+from orca_worker.settings import RankSettings, SupervisorSettings
+
+KINDS = [EndpointSettings, SchedulerSettings, SupervisorSettings, RankSettings, ServeSettings]
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings of the developer's own."""
+    for name in KNOWN:
+        monkeypatch.delenv(f"ORCA_{name.upper()}", raising=False)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "orca.toml"
+    path.write_text('model = "of the file"\nmax_waiting = 3\nmax_calls = 3\nport = 3\ntp = 2\n')
+    return path
+
+
+def refusal(kind: type[Settings], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as raised:
+        kind.load(arguments)
+    assert isinstance(raised.value.code, str), "it is printed on standard error, and the status is 1"
+    assert "\n" not in raised.value.code
+    return raised.value.code
+
+
+def test_the_order_of_sources(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags, then the environment, then the file, then defaults; the file may be named by a flag or a variable."""
+    monkeypatch.setenv("ORCA_MAX_CALLS", "4")
+    monkeypatch.setenv("ORCA_PORT", "4")
+    arguments = ["--port", "5", "--config", str(file)]
+    settings = EndpointSettings.load(arguments)
+    found = settings.model, settings.max_waiting, settings.max_calls, settings.port, settings.max_prompts
+    assert found == ("of the file", 3, 4, 5, 32)
+    origins = settings.origins(arguments)
+    assert [origins[name] for name in ("model", "max_calls", "port", "max_prompts", "config")] == [
+        *(str(file), "ORCA_MAX_CALLS", "--port", "default", "--config")
+    ]
+    monkeypatch.setenv("ORCA_CONFIG", str(file))
+    assert EndpointSettings.load([]).max_waiting == 3
+    assert EndpointSettings.load(max_waiting=6).max_waiting == 6, "given by name"
+    assert EndpointSettings.load(["--max-waiting=7"], max_waiting=6).max_waiting == 7
+
+
+def test_switches_and_none() -> None:
+    common = ["--model", "m"]
+    assert SupervisorSettings.load(common).spare
+    assert not SupervisorSettings.load([*common, "--no-spare"]).spare
+    assert SchedulerSettings.load(["--workers", "a:1", "--slots", "none"]).slots is None
+
+
+@pytest.mark.parametrize(("level", "found"), [("debug", "DEBUG"), ("Warning", "WARNING")])
+def test_log_level(level: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCA_LOG_LEVEL", level)
+    assert EndpointSettings.load(["--model", "m"]).log_level == found
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "sentence"),
+    [
+        ("ORCA_MAX_WAITNG", "5", "ORCA_MAX_WAITNG: there is no such setting; did you mean ORCA_MAX_WAITING?"),
+        ("ORCA_QQQQ", "5", "ORCA_QQQQ: there is no such setting"),
+        ("ORCA_MAX_WAITING", "many", "ORCA_MAX_WAITING: Input should be a valid integer"),
+        ("ORCA_LOG_LEVEL", "loud", "ORCA_LOG_LEVEL: Input should be 'DEBUG', "),
+        ("ORCA_CONFIG", "/nowhere.toml", "ORCA_CONFIG: /nowhere.toml cannot be read as TOML ("),
+    ],
+)
+def test_wrong_variables(variable: str, value: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, value)
+    assert refusal(EndpointSettings, "--model", "m").startswith(sentence)
+
+
+def test_variables_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting of another service is no mistake, and neither is a variable that is not ours."""
+    for name in ("ORCA_WORKERS", "ORCA_ENGINES", "OTEL_SERVICE_NAME", "ORCAS"):
+        monkeypatch.setenv(name, "x")
+    assert EndpointSettings.load(["--model", "m"]).model == "m"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("max_waitng = 5", "FILE: max_waitng: there is no such setting; did you mean max_waiting?"),
+        ("[endpoint]\nport = 5", "FILE: endpoint: there is no such setting; did you mean endpoints?"),
+        ('config = "other.toml"', "FILE: config: there is no such setting"),
+        ("max_waiting = ", "ORCA_CONFIG: FILE cannot be read as TOML ("),
+        ('max_waiting = "many"', "ORCA_MAX_WAITING: Input should be a valid integer"),
+    ],
+)
+def test_wrong_files(text: str, sentence: str, file: Path) -> None:
+    file.write_text(text)
+    said = refusal(EndpointSettings, "--model", "m", "--config", str(file))
+    assert said.replace(str(file), "FILE").startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--model", "m", "--max-waitng", "5"], "--max-waitng: there is no such setting; did you mean --max-waiting?"),
+        (["--model", "m", "--workers=a:1"], "--workers: there is no such setting"),
+        (["--model", "m", "--port"], "argument --port: expected one argument; --help lists all settings"),
+        (["--model", "m", "5"], "unrecognized arguments: 5; --help lists all settings"),
+        (["--model", "m", "--port", "70000"], "ORCA_PORT: Input should be less than or equal to 65535 (it is '70000')"),
+        ([], "ORCA_MODEL: is required; --model or the file of --config can give it too"),
+    ],
+)
+def test_wrong_flags(arguments: list[str], sentence: str) -> None:
+    assert refusal(EndpointSettings, *arguments).startswith(sentence)
+
+
+def test_settings_that_do_not_fit_together() -> None:
+    sentence = refusal(SchedulerSettings, "--workers", "a:1", "--tp", "4", "--gpus-per-pod", "3")
+    assert sentence == "gpus_per_pod: 3 is no divisor of tp, 4"
+
+
+def test_the_names_of_all_services_are_known() -> None:
+    assert {name for kind in KINDS for name in kind.model_fields} == KNOWN
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_setting_has_its_meaning(kind: type[Settings]) -> None:
+    assert [name for name, field in kind.model_fields.items() if not field.description] == []
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every setting, its meaning and its default."""
+    for kind in (EndpointSettings, SchedulerSettings, SupervisorSettings, ServeSettings):
+        with pytest.raises(SystemExit) as raised:
+            kind.load(["--help"])
+        assert raised.value.code == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        for name, field in kind.model_fields.items():
+            assert f"--{name.replace('_', '-')}" in shown
+            default = "required" if field.is_required() else f"default: {str(field.default).replace('None', 'none')}"
+            assert f"{field.description} ({default})" in shown
+
+
+def test_a_stack_has_the_settings_of_its_services() -> None:
+    """All but those that it decides for each process; and what both have has one type and default."""
+    services = {name for kind in KINDS[:3] for name in kind.model_fields}
+    assert services - DECIDED <= set(ServeSettings.model_fields)
+    assert not DECIDED & set(ServeSettings.model_fields)
+    assert set(ServeSettings.model_fields) - services == {"endpoints", "engines", "schedulers"}
+    own = {"drain_seconds", "dtype", "host", "pp", "tp"}
+    for name in own:
+        for kind in KINDS[:3]:
+            if name in kind.model_fields:
+                assert kind.model_fields[name].default == StackSettings.model_fields[name].default
+
+
+def test_a_child_has_what_its_parent_decided(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It inherits no settings, and reads no file."""
+    settings = SupervisorSettings.load(["--config", str(file), "--no-spare"])
+    for name, value in {"ORCA_CONFIG": str(file), "ORCA_SLOTS": "5", "OTEL_SERVICE_NAME": "x"}.items():
+        monkeypatch.setenv(name, value)
+    environment = child_environment(settings.environment())
+    assert environment["OTEL_SERVICE_NAME"] == "x"
+    assert "ORCA_CONFIG" not in environment
+    assert "ORCA_SLOTS" not in environment
+    for name in KNOWN:
+        monkeypatch.delenv(f"ORCA_{name.upper()}", raising=False)
+    for name, value in environment.items():
+        if name.startswith("ORCA_"):
+            monkeypatch.setenv(name, value)
+    assert SupervisorSettings.load() == settings.model_copy(update={"config": None})

@@ -1,0 +1,36 @@
+"""Marks the slow tests, which `make check` leaves out: those of whole stacks, and of processes that die and restart."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+SLOW = [
+    "bench/test_commands.py",
+    "docs/test_blocks.py",
+    "docs/test_examples.py",
+    "e2e/test_bad_input.py",
+    "e2e/test_cli.py",
+    "e2e/test_distributed.py",
+    "e2e/test_iteration_level.py",
+    "e2e/test_kill.py",
+    "e2e/test_tokens.py",
+    "e2e/test_traces.py",
+    "scheduler/test_losses.py",
+    "scheduler/test_takeover.py",
+    "worker/test_reformation.py",
+    "worker/test_supervisor.py",
+]
+
+
+def pytest_configure() -> None:
+    missing = [name for name in SLOW if not (ROOT / name).exists()]
+    if missing:
+        raise pytest.UsageError(f"tests/conftest.py lists slow files that are not there: {', '.join(missing)}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slow = {ROOT / name for name in SLOW}
+    for item in items:
+        if item.path in slow:
+            item.add_marker(pytest.mark.slow)

@@ -1,0 +1,75 @@
+"""What Lua shares with Python: every number stands in Python alone, and reaches each script under its Python name."""
+
+import re
+import struct
+from enum import IntEnum
+
+import pytest
+from pool.lab import Lab
+from servers import RedisServer
+
+from orca.v1.orca_pb2 import FinishReason
+from orca_pool.leases import GAP_SECONDS, LEASE_SECONDS, RENEW_SECONDS
+from orca_pool.records import Committed, Reason, Refusal
+from orca_pool.scripts import Constants, shared_numbers, sources
+from orca_pool.wire import TOKEN, TOKEN_ID
+from orca_scheduler import request
+
+TABLES: dict[str, type[IntEnum]] = {"REASON": Reason, "REFUSAL": Refusal, "COMMITTED": Committed}
+SCRIPTS = [name for name in sources() if name != "prelude"]
+
+
+@pytest.mark.parametrize(("table", "numbers"), TABLES.items())
+def test_lua_names_only_numbers_that_exist(table: str, numbers: type[IntEnum]) -> None:
+    """A name that Lua does not find would be nil, without an error."""
+    used = {name for text in sources().values() for name in re.findall(rf"\b{table}\.(\w+)", text)}
+    assert used
+    assert used <= set(numbers.__members__)
+
+
+async def test_lua_gets_the_numbers_of_python(server: RedisServer) -> None:
+    constants = Constants(lease=1.25, sweep_gap=0.5, retention=2.0, delivery_length=3, control_length=4)
+    reply = """
+    local flat = {}
+    for _, numbers in ipairs({ REASON, REFUSAL, COMMITTED }) do
+      local pairs_of = {}
+      for name, value in pairs(numbers) do
+        pairs_of[#pairs_of + 1] = name
+        pairs_of[#pairs_of + 1] = value
+      end
+      flat[#flat + 1] = pairs_of
+    end
+    return { LEASE, SWEEP_GAP, RETENTION, DELIVERY_LENGTH, CONTROL_LENGTH, TOKEN_SIZE, TOKEN_ID_SIZE, flat }
+    """
+    async with Lab(server.url) as lab:
+        *single, tables = await lab.redis("EVAL", shared_numbers(constants) + reply, 0)
+    assert single == [1_250_000, 500_000, 2_000, 3, 4, 16, 4]
+    for numbers, flat in zip(TABLES.values(), tables, strict=True):
+        assert {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)} == dict(numbers.__members__)
+
+
+def test_the_id_comes_first_in_a_token() -> None:
+    """`finish_at` cuts the ids out of the tokens."""
+    assert TOKEN.pack(7, 0.0, 0)[: TOKEN_ID.size] == TOKEN_ID.pack(7)
+    assert struct.calcsize(TOKEN.format) == TOKEN.size == 16  # stands on disk: a change needs a new pool
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_script_says_what_it_takes_and_returns(name: str) -> None:
+    head = re.match(r"(--.*\n)+", sources()[name])
+    assert head is not None
+    for part in ("KEYS: ", "ARGV: ", "Returns "):
+        assert f"\n-- {part}" in head[0], f"{name}.lua begins without {part}"
+
+
+def test_reasons_are_the_same_numbers_everywhere() -> None:
+    """The public contract counts as the pool does; the core, which imports neither, uses the same names."""
+    public = {name.removeprefix("FINISH_REASON_"): number for name, number in FinishReason.items() if number}
+    assert public.items() <= dict(Reason.__members__).items()
+    assert {reason.name for reason in request.Reason} <= set(Reason.__members__)
+
+
+def test_lease_times_fit_together() -> None:
+    """Whoever renews in time keeps the lease when one answer is late; whoever expires was silent over two looks."""
+    assert 3 * RENEW_SECONDS < LEASE_SECONDS
+    assert RENEW_SECONDS < GAP_SECONDS <= LEASE_SECONDS / 2
