@@ -15,6 +15,7 @@ from orca.v1.orca_pb2_grpc import OrcaStub
 from orca_client import AsyncOrcaClient, Token
 from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
+from orca_scheduler.journal import Line, read
 
 
 @dataclass
@@ -37,13 +38,9 @@ class Running:
     def processes(self) -> list[dict[str, Any]]:
         return json.loads((self.run_dir / "processes.json").read_text())
 
-    def journal(self) -> list[dict[str, Any]]:
+    def journal(self) -> list[Line]:
         """All complete lines of all journals, the oldest term first."""
-        lines: list[dict[str, Any]] = []
-        for path in sorted(self.run_dir.glob("journal-*.jsonl")):
-            text = path.read_text()
-            lines += [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return lines
+        return [line for path in sorted(self.run_dir.glob("journal-*.jsonl")) for line in read(path)]
 
     async def tokens(
         self, prompt: list[int], count: int, came: Callable[[int], None] = lambda token: None

@@ -113,11 +113,11 @@ RULES = [
         lambda i: ours(i, "orca_client", "orca.v1") and third_party(i, "grpc", "google.protobuf", "google.rpc"),
     ),
     Rule(
-        "orca_lab -> the scheduler's pure core, orca_worker, orca_kernels, orca_client, orca.v1",
+        "orca_lab -> the scheduler's pure core and its journal, orca_worker, orca_kernels, orca_client, orca.v1",
         "orca_lab",
         lambda i: ours(
             i,
-            *("orca_lab", "orca_worker", "orca_kernels", "orca_client", "orca.v1"),
+            *("orca_lab", "orca_worker", "orca_kernels", "orca_client", "orca_scheduler.journal", "orca.v1"),
             *(f"orca_scheduler.{name}" for name in CORE),
         ),
     ),

@@ -1,7 +1,6 @@
 """`orca demo`: shows how four requests share iterations (paper section 3.1, Figure 4)."""
 
 import asyncio
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orca_client import AsyncOrcaClient, Finished, Token
+from orca_scheduler.journal import read, request_names, scheduled
 
 COLOURS = ("cyan", "magenta", "yellow", "green")
 SEED = 11  # the same text in every run
@@ -98,16 +98,12 @@ async def play(addresses: list[str], console: Console) -> tuple[Actor, ...]:
 def batches(run_dir: Path) -> list[dict[str, Any]]:
     """The iterations in the journals of a run: number, what each member ran by request id, reserved slots."""
     found = []
-    for journal in sorted(run_dir.glob("journal-*.jsonl")):
-        names: dict[str, str] = {}
-        for line in journal.read_text().splitlines():
-            entry = json.loads(line)
-            names |= entry.get("note", {}).get("claims", {})
-            for action in entry.get("actions", ()):
-                if action[0] == "ScheduleBatch":
-                    _, iteration, members, _, reserved, stop = action
-                    ran = {names[str(m[0])]: (m[2], 1 if m[2] == "increment" else m[3]) for m in members}
-                    found.append({"iteration": iteration, "members": ran, "reserved": reserved, "stop": stop})
+    for path in sorted(run_dir.glob("journal-*.jsonl")):
+        journal = list(read(path))
+        names = request_names(journal)
+        for batch in scheduled(journal):
+            ran = {names[m.claim]: (m.phase.value, m.inputs) for m in batch.members}
+            found.append({"iteration": batch.iteration, "members": ran, "reserved": batch.reserved})
     return found
 
 

@@ -16,12 +16,14 @@ scheduler, the selection and the control message's way count as waiting for the 
 run-ahead, one batch more may be in flight, and a request counts as returned when its batch is the oldest in flight.
 """
 
-import json
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from orca_scheduler.core import Arrived
+from orca_scheduler.journal import CoreStep, Heading, Line, Note, read, request_names, scheduled
 
 
 class Times(NamedTuple):
@@ -112,7 +114,7 @@ def read_run(run_dir: Path, engine: str = "engine-0") -> Run:
     """Reads a run from its folder, which may still be written. A run without a journal of the engine has no lives."""
     run = Run(engine, [], {})
     for path in sorted(run_dir.glob(f"journal-{engine}-*.jsonl"), key=_age):
-        _read(_lines(path), run)
+        _read(read(path), run)
     return run
 
 
@@ -122,46 +124,39 @@ def _age(path: Path) -> tuple[int, bool]:
     return int(term), not rest
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a journal that may still be written."""
-    with path.open() as lines:
-        for line in lines:
-            if line.endswith("\n"):
-                yield json.loads(line)
-
-
-def _read(lines: Iterable[dict[str, Any]], run: Run) -> None:
+def _read(lines: Iterable[Line], run: Run) -> None:
     """Adds a journal's lives. Its events have the core's clock; a note of each formation has both clocks."""
     n_workers, run_ahead, offset = 1, 0, 0
     arrived: dict[int, float] = {}  # on the core's clock
     open_iterations: dict[int, Iteration] = {}
     for line in lines:
-        note = line.get("note", {})
-        if "core" in line:
-            n_workers, run_ahead = line["core"]["n_workers"], line["core"]["run_ahead"]
-        elif "formed" in note:
-            offset = note["wall"] - round(note["now"] * 1e9)
-            run.lives.append(Life(note["formed"], note["wall"], note["tp"], note["pp"], n_workers, run_ahead))
-            open_iterations.clear()
-        elif "lost" in note and run.lives:
-            run.lives[-1].lost = note["lost"]
-        elif "claims" in note:
-            run.names |= {int(claim): name for claim, name in note["claims"].items()}
-        elif "times" in note and note["iteration"] in open_iterations and run.lives:
-            iteration = open_iterations.pop(note["iteration"])
-            iteration.times = {(t.stage, t.tensor_rank): t for t in (Times(*values) for values in note["times"])}
-            life = run.lives[-1]
-            life.iterations.append(iteration)
-            life.arrived |= {
-                m.claim: round(arrived[m.claim] * 1e9) + offset for m in iteration.members if m.claim in arrived
-            }
-        elif "event" in line:
-            if line["event"][0] == "Arrived":
-                arrived |= {request[0]: line["event"][1] for request in line["event"][2]}
-            for action in line["actions"]:
-                if action[0] == "ScheduleBatch":
-                    members = tuple(Member(m[0], m[2], 1 if m[2] == "increment" else m[3]) for m in action[2])
-                    open_iterations[action[1]] = Iteration(action[1], members)
+        match line:
+            case Heading(numbers):
+                n_workers, run_ahead = numbers["n_workers"], numbers["run_ahead"]
+            case Note({"formed": epoch, "wall": wall, "now": now, "tp": tp, "pp": pp}):
+                offset = wall - round(now * 1e9)
+                run.lives.append(Life(epoch, wall, tp, pp, n_workers, run_ahead))
+                open_iterations.clear()
+            case Note({"lost": verdict}) if run.lives:
+                run.lives[-1].lost = verdict
+            case Note({"iteration": number, "times": times}) if number in open_iterations and run.lives:
+                iteration = open_iterations.pop(number)
+                iteration.times = {(t.stage, t.tensor_rank): t for t in (Times(*values) for values in times)}
+                life = run.lives[-1]
+                life.iterations.append(iteration)
+                life.arrived |= {
+                    m.claim: round(arrived[m.claim] * 1e9) + offset for m in iteration.members if m.claim in arrived
+                }
+            case Note():
+                run.names |= request_names([line])
+            case CoreStep(event):
+                if isinstance(event, Arrived):
+                    arrived |= {arrival.claim: event.now for arrival in event.requests}
+                for batch in scheduled([line]):
+                    members = tuple(Member(m.claim, m.phase.value, m.inputs) for m in batch.members)
+                    open_iterations[batch.iteration] = Iteration(batch.iteration, members)
+            case _:
+                pass
 
 
 # -- shares

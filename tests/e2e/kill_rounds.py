@@ -32,8 +32,7 @@ from checkpoints import make_gpt2  # noqa: E402
 from reference import TIE, Reference  # noqa: E402
 from stacks import Running, running  # noqa: E402
 
-from orca_scheduler.core import Core  # noqa: E402
-from orca_scheduler.journal import decode, read  # noqa: E402
+from orca_scheduler.journal import CoreStep, Heading, LifeStep, Line, Note, read, restored  # noqa: E402
 
 VOCAB, REQUESTS, NEW_TOKENS, MAX_BS = 211, 8, 40, 2
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
@@ -115,16 +114,16 @@ class Rounds:
         return {p["rank"]: p for p in self._stack.processes() if p["role"] == "rank"}
 
 
-def formed_after(journal: list[dict[str, Any]], at: int) -> bool:
+def formed_after(journal: list[Line], at: int) -> bool:
     return any("formed" in note and note["wall"] > at for note in notes(journal))
 
 
-def notes(journal: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [line["note"] for line in journal if "note" in line]
+def notes(journal: list[Line]) -> list[dict[str, Any]]:
+    return [line.values for line in journal if isinstance(line, Note)]
 
 
 def recovery(
-    journal: list[dict[str, Any]], at: int, places: tuple[tuple[int, int], ...], kinds: tuple[signal.Signals, ...]
+    journal: list[Line], at: int, places: tuple[tuple[int, int], ...], kinds: tuple[signal.Signals, ...]
 ) -> Recovery:
     """The recovery that began at `at` (ns). Asserts that the verdicts name these ranks and no others."""
     later = [note for note in notes(journal) if note.get("wall", 0) > at]
@@ -144,19 +143,23 @@ def recovery(
     return Recovery(places, kinds, sentence, verdict, formation, initiation)
 
 
-def reserved_at_end(run_dir: Path) -> list[int]:
-    """The slots that are reserved after the last event of each journal."""
-    found = []
-    for path in run_dir.glob("journal-*.jsonl"):
-        lines = read(path)
-        heading = next(lines)
-        core = Core(**heading["core"])
-        core.restore(heading["state"])
+def check_journals(run_dir: Path) -> None:
+    """Each journal replays to the same actions of core and lifecycle, and no slot is reserved after its last event."""
+    journals = sorted(run_dir.glob("journal-*.jsonl"))
+    assert journals
+    for path in journals:
+        heading, *lines = read(path)
+        assert isinstance(heading, Heading)
+        core, lifecycle = restored(heading)
         for line in lines:
-            if "event" in line:
-                core.step(decode(line["event"]))
-        found.append(core.slots.reserved)
-    return found
+            match line:
+                case CoreStep(event, actions):
+                    assert actions == tuple(core.step(event)), f"{path.name}: {event}"
+                case LifeStep(event, actions):
+                    assert actions == tuple(lifecycle.step(event)), f"{path.name}: {event}"
+                case _:
+                    pass
+        assert core.slots.reserved == 0, f"{path.name}: slots are reserved at the end"
 
 
 async def main(rounds: int, seed: int, tp: int, pp: int, run_ahead: int) -> None:
@@ -176,7 +179,7 @@ async def main(rounds: int, seed: int, tp: int, pp: int, run_ahead: int) -> None
                     victims[(n + draw.randrange(1, ranks)) % ranks] = draw.choice(SIGNALS)
                 done.append(await lab.round(victims))
                 print(f"round {n + 1}: {done[-1]}", flush=True)
-        assert set(reserved_at_end(run)) == {0}, "slots reserved at the end"
+        check_journals(run)
     for kind in SIGNALS:
         of_kind = [r for r in done if r.signals == (kind,)]
         if of_kind:
@@ -186,7 +189,7 @@ async def main(rounds: int, seed: int, tp: int, pp: int, run_ahead: int) -> None
             )
             print(f"{kind.name} of one rank, {len(of_kind)} rounds, medians:", end=" ")
             print(f"verdict {verdict}, re-formation {formation}, re-initiation {initiation}")
-    print(f"{rounds} rounds passed: tokens equal, survivors' pids unchanged, slots reserved 0")
+    print(f"{rounds} rounds passed: tokens equal, survivors' pids unchanged, slots reserved 0, journals replay")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 from stacks import Running, generation, running
 
 from orca.v1 import orca_pb2 as pb
+from orca_scheduler.journal import scheduled
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 INVALID, FAILED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
@@ -137,8 +138,8 @@ async def test_client_gone_frees_its_slots(stack: Running) -> None:
         await call.read()
     call.cancel()
     await all_slots_free(stack)
-    last = [a for line in stack.journal() for a in line.get("actions", ()) if a[0] == "ScheduleBatch"][-1]
-    assert last[1] < 200, "the request was not generated to its end"
+    *_, last = scheduled(stack.journal())
+    assert last.iteration < 200, "the request was not generated to its end"
 
 
 # body -> HTTP status, param, a part of the sentence
@@ -226,8 +227,8 @@ async def all_slots_free(stack: Running) -> None:
 
     async def reserved() -> int:
         await tokens(stack, generation([9], 5))
-        batches = [a for line in stack.journal() for a in line.get("actions", ()) if a[0] == "ScheduleBatch"]
-        return batches[-1][4]
+        *_, last = scheduled(stack.journal())
+        return last.reserved
 
     async with asyncio.timeout(20):
         while await reserved() > own:

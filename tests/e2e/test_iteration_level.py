@@ -2,13 +2,13 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 from checkpoints import make_timed
 from stacks import Running, generation, running
 
 from orca.v1 import orca_pb2 as pb
-from orca_scheduler.journal import replay
+from orca_scheduler.core import Arrived, Commit
+from orca_scheduler.journal import CoreStep, Line, replay, request_names, scheduled
 
 
 async def collect(
@@ -49,39 +49,39 @@ async def test_a_newcomer_joins_the_next_iteration_and_an_early_finisher_leaves(
     # The client of the short one saw its end while its batch-mates continued.
     end = log.index(("short", "finished", short[-1].iteration))
     assert {name for name, kind, _ in log[end:] if kind == "token"} == {"long", "late"}
-    # The core does the same again when it gets the same events.
+    # Core and lifecycle do the same again when they get the same events.
     (recorded,) = (tmp_path / "run").glob("journal-*.jsonl")
     steps = list(replay(recorded))
     assert len(steps) > 60
-    assert all(step.actions == again for step, again in steps)
+    assert all(step.actions == tuple(again) for step, again in steps)
     # A request that has arrived at the engine waits at most for the running iteration.
     for name in ("short", "late"):
         assert wait_of(journal, name) <= 1
 
 
-def claims(journal: list[dict[str, Any]]) -> dict[str, int]:
-    """Claim numbers by request id."""
-    return {r: int(c) for line in journal for c, r in line.get("note", {}).get("claims", {}).items()}
+def claim_of(journal: list[Line], request_id: str) -> int | None:
+    """A request's claim number; None: it was not claimed yet."""
+    return next((claim for claim, name in request_names(journal).items() if name == request_id), None)
 
 
-def finished(journal: list[dict[str, Any]], request_id: str) -> bool:
-    claim = claims(journal).get(request_id)
-    outcomes = [o for line in journal for a in line.get("actions", ()) if a[0] == "Commit" for o in a[2]]
-    return any(o[0] == claim and o[3] is not None for o in outcomes)
+def finished(journal: list[Line], request_id: str) -> bool:
+    claim = claim_of(journal, request_id)
+    steps = (line for line in journal if isinstance(line, CoreStep))
+    commits = (action for step in steps for action in step.actions if isinstance(action, Commit))
+    return any(o.claim == claim and o.finish is not None for commit in commits for o in commit.outcomes)
 
 
-def wait_of(journal: list[dict[str, Any]], request_id: str) -> int:
+def wait_of(journal: list[Line], request_id: str) -> int:
     """How many iterations were scheduled after the request arrived at the core and before its first one ran."""
-    claim, newest, running_then = claims(journal)[request_id], 0, None
+    claim, newest, running_then = claim_of(journal, request_id), 0, None
     for line in journal:
-        if "event" not in line:
+        if not isinstance(line, CoreStep):
             continue
-        if line["event"][0] == "Arrived" and any(r[0] == claim for r in line["event"][2]):
+        if isinstance(line.event, Arrived) and any(arrival.claim == claim for arrival in line.event.requests):
             running_then = newest
-        for action in line["actions"]:
-            if action[0] == "ScheduleBatch":
-                newest = action[1]
-                if any(member[0] == claim for member in action[2]):
-                    assert running_then is not None
-                    return newest - running_then
+        for batch in scheduled([line]):
+            newest = batch.iteration
+            if any(member.claim == claim for member in batch.members):
+                assert running_then is not None
+                return newest - running_then
     raise AssertionError(f"{request_id} never ran")

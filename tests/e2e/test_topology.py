@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from orca_lab.timeline import Life, read_run, shares
+from orca_scheduler.selection import Stop
 
 ORCA = [sys.executable, "-c", "from orca_cli.main import main; main()"]
 WIDE = {**os.environ, "COLUMNS": "160", "NO_COLOR": "1"}
@@ -49,13 +50,14 @@ def test_impossible_settings(command: str, settings: list[str], sentence: str) -
 
 def journal(folder: Path) -> Path:
     """Two stages of 10 ms, one request at a time: A's iterations 1 and 2, then B's 3 after a pause of 20 ms."""
-    lines: list[object] = [{"core": {"max_bs": 1, "n_workers": 2, "block_size": 1, "run_ahead": 0}, "state": {}}]
+    numbers = {"max_bs": 1, "n_workers": 2, "block_size": 1, "run_ahead": 0}
+    lines: list[object] = [{"core": numbers, "state": {}, "lifecycle": {}}]
     lines.append({"note": {"formed": 5, "slots": 9, "tp": 1, "pp": 2, "now": 1.0, "wall": 1000 * MS}})
     lines.append({"note": {"claims": {"1": "first", "2": "second"}}})
 
     def run(iteration: int, claim: int, at: int, phase: str = "increment") -> None:
         member = [claim, 0, phase, 3, 5, []]
-        batch = ["ScheduleBatch", iteration, [member], [], 3, "stop"]
+        batch = ["ScheduleBatch", iteration, [member], [], 3, Stop.POOL]
         lines.append({"event": ["BatchReturned", 1.0, iteration - 1, [5]], "actions": [batch]})
         times = [
             [0, 0, at, at, at + MS, at + 10 * MS, at + 11 * MS, 40, 64, 0],
@@ -63,10 +65,10 @@ def journal(folder: Path) -> Path:
         ]
         lines.append({"note": {"iteration": iteration, "times": times}})
 
-    lines.append({"event": ["Arrived", 1.0, [[1, 1, 3]]], "actions": []})
+    lines.append({"event": ["Arrived", 1.0, [[1, 1, 3, 8]]], "actions": []})
     run(1, 1, 1000 * MS, "initiation")
     run(2, 1, 1023 * MS)
-    lines.append({"event": ["Arrived", 1.064, [[2, 2, 3]]], "actions": []})
+    lines.append({"event": ["Arrived", 1.064, [[2, 2, 3, 8]]], "actions": []})
     run(3, 2, 1066 * MS, "initiation")
     folder.mkdir(exist_ok=True)
     text = "".join(json.dumps(line) + "\n" for line in lines)

@@ -23,6 +23,7 @@ from orca_common.service import cancel
 from orca_pool.keys import Keys
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, Reason
+from orca_scheduler.journal import Line, read, scheduled
 from orca_worker.models.timed import mix
 
 VOCAB, ENDPOINT = 256, "test"
@@ -69,25 +70,14 @@ class Process:
         lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line.startswith("{")]
         return [line for line in lines if line["event"] == name]
 
-    def journals(self) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    def journals(self) -> dict[tuple[str, int], list[Line]]:
         """(engine, term) -> the whole lines of its journal."""
         names = {path: path.stem.rsplit("-", 1) for path in self.folder.glob("journal-*.jsonl")}
-        return {
-            (n[0].removeprefix("journal-"), int(n[1])): [json.loads(line) for line in lines_of(path)]
-            for path, n in names.items()
-        }
+        return {(n[0].removeprefix("journal-"), int(n[1])): list(read(path)) for path, n in names.items()}
 
     def iterations(self) -> dict[tuple[str, int], list[int]]:
         """(engine, term) -> numbers of the batches that were scheduled, in their order."""
-        return {
-            key: [a[1] for line in lines for a in line.get("actions", ()) if a[0] == "ScheduleBatch"]
-            for key, lines in self.journals().items()
-        }
-
-
-def lines_of(path: Path) -> list[bytes]:
-    """The whole lines of a file that may still be written."""
-    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        return {key: [batch.iteration for batch in scheduled(lines)] for key, lines in self.journals().items()}
 
 
 class World:

@@ -15,6 +15,8 @@ from scheduler.test_takeover import load
 from stacks import Running, generation, running
 
 from orca.v1 import orca_pb2 as pb
+from orca_scheduler.core import BatchReturned
+from orca_scheduler.journal import CoreStep
 
 POISON = 255
 
@@ -63,9 +65,10 @@ async def test_a_rank_that_is_asked_to_end_loses_nothing(tmp_path: Path, run_ahe
         assert int(after["epoch"]) > int(before["epoch"])
         assert [await this.losses(f"r{n}") for n in range(4)] == [0] * 4
         (journal,) = scheduler.journals().values()
-        events = [line["event"] for line in journal if "event" in line]
+        events = [line.event for line in journal if isinstance(line, CoreStep)]
         (numbers,) = scheduler.iterations().values()
-        assert [event[2] for event in events if event[0] == "BatchReturned"] == numbers, "all that was begun came back"
+        returned = [event.iteration for event in events if isinstance(event, BatchReturned)]
+        assert returned == numbers, "all that was begun came back"
 
 
 async def test_the_pool_freezes(tmp_path: Path) -> None:

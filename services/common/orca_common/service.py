@@ -156,16 +156,6 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
         await cancel(working, stopping)
 
 
-async def until(stop: asyncio.Event, *tasks: asyncio.Task[None]) -> None:
-    """Waits for the stop event. A task that ends before is a failure of the service, and its error is raised."""
-    waiter = asyncio.create_task(stop.wait())
-    done, _ = await asyncio.wait([waiter, *tasks], return_when=asyncio.FIRST_COMPLETED)
-    waiter.cancel()
-    for task in done - {waiter}:
-        await task
-        raise RuntimeError(f"{task.get_name()} ended by itself")
-
-
 async def cancel(*tasks: asyncio.Task[Any]) -> None:
     """Ends tasks and waits for them."""
     for task in tasks:

@@ -93,6 +93,11 @@ class Member(NamedTuple):
     token: int | None
     blocks: tuple[int, ...]
 
+    @property
+    def inputs(self) -> int:
+        """Tokens that the iteration runs over: its rows of the flat batch."""
+        return 1 if self.phase is Phase.INCREMENT else self.length
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduleBatch:

@@ -10,7 +10,7 @@ itself.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -18,7 +18,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 
 from . import core, lifecycle
-from .core import Action, Core, Event
+from .core import Action, Core, Event, ScheduleBatch
 from .life import LifeAction, LifeEvent
 from .lifecycle import Lifecycle
 
@@ -165,6 +165,19 @@ def read(path: Path) -> Iterator[Line]:
             yield _line(DECODER.decode(line))
 
 
+def scheduled(lines: Iterable[Line]) -> Iterator[ScheduleBatch]:
+    """The batches that were scheduled, in their order."""
+    for line in lines:
+        if isinstance(line, CoreStep):
+            yield from (action for action in line.actions if isinstance(action, ScheduleBatch))
+
+
+def request_names(lines: Iterable[Line]) -> dict[int, str]:
+    """Request ids by claim number."""
+    notes = (line.values for line in lines if isinstance(line, Note))
+    return {int(claim): name for note in notes for claim, name in note.get("claims", {}).items()}
+
+
 def _line(line: dict[str, Any]) -> Line:
     match line:
         case {"note": values}:
@@ -178,22 +191,31 @@ def _line(line: dict[str, Any]) -> Line:
 
 
 def replay(path: Path) -> Iterator[tuple[CoreStep | LifeStep, Sequence[Action | LifeAction]]]:
-    """Steps a core and a lifecycle through a journal: each recorded step with the actions that came out this time."""
+    """Steps a core and a lifecycle through a journal: each recorded step with the actions that came out this time.
+
+    Yields nothing when the writer was killed before the first line was out.
+    """
     lines = read(path)
     heading = next(lines, None)
     if not isinstance(heading, Heading):
-        return  # its writer was killed before the first line was out
-    numbers: dict[str, Any] = dict(heading.numbers)
-    fresh, life = Core(**numbers), restored_lifecycle(heading.lifecycle)
-    fresh.restore(heading.state)
+        return
+    core_again, life_again = restored(heading)
     for line in lines:
         match line:
             case CoreStep(event):
-                yield line, fresh.step(event)
+                yield line, core_again.step(event)
             case LifeStep(event):
-                yield line, life.step(event)
+                yield line, life_again.step(event)
             case _:
                 pass
+
+
+def restored(heading: Heading) -> tuple[Core, Lifecycle]:
+    """Both machines as they stood when the file was begun."""
+    numbers: dict[str, Any] = dict(heading.numbers)
+    fresh = Core(**numbers)
+    fresh.restore(heading.state)
+    return fresh, restored_lifecycle(heading.lifecycle)
 
 
 if __name__ == "__main__":

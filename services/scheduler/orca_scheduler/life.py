@@ -1,7 +1,7 @@
 """What the lifecycle of an engine is told (events) and what it decides (actions). See `lifecycle`.
 
-`life` numbers the attempts of one term to form the engine and run it, from Dial to HangUp. What comes from ranks, or
-answers an action of a life, names that life: an event of an earlier one changes nothing.
+`life` numbers the attempts of one term to form the engine and run it, from Dial to HangUp. Events
+that come from ranks or answer an action carry their life's number; those of an earlier life change nothing.
 """
 
 from dataclasses import dataclass
@@ -115,7 +115,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The engine cannot be formed like this, says a rank (`why` continues its name), or the pool (rank None)."""
+    """A rank, or the pool (rank None), says that the engine cannot be formed. `why` follows the rank's name."""
 
     now: float
     life: int
@@ -235,7 +235,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """These claims ended elsewhere while the core did not hold them."""
+    """These claims ended elsewhere. The core did not hold them."""
 
     now: float
     claims: tuple[int, ...]
@@ -363,7 +363,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The engine runs from here on: ranks must answer heartbeats at once. They still hold `stale_rows`."""
+    """The engine runs: a rank is silent after SILENCE now, not FORMING_SILENCE. Ranks still hold `stale_rows`."""
 
     life: int
     epoch: int
@@ -379,7 +379,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Ask the pool whether the lease is still this term's: else the ranks are another's, and are to be left alone."""
+    """Ask the pool whether the lease is still this term's. If not, another master has the ranks, and none is fenced."""
 
     life: int
 
@@ -396,14 +396,14 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class HangUp:
-    """End a life: close its control lanes. Fences that are under way go on."""
+    """End a life: close its control lanes, and its pods when their fences are through."""
 
     life: int
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Commit what was made and release the lease: another scheduler may take the engine over."""
+    """Commit all tokens, then release the lease: another scheduler may take the engine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,21 +2,23 @@
 
 No clock, no I/O, no task: a journal of its events replays to the same verdicts. The states, and what ends each:
 
-    Opening     Opened                                                    -> Greeting, or Closing without pods
-    Greeting    all ranks said Hello, the pool agreed to their model:
-                they stand alike in the epoch of the books                -> Recording (the epoch is kept)
-                they do not                                               -> Forming
-    Forming     EpochGiven, StoreHosted, RankFormed and RankAllocated of all -> Recording
-    Recording   Recorded                                                  -> Running
-    Running     RankLeaving, Leave, the candidate is gone                 -> Draining
-    Draining    Rested                                                    -> Lost (to form again), or Closing
-    Lost        Confirmed, and every lost rank Fenced                     -> Waiting, or Closing
-    Waiting     its time is over                                          -> Greeting
-    Closing     LeaseLost: Release and Retire end in it                   -> Ended
+    Opening     Opened                                                       -> Greeting
+    Greeting    Identified, and all ranks stand alike in the books' epoch    -> Recording, which keeps the epoch
+                Identified otherwise                                         -> Forming
+    Forming     EpochGiven, StoreHosted, all RankFormed, all RankAllocated   -> Recording
+    Recording   Recorded                                                     -> Running
+    Running     RankLeaving, Leave, the candidate is gone                    -> Draining
+    Draining    Rested                                                       -> Lost, to form again, or Closing
+    Lost        Confirmed, and every lost rank Fenced                        -> Waiting, or Closing
+    Waiting     its time is over                                             -> Greeting
 
-    Greeting, Forming, Recording   Refused                                -> Waiting, each time longer
-    Greeting to Draining           a verdict, or Greeting takes too long  -> Lost
-    every state                    LeaseLost                              -> Ended
+    Greeting, Forming, Recording            Refused                          -> Waiting, each time longer
+                                            RankLeaving                      -> Lost
+                                            the candidate has other pods     -> Greeting, a new life
+    Opening, Greeting, Forming, Recording,
+    Waiting                                 Leave, the candidate is gone     -> Closing
+    Greeting to Draining                    a verdict                        -> Lost
+    every state                             LeaseLost                        -> Ended
 
 Each claim has one owner at a time. The lifecycle owns those that the core does not know (`unadmitted`): it admits them
 to the core when the engine runs, or gives them back. The core owns what was admitted, until it finishes a request or
@@ -91,7 +93,7 @@ class Greeting:
     """Pods and ranks are being found. Whoever said Hello has an open control lane."""
 
     since: float
-    pods: list[int] = field(default_factory=list)  # that have sent their table
+    pods: list[int] = field(default_factory=list)  # whose supervisor has sent its table
 
 
 @dataclass(slots=True)
@@ -99,6 +101,7 @@ class Forming:
     """The ranks take their places in a new epoch."""
 
     epoch: int = 0  # 0: the pool has not given it yet
+    store: str = ""  # where the ranks find each other, once it is hosted
     room: dict[int, int] = field(default_factory=dict)  # rank -> slots that its memory holds
     slots: int = 0  # of the engine, once all have told their room
     allocated: list[int] = field(default_factory=list)  # ranks
@@ -131,7 +134,7 @@ class Lost:
 
     verdict: str
     fences: list[int]  # ranks to fence as soon as the lease is confirmed
-    fencing: list[int] = field(default_factory=list)  # that have not ended yet
+    fencing: list[int] = field(default_factory=list)  # ranks whose fence is not answered yet
     confirmed: bool = False
 
 
@@ -157,7 +160,7 @@ State = Opening | Greeting | Forming | Recording | Running | Draining | Lost | W
 
 @dataclass(slots=True)
 class Known:
-    """What is known of a rank, over all lives: a sentence about one that does not answer names it."""
+    """What is known of a rank, over all lives, so that a verdict can name one that no longer answers."""
 
     address: str = "an unknown address"
     host: str = "unknown"
@@ -175,7 +178,7 @@ class Greeted:
 
 @dataclass(slots=True)
 class Lifecycle:
-    """One engine in one term. `engine` and `shape` are given; all else is what became of it."""
+    """One engine in one term. `engine` and `shape` are given; the other fields are its state."""
 
     engine: str
     shape: Shape
@@ -183,15 +186,17 @@ class Lifecycle:
     state: State = field(default_factory=Opening)
     life: int = 0
     dialed: tuple[str, ...] = ()  # the pods of this life
-    epoch: int = 0  # the last one in the pool's books
+    epoch: int = 0  # the last one in the pool's books; 0: there is none, or a new one was asked for
     known: list[Known] = field(default_factory=list)
     greeted: dict[int, Greeted] = field(default_factory=dict)  # ranks of this life
     away: dict[int, str] = field(default_factory=dict)  # pods of this life whose supervisor cannot be heard, and why
     suspicions: list[Suspicion] = field(default_factory=list)
     verdict_at: float | None = None  # when the suspicions are judged
-    unadmitted: dict[int, bool] = field(default_factory=dict)  # claim -> may it have been RUNNING at a loss?
-    formed: bool = False  # the core holds the engine
-    leaving: bool = False  # the scheduler is
+    unadmitted: dict[int, bool] = field(
+        default_factory=dict
+    )  # claim -> True: it may have been RUNNING when its last master died
+    formed: bool = False  # the core was told EngineReady, and not EngineLost since
+    leaving: bool = False  # the scheduler is leaving
     backoff: float = timers.REFORM
     refusal: str | None = None  # why the last attempt to form failed
 
@@ -303,10 +308,11 @@ class Lifecycle:
             case Identified(), Greeting() if len(self.greeted) == self.shape.ranks:
                 return self._identified()
             case EpochGiven(_, _, epoch), Forming(epoch=0) as forming:
-                assert epoch > self.epoch, f"epoch {epoch} was given before {self.epoch}"
+                assert all(g.standing.epoch < epoch for g in self.greeted.values()), f"epoch {epoch} is not new"
                 self.epoch = forming.epoch = epoch
                 return [HostStore(self.life, epoch)] if self.shape.ranks > 1 else [Form(self.life, epoch, "")]
-            case StoreHosted(_, _, epoch, address), Forming() as forming if epoch == forming.epoch:
+            case StoreHosted(_, _, epoch, address), Forming(store="") as forming if epoch == forming.epoch:
+                forming.store = address
                 return [Form(self.life, epoch, address)]
             case RankFormed(now, _, epoch, rank, slots), Forming() as forming if epoch == forming.epoch:
                 return self._rank_formed(now, forming, rank, slots)
@@ -343,7 +349,7 @@ class Lifecycle:
             bounds.append((greeting.since + timers.START, "ranks"))
         if len(greeting.pods) < self.shape.pods:
             bounds.append((greeting.since + timers.DIAL, "pods"))
-        if self.unadmitted:
+        if self.unadmitted and len(self.greeted) < self.shape.ranks:
             bounds.append((greeting.since + timers.KEEP, "claims"))
         return bounds
 
@@ -387,6 +393,7 @@ class Lifecycle:
             (standing,) = standings
             return self._record(Recording(standing.epoch, standing.slots, standing.rows))
         self.state = Forming()
+        self.epoch = 0  # from here on the books may have a new one, even if its answer never comes
         above = max(greeted.standing.epoch for greeted in self.greeted.values())
         return [*self._give_back(), NewEpoch(self.life, above)]
 
@@ -425,7 +432,7 @@ class Lifecycle:
         return [run, EngineReady(now, recording.slots, iteration), *self._admit()]
 
     def _refused(self, now: float, why: str) -> list[LifeAction]:
-        """This attempt has failed, and the next one would probably too: it waits."""
+        """Ends this attempt. The next one would probably fail too, so each wait is longer."""
         self.refusal = why
         self.backoff = min(2 * self.backoff, timers.LONGEST_REFORM)
         actions = [Say("engine cannot form", why), *self._close_life(now), *self._give_back()]
@@ -441,13 +448,13 @@ class Lifecycle:
         return self._look_for_ended(event.now)
 
     def _suspect(self, now: float, suspicion: Suspicion) -> None:
-        """A doubtful suspicion waits for a sure one, and a sure one for others of its moment."""
+        """The verdict follows a sure suspicion after LINGER, and a doubtful one after DOUBT more."""
         self.suspicions.append(suspicion)
         judged = now + timers.LINGER + (0.0 if suspicion.kind.sure else timers.DOUBT)
         self.verdict_at = judged if self.verdict_at is None else min(self.verdict_at, judged)
 
     def _look_for_ended(self, now: float, pod: int | None = None, entries: tuple[Entry, ...] = ()) -> list[LifeAction]:
-        """Suspects ranks whose process is not the one that listened, or that left together with their supervisor."""
+        """Suspects ranks whose process is another than listened, or whose lane ended while their supervisor is away."""
         gone = {s.rank for s in self.suspicions if s.kind is Kind.GONE}
         left = {s.rank for s in self.suspicions if s.kind in (Kind.CLOSED, Kind.REFUSED)}
         running = {entry.local_rank: entry for entry in entries}
@@ -485,7 +492,7 @@ class Lifecycle:
         if "ranks" in due:
             late = [rank for rank in range(self.shape.ranks) if rank not in self.greeted]
             names = ", ".join(map(self._name, late))
-            return self._lose(now, f"not listening after {timers.START:.0f} s: {names}", late)
+            return self._lose(now, f"no Hello after {timers.START:.0f} s: {names}", late)
         return self._give_back()
 
     def _lose(self, now: float, verdict: str, fences: list[int]) -> list[LifeAction]:
@@ -526,7 +533,7 @@ class Lifecycle:
     # -- draining and leaving
 
     def _candidate_changed(self, now: float, pods: tuple[str, ...] | None) -> list[LifeAction]:
-        """Ranks that run are lost by their control lanes alone: for them new pods count from the next life on."""
+        """A running engine keeps its pods; new ones count from the next life on."""
         changed, self.pods = pods != self.pods, pods
         if pods is None:
             return self._wanted_no_more(now, "the engine is no longer discovered")
@@ -541,7 +548,7 @@ class Lifecycle:
             case Greeting() | Forming() | Recording() | Waiting():
                 return [*self._close_life(now), *self._close(now)]
             case _:
-                return []  # it comes to _close by itself
+                return []  # Opening, Draining and Lost reach _close on their own
 
     def _drain(self, now: float, why: str) -> list[LifeAction]:
         self.state = Draining(why)
@@ -553,7 +560,7 @@ class Lifecycle:
         return [*self._close_life(now), *self._close(now)]
 
     def _close_life(self, now: float) -> list[LifeAction]:
-        """Hangs up, if anything is open. A core that is left while it drains keeps its requests for the next master."""
+        """Hangs up, if anything is open."""
         self.verdict_at = None
         if isinstance(self.state, Opening | Waiting | Closing) or (
             isinstance(self.state, Lost) and self.state.confirmed
@@ -562,7 +569,11 @@ class Lifecycle:
         return [HangUp(self.life)]
 
     def _close(self, now: float) -> list[LifeAction]:
-        """Ends the term. A release leaves what is claimed to the next master; a retired engine has none."""
+        """Ends the term.
+
+        At a release, requests that the core still holds stay claimed for the next master. A retired engine has no next
+        master, so everything is given back.
+        """
         self.state = Closing()
         if self.pods is not None:
             return [Release()]

@@ -312,8 +312,10 @@ class EngineMaster:
             case Say("rank lost", verdict):
                 log.error("rank lost", extra={"engine": self.engine, "verdict": verdict})
                 self._note(lost=verdict)
+            case Say("engine cannot form", why):
+                log.error("engine cannot form", extra={"engine": self.engine, "why": why})
             case Say(what, why):
-                log.warning(what, extra={"engine": self.engine, "why": why})
+                log.info(what, extra={"engine": self.engine, "why": why})
             case Stop(why):
                 self._stopped = why
 

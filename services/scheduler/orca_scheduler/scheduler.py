@@ -110,7 +110,8 @@ class Scheduler:
             return  # another candidate was faster
         candidate = self._candidates.get(engine)
         pods = None if candidate is None else candidate.pods
-        taken_over = state is not None and state.owner is not None
+        # Requests of an engine that is only retired go back without a loss: nothing says that they took it down.
+        taken_over = candidate is not None and state is not None and state.owner is not None
         log.info("engine acquired", extra={"engine": engine, "term": term, "taken_over": taken_over})
         master = EngineMaster(
             engine, pods, self._name, term, taken_over, self._pool, self._settings, self._telemetry, self._pulse

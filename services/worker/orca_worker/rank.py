@@ -140,7 +140,7 @@ class RankApp:
         """
         status = 0
         try:
-            await service.serve(self)
+            await service.serve(lambda: self)
         except RankFailed:  # the iteration's error is in the log already
             status = 1
         sys.stderr.flush()

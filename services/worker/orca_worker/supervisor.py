@@ -280,7 +280,7 @@ def main(settings: SupervisorSettings | None = None) -> None:
     """`python -m orca_worker.supervisor`: settings from the environment, unless given."""
     settings = settings or SupervisorSettings.load()
     logs.configure("supervisor", settings.log_level)
-    service.run(lambda: service.serve(SupervisorApp(settings)))
+    service.run(lambda: service.serve(lambda: SupervisorApp(settings)))
 
 
 if __name__ == "__main__":
