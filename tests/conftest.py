@@ -7,6 +7,8 @@ import pytest
 ROOT = Path(__file__).parent
 SLOW = [
     "bench/test_commands.py",
+    "docs/test_blocks.py",
+    "docs/test_examples.py",
     "e2e/test_bad_input.py",
     "e2e/test_cli.py",
     "e2e/test_distributed.py",
