@@ -1,4 +1,5 @@
-"""Marks the slow tests, which `make check` leaves out: those of whole stacks, and of processes that die and restart."""
+"""Marks the slow tests, which `make check` leaves out: those of whole stacks and of processes that die and restart, and
+two files that compute for long (35 and 11 s on two busy cores, where all the others together took 120 s)."""
 
 from pathlib import Path
 
@@ -16,8 +17,10 @@ SLOW = [
     "e2e/test_kill.py",
     "e2e/test_tokens.py",
     "e2e/test_traces.py",
+    "scheduler/test_core_properties.py",
     "scheduler/test_losses.py",
     "scheduler/test_takeover.py",
+    "worker/test_fake_cuda.py",
     "worker/test_reformation.py",
     "worker/test_supervisor.py",
 ]
