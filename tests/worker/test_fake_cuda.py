@@ -1,7 +1,7 @@
-"""The CUDA path without a GPU: torch's fake tensors have a shape, a type and a device, and no data.
+"""The CUDA path without a GPU, on torch's fake tensors, which have a shape, a type and a device, but no data.
 
-They refuse operands of different devices, as a GPU would. What is tested is the path and not its numbers (tests/gpu
-does that): every tensor stands where it belongs, at the true sizes of 175B too, and the host never waits in between.
+Fake tensors refuse operands of different devices, as a GPU would. These tests check the path, not its numbers
+(tests/gpu does): every tensor is on the right device, at the true sizes of 175B too, and the host never waits.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ TINY = Shape("tiny", gpt(4, 48, 4, positions=64, vocab_size=101), 2, 3)
 
 
 class Watch(TorchDispatchMode):
-    """Notes what makes the host wait for the device: data that crosses while it stands by."""
+    """Notes operations that make the host wait for the device: blocking copies between the two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Watch(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    """Fake tensors instead of all others, on a machine with the answers of a driver."""
+    """Replaces all tensors by fake ones, and answers for the driver."""
     watch = Watch()
 
     def tolist(x: Tensor) -> Any:
@@ -129,7 +129,7 @@ def test_every_tensor_is_on_the_device_and_the_host_does_not_wait(place: Place, 
     ids=str,
 )
 def test_big_models_at_their_true_sizes(shape: str, place: Place, watch: Watch) -> None:
-    """What the shard's model holds and does: torch counts, not we."""
+    """What the shard's model holds and computes, as torch counts it."""
     big = SHAPES[shape]
     share = share_of(big, place, "bfloat16")
     todo = [Case(INITIATION, 2, 128), Case(INCREMENT, 2, 128)]
@@ -147,7 +147,7 @@ def test_big_models_at_their_true_sizes(shape: str, place: Place, watch: Watch) 
 
 
 def bytes_held(model: GPT2) -> int:
-    """Of all weights, each storage once: tied embeddings are one."""
+    """The bytes of all weights. Each storage counts once, because tied embeddings are one."""
     found: dict[int, int] = {}
 
     def look(x: object) -> None:

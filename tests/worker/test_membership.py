@@ -1,4 +1,4 @@
-"""The membership of a rank: its events in any order, and the stories that its table tells."""
+"""The membership of a rank: random sequences of events, and the rows of its table one by one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,10 +32,10 @@ SECOND = Formation(Place(1, 2, 1, 0), BLOCK, False, "store:1", ("a:1", "b:1"))
 
 
 class Rank(RuleBasedStateMachine):
-    """A rank that carries the actions out: what is open here must always be what the state says.
+    """A rank that carries out the actions, and checks that what is open is always what the state says.
 
-    Requests may come in any order, twice and late. So may what became of the actions, as long as they were asked for.
-    Epochs are drawn around the newest one.
+    Requests come in any order, twice and late. So do the results of actions, once the actions were asked for. Epochs
+    are drawn around the newest one.
     """
 
     epochs = st.integers(-2, 2)
@@ -56,7 +56,7 @@ class Rank(RuleBasedStateMachine):
         return max(0, self.membership.newest + offset)
 
     def event(self, happen: Callable[[], list[Action] | None]) -> OrcaError | None:
-        """Lets an event happen, and does what it asks for. A refused event changes nothing."""
+        """Lets an event happen and carries out its actions. A refused event changes nothing."""
         before = self.snapshot()
         try:
             actions = happen()
@@ -68,7 +68,7 @@ class Rank(RuleBasedStateMachine):
         return None
 
     def request(self, happen: Callable[[], list[Action]]) -> None:
-        """A request of a master. Where it is granted, the same request again asks for nothing more."""
+        """Makes a master's request. If it is granted, the same request again asks for no more actions."""
         if self.event(happen) is None:
             after = self.snapshot()
             assert happen() == []

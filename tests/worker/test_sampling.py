@@ -137,7 +137,7 @@ def test_edges() -> None:
 
 
 def test_top_p_of_a_flat_distribution_over_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More candidates than the first guess holds."""
+    """Top-p keeps more candidates than the first guess looks at."""
     logits = torch.linspace(0, 0.1, 5000)
     fields = {"temperature": 1.0, "top_p": 0.5, "seed": 3}
     drawn = tokens_of(logits, 200, **fields)
@@ -162,7 +162,7 @@ def test_logprobs_are_of_the_model_not_of_the_temperature() -> None:
 
 
 def test_a_replay_gives_the_same_stream(tmp_path: Path) -> None:
-    """A request that starts again with what it had made (another shape of batch, other company) goes on the same."""
+    """A request that starts again with the tokens it had made, in other batches, continues with the same tokens."""
     folder = make_gpt2(tmp_path, heads=3, layers=2, hidden=24, vocab=211, positions=64, seed=3, initializer_range=0.2)
     kinds: list[dict[str, Any]] = [
         {"temperature": 1.0, "seed": 5, "logprobs": True},

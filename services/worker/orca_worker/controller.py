@@ -222,7 +222,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             return await asyncio.to_thread(self._rendezvous.open_store)
         except Exception as error:
             self._membership.store_failed(epoch)
-            raise _sentence("HostStore", error, epoch) from error
+            raise _quotable("HostStore", error, epoch) from None
 
     async def _join(self, epoch: Epoch) -> Memory:
         plane = await epoch.open_plane()
@@ -244,7 +244,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             return await work
         except Exception as error:
             self._carry_out(self._membership.failed(epoch.number, str(error)))
-            raise _sentence(step, error, epoch.number) from error
+            raise _quotable(step, error, epoch.number) from None
 
     def _lose_peer(self, epoch: int, reason: str) -> None:
         """A neighbour is gone. That ends this rank's epoch, but not the rank."""
@@ -375,8 +375,8 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         span.end(end_time=time.time_ns())
 
 
-def _sentence(step: str, error: Exception, epoch: int) -> OrcaError:
-    """An error of a formation, in words that the master can quote in its verdict."""
+def _quotable(step: str, error: Exception, epoch: int) -> OrcaError:
+    """An error of a formation, as a sentence that the master can quote in its verdict. Others are logged here."""
     if isinstance(error, OrcaError):
         return error
     log.error("%s failed", step, exc_info=error, extra={"epoch": epoch})

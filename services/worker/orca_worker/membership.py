@@ -2,20 +2,20 @@
 
 Its methods are the events. Each returns the actions that the caller must carry out, in order, and at once.
 
-    state     event                          actions                  next state
-    any       host, a newer epoch            CloseStore?, OpenStore   unchanged
-    any       host, the same epoch again     none                     unchanged
-    any       form, a newer epoch            Leave?, CloseStore?, Join  Forming
-    Forming   form, the same again           none                     unchanged
-    Forming   joined                         none                     Forming, `room` is known
-    Forming   allocate                       Allocate                 Forming, `slots` are set
-    Forming   allocate, the same again       none                     unchanged
-    Forming   allocated                      none                     Member
-    Forming   failed                         Leave                    Idle
-    Member    allocate, the same again       none                     unchanged
-    Forming   peer lost                      Leave                    Broken
-    Member    peer lost                      Leave                    Broken
-    any       leave                          Leave?                   Idle
+    state     event                        actions                     next state
+    any       host, a newer epoch          CloseStore?, OpenStore      unchanged
+    any       host, the same again         none                        unchanged
+    any       form, a newer epoch          Leave?, CloseStore?, Join   Forming
+    any       leave                        Leave?                      Idle
+    Forming   form, the same again         none                        unchanged
+    Forming   joined                       none                        Forming, its room is known
+    Forming   allocate                     Allocate                    Forming, with a number of slots
+    Forming   allocate, the same again     none                        unchanged
+    Forming   allocated                    none                        Member
+    Forming   failed                       Leave                       Idle
+    Forming   peer lost                    Leave                       Broken
+    Member    allocate, the same again     none                        unchanged
+    Member    peer lost                    Leave                       Broken
 
 A question mark: only if there is something to leave or to close. Any other request is refused and changes nothing.
 Once an epoch was left, its events are too late: `joined` and `allocated` refuse, `failed` and `peer_lost` do nothing.
