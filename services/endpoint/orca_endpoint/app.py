@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import sys
 from contextlib import suppress
 
 from orca_common import logs, service
@@ -142,8 +143,8 @@ class EndpointApp:
 
 
 def main(settings: EndpointSettings | None = None) -> None:
-    """`python -m orca_endpoint`: settings from the environment, unless given."""
-    settings = settings or EndpointSettings.load()
+    """`python -m orca_endpoint`: settings from flags, environment and file, unless given."""
+    settings = settings or EndpointSettings.load(sys.argv[1:])
     logs.configure("orca-endpoint", settings.log_level)
     try:
         service.run(lambda: service.serve(lambda: EndpointApp(settings)))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import socket
+import sys
 
 from orca_common import logs, service
 from orca_common.address import join_address
@@ -52,8 +53,8 @@ class SchedulerApp:
 
 
 def main(settings: SchedulerSettings | None = None) -> None:
-    """`python -m orca_scheduler`: settings from the environment, unless given."""
-    settings = settings or SchedulerSettings.load()
+    """`python -m orca_scheduler`: settings from flags, environment and file, unless given."""
+    settings = settings or SchedulerSettings.load(sys.argv[1:])
     logs.configure("scheduler", settings.log_level)
     try:
         service.run(lambda: service.serve(lambda: SchedulerApp(settings)))

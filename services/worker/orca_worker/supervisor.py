@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -277,8 +278,8 @@ class SupervisorApp:
 
 
 def main(settings: SupervisorSettings | None = None) -> None:
-    """`python -m orca_worker.supervisor`: settings from the environment, unless given."""
-    settings = settings or SupervisorSettings.load()
+    """`python -m orca_worker.supervisor`: settings from flags, environment and file, unless given."""
+    settings = settings or SupervisorSettings.load(sys.argv[1:])
     logs.configure("supervisor", settings.log_level)
     service.run(lambda: service.serve(lambda: SupervisorApp(settings)))
 
