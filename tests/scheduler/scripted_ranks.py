@@ -230,6 +230,7 @@ class Master:
 
     def open(self, epoch: int, claims: tuple[int, ...]) -> None:
         """Begins the term, with this in the pool's books."""
+        self._newest = epoch
         self._post(Opened(self._now, epoch, claims, False))
 
     def stop(self) -> None:
@@ -275,7 +276,8 @@ class Master:
             case Identify(life):
                 self._post(Identified(self._now, life))
             case NewEpoch(life, above):
-                self._post(EpochGiven(self._now, life, max(self.lifecycle.epoch, above) + 1))
+                self._newest = max(self._newest, above) + 1
+                self._post(EpochGiven(self._now, life, self._newest))
             case HostStore(_, epoch):
                 self._dialed.host_store(epoch)
             case Form(_, epoch, store):
