@@ -181,6 +181,7 @@ class Term:
         self.ended: set[int] = set()  # lives that were hung up
         self.dialed: tuple[str, ...] = ()
         self.tables: dict[int, tuple[Entry, ...]] = {}  # pod -> what its supervisor told this life
+        self.told: dict[int, set[int]] = {}  # rank -> pids that tables of this life have named
         self.lanes: dict[int, Lane] = {}
         self.given: set[int] = set()  # epochs that the pool gave this life
         self.confirmed: set[int] = set()  # lives in which the pool confirmed the lease
@@ -263,7 +264,7 @@ class Term:
                 assert life.wake_at == due
             else:
                 assert life.wake_at is None or life.wake_at > event.now, "a Wake at wake_at made no progress"
-            if isinstance(life.state, Greeting) and event.now >= life.state.since + timers.KEEP:
+            if isinstance(life.state, Greeting) and event.now >= life.state.since + timers.KEEP_CLAIMS:
                 assert not life.unadmitted, "a greeting keeps claims for too long"
         for action in actions:
             assert not self.stopped, f"{action} after Stop"
@@ -322,8 +323,9 @@ class Term:
             case Fence(number, rank, pid, verdict):
                 assert number in self.confirmed, "fenced without asking whether the lease is still ours"
                 assert pid not in world.fenced, "a dead process is fenced again"
-                lane = self.lanes[rank]
-                assert pid == lane.process.pid, "another process than the one of this life"
+                lane = self.lanes.get(rank)
+                processes = self.told.get(rank, set()) | ({lane.process.pid} if lane is not None else set())
+                assert pid in processes, "a process that neither listened nor stood in a table in this life"
                 assert f"pid {pid}" in verdict
             case Release():
                 assert self.world.leaving or self.world.candidate is not None or mine is False
@@ -390,6 +392,7 @@ class Term:
             case Dial(life, pods):
                 self.open, self.dialed = life, pods
                 self.tables.clear()
+                self.told.clear()
                 self.lanes.clear()
                 self.given.clear()
             case Identify(life):
@@ -626,6 +629,9 @@ class Term:
         pod = self.world.pods[self.dialed[number]]
         entries = tuple(Entry(n, f"{pod.address}:{pid}", pid, 0) for n, pid in enumerate(pod.noticed))
         self.tables[number] = entries
+        for rank, place in enumerate(self.lifecycle.places):
+            if place.pod == number:
+                self.told.setdefault(rank, set()).add(pod.noticed[place.local_rank])
         self.post(PodSeen(self.now, self.open, number, entries))
 
     def greet(self, rank: int) -> bool:

@@ -5,8 +5,8 @@ After every step:
 - Every claim that the pool counts as this engine's has one owner: the lifecycle (`unadmitted`), the core, the way back
   to the queue, the commit of its end, or a message that was not taken yet. At a release the next master is handed what
   is left, as at a takeover. The lifecycle keeps claims only where ranks may still be found to stand, or for the next
-  master: while it opens, greets (for no longer than `timers.KEEP`), records and closes.
-- No process that was fenced is fenced again, a fence names the process of this life, and none is sent before the pool
+  master: while it opens, greets (for no longer than `timers.KEEP_CLAIMS`), records and closes.
+- No process that was fenced is fenced again, a fence names a process of this life, and none is sent before the pool
   has confirmed the lease in this life. The next life greets nobody while a fence is under way.
 - An epoch is formed once, in the life to which the pool gave it, and none is recorded but the newest of the books.
 - No iteration number is used twice, over all terms.

@@ -428,7 +428,7 @@ async def test_a_hint_without_room_is_not_forgotten() -> None:
         running = await this.iteration()
         await this.submit("second", [2], 1)
         async with asyncio.timeout(5):  # until the hint was heard: there is no room
-            while not this.master._ledger._queued:
+            while not this.master._ledger._may_wait:
                 await asyncio.sleep(0.01)
         rank.report(running)
         start = time.monotonic()

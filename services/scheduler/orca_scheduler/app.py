@@ -5,6 +5,7 @@ import contextlib
 import secrets
 import socket
 import sys
+from pathlib import Path
 
 from orca_common import logs, service
 from orca_common.address import join_address
@@ -33,8 +34,9 @@ class SchedulerApp:
         """Raises FailedPrecondition when the list of workers holds a part of an engine."""
         settings = self._settings
         pods = [pod.strip() for pod in settings.workers.split(",") if pod.strip()]
+        if settings.run_dir is not None:
+            Path(settings.run_dir).mkdir(parents=True, exist_ok=True)  # of the journals
         self._scheduler.discovered(candidates(pods, settings.shape.pods))
-        await self._pool.__aenter__()
         return {"status": join_address(settings.host, self._status.port)}
 
     async def run(self) -> None:

@@ -21,7 +21,7 @@ from .slots import Slots
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """The engine's ranks are formed and empty. `iteration` is above every number it ever used."""
+    """The engine's ranks are formed, and will free all rows. `iteration` is above every number that was used."""
 
     now: float
     n_slots: int
@@ -37,7 +37,7 @@ class EngineLost:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Requests were claimed from the pool. A known one changes nothing. A core without an engine gives them back."""
+    """Requests were claimed from the pool. One that the core has already is ignored; without an engine all go back."""
 
     now: float
     requests: tuple[Arrival, ...]
@@ -62,7 +62,7 @@ class BatchReturned:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Schedule nothing more: the scheduler is leaving, or a rank of the engine as it is formed now."""
+    """Schedule nothing more: the scheduler or a rank is leaving, or the engine is no longer discovered."""
 
     now: float
 

@@ -30,7 +30,7 @@ class Deposed(Exception):
 
 
 class CaughtUp:
-    """News for the inbox: the pool has answered, and the master had waited for that."""
+    """News for the inbox: the pool may have caught up. Try the reports again that were held back."""
 
 
 class EndedElsewhere:
@@ -61,14 +61,16 @@ class Ledger:
         self._block_size, self._room, self._post = block_size, room, post
         self.outputs = Outputs()
         self.epoch = self.iteration = 0  # of the engine, the highest known
-        self._have = self._reserved = self._behind = 0
-        self._under_way = False  # a commit with rows was sent and is not answered
-        self._total = 0  # slots of the formed engine; 0: nothing is claimed
-        self._queued = 0  # requests that the last claim left in the queue; 1: perhaps some came while there was no room
+        self._last_claim = self._reserved = self._uncommitted = 0
+        self._commit_sent = False  # a commit with rows was sent and is not answered
+        self._engine_slots = 0  # slots of the formed engine; 0: nothing is claimed
+        self._may_wait = False  # requests may be in the queue for which there was no room
         self._orphans: dict[int, str] = {}  # claims that the pool counts as ours, and their requests
         self._returning = 0  # give-backs that the pool has not answered
         self._master_waits = False
         self._claimer, self._committer, self._answered = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._all_returned = asyncio.Event()
+        self._all_returned.set()
         self._admitted = asyncio.Event()  # the core knows what was claimed last: `room` is right again
 
     @property
@@ -80,7 +82,7 @@ class Ledger:
         try:
             await self._open(taken_over)
             async with asyncio.TaskGroup() as tasks:
-                for loop in (self._renewing(), self._claiming(), self._committing(), self._hearing()):
+                for loop in (self._renewing(), self._claiming(), self._committing(), self._reading_hints()):
                     tasks.create_task(loop)
         except* Deposed as deposed:
             self._post(LeaseLost(self._now, str(deposed.exceptions[0])))
@@ -91,7 +93,7 @@ class Ledger:
             return await self._pool.holding(self._engine, self._owner, self._term)
 
         held = self._still_ours(await reached(look))
-        self._have = held.last_claim
+        self._last_claim = held.last_claim
         self.iteration = self._reserved  # every number up to it may have been used
         for claimed in held.requests:
             self.outputs.add(claimed, self._now)
@@ -101,7 +103,7 @@ class Ledger:
     def _still_ours(self, answer: T | None) -> T:
         """The pool answers None to a term that has ended. Raises Deposed."""
         if answer is None:
-            raise Deposed("another scheduler took the engine")
+            raise Deposed("the lease is no longer this term's")
         return answer
 
     # -- what the master asks for
@@ -120,7 +122,7 @@ class Ledger:
         """The engine may claim from now on, and use iteration numbers from the answer on. Raises Deposed."""
         self.iteration = first = max(self.iteration, above) + 1
         await reached(lambda: self._renew(form=info, reserve=first + RESERVE))
-        self._total = info.slots
+        self._engine_slots = info.slots
         self._claimer.set()
         return first
 
@@ -131,7 +133,7 @@ class Ledger:
 
     def lost(self) -> None:
         """Nothing is claimed until the engine has formed again."""
-        self._total = 0
+        self._engine_slots = 0
 
     def admitted(self) -> None:
         """The core knows what was claimed last, or it was given back."""
@@ -139,12 +141,12 @@ class Ledger:
 
     def claimable(self) -> None:
         """The core may have got room."""
-        if self._queued:
+        if self._may_wait:
             self._claimer.set()
 
     def committable(self) -> None:
         """One iteration's outcomes were appended to the outputs."""
-        self._behind += 1
+        self._uncommitted += 1
         self._committer.set()
 
     def used(self, iteration: int) -> None:
@@ -154,7 +156,7 @@ class Ledger:
     def keeps_up(self, iteration: int) -> bool:
         """Whether the pool keeps enough of what was made, and has reserved the numbers after `iteration`. If not,
         CaughtUp is posted after its next answer."""
-        up = self._behind <= MAX_BEHIND and iteration + MAX_BEHIND <= self._reserved
+        up = self._uncommitted <= MAX_BEHIND and iteration + MAX_BEHIND <= self._reserved
         self._master_waits = not up
         return up
 
@@ -162,6 +164,7 @@ class Ledger:
         """Returns requests to the queue after their tokens were committed. Rows: claim -> was it RUNNING at a loss."""
         held = self.outputs.held
         self._returning += 1
+        self._all_returned.clear()
         try:
             await self._flush()
             named = {held[claim].claimed.request_id: (claim, lost) for claim, lost in rows.items() if claim in held}
@@ -173,23 +176,23 @@ class Ledger:
                 self._orphans.pop(claim, None)
         finally:
             self._returning -= 1
-            self._answered.set()
+            if not self._returning:
+                self._all_returned.set()
 
     async def release(self, retire: bool) -> None:
         """The orderly end of a term: the next master finds everything committed. Retiring deletes the engine's keys."""
         await self._flush()
-        while self._returning:
-            await self._next_answer()
+        await self._all_returned.wait()
         end = self._pool.retire if retire else self._pool.release
         await reached(lambda: end(self._engine, self._owner, self._term))
 
     async def _flush(self) -> None:
         """Returns when everything is committed."""
-        while self._behind or self.outputs.dirty or self._under_way:
+        while self._uncommitted or self.outputs.dirty or self._commit_sent:
             await self._next_answer()
 
     async def _next_answer(self) -> None:
-        """Returns after the pool's next answer to a commit, a renewal or a give-back."""
+        """Returns after the pool's next answer to a commit or a renewal."""
         self._answered.clear()
         self._committer.set()
         await self._answered.wait()
@@ -203,7 +206,7 @@ class Ledger:
             await self._pool.renew(self._engine, self._owner, self._term, epoch=epoch, reserve=reserve, form=form)
         )
         self.epoch = max(self.epoch, renewed.epoch)
-        self._reserved = renewed.reserved  # a Redis that lost its end is asked again
+        self._reserved = renewed.reserved  # may shrink when Redis lost writes: then the numbers are reserved again
         self._pool_answered()
         return renewed
 
@@ -216,7 +219,7 @@ class Ledger:
     async def _renewing(self) -> None:
         """Keeps the lease, reserves iteration numbers ahead, and reconciles what is held with the pool's books."""
         while True:
-            before, have = set(self.outputs.held), self._have
+            before, have = set(self.outputs.held), self._last_claim
             ahead = self.iteration + RESERVE
             try:
                 renewed = await self._renew(reserve=ahead if ahead - self._reserved > RESERVE // 2 else None)
@@ -247,8 +250,8 @@ class Ledger:
             await self._claimer.wait()
             self._claimer.clear()
             room = self._room()
-            if not (self._total and room.requests and room.slots):
-                self._queued = max(1, self._queued)  # this may have been a hint: to be asked for when there is room
+            if not (self._engine_slots and room.requests and room.slots):
+                self._may_wait = True  # this may have been a hint
                 continue
             try:
                 answer = self._still_ours(
@@ -256,10 +259,10 @@ class Ledger:
                         self._engine,
                         self._owner,
                         self._term,
-                        self._have,
+                        self._last_claim,
                         count=room.requests,
                         slots=room.slots,
-                        total=self._total,
+                        total=self._engine_slots,
                         block_size=self._block_size,
                     )
                 )
@@ -267,7 +270,7 @@ class Ledger:
                 await asyncio.sleep(RETRY_SECONDS)
                 self._claimer.set()
                 continue
-            self._have, self._queued = answer.last_claim, answer.waiting
+            self._last_claim, self._may_wait = answer.last_claim, answer.waiting > 0
             for claimed in answer.requests:
                 self.outputs.add(claimed, self._now)
             if answer.requests:
@@ -280,26 +283,26 @@ class Ledger:
         while True:
             await self._committer.wait()
             self._committer.clear()
-            behind, rows = self._behind, self.outputs.take()
+            behind, rows = self._uncommitted, self.outputs.take()
             if await self._commit(rows):
-                self._behind -= behind
+                self._uncommitted -= behind
+                self._pool_answered()
             else:
                 self._committer.set()
-            self._pool_answered()
 
     async def _commit(self, rows: list[CommitRow]) -> bool:
         """Whether the pool has answered."""
         if not rows:
             return True
-        self._under_way = True
+        self._commit_sent = True
         try:
             answers = self._still_ours(await self._pool.commit(self._engine, self._owner, self._term, rows))
         except Unavailable:
             self.outputs.unanswered(rows)
-            self._under_way = False
+            self._commit_sent = False
             await asyncio.sleep(RETRY_SECONDS)
             return False
-        self._under_way = False
+        self._commit_sent = False
         gone = self.outputs.answered(rows, answers)
         if gone:
             self._post(EndedElsewhere(tuple(gone)))
@@ -307,7 +310,7 @@ class Ledger:
             self._committer.set()
         return True
 
-    async def _hearing(self) -> None:
+    async def _reading_hints(self) -> None:
         """Hints from the pool: requests wait, or one ended early."""
         cursor: bytes | None = None
         while True:

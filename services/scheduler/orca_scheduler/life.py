@@ -363,7 +363,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The engine runs: a rank is silent after SILENCE now, not FORMING_SILENCE. Ranks still hold `stale_rows`."""
+    """The engine runs: a rank is suspected after SILENCE without a message.
+
+    `stale_rows`: rows that the ranks hold from an earlier master.
+    """
 
     life: int
     epoch: int
@@ -396,7 +399,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class HangUp:
-    """End a life: close its control lanes, and its pods when their fences are through."""
+    """End a life: close its control lanes and, once all fences are answered, the channels to its pods."""
 
     life: int
 

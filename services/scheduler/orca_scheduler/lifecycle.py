@@ -160,11 +160,12 @@ State = Opening | Greeting | Forming | Recording | Running | Draining | Lost | W
 
 @dataclass(slots=True)
 class Known:
-    """What is known of a rank, over all lives, so that a verdict can name one that no longer answers."""
+    """What is known of a rank, so that a verdict can name it. Host and iteration outlive a life."""
 
     address: str = "an unknown address"
     host: str = "unknown"
     pid: int = 0  # of the process that listened; 0: none has in this life
+    started: int = 0  # pid of the process that its supervisor has started, whether it listens or not
     iteration: int = 0
 
 
@@ -335,7 +336,7 @@ class Lifecycle:
         self.life, self.dialed, self.state = self.life + 1, self.pods, Greeting(now)
         self.known = self.known or [Known() for _ in range(self.shape.ranks)]
         for known, place in zip(self.known, self.places, strict=True):
-            known.address, known.pid = self.dialed[place.pod], 0
+            known.address, known.pid, known.started = self.dialed[place.pod], 0, 0
         self.greeted.clear()
         self.away.clear()
         self.suspicions.clear()
@@ -350,7 +351,7 @@ class Lifecycle:
         if len(greeting.pods) < self.shape.pods:
             bounds.append((greeting.since + timers.DIAL, "pods"))
         if self.unadmitted and len(self.greeted) < self.shape.ranks:
-            bounds.append((greeting.since + timers.KEEP, "claims"))
+            bounds.append((greeting.since + timers.KEEP_CLAIMS, "claims"))
         return bounds
 
     def _pod_seen(self, event: PodSeen) -> list[LifeAction]:
@@ -388,6 +389,7 @@ class Lifecycle:
 
     def _identified(self) -> list[LifeAction]:
         """Makes the ranks one engine: in the epoch where they stand, if they all do and alike, else in a new one."""
+        # Formations differ by place, and `_may_stand` looks at them: the rest must be alike.
         standings = {greeted.standing._replace(formation=self.formation(0)) for greeted in self.greeted.values()}
         if len(standings) == 1 and all(map(self._may_stand, self.greeted)):
             (standing,) = standings
@@ -460,12 +462,13 @@ class Lifecycle:
         running = {entry.local_rank: entry for entry in entries}
         for rank, place in enumerate(self.places):
             known = self.known[rank]
+            entry = running.get(place.local_rank) if place.pod == pod else None
+            if entry is not None:
+                known.started = entry.pid
+                known.iteration = max(known.iteration, entry.iteration)
             if rank in gone or not known.pid:
                 continue
             if place.pod == pod:
-                entry = running.get(place.local_rank)
-                if entry is not None:
-                    known.iteration = max(known.iteration, entry.iteration)
                 if entry is None or entry.pid != known.pid:
                     self._suspect(now, Suspicion(rank, Kind.GONE, "has ended"))
             elif place.pod in self.away and rank in left:
@@ -491,6 +494,8 @@ class Lifecycle:
             return self._lose(now, f"the supervisor at {address} of {self.engine} cannot be reached: {why}", [])
         if "ranks" in due:
             late = [rank for rank in range(self.shape.ranks) if rank not in self.greeted]
+            for rank in late:
+                self.known[rank].pid = self.known[rank].pid or self.known[rank].started  # it hangs: a new one may not
             names = ", ".join(map(self._name, late))
             return self._lose(now, f"no Hello after {timers.START:.0f} s: {names}", late)
         return self._give_back()

@@ -82,7 +82,7 @@ log = logging.getLogger(__name__)
 
 
 # What a note of an iteration's times holds for each rank, in this order.
-TIMES = (
+TIME_FIELDS = (
     "stage",
     "tensor_rank",
     "received",
@@ -168,7 +168,7 @@ class EngineMaster:
         try:
             self._spawn(self._ledger.run(self._taken_over))
             self._spawn(self._ticking())
-            looping = self._spawn(self._looping())
+            looping = self._spawn(self._serve_inbox())
             await asyncio.wait([looping, failed], return_when=asyncio.FIRST_COMPLETED)
             (failed if failed.done() else looping).result()
             log.info("engine left", extra={"engine": self.engine, "why": self._stopped})
@@ -201,7 +201,7 @@ class EngineMaster:
 
     # -- the loop
 
-    async def _looping(self) -> None:
+    async def _serve_inbox(self) -> None:
         while self._stopped is None:
             match await self._inbox.get():
                 case Returned() as returned:
@@ -248,7 +248,7 @@ class EngineMaster:
                     self._give_back(action)
         self._ledger.claimable()
         if not self.core.in_flight:
-            self._look_at_itself()
+            self._check_invariants()
 
     def _step_life(self, event: LifeEvent) -> None:
         """Steps the lifecycle and does what it says."""
@@ -275,7 +275,7 @@ class EngineMaster:
                     self._spawn,
                     self._post,
                     lambda report: self._post(Returned(self._now, life, report)),
-                    self._timed,
+                    self._journal_times,
                 )
             case Identify(life, models):
                 self._ask(self._identify(life, models))
@@ -393,16 +393,16 @@ class EngineMaster:
             self._step_core(Arrived(self._now, tuple(arrival(request) for request in held)))
 
     def _give_back(self, action: GiveBack) -> None:
-        """The one way back to the queue."""
+        """Every request that goes back to the queue goes this way."""
         requests = dict(action.requests)
         self._spawn(self._ledger.give_back(requests))
-        self._left(requests, "given back")
+        self._trace_end(requests, "given back")
 
     def _end_elsewhere(self, claims: tuple[int, ...]) -> None:
         """Claims that were cancelled, or are another engine's."""
         for claim in claims:
             self._ledger.outputs.drop(claim)
-        self._left(claims, "ended elsewhere")
+        self._trace_end(claims, "ended elsewhere")
         if self.lifecycle.formed:
             self._step_core(Cancelled(self._now, claims))
         else:
@@ -457,7 +457,7 @@ class EngineMaster:
             packed = b"" if token is None else TOKEN.pack(token, logprob, action.iteration)
             self._ledger.outputs.append(claim, packed, None if finish is None else Reason[finish.name])
             if finish is not None:
-                self._left([claim], finish.name)
+                self._trace_end([claim], finish.name)
         self._ledger.committable()
 
     # -- for those who look on
@@ -472,12 +472,12 @@ class EngineMaster:
             for request in held:
                 self._tracing.claimed(request)
 
-    def _left(self, claims: Iterable[int], reason: str) -> None:
+    def _trace_end(self, claims: Iterable[int], reason: str) -> None:
         if self._tracing is not None:
             self._tracing.ended(claims, reason)
 
-    def _look_at_itself(self) -> None:
-        """Nothing is in flight: time to check the invariants."""
+    def _check_invariants(self) -> None:
+        """Nothing is in flight: there is time for this."""
         for sentence in violations(self.core):
             log.critical("invariant violated", extra={"engine": self.engine, "violation": sentence})
         if self._journal is not None:
@@ -489,10 +489,10 @@ class EngineMaster:
             self._journal.note(**fields, now=self._now, wall=time.time_ns())
             self._journal.flush()
 
-    def _timed(self, iteration: int, times: list[pb.StageTimes]) -> None:
+    def _journal_times(self, iteration: int, times: list[pb.StageTimes]) -> None:
         """All ranks have told their times of an iteration."""
         if self._journal is not None:
-            self._journal.note(iteration=iteration, times=[[getattr(t, name) for name in TIMES] for t in times])
+            self._journal.note(iteration=iteration, times=[[getattr(t, name) for name in TIME_FIELDS] for t in times])
 
     async def _ticking(self) -> None:
         """Deadlines of requests, as events."""

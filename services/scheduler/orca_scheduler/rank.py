@@ -145,7 +145,7 @@ class Rank:
                     self._refuse(f"refuses: {error.details()}")
                 case grpc.StatusCode.DEADLINE_EXCEEDED:
                     self.suspect(Kind.SILENT, f"listens and does not answer: {error.details()}")
-                case grpc.StatusCode.UNAVAILABLE:  # itself, which its supervisor tells, or a neighbour
+                case grpc.StatusCode.UNAVAILABLE:  # this rank is gone (its supervisor will say so), or a neighbour is
                     self.suspect(Kind.PEER_LOST, f"does not form: {reason(error)}")
                 case _:
                     self.suspect(Kind.FAILED, f"does not form: {reason(error)}")

@@ -125,7 +125,7 @@ class Ranks:
 
     def _tokens_came(self, report: pb.IterationReport) -> None:
         if report.number != self._progress.oldest:
-            return  # an earlier life of the same epoch sent it, and its requests have gone back to the queue
+            return  # it answers an iteration of an earlier life in this epoch; its requests were given back
         self._progress.returned(self._now)
         self._returned(report)
 

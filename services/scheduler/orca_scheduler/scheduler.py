@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,7 +40,8 @@ class Scheduler:
         self._masters: dict[str, tuple[EngineMaster, asyncio.Task[None]]] = {}
         self._sights: dict[str, Sight] = {}
         self._loop = asyncio.get_running_loop()
-        self._last_look: float | None = None
+        self._last_look: float | None = None  # on the loop's clock
+        self._reached = 0.0  # the same on the clock that the status port's thread may read
 
     def discovered(self, candidates: Sequence[Candidate]) -> None:
         """Takes the engines that there may be. Called again whenever discovery has other ones."""
@@ -52,13 +54,13 @@ class Scheduler:
         """Why the scheduler is not ready; None when it is."""
         if self._last_look is None:
             return "the pool has not been reached yet"
-        since = self._loop.time() - self._last_look
+        since = time.monotonic() - self._reached
         if since > 5:
             return f"the pool was last reached {since:.0f} s ago"
         return next((master.unready for master, _ in list(self._masters.values()) if master.unready), None)
 
     async def run(self) -> None:
-        """Looks at the leases, again and again. Ends by an error of a master alone."""
+        """Looks at the leases, again and again. Never returns; raises the error of a master that failed."""
         while True:
             try:
                 await self._look()
@@ -75,7 +77,9 @@ class Scheduler:
         """Hands all engines over, and leaves."""
         for master, _ in self._masters.values():
             master.leave()
-        await asyncio.gather(*(task for _, task in self._masters.values()), return_exceptions=True)
+        ends = await asyncio.gather(*(task for _, task in self._masters.values()), return_exceptions=True)
+        for error in (end for end in ends if isinstance(end, Exception)):
+            log.error("a master failed while it left", exc_info=error)
         await self._pool.leave_scheduler(self._name)
 
     async def _look(self) -> None:
@@ -83,7 +87,7 @@ class Scheduler:
         now = self._loop.time()
         if self._last_look is None or now - self._last_look > GAP_SECONDS:
             self._sights.clear()
-        self._last_look = now
+        self._last_look, self._reached = now, time.monotonic()
         known = sorted(engines.keys() | self._candidates.keys())
         share = -(-len(known) // max(1, living))
         for engine in known:
@@ -110,8 +114,10 @@ class Scheduler:
             return  # another candidate was faster
         candidate = self._candidates.get(engine)
         pods = None if candidate is None else candidate.pods
-        # Requests of an engine that is only retired go back without a loss: nothing says that they took it down.
-        taken_over = candidate is not None and state is not None and state.owner is not None
+        # An engine that is only retired is not counted as taken over: its requests go back without a loss. Neither is
+        # one that stands under our own name: the answer to an earlier acquire was lost.
+        held_by_another = state is not None and state.owner not in (None, self._name)
+        taken_over = candidate is not None and held_by_another
         log.info("engine acquired", extra={"engine": engine, "term": term, "taken_over": taken_over})
         master = EngineMaster(
             engine, pods, self._name, term, taken_over, self._pool, self._settings, self._telemetry, self._pulse

@@ -14,7 +14,7 @@ class Kind(StrEnum):
     STUCK = "makes no progress"
     FAILED = "failed"
     CLOSED = "left the control lane"
-    REFUSED = "refused the control lane"  # because of an old term (the master confirms its own first) or another epoch
+    REFUSED = "refused the control lane"  # the term is old (so the lease is confirmed before a fence), or another epoch
     PEER_LOST = "lost a neighbour"
 
     @property

@@ -14,11 +14,11 @@ FORMING_SILENCE = 15.0  # the same while ranks load, when Python's lock is not a
 LOOK = 0.1  # between looks at the silence of all ranks
 STUCK = 30.0  # without progress, at least, until a device is suspected
 STUCK_TIMES = 10  # and so many times the longest iteration that was seen
-DOUBT = SILENCE + 1.0  # for a sure suspicion to follow a doubtful one: a silent rank is found after its peers complain
+DOUBT = SILENCE + 1.0  # how long a doubtful suspicion waits for a sure one: peers complain before a silence is found
 LINGER = 0.1  # after a sure suspicion, so that ranks that were lost together are named together
 
 # Forming again
-KEEP = 2.0  # of a greeting, until requests of an earlier master go back to the queue
+KEEP_CLAIMS = 2.0  # how long a greeting keeps the requests of an earlier master
 REFORM = 0.2  # between the end of one life and the next
 LONGEST_REFORM = 5.0  # the same after refusals, which double it
 
