@@ -33,9 +33,10 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS)
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1
 
-lint: $(STAMP) ## Check format, style and types.
+lint: $(STAMP) ## Check format, style, spelling and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/codespell
 	$(BIN)/pyright
 
 docs: $(STAMP) ## Build the documentation; a broken link is an error.
