@@ -25,7 +25,7 @@ HOME = {  # import package -> the folder that holds it
 }
 CORE = (  # the pure modules of orca_scheduler
     *("request", "slots", "selection", "core"),
-    *("life", "lifecycle", "suspicions", "places", "progress", "timers"),
+    *("lifecycle_events", "lifecycle", "suspicions", "places", "progress", "timers"),
 )
 IMPURE = {  # modules of the standard library with a clock, chance or the world in them
     *("asyncio", "concurrent", "contextvars", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "queue"),
@@ -138,7 +138,7 @@ RULES = [
     ),
     Rule("orca_cli -> anything but orca_bench", "orca_cli", lambda i: not i.within("orca_bench")),
     Rule(
-        "pure modules (request, slots, selection, core, life, lifecycle, ..) import the standard library and each "
+        "pure modules (request, slots, selection, core, lifecycle, ..) import the standard library and each "
         "other only: no clock, no I/O, no protobuf",
         "orca_scheduler",
         lambda i: (

@@ -1,6 +1,7 @@
 """One engine's lifecycle from its first life to its last: every event, action and state occurs in it."""
 
-from orca_scheduler.life import (
+from orca_scheduler.lifecycle import Lifecycle
+from orca_scheduler.lifecycle_events import (
     CandidateChanged,
     Claimed,
     Confirmed,
@@ -31,7 +32,6 @@ from orca_scheduler.life import (
     Suspected,
     Wake,
 )
-from orca_scheduler.lifecycle import Lifecycle
 from orca_scheduler.places import Shape
 from orca_scheduler.suspicions import Kind, Suspicion
 

@@ -16,7 +16,8 @@ from orca_scheduler import core, timers
 from orca_scheduler.core import Arrived, BatchReturned, Cancelled, Commit, Core, EngineLost, EngineReady, GiveBack
 from orca_scheduler.core import Drain as CoreDrain
 from orca_scheduler.journal import decode, encode, lifecycle_state, restored_lifecycle
-from orca_scheduler.life import (
+from orca_scheduler.lifecycle import Closing, Draining, Ended, Greeting, Lifecycle, Opening, Recording, Running
+from orca_scheduler.lifecycle_events import (
     Admit,
     Allocate,
     CandidateChanged,
@@ -64,7 +65,6 @@ from orca_scheduler.life import (
     Suspected,
     Wake,
 )
-from orca_scheduler.lifecycle import Closing, Draining, Ended, Greeting, Lifecycle, Opening, Recording, Running
 from orca_scheduler.places import Shape
 from orca_scheduler.request import Arrival
 from orca_scheduler.suspicions import Kind, Suspicion

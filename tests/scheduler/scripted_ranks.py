@@ -12,7 +12,8 @@ from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
 from orca_common.service import LoopPulse
 from orca_scheduler.core import Drain, EngineLost, EngineReady, GiveBack
-from orca_scheduler.life import (
+from orca_scheduler.lifecycle import Lifecycle, Lost
+from orca_scheduler.lifecycle_events import (
     Admit,
     Allocate,
     Confirm,
@@ -39,7 +40,6 @@ from orca_scheduler.life import (
     Stop,
     Wake,
 )
-from orca_scheduler.lifecycle import Lifecycle, Lost
 from orca_scheduler.ranks import Ranks, Spawn
 from orca_scheduler.settings import SchedulerSettings
 

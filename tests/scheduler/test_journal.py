@@ -45,8 +45,8 @@ from orca_scheduler.journal import (
     replay,
     restored_lifecycle,
 )
-from orca_scheduler.life import LifeAction, LifeEvent, Opened, Suspected
 from orca_scheduler.lifecycle import Lifecycle, State
+from orca_scheduler.lifecycle_events import LifeAction, LifeEvent, Opened, Suspected
 from orca_scheduler.request import Arrival, Phase, Reason
 from orca_scheduler.selection import Stop
 from orca_scheduler.suspicions import Kind

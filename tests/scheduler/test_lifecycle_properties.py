@@ -35,7 +35,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from scheduler.life_world import FAULTS, ORDINARY, SHAPES, LifeWorld, storm
 
 from orca_scheduler import lifecycle
-from orca_scheduler.life import Formation, LifeEvent
+from orca_scheduler.lifecycle_events import Formation, LifeEvent
 from orca_scheduler.places import Shape
 
 PICK = st.integers(0, 999)

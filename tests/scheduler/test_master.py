@@ -22,7 +22,7 @@ from orca_pool.records import Attached, EngineInfo, EngineState, Finish
 from orca_pool.wire import TOKEN
 from orca_scheduler import timers
 from orca_scheduler.ledger import RESERVE, Deposed, Ledger, News
-from orca_scheduler.life import Claimed, Opened
+from orca_scheduler.lifecycle_events import Claimed, Opened
 from orca_scheduler.master import EngineMaster
 from orca_scheduler.progress import Progress
 from orca_scheduler.settings import SchedulerSettings

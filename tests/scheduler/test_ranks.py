@@ -12,7 +12,8 @@ from scheduler.scripted_ranks import EPOCH, Formed, Scripted, scripted
 
 from orca.v1 import worker_pb2 as pb
 from orca_scheduler import timers
-from orca_scheduler.life import (
+from orca_scheduler.lifecycle import Lifecycle
+from orca_scheduler.lifecycle_events import (
     Entry,
     Formation,
     Hello,
@@ -25,7 +26,6 @@ from orca_scheduler.life import (
     Standing,
     Wake,
 )
-from orca_scheduler.lifecycle import Lifecycle
 from orca_scheduler.places import Place, Shape
 from orca_scheduler.settings import SchedulerSettings
 from orca_scheduler.suspicions import Kind, Suspicion, judge

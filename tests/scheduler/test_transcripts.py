@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from orca_scheduler.core import Drain, EngineLost, EngineReady, GiveBack
-from orca_scheduler.life import (
+from orca_scheduler.lifecycle import Lifecycle
+from orca_scheduler.lifecycle_events import (
     Admit,
     Allocate,
     CandidateChanged,
@@ -67,7 +68,6 @@ from orca_scheduler.life import (
     Suspected,
     Wake,
 )
-from orca_scheduler.lifecycle import Lifecycle
 from orca_scheduler.places import Shape
 from orca_scheduler.suspicions import Kind, Suspicion
 

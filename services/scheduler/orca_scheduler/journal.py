@@ -19,8 +19,8 @@ import msgspec
 
 from . import core, lifecycle
 from .core import Action, Core, Event, ScheduleBatch
-from .life import LifeAction, LifeEvent
 from .lifecycle import Lifecycle
+from .lifecycle_events import LifeAction, LifeEvent
 
 # 3 us for a batch of 64, where the standard library takes 31: it is on every iteration's path
 ENCODER = msgspec.json.Encoder()

@@ -16,7 +16,7 @@ from orca_pool.records import ClaimAnswer, CommitRow, EngineInfo, Renewed
 from orca_pool.retry import RETRY_SECONDS, reached
 
 from .core import Room
-from .life import Claimed, LeaseLost, Opened, Orphaned
+from .lifecycle_events import Claimed, LeaseLost, Opened, Orphaned
 from .output import Outputs
 
 T = TypeVar("T")

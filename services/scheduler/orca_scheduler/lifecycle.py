@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 
 from . import timers
 from .core import Drain, EngineLost, EngineReady, GiveBack
-from .life import (
+from .lifecycle_events import (
     Admit,
     Allocate,
     CandidateChanged,

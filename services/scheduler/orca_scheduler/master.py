@@ -38,7 +38,8 @@ from .core import (
 from .invariants import violations
 from .journal import Journal
 from .ledger import CaughtUp, Deposed, EndedElsewhere, Ledger, News
-from .life import (
+from .lifecycle import Draining, Lifecycle
+from .lifecycle_events import (
     Admit,
     Allocate,
     CandidateChanged,
@@ -71,7 +72,6 @@ from .life import (
     Stop,
     Wake,
 )
-from .lifecycle import Draining, Lifecycle
 from .output import Held
 from .ranks import Ranks
 from .request import Arrival, Phase

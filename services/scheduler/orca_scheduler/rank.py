@@ -13,7 +13,7 @@ from orca_common.protocol import PROTOCOL, TERM_METADATA
 
 from . import timers
 from .channels import dial, listens, reason
-from .life import (
+from .lifecycle_events import (
     Formation,
     Hello,
     Listens,

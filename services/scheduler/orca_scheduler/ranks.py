@@ -9,7 +9,7 @@ from orca.v1 import worker_pb2 as pb
 from orca_common.service import LoopPulse, cancel
 
 from . import timers
-from .life import Entry, Fenced, Formation, PodAway, PodSeen
+from .lifecycle_events import Entry, Fenced, Formation, PodAway, PodSeen
 from .places import Shape
 from .pods import Pod
 from .progress import Progress

@@ -3,7 +3,7 @@
 It runs on the process's event loop, never touches a tensor and never waits for the GPU, so heartbeats are answered
 whatever the GPU thread does. Iterations come down one stream, Run, to the controller of stage 0. It hands each of them
 to its GPU thread and sends it on at once, over Relay streams, to its tensor peers and to the controller of the next
-stage, which does the same (paper section 4.2, Figure 7). Each rank reports on its own Run.
+stage, which does the same (paper section 4.1, Figure 7). Each rank reports on its own Run.
 
 Which epoch the rank is in is decided by `membership`. This module turns requests into its events, and carries its
 actions out.

@@ -1,4 +1,4 @@
-"""What the lifecycle of an engine is told (events) and what it decides (actions). See `lifecycle`.
+"""What the lifecycle of an engine is told (events), and what it decides (actions).
 
 `life` numbers the attempts of one term to form the engine and run it, from Dial to HangUp. Events
 that come from ranks or answer an action carry their life's number; those of an earlier life change nothing.
