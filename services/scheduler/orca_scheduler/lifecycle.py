@@ -93,7 +93,7 @@ class Greeting:
     """Pods and ranks are being found. Whoever said Hello has an open control lane."""
 
     since: float
-    pods: list[int] = field(default_factory=list)  # whose supervisor has sent its table
+    pods: list[int] = field(default_factory=list[int])  # whose supervisor has sent its table
 
 
 @dataclass(slots=True)
@@ -102,9 +102,9 @@ class Forming:
 
     epoch: int = 0  # 0: the pool has not given it yet
     store: str = ""  # where the ranks find each other, once it is hosted
-    room: dict[int, int] = field(default_factory=dict)  # rank -> slots that its memory holds
+    room: dict[int, int] = field(default_factory=dict[int, int])  # rank -> slots that its memory holds
     slots: int = 0  # of the engine, once all have told their room
-    allocated: list[int] = field(default_factory=list)  # ranks
+    allocated: list[int] = field(default_factory=list[int])  # ranks
 
 
 @dataclass(slots=True)
@@ -134,7 +134,7 @@ class Lost:
 
     verdict: str
     fences: list[int]  # ranks to fence as soon as the lease is confirmed
-    fencing: list[int] = field(default_factory=list)  # ranks whose fence is not answered yet
+    fencing: list[int] = field(default_factory=list[int])  # ranks whose fence is not answered yet
     confirmed: bool = False
 
 
@@ -188,14 +188,13 @@ class Lifecycle:
     life: int = 0
     dialed: tuple[str, ...] = ()  # the pods of this life
     epoch: int = 0  # the last one in the pool's books; 0: there is none, or a new one was asked for
-    known: list[Known] = field(default_factory=list)
-    greeted: dict[int, Greeted] = field(default_factory=dict)  # ranks of this life
-    away: dict[int, str] = field(default_factory=dict)  # pods of this life whose supervisor cannot be heard, and why
-    suspicions: list[Suspicion] = field(default_factory=list)
+    known: list[Known] = field(default_factory=list[Known])
+    greeted: dict[int, Greeted] = field(default_factory=dict[int, Greeted])  # ranks of this life
+    away: dict[int, str] = field(default_factory=dict[int, str])  # pods that cannot be heard in this life, and why
+    suspicions: list[Suspicion] = field(default_factory=list[Suspicion])
     verdict_at: float | None = None  # when the suspicions are judged
-    unadmitted: dict[int, bool] = field(
-        default_factory=dict
-    )  # claim -> True: it may have been RUNNING when its last master died
+    # claim -> True: it may have been RUNNING when its last master died
+    unadmitted: dict[int, bool] = field(default_factory=dict[int, bool])
     formed: bool = False  # the core was told EngineReady, and not EngineLost since
     leaving: bool = False  # the scheduler is leaving
     backoff: float = timers.REFORM
@@ -242,7 +241,7 @@ class Lifecycle:
         """Applies one event and says what is to be done about it, in this order."""
         if isinstance(self.state, Ended):
             return []
-        match event:  # of the term
+        match event:
             case LeaseLost(_, why):
                 actions: list[LifeAction] = self._close_life(event.now)
                 self.state = Ended()
@@ -265,8 +264,11 @@ class Lifecycle:
                 return self._candidate_changed(event.now, pods)
             case Wake(now):
                 return self._woken(now)
-        if event.life != self.life:
-            return []  # of a life that has ended
+            case _:
+                return self._of_a_life(event) if event.life == self.life else []
+
+    def _of_a_life(self, event: LifeEvent) -> list[LifeAction]:
+        """An event of the present life."""
         match self.state:
             case Greeting() | Forming() | Recording() | Running() | Draining():
                 return self._live(event)
@@ -283,7 +285,7 @@ class Lifecycle:
         return self._next_life(event.now)
 
     def _live(self, event: LifeEvent) -> list[LifeAction]:
-        """An event of a life that goes on."""
+        """An event of a life whose ranks are not given up."""
         match event, self.state:
             case PodSeen(), _:
                 return self._pod_seen(event)
