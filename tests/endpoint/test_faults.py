@@ -8,6 +8,7 @@ import grpc
 import pytest
 from endpoint.harness import World, collect, generation, ids_of, serving, until, world
 from google.protobuf.duration_pb2 import Duration
+from loops import OwnThreadLoop
 from redis.asyncio import Redis
 from servers import RedisServer, redis_server
 
@@ -200,3 +201,14 @@ async def test_a_failed_endpoint_does_not_wait_for_its_streams(orca: World, redi
         assert await orca.engine.commit(request, 1, [11], Reason.LENGTH) == Committed.OK
     rest = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="undelivered", from_index=1)))
     assert ids_of([*seen, *rest]) == [10, 11]
+
+
+def test_readiness_is_asked_from_another_thread(redis_url: str, model: Path) -> None:
+    """As the status port asks. Only the loop's own thread may ask the loop for its time."""
+
+    async def ask() -> str | None:
+        async with world(redis_url, model) as own:
+            return await asyncio.to_thread(own.serving.app.endpoint.not_ready)
+
+    with asyncio.Runner(loop_factory=OwnThreadLoop) as runner:
+        assert runner.run(ask()) is None

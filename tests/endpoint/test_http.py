@@ -10,6 +10,9 @@ import openai
 import pytest
 from endpoint.harness import World, until
 from openai import AsyncOpenAI
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from orca_pool.records import Committed, Reason
 
@@ -274,3 +277,16 @@ async def test_leaving(orca: World, http: httpx.AsyncClient) -> None:
     await orca.engine.commit(request, 0, [10], Reason.LENGTH)
     assert (await sending).status_code == 200
     await draining
+
+
+async def test_a_refused_prompt_ends_the_spans_of_those_before(orca: World, http: httpx.AsyncClient) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    telemetry = orca.serving.app.endpoint.telemetry
+    telemetry.enabled, telemetry.tracer = True, provider.get_tracer("test")
+    answer = await http.post("/v1/completions", json={"model": "tiny", "prompt": [[5], [5, 6, 99_999]]})
+    assert answer.status_code == 400
+    (span,) = exporter.get_finished_spans()
+    assert span.attributes is not None
+    assert (span.attributes["orca.reason"], span.attributes["orca.tokens"]) == ("INVALID_ARGUMENT", 0)

@@ -1,9 +1,11 @@
 """`python -m orca_endpoint` as a process: its line of JSON, its status port, its end by signals, refusals to start."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
+import socket
 import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
@@ -115,6 +117,9 @@ async def test_wrong_settings(redis_url: str, model: Path) -> None:
             assert child.returncode == 1
             return errors.decode()
 
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert f"status_port: cannot listen on 127.0.0.1:{port}" in await refusal(status_port=port)
     sentences = await asyncio.gather(
         refusal(model="/nowhere"),
         refusal(port="70000"),
@@ -125,6 +130,31 @@ async def test_wrong_settings(redis_url: str, model: Path) -> None:
     for sentence, part in zip(sentences, parts, strict=True):
         assert part in sentence
         assert "Traceback" not in sentence
+
+
+async def test_a_signal_while_the_model_is_read(tmp_path: Path) -> None:
+    """The model's file is a pipe that brings nothing, as a download that stands still. SIGTERM ends the process."""
+    (tmp_path / "model").mkdir()
+    pipe = tmp_path / "model" / "config.json"
+    os.mkfifo(pipe)
+    async with process("redis://127.0.0.1:9/0", "unread", tmp_path / "model") as child:
+        writer = await asyncio.wait_for(opened(pipe), 30)
+        try:
+            child.terminate()
+            assert await asyncio.wait_for(child.wait(), 10) == 0
+        finally:
+            os.close(writer)
+
+
+async def opened(pipe: Path) -> int:
+    """The write end of a pipe, once somebody reads it."""
+    while True:
+        try:
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+        await asyncio.sleep(0.02)
 
 
 async def test_no_redis_yet(model: Path, tmp_path: Path) -> None:

@@ -257,6 +257,14 @@ def test_an_end_with_fewer_tokens_than_were_shown() -> None:
         list(transcript.answer(replace(short, finish=Finish(Reason.CANCELLED, 2, TIMES))))
 
 
+def test_a_from_index_beyond_the_pool() -> None:
+    """The error does not say that tokens were shown: they may never have been."""
+    transcript = Transcript(NAME, None, from_index=5)
+    list(transcript.answer(Request((5, 6, 7)).answer(2)))
+    assert transcript.next == "heal"
+    assert "fewer tokens than from_index 5" in str(transcript.lost())
+
+
 def test_engines_after_the_end() -> None:
     """A stop string may be found after several engines made more tokens, which are void: the pool still names them."""
     engines = [(0, "engine-0"), (4, "engine-1"), (5, "engine-2")]

@@ -20,9 +20,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.checkpoint import read_checkpoint
+from orca_common.errors import Unavailable
 from orca_common.protocol import PROTOCOL, TERM_METADATA
 from orca_common.telemetry import Telemetry
 from orca_worker.controller import Controller
+from orca_worker.gpu_thread import GpuThread
 from orca_worker.rendezvous import Rendezvous
 from orca_worker.server import listen, new_server
 from orca_worker.stage import Stage
@@ -316,6 +318,29 @@ async def test_a_failed_rank_waits_for_nobody(rank: Rank) -> None:
     assert await ending(run) == (grpc.StatusCode.UNAVAILABLE, "this rank is leaving")
 
 
+async def test_a_message_that_is_none_ends_the_lane(rank: Rank) -> None:
+    """The reader's own error ends the lane too: a lane left open would look like a silent rank."""
+    await rank.member()
+    run = rank.channel.stream_stream("/orca.v1.Controller/Run", bytes, pb.Report.FromString)(
+        metadata=((TERM_METADATA, "1"),)
+    )
+    await run.write(b"\xff\xff")
+    async with asyncio.timeout(10):
+        code, sentence = await ending(run)
+    assert code == grpc.StatusCode.INTERNAL
+    assert "trace id" in sentence
+
+
+async def test_a_stopped_gpu_thread_refuses_calls(tmp_path: Path) -> None:
+    gpu = GpuThread(Stage(read_checkpoint(make_timed(tmp_path)), "float32", None, None, 1), lambda report: None)
+    called = gpu.call(lambda: 1)
+    gpu.stop()
+    assert called.result(10) == 1
+    with pytest.raises(Unavailable, match="leaving"):
+        gpu.call(lambda: 1).result(10)
+    assert gpu.join(10)
+
+
 async def test_leaving_in_order(tmp_path: Path) -> None:
     """The rank says so, runs what its master still sends, and ends when the master has closed the lane."""
     async with serving(make_timed(tmp_path, seconds=0.05)) as rank:
@@ -374,7 +399,7 @@ async def test_an_error_of_torch_is_told_and_ends_the_epoch(rank: Rank, monkeypa
         patched.setattr(Stage, "allocate", allocate)
         code, sentence = await refusal(rank.stub.Allocate(pb.AllocateRequest(term=1, epoch=1, slots=160)))
     assert code == grpc.StatusCode.INTERNAL
-    assert sentence.startswith("Allocate: RuntimeError: CUDA out of memory")
+    assert sentence == "Allocate: RuntimeError: CUDA out of memory"
     code, sentence = await refusal(rank.stub.Allocate(pb.AllocateRequest(term=1, epoch=1, slots=160)))
     assert (code, sentence) == (grpc.StatusCode.FAILED_PRECONDITION, "epoch 1 is not being formed here")
     await rank.member(1, 2)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 import urllib.error
 import urllib.request
@@ -326,6 +327,20 @@ async def test_a_wrong_setting_stops_the_start_with_a_sentence(
     _, errors = await process.communicate()
     assert process.returncode == 1
     assert errors.decode().startswith(sentence)
+
+
+@pytest.mark.parametrize("module", ["orca_worker.supervisor", "orca_worker.rank"])
+async def test_a_taken_status_port_stops_the_start_with_a_sentence(tmp_path: Path, module: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        environment = os.environ | {"ORCA_MODEL": str(make_timed(tmp_path)), "ORCA_STATUS_PORT": str(port)}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", module, env=environment, stderr=asyncio.subprocess.PIPE
+        )
+        _, errors = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1
+    assert f"status_port: cannot listen on 127.0.0.1:{port}" in errors.decode()
+    assert "Traceback" not in errors.decode()
 
 
 async def test_a_process_may_end_before_it_is_told(tmp_path: Path) -> None:

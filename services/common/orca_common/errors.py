@@ -102,12 +102,12 @@ class Unavailable(OrcaError):
 
 
 class Internal(OrcaError):
-    """`trace_id` leads to the request's trace and log lines."""
+    """`trace_id` leads to the request's trace and log lines; empty when there is none."""
 
     code = grpc.StatusCode.INTERNAL
 
-    def __init__(self, message: str, trace_id: str) -> None:
-        super().__init__(f"{message} (trace id {trace_id})")
+    def __init__(self, message: str, trace_id: str = "") -> None:
+        super().__init__(f"{message} (trace id {trace_id})" if trace_id else message)
         self.trace_id = trace_id
 
 

@@ -7,10 +7,14 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol, TypeVar
+
+from .address import join_address
+from .errors import Unavailable
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -24,6 +28,8 @@ class StatusPort:
     """
 
     def __init__(self, host: str, port: int, ready: Callable[[], str | None], alive: Callable[[], bool]) -> None:
+        """Listens. Raises Unavailable when the port cannot be had."""
+
         class Handler(BaseHTTPRequestHandler):
             timeout = 5  # seconds for a client to send its request
 
@@ -44,8 +50,13 @@ class StatusPort:
             def log_message(self, format: str, *args: object) -> None:
                 log.debug(format, *args)
 
-        self._server = ThreadingHTTPServer((host, port), Handler)
-        self._server.daemon_threads = True
+        class Server(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        try:
+            self._server = Server((host, port), Handler)
+        except OSError as error:
+            raise Unavailable(f"status_port: cannot listen on {join_address(host, port)} ({error})") from None
         self._host = host
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, name="status", daemon=True).start()
@@ -69,6 +80,8 @@ class LoopPulse:
         self._interval = interval
         self._loop = asyncio.get_running_loop()
         self.last = self._loop.time()
+        # For `alive`: another thread may not ask the loop for its time, because uvloop writes a cache then.
+        self._turned = time.monotonic()
         self.late_at = -1e9  # when the loop was last late by more than 0.5 s, on its own clock
         self._handle = self._loop.call_later(interval, self._turn)
 
@@ -76,15 +89,15 @@ class LoopPulse:
         now = self._loop.time()
         if now - self.last > self._interval + 0.5:
             self.late_at = now
-        self.last = now
+        self.last, self._turned = now, time.monotonic()
         self._handle = self._loop.call_later(self._interval, self._turn)
 
     def alive(self) -> bool:
         """Whether the loop ran in the last 10 s. May be called in any thread."""
-        return self._loop.time() - self.last < 10
+        return time.monotonic() - self._turned < 10
 
     def on_time(self, window: float) -> bool:
-        """Whether the loop was on time during the last `window` seconds."""
+        """Whether the loop was on time during the last `window` seconds. Only for the loop's own thread."""
         now = self._loop.time()
         return now - self.last < self._interval + 0.5 and now - self.late_at > window
 
@@ -126,8 +139,8 @@ async def serve(make: Callable[[], App]) -> None:
     Prints one line of JSON with its addresses when it listens. A signal during the start closes the service without a
     drain. Raises what ended `start` or `run`; a `run` that returns is a RuntimeError.
     """
-    stop = stop_event()  # first: making the service may take its time
-    app = make()
+    stop = stop_event()  # first, so that a signal during the start ends it in order
+    app = make()  # quick: what takes its time belongs into `start`, which a signal cancels
     try:
         addresses = await _unless(stop, app.start())
         if addresses is None:
@@ -154,6 +167,30 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
         return working.result() if working.done() else None
     finally:
         await cancel(working, stopping)
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Runs blocking work in a thread of its own. When cancelled, the caller goes on at once.
+
+    The process can then end while the work still runs. It would wait for the threads of `asyncio.to_thread`.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_outcome: Callable[[Any], None], outcome: object) -> None:
+        if not done.done():
+            set_outcome(outcome)
+
+    def body() -> None:
+        try:
+            outcome = done.set_result, work()
+        except Exception as error:
+            outcome = done.set_exception, error
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=body, name="start", daemon=True).start()
+    return await done
 
 
 async def cancel(*tasks: asyncio.Task[Any]) -> None:

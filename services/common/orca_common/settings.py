@@ -3,7 +3,7 @@
 A field `max_batch_size` is `--max-batch-size`, `ORCA_MAX_BATCH_SIZE`, and `max_batch_size` in the file. The string
 below a field is its documentation: `--help` shows it.
 
-Only this module and the `settings.py` of each service read the environment.
+Only this module, `telemetry` and the `settings.py` of each service read the environment.
 """
 
 import os
@@ -63,7 +63,8 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, arguments: Sequence[str] | None = None, /, **given: Any) -> Self:
-        """Settings from a command line's arguments, from what is given by name (None: not given), and from the rest.
+        """Settings from a command line's arguments, from what is given by name (None: not given), then
+        from the environment, the file and the defaults.
 
         Raises SystemExit with a sentence that names the wrong setting. `--help` prints all settings and ends with 0.
         """

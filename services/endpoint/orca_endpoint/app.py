@@ -4,11 +4,11 @@ import asyncio
 import logging
 import secrets
 import sys
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
 from orca_common import logs, service
 from orca_common.address import join_address
-from orca_common.checkpoint import read_checkpoint, resolve_model
+from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
 from orca_common.errors import OrcaError, Unavailable
 from orca_common.telemetry import Telemetry
 from orca_pool.pool import Pool
@@ -30,47 +30,45 @@ LEAVE_SECONDS = 3.0  # for each step of a drain: calls end, detaches are sent, t
 class EndpointApp:
     """One endpoint process, run by `service.serve`. Tests start, drain and close it in their own loop."""
 
+    vocabulary: Vocabulary | None
+    delivery: Delivery
+    endpoint: Endpoint
+
     def __init__(self, settings: EndpointSettings) -> None:
-        """Raises FailedPrecondition when the model cannot be read, Unavailable when the status port cannot be had."""
         self._settings = settings
-        self._checkpoint = read_checkpoint(resolve_model(settings.model))
-        tokenizer = self._checkpoint.tokenizer_file
-        self.vocabulary = Vocabulary(tokenizer) if tokenizer else None
-        self._telemetry = Telemetry("orca-endpoint", secrets.token_hex(4))
-        self._pool = Pool(settings.redis_url, settings.pool)
-        self._pulse = service.LoopPulse()
         self._starting: str | None = "starting"
         self._failed = False
-        self.delivery = Delivery(self._pool)
-        self.endpoint = Endpoint(
-            settings, self._checkpoint, self.vocabulary, self._pool, self.delivery, self._telemetry
-        )
-        self.status = self._status_port()
-        self._grpc, self._http = GrpcDoor(self.endpoint), HttpDoor(self.endpoint)
         self._tasks: list[asyncio.Task[None]] = []
-
-    def _status_port(self) -> service.StatusPort:
-        host, port = self._settings.host, self._settings.status_port
-        try:
-            return service.StatusPort(host, port, self._not_ready, self._pulse.alive)
-        except OSError as error:
-            raise Unavailable(f"status_port: cannot listen on {host}:{port} ({error})") from None
-
-    def _not_ready(self) -> str | None:
-        return self._starting or self.endpoint.not_ready()
+        self._open = AsyncExitStack()  # closes what `start` opened, the last first
 
     async def start(self) -> dict[str, str]:
         """Listens once the pool has agreed to the model. Returns the addresses of the ports grpc, http and status.
 
-        Waits for a pool that is away. Raises FailedPrecondition when the pool serves another model.
+        Waits for a pool that is away. Raises FailedPrecondition when the model cannot be read, or the pool serves
+        another one, and Unavailable when a port cannot be had.
         """
         settings = self._settings
+        self._checkpoint, self.vocabulary = await service.in_thread(self._read_model)  # perhaps a download
+        telemetry = Telemetry("orca-endpoint", secrets.token_hex(4))
+        self._open.callback(telemetry.close)
+        pulse = service.LoopPulse()
+        self._open.callback(pulse.close)
+        self._pool = Pool(settings.redis_url, settings.pool)
+        self.delivery = Delivery(self._pool)
+        self.endpoint = Endpoint(settings, self._checkpoint, self.vocabulary, self._pool, self.delivery, telemetry)
+        status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive)
+        self._open.callback(status.close)
+        self._open.push_async_callback(self._pool.close)
+        self._open.push_async_callback(self.delivery.close)
+        self._grpc, self._http = GrpcDoor(self.endpoint), HttpDoor(self.endpoint)
+        self._open.push_async_callback(self._grpc.stop, 0)
+        self._open.push_async_callback(self._http.stop)
         await self._pool.__aenter__()
         await reached(self._identify)
         ports = {
             "grpc": await self._grpc.start(settings.host, settings.port),
             "http": await self._http.start(settings.host, settings.http_port),
-            "status": self.status.port,
+            "status": status.port,
         }
         work = {
             "renewal": self.delivery.renew(),
@@ -81,6 +79,14 @@ class EndpointApp:
         self._tasks = [asyncio.create_task(body, name=name) for name, body in work.items()]
         self._starting = None
         return {name: join_address(settings.host, port) for name, port in ports.items()}
+
+    def _read_model(self) -> tuple[Checkpoint, Vocabulary | None]:
+        checkpoint = read_checkpoint(resolve_model(self._settings.model))
+        tokenizer = checkpoint.tokenizer_file
+        return checkpoint, Vocabulary(tokenizer) if tokenizer else None
+
+    def _not_ready(self) -> str | None:
+        return self._starting or self.endpoint.not_ready()
 
     async def run(self) -> None:
         """Waits for the background tasks, which go on until `close`: a drain needs them. Raises what ended one."""
@@ -112,13 +118,7 @@ class EndpointApp:
     async def close(self) -> None:
         """Frees what is left. Without a drain before, streams end as at the death of the process."""
         await service.cancel(*self._tasks)
-        await self._http.stop()
-        await self._grpc.stop(0)
-        await self.delivery.close()
-        await self._pool.close()
-        self.status.close()
-        self._pulse.close()
-        self._telemetry.close()
+        await self._open.aclose()
 
     async def _identify(self) -> None:
         """Agrees with the pool on the model."""
@@ -145,7 +145,7 @@ class EndpointApp:
 def main(settings: EndpointSettings | None = None) -> None:
     """`python -m orca_endpoint`: settings from flags, environment and file, unless given."""
     settings = settings or EndpointSettings.load(sys.argv[1:])
-    logs.configure("orca-endpoint", settings.log_level)
+    logs.configure("endpoint", settings.log_level)
     try:
         service.run(lambda: service.serve(lambda: EndpointApp(settings)))
     except OrcaError as error:

@@ -30,8 +30,8 @@ from .validation import Work
 HEALING = 8.0  # seconds that a call waits until tokens that Redis lost are made again
 HEALING_STEP = 0.3  # seconds between looks at them
 
-# How a call ends that its client ended, or the request's own deadline: not by a fault of this endpoint.
-CLIENTS_END = (DeadlineExceeded, asyncio.CancelledError, type(None))
+# Ends that are not this endpoint's fault: the client left, was done, or its deadline passed.
+NOT_OUR_FAULT = (DeadlineExceeded, asyncio.CancelledError, type(None))
 
 log = logging.getLogger(__name__)
 
@@ -104,8 +104,8 @@ class Call:
         self._inbox.append(packet)
         self.buffered += len(packet.tokens)
         if self.buffered > max(self._limits.buffer, self._transcript.count):
-            # Slow reader: drop the buffer and re-read from the pool; the growing bound limits this to about two reads
-            # per token.
+            # The client reads too slowly: drop the buffer and read again from the pool. The bound grows with the
+            # stream, so each token is read about twice at most.
             self.resync()
         elif self._waiter is not None:
             self.wake()
@@ -134,6 +134,10 @@ class Call:
         if self._operation is None or self._refused or self._transcript.next == "end":
             return  # there is nothing to detach
         self._delivery.detach(self.request_id, self.attempt, self._grace(error), self._operation)
+
+    def drop(self, error: BaseException) -> None:
+        """Ends a call that is never entered, because of another call's error."""
+        self._report(error)
 
     async def events(self) -> AsyncIterator[Event]:
         """Accepted, each token from `from_index` on, Finished. Raises the OrcaError that ends the stream otherwise."""
@@ -227,7 +231,7 @@ class Call:
         if self._healing_until is None:
             self._healing_until = now + HEALING
         if now > self._healing_until:
-            raise self._transcript.data_loss("the pool lost tokens that were shown")
+            raise self._transcript.lost()
         await asyncio.sleep(HEALING_STEP)
         self._must_attach = True
 
@@ -268,7 +272,7 @@ class Call:
         if isinstance(error, DataLoss):
             return 0.0
         record = self._transcript.record if self._submission is None else self._submission.work.record
-        if self._delivery.own_fault() or not isinstance(error, CLIENTS_END):
+        if self._delivery.own_fault() or not isinstance(error, NOT_OUR_FAULT):
             return max(record.detach_grace, DETACH_FLOOR_SECONDS)
         return record.detach_grace
 
@@ -277,6 +281,8 @@ class Call:
         transcript = self._transcript
         if isinstance(error, OrcaError):
             reason = error.code.name
+        elif isinstance(error, Exception):
+            reason = "INTERNAL"
         else:
             reason = transcript.finished.name if transcript.finished is not None else "CLIENT_GONE"
         if self._span is not None:

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from orca_common.errors import Cancelled, DeadlineExceeded, InvalidArgument, OrcaError, internal
 from orca_pool.records import Reason
 
+from .call import Call
 from .completion_answer import BodyTooLarge, Choice, Chunks, completion, failure, finish_reason
 from .completion_request import Completion, parse
 from .endpoint import Endpoint
@@ -54,10 +55,15 @@ class Completions:
         deadline, carrier = deadline_of(request), dict(request.headers)
         wanted = parse(raw, endpoint.name, endpoint.settings.max_prompts)
         name = f"cmpl-{secrets.token_hex(12)}"
-        calls = []
-        for n, prompt in enumerate(wanted.prompts):
-            prompt.request.request_id = name if len(wanted.prompts) == 1 else f"{name}-{n}"
-            calls.append(await endpoint.generate(prompt.request, deadline, carrier, prompt.names))
+        calls: list[Call] = []
+        try:
+            for n, prompt in enumerate(wanted.prompts):
+                prompt.request.request_id = name if len(wanted.prompts) == 1 else f"{name}-{n}"
+                calls.append(await endpoint.generate(prompt.request, deadline, carrier, prompt.names))
+        except BaseException as error:  # a prompt was refused, or the client has left
+            for call in calls:
+                call.drop(error)
+            raise
         opened = Single(calls[0]) if len(calls) == 1 else Merged(calls)
         async with opened as events, until(deadline):
             choices = [Choice() for _ in calls]

@@ -8,6 +8,7 @@ to Redis and when a renewal answers another registration number.
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
@@ -21,8 +22,10 @@ from orca_pool.retry import reached
 log = logging.getLogger(__name__)
 
 UNREADY = 2.0  # seconds without an answer of the pool after which the endpoint is not ready
-READ_WAIT = 0.5  # seconds that one read waits; a new incarnation's stream is read at the latest after that
-DETACH_PATIENCE = 60.0  # seconds that a detach is tried; later the sweep of dead endpoints does its work
+READ_WAIT = 0.5  # seconds that one read waits; after a new registration the old stream may be read for up to this long
+DETACH_PATIENCE = (
+    60.0  # seconds that a detach is tried; after that the old registration is swept, which detaches the call
+)
 
 
 class Listener(Protocol):
@@ -58,7 +61,8 @@ class Delivery:
         self._hurry = asyncio.Event()  # renew now
         self._changed = asyncio.Event()  # set and replaced at each registration
         self._loop = asyncio.get_running_loop()
-        self._renewed = self._loop.time()  # the last answer of the pool
+        # Moments of time.monotonic(): another thread asks `on_time`, and must not ask the loop for its time.
+        self._renewed = time.monotonic()  # the last answer of the pool
         self._late_until = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -76,7 +80,7 @@ class Delivery:
 
     def on_time(self) -> bool:
         """Whether the endpoint is registered and the pool answered lately. Callable from any thread."""
-        return self.registered and self._loop.time() - self._renewed < UNREADY
+        return self.registered and time.monotonic() - self._renewed < UNREADY
 
     def add(self, call: Listener) -> None:
         """From now on the call gets its packets. Comes before the call's attach is sent."""
@@ -96,7 +100,7 @@ class Delivery:
 
     def own_fault(self) -> bool:
         """Whether this endpoint may be why a call ends now: the endpoint is leaving, or its loop was late."""
-        now = self._loop.time()
+        now = time.monotonic()
         return self.leaving or now < self._late_until or now - self._renewed > GAP_SECONDS
 
     async def another(self, incarnation: str) -> None:
@@ -205,10 +209,10 @@ class Delivery:
 
     def _note_answer(self) -> None:
         self._note_lateness()
-        self._renewed = self._loop.time()
+        self._renewed = time.monotonic()
 
     def _note_lateness(self) -> None:
-        now = self._loop.time()
+        now = time.monotonic()
         if now - self._renewed > GAP_SECONDS:
             self._late_until = now + 1.0
 

@@ -21,7 +21,7 @@ def refusal_error(refusal: Refusal, request_id: str, max_tokens: int, largest_en
     """The error of a submit or an attach that the pool refused.
 
     max_tokens: slots that the request needs. largest_engine: slots of the largest engine. Only NEVER_FITS needs them.
-    UNREGISTERED is no client's matter: the endpoint registers again.
+    UNREGISTERED never reaches a client: the endpoint registers again.
     """
     match refusal:
         case Refusal.STALE:

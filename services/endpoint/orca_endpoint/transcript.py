@@ -69,6 +69,7 @@ class Transcript:
             yield Accepted(self.request_id, len(self.record.prompt_ids), max(attached.position - 1, 0))
         tokens, finish = attached.tokens, attached.finish
         if len(tokens) < max(len(self._ids), self._from_index):
+            # A stop string's end may be recorded while tokens before it are lost and still to be made again: heal then.
             if finish is not None and finish.reason is not Reason.STOP:
                 raise self.data_loss("it ended with fewer tokens than were shown")
             self.next = "heal"
@@ -101,6 +102,12 @@ class Transcript:
 
     def data_loss(self, problem: str) -> DataLoss:
         return DataLoss(f"request {self.request_id}: {problem}")
+
+    def lost(self) -> DataLoss:
+        """The error when the pool still lacks tokens after the wait for them."""
+        if len(self._ids) < self._from_index:
+            return self.data_loss(f"the pool has fewer tokens than from_index {self._from_index}")
+        return self.data_loss("the pool lost tokens that were shown")
 
     def changed(self) -> DataLoss:
         """The error of a committed token that is another one now."""

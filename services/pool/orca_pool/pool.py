@@ -113,7 +113,7 @@ class Pool:
         """Renews an endpoint's registration, and returns its number. None: the incarnation is not registered.
 
         Call it every `leases.RENEW_SECONDS`. register: registers an incarnation that is not registered yet. replaces:
-        an older incarnation to remove. A number other than the last one means that the registration was lost meanwhile.
+        an older incarnation to remove. Another number than last time: the registration was lost and made again.
         """
         return await self._run("renew_endpoint", incarnation, int(register), replaces or "")
 
@@ -181,8 +181,8 @@ class Pool:
         """Ends a request with the token at `index`, where an endpoint found a stop string. The smallest index stays.
 
         digest: SHA-1 of the token ids 0..index, each as 4 bytes little-endian. Returns 'ok'; 'ahead' when the pool has
-        fewer tokens, because Redis lost some and the engine has yet to make them again; 'other' when the pool has other
-        tokens.
+        fewer tokens or does not know the request, because Redis lost some and the engine has yet to make them again;
+        'other' when the pool has other tokens.
         """
         return (await self._run("finish_at", request_id, index, int(reason), digest.hex())).decode()
 
@@ -221,7 +221,8 @@ class Pool:
     async def acquire(self, engine: str, owner: str, seen: EngineState | None) -> int | None:
         """Takes an engine's lease, and returns the new term. None: the lease is no longer as `seen`.
 
-        owner: the candidate. seen: the lease as the candidate read it; None: the engine is unknown or free.
+        owner: the candidate. seen: the lease as the candidate read it; None: no lease was there.
+        (A known engine that is free has one, whose owner is None.)
         """
         saw = ("", "", "", "") if seen is None else (1, seen.owner or "", seen.term, seen.counter)
         return await self._run("acquire", engine, owner, *saw)

@@ -25,7 +25,7 @@ import grpc
 from orca.v1 import worker_pb2, worker_pb2_grpc
 from orca_common.address import join_address
 from orca_common.checkpoint import Checkpoint
-from orca_common.errors import FailedPrecondition, Internal, OrcaError, Unavailable
+from orca_common.errors import FailedPrecondition, Internal, OrcaError, Unavailable, internal
 from orca_common.protocol import PROTOCOL, TERM_METADATA
 from orca_common.telemetry import Telemetry, context_of
 
@@ -78,7 +78,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         self._iterations = Iterations()
         self._membership = Membership()
         self._epoch: Epoch | None = None  # of the last Join
-        self._leaving = False  # it was asked to end: no new master, but its own may go on
+        self._leaving = False  # it was asked to end: takes no new master; the present one may still send iterations
         self._left = False  # it takes nothing more
         # The last OpenStore, Join and Allocate. A request that comes again waits for the same one.
         self._store: asyncio.Task[Store] | None = None
@@ -129,7 +129,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         if self._leaving:
             raise Unavailable(LEAVING)
         if request.protocol == PROTOCOL:  # the master of another protocol reads the number, and says so
-            if self._lanes.raise_term(request.term):
+            if self._lanes.observe_term(request.term):
                 log.info("a new master", extra={"engine": request.engine, "term": request.term})
             self._engine = request.engine
             # An earlier lane's iterations may still run: wait, so that the answer's rows and iteration are final. If
@@ -180,7 +180,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         return worker_pb2.AllocateResponse()
 
     def _check_master(self, term: int) -> None:
-        self._lanes.raise_term(term)
+        self._lanes.observe_term(term)
         if self._left:
             raise Unavailable(LEAVING)
 
@@ -294,13 +294,15 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         except OrcaError as error:
             log.warning("control lane refused: %s", error)
             lane.end(error)
+        except Exception as error:  # without an end, the master would only find the rank silent
+            lane.end(internal(error))
         else:
             lane.end(None)
 
     def _take(self, iteration: worker_pb2.Iteration, lane: Lane | None) -> None:
         """Sends an iteration on, and hands it to the GPU thread. `lane` None: it came by a relay."""
         received = time.time_ns()
-        self._lanes.raise_term(iteration.term, lane)
+        self._lanes.observe_term(iteration.term, lane)
         if lane is not None:
             self._lanes.check_current(lane)
         if self._left:
@@ -332,8 +334,9 @@ class Controller(worker_pb2_grpc.ControllerServicer):
     def _reported(self, report: worker_pb2.Report) -> None:
         """An iteration has been run.
 
-        Only the lane that brought it gets its report. After a broken lane the master starts over, and no other master
-        knows the batch. The report on a relayed iteration goes to this rank's own lane, if its master is the same.
+        Only the lane that brought it gets its report. After a broken lane the master starts over, and another master
+        does not know this batch. The report on a relayed iteration goes to this rank's own lane, if its master is the
+        same.
         """
         origin, result = self._iterations.reported(), report.iteration
         is_relayed = origin.lane is None and origin.term == self._lanes.term
@@ -380,7 +383,7 @@ def _quotable(step: str, error: Exception, epoch: int) -> OrcaError:
     if isinstance(error, OrcaError):
         return error
     log.error("%s failed", step, exc_info=error, extra={"epoch": epoch})
-    return Internal(f"{step}: {type(error).__name__}: {error}", "-")
+    return Internal(f"{step}: {type(error).__name__}: {error}")
 
 
 def _message_of(formation: Formation) -> worker_pb2.Formation:

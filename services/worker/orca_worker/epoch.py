@@ -15,7 +15,10 @@ RELAY_TIMEOUT = 10.0  # seconds for the neighbours to take the relays' streams
 
 
 class Epoch:
-    """`on_broken` is called with a sentence when a relay ends before the epoch is closed."""
+    """The open connections of one epoch.
+
+    `on_broken` is called with a sentence when a relay ends before the epoch is closed.
+    """
 
     def __init__(
         self, number: int, formation: Formation, rendezvous: Rendezvous, on_broken: Callable[[str], None]

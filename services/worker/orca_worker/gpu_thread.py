@@ -40,6 +40,7 @@ class GpuThread:
         self._stage, self._report = stage, report
         self._queue: SimpleQueue[Accepted | Callable[[], None] | None] = SimpleQueue()  # bounded by MAX_WAITING
         self.failed = False
+        self._stopped = False
         self.iteration = 0  # number of the last one that was run
         self._thread = threading.Thread(target=self._main, name="gpu", daemon=True)
         self._thread.start()
@@ -49,8 +50,13 @@ class GpuThread:
         self._queue.put(Accepted(iteration, received))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Queues a call after all iterations. When an iteration has failed by then, the future raises Unavailable."""
+        """Queues a call after all iterations. The future raises Unavailable when an iteration has failed by then,
+        or when the thread was stopped before.
+        """
         future: Future[T] = Future()
+        if self._stopped:
+            future.set_exception(Unavailable("this rank is leaving"))
+            return future
 
         def work() -> None:
             if not future.set_running_or_notify_cancel():
@@ -67,6 +73,7 @@ class GpuThread:
 
     def stop(self) -> None:
         """Ends the thread after everything that is queued."""
+        self._stopped = True
         self._queue.put(None)
 
     def join(self, timeout: float) -> bool:

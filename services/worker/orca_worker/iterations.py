@@ -15,7 +15,7 @@ MAX_WAITING = 64  # accepted iterations; a master has a few in flight
 
 
 class Origin(NamedTuple):
-    """Where an iteration came from, and what its span needs."""
+    """Which lane and term brought an iteration; size and trace for its span."""
 
     lane: Lane | None  # that brought it; None: a relay
     term: int

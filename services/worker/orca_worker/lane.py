@@ -55,7 +55,7 @@ class Lanes:
         self.term = 0  # the highest that this rank has seen
         self.current: Lane | None = None
 
-    def raise_term(self, term: int, lane: Lane | None = None) -> bool:
+    def observe_term(self, term: int, lane: Lane | None = None) -> bool:
         """Checks the term of a message, which `lane` has brought. True: it is higher than any before.
 
         Raises FailedPrecondition when it is old.
@@ -74,7 +74,7 @@ class Lanes:
         if term is not None:
             if not term.isdigit():
                 raise InvalidArgument(TERM_METADATA, "is not a number")
-            self.raise_term(int(term))
+            self.observe_term(int(term))
         self.end(Aborted("a newer Run took over"))
         self.current = lane
 

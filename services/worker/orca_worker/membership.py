@@ -1,10 +1,12 @@
 """A rank's membership in the epochs of its engine: a pure state machine, without I/O, tasks, gRPC or torch.
 
-Its methods are the events. Each returns the actions that the caller must carry out, in order, and at once.
+Its methods are the events. Those that have actions in the table return them, and the caller must carry them out, in
+order, and at once. `joined`, `allocated` and `store_failed` have none and return nothing.
 
     state     event                        actions                     next state
     any       host, a newer epoch          CloseStore?, OpenStore      unchanged
     any       host, the same again         none                        unchanged
+    any       store failed                 none                        unchanged, the same may be hosted again
     any       form, a newer epoch          Leave?, CloseStore?, Join   Forming
     any       leave                        Leave?                      Idle
     Forming   form, the same again         none                        unchanged
@@ -142,7 +144,7 @@ class Membership:
         return [*actions, OpenStore(epoch)]
 
     def form(self, epoch: int, formation: Formation) -> list[Action]:
-        """Take a place in an epoch. Empty: the rank does that already, as an answer to the same request."""
+        """Take a place in an epoch. Empty: the same request came before, and is under way."""
         match self.state:
             case Forming(epoch=current, formation=same) if (epoch, formation) == (current, same):
                 return []
@@ -230,7 +232,7 @@ class Membership:
     # Parts of events
 
     def _leave(self, reason: str) -> list[Action]:
-        """A broken epoch was left when it broke."""
+        """Broken has nothing to leave: that was done when it broke."""
         state, self.state = self.state, Idle()
         return [Leave(state.epoch, reason)] if isinstance(state, Forming | Member) else []
 

@@ -24,7 +24,7 @@ from orca.v1 import worker_pb2_grpc
 from orca_common import logs, service
 from orca_common.address import join_address
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
-from orca_common.errors import FailedPrecondition
+from orca_common.errors import FailedPrecondition, OrcaError
 from orca_common.telemetry import Telemetry
 
 from .controller import Controller
@@ -96,7 +96,10 @@ class RankApp:
         self._finished = True  # the GPU thread has ended in order
 
     async def start(self) -> dict[str, str]:
-        """Opens the device and listens. Raises SystemExit when the device or the port is not to be had."""
+        """Opens the device and listens.
+
+        Raises SystemExit when the device or the port is not to be had, Unavailable when the status port is not.
+        """
         settings, checkpoint, host = self._settings, self._checkpoint, self._settings.reachable_host
         gpu = settings.first_gpu + settings.local_rank
         device = open_device(settings.device, gpu) if family_of(checkpoint).needs_torch else None
@@ -157,7 +160,10 @@ def main() -> None:
     checkpoint = prepare(settings)
     if settings.supervisor_pid:
         settings = read_place()
-    service.run(RankApp(settings, checkpoint).live)
+    try:
+        service.run(RankApp(settings, checkpoint).live)
+    except OrcaError as error:
+        raise SystemExit(f"orca-rank: {error}") from None
 
 
 if __name__ == "__main__":

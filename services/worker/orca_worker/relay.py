@@ -47,6 +47,9 @@ class Neighbour:
                 problem = "it ended the stream"
         except grpc.aio.AioRpcError as error:
             problem = error.details() or error.code().name
+        except Exception as error:
+            log.exception("relay failed", extra={"neighbour": self.address})
+            problem = f"{type(error).__name__}: {error}"
         if self._connected.done():
             self._on_broken(f"the relay to {self.address} broke: {problem}")
         else:

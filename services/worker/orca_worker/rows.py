@@ -80,7 +80,10 @@ class Rows:
         self.table = np.zeros(64, ROW)
 
     def held(self) -> list[tuple[int, int, int]]:
-        """(row, claim, length) of each request, by row. Any thread may call it between two iterations."""
+        """(row, claim, length) of each request, by row. Any thread may call it.
+
+        While an iteration runs, some rows may show it already and others not yet.
+        """
         table = self.table.copy()
         rows = np.flatnonzero(table["held"])
         return [(int(row), int(table["claim"][row]), int(table["length"][row])) for row in rows]

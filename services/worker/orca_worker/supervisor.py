@@ -26,7 +26,7 @@ from orca.v1 import worker_pb2, worker_pb2_grpc
 from orca_common import logs, service
 from orca_common.address import join_address
 from orca_common.checkpoint import read_checkpoint, resolve_model
-from orca_common.errors import FailedPrecondition, InvalidArgument
+from orca_common.errors import FailedPrecondition, InvalidArgument, OrcaError
 from orca_common.settings import child_environment
 
 from .models.families import family_of
@@ -86,7 +86,7 @@ class Rank:
         try:
             connection.request("GET", "/readyz")
             reason = json.loads(connection.getresponse().read())["reason"]
-        except OSError as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:
             reason = str(error)
         finally:
             connection.close()
@@ -136,7 +136,7 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
             rank.process = None
             lived = time.monotonic() - started
             backoff = FIRST_BACKOFF if lived > STABLE else backoff
-            # A spare takes over at once. That is no busy loop: a spare only starts after the pod was quiet.
+            # A spare takes over at once. A spare starts only after QUIET seconds, so this cannot loop fast.
             pause = 0.0 if self._spare is not None else backoff
             log.error("rank ended", extra={"rank": rank.number, "status": code, "lived": lived, "again_in": pause})
             rank.restarts += 1
@@ -153,7 +153,7 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
         self._quiet = self._loop.call_later(QUIET, self._start_spare)
 
     def _start_spare(self) -> None:
-        """Starts a spare, unless a rank is still starting. When that rank listens, the pod has changed: see above."""
+        """Starts a spare, unless a rank is still starting. When it listens, `_await_quiet` runs again."""
         steady = all(rank.status is not None for rank in self._ranks)
         if self._keeps_spare and self._spare is None and steady and not self._stopping.is_set():
             self._spare = self._start()
@@ -244,10 +244,15 @@ class SupervisorApp:
         self._open = AsyncExitStack()
 
     async def start(self) -> dict[str, str]:
-        """Finds the model and listens. Raises SystemExit when there is no such model, or the port is taken."""
+        """Finds the model and listens.
+
+        Raises SystemExit when there is no such model or the port is taken, Unavailable when the status port is taken.
+        """
         settings = self._settings
         try:
-            folder = await asyncio.to_thread(resolve_model, settings.model)  # downloaded once, not by each rank
+            folder = await service.in_thread(
+                partial(resolve_model, settings.model)
+            )  # downloaded once, not by each rank
             family_of(read_checkpoint(folder))
         except FailedPrecondition as error:
             raise SystemExit(f"ORCA_MODEL: {error}") from None
@@ -281,7 +286,10 @@ def main(settings: SupervisorSettings | None = None) -> None:
     """`python -m orca_worker.supervisor`: settings from flags, environment and file, unless given."""
     settings = settings or SupervisorSettings.load(sys.argv[1:])
     logs.configure("supervisor", settings.log_level)
-    service.run(lambda: service.serve(lambda: SupervisorApp(settings)))
+    try:
+        service.run(lambda: service.serve(lambda: SupervisorApp(settings)))
+    except OrcaError as error:
+        raise SystemExit(f"orca-supervisor: {error}") from None
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 --
 -- KEYS: the pool hash.
 -- ARGV: request id, index, reason, SHA-1 (hex) of the token ids 0..index, each as a little-endian u32.
--- Returns 'ok'; 'ahead' when the pool has fewer tokens, because Redis lost some, and the endpoint must wait until they
---   were made again; 'other' when the pool has other tokens than the endpoint saw.
+-- Returns 'ok'; 'ahead' when the pool has fewer tokens or does not know the request, because Redis lost some: the endpoint
+--   must wait until they were made again; 'other' when the pool has other tokens than the endpoint saw.
 local id, final, reason, digest = ARGV[1], ARGV[2] + 1, ARGV[3], ARGV[4]
 local key = REQUEST .. id
 local state, final_now = fields(key, 'state', 'final')

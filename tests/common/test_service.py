@@ -1,0 +1,75 @@
+"""The life of a service and its status port, on real loops, ports and signals."""
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import urllib.request
+
+import pytest
+from loops import OwnThreadLoop
+
+from orca_common import service
+from orca_common.errors import Unavailable
+
+
+def test_the_pulse_is_asked_from_another_thread() -> None:
+    async def ask() -> bool:
+        pulse = service.LoopPulse()
+        try:
+            return await asyncio.to_thread(pulse.alive)
+        finally:
+            pulse.close()
+
+    with asyncio.Runner(loop_factory=OwnThreadLoop) as runner:
+        assert runner.run(ask())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_status_port(host: str) -> None:
+    status = service.StatusPort(host, 0, lambda: "not yet", lambda: True)
+    try:
+        at = f"[{host}]" if ":" in host else host
+        with urllib.request.urlopen(f"http://{at}:{status.port}/livez") as answer:
+            assert json.load(answer) == {"ok": True, "reason": None}
+        with pytest.raises(Unavailable, match=rf"^status_port: cannot listen on .*:{status.port} \("):
+            service.StatusPort(host, status.port, lambda: None, lambda: True)
+    finally:
+        status.close()
+
+
+class Blocked:
+    """A service whose start waits in a thread for what never comes."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        self._gate = gate
+
+    async def start(self) -> dict[str, str]:
+        def wait() -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            self._gate.wait()
+
+        await service.in_thread(wait)
+        return {}
+
+    async def run(self) -> None: ...
+    async def drain(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+def test_a_signal_ends_a_start_that_blocks() -> None:
+    gate = threading.Event()
+    try:
+        service.run(lambda: service.serve(lambda: Blocked(gate)))  # returns
+    finally:
+        gate.set()
+
+
+def test_what_a_thread_returns_and_raises() -> None:
+    async def work() -> None:
+        assert await service.in_thread(lambda: 1) == 1
+        with pytest.raises(ZeroDivisionError):
+            await service.in_thread(lambda: 1 // 0)
+
+    asyncio.run(work())
