@@ -1,4 +1,4 @@
--- Commits an iteration: appends its tokens, records the ends of requests, and writes one delivery entry for each
+-- Commits what iterations made: appends its tokens, records the ends of requests, and writes one delivery entry for each
 -- endpoint concerned.
 --
 -- KEYS: the pool hash.
