@@ -243,7 +243,7 @@ class Lifecycle:
             return []
         match event:
             case LeaseLost(_, why):
-                actions: list[LifeAction] = self._close_life(event.now)
+                actions: list[LifeAction] = self._close_life()
                 self.state = Ended()
                 return [*actions, Stop(why)]
             case Opened():
@@ -291,12 +291,12 @@ class Lifecycle:
                 return self._pod_seen(event)
             case PodAway(_, _, pod, why), _:
                 self.away[pod] = why
-                return self._look_for_ended(event.now)
+                self._look_for_ended(event.now)
             case Listens(_, _, rank, address, pid), Greeting():
                 known = self.known[rank]
                 known.address, known.pid = address, pid
             case Suspected(), _:
-                return self._suspected(event)
+                self._suspected(event)
             case RankLeaving(now, _, rank, iteration), _:
                 self.known[rank].iteration = max(self.known[rank].iteration, iteration)
                 sentence = f"{self._name(rank)} is leaving"
@@ -365,7 +365,8 @@ class Lifecycle:
             if count != wanted:
                 address = self.dialed[event.pod]
                 return self._refused(event.now, f"gpus_per_pod: the pod at {address} has {count} ranks, not {wanted}")
-        return self._look_for_ended(event.now, event.pod, event.entries)
+        self._look_for_ended(event.now, event.pod, event.entries)
+        return []
 
     def _hello(self, event: Hello) -> list[LifeAction]:
         known, standing = self.known[event.rank], event.standing
@@ -439,17 +440,17 @@ class Lifecycle:
         """Ends this attempt. The next one would probably fail too, so each wait is longer."""
         self.refusal = why
         self.backoff = min(2 * self.backoff, timers.LONGEST_REFORM)
-        actions = [Say("engine cannot form", why), *self._close_life(now), *self._give_back()]
+        actions = [Say("engine cannot form", why), *self._close_life(), *self._give_back()]
         self.state = Waiting(now + self.backoff)
         return actions
 
     # -- suspicions and verdicts
 
-    def _suspected(self, event: Suspected) -> list[LifeAction]:
+    def _suspected(self, event: Suspected) -> None:
         known = self.known[event.suspicion.rank]
         known.iteration = max(known.iteration, event.iteration)
         self._suspect(event.now, event.suspicion)
-        return self._look_for_ended(event.now)
+        self._look_for_ended(event.now)
 
     def _suspect(self, now: float, suspicion: Suspicion) -> None:
         """The verdict follows a sure suspicion after LINGER, and a doubtful one after DOUBT more."""
@@ -457,7 +458,7 @@ class Lifecycle:
         judged = now + timers.LINGER + (0.0 if suspicion.kind.sure else timers.DOUBT)
         self.verdict_at = judged if self.verdict_at is None else min(self.verdict_at, judged)
 
-    def _look_for_ended(self, now: float, pod: int | None = None, entries: tuple[Entry, ...] = ()) -> list[LifeAction]:
+    def _look_for_ended(self, now: float, pod: int | None = None, entries: tuple[Entry, ...] = ()) -> None:
         """Suspects ranks whose process is another than listened, or whose lane ended while their supervisor is away."""
         gone = {s.rank for s in self.suspicions if s.kind is Kind.GONE}
         left = {s.rank for s in self.suspicions if s.kind in (Kind.CLOSED, Kind.REFUSED)}
@@ -476,7 +477,6 @@ class Lifecycle:
             elif place.pod in self.away and rank in left:
                 detail = f"has ended, and so has its supervisor ({self.away[place.pod]})"
                 self._suspect(now, Suspicion(rank, Kind.GONE, detail))
-        return []
 
     def _woken(self, now: float) -> list[LifeAction]:
         """Does what was due by now."""
@@ -545,7 +545,7 @@ class Lifecycle:
         if pods is None:
             return self._wanted_no_more(now, "the engine is no longer discovered")
         if changed and isinstance(self.state, Greeting | Forming | Recording):
-            return [*self._close_life(now), *self._next_life(now)]
+            return [*self._close_life(), *self._next_life(now)]
         return []
 
     def _wanted_no_more(self, now: float, why: str) -> list[LifeAction]:
@@ -553,7 +553,7 @@ class Lifecycle:
             case Running():
                 return self._drain(now, why)
             case Greeting() | Forming() | Recording() | Waiting():
-                return [*self._close_life(now), *self._close(now)]
+                return [*self._close_life(), *self._close(now)]
             case _:
                 return []  # Opening, Draining and Lost reach _close on their own
 
@@ -564,9 +564,9 @@ class Lifecycle:
     def _rested(self, now: float, why: str) -> list[LifeAction]:
         if self.pods is not None and not self.leaving:
             return self._lose(now, why, [])
-        return [*self._close_life(now), *self._close(now)]
+        return [*self._close_life(), *self._close(now)]
 
-    def _close_life(self, now: float) -> list[LifeAction]:
+    def _close_life(self) -> list[LifeAction]:
         """Hangs up, if anything is open."""
         self.verdict_at = None
         if isinstance(self.state, Opening | Waiting | Closing) or (

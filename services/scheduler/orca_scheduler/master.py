@@ -142,6 +142,7 @@ class EngineMaster:
         self._wake: asyncio.TimerHandle | None = None
         self._stopped: str | None = None  # why the term is over
         self._loop = asyncio.get_running_loop()
+        self._failed: asyncio.Future[None] = self._loop.create_future()  # ends by the error of a task
         self._tracing = Tracing(telemetry.tracer, engine) if telemetry.enabled else None
         self._journal: Journal | None = None
         if settings.run_dir is not None:
@@ -163,8 +164,7 @@ class EngineMaster:
 
     async def run(self) -> None:
         """Returns when the engine was released or retired, or another master has taken it."""
-        failed: asyncio.Future[None] = self._loop.create_future()
-        self._failed = failed
+        failed = self._failed
         try:
             self._spawn(self._ledger.run(self._taken_over))
             self._spawn(self._ticking())
@@ -384,8 +384,7 @@ class EngineMaster:
 
     def _admit(self, claims: tuple[int, ...]) -> None:
         """Hands claimed requests to the core, but those that have ended meanwhile."""
-        outputs = self._ledger.outputs.held
-        held = [outputs[claim] for claim in claims if claim in outputs]
+        held = self._ledger.outputs.of(claims)
         if self._tracing is not None:
             for request in held:
                 self._tracing.admitted(request)
@@ -464,8 +463,7 @@ class EngineMaster:
 
     def _note_claims(self, claims: tuple[int, ...]) -> None:
         """The queue has given this engine requests."""
-        outputs = self._ledger.outputs.held
-        held = [outputs[claim] for claim in claims if claim in outputs]
+        held = self._ledger.outputs.of(claims)
         if self._journal is not None:
             self._journal.note(claims={request.claimed.claim: request.claimed.request_id for request in held})
         if self._tracing is not None:

@@ -1,5 +1,6 @@
 """What an engine master holds of its claimed requests: their records, and their tokens on the way to the pool."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from orca.v1.pool_pb2 import PoolRequest
@@ -36,6 +37,10 @@ class Outputs:
             tokens = bytearray(pack_tokens(claimed.tokens))
             record = PoolRequest.FromString(claimed.record)
             self.held[claimed.claim] = Held(claimed, record, deadline, tokens, len(claimed.tokens))
+
+    def of(self, claims: Iterable[int]) -> list[Held]:
+        """The held requests of these claims, without those that are gone."""
+        return [self.held[claim] for claim in claims if claim in self.held]
 
     def append(self, claim: int, token: bytes, finish: Reason | None) -> None:
         """A request's new token (its 16 bytes, or none), or its end, or both. An unknown claim is gone: no effect."""
