@@ -93,9 +93,11 @@ RULES = [
         lambda i: ours(i, "orca_scheduler", "orca_pool", "orca_common", "orca.v1") and not i.within("torch"),
     ),
     Rule(
-        "kubernetes is imported only in orca_scheduler/discovery.py",
+        "kubernetes is imported only in orca_scheduler/discovery/kubernetes.py",
         "orca_scheduler",
-        lambda i: not i.within("kubernetes", "kubernetes_asyncio") or i.path.name == "discovery.py",
+        lambda i: (
+            not i.within("kubernetes", "kubernetes_asyncio") or i.path.parts[-2:] == ("discovery", "kubernetes.py")
+        ),
     ),
     Rule(
         "orca_worker -> orca_kernels, orca_common, orca.v1; never kubernetes",

@@ -14,7 +14,8 @@ from orca_common.service import LoopPulse, StatusPort
 from orca_common.telemetry import Telemetry
 from orca_pool.pool import Pool
 
-from .discovery import candidates
+from .discovery.candidates import Discovery
+from .discovery.static import StaticDiscovery
 from .scheduler import Scheduler
 from .settings import SchedulerSettings
 
@@ -23,24 +24,25 @@ class SchedulerApp:
     """One scheduler process, as `service.serve` runs it."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
+        """Raises FailedPrecondition when the list of workers holds a part of an engine."""
         name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         self._settings = settings
         self._telemetry, self._pulse = Telemetry("orca-scheduler", name), LoopPulse()
         self._pool = Pool(settings.redis_url, settings.pool)
+        self._discovery = discovery_of(settings)
         self._scheduler = Scheduler(name, self._pool, settings, self._telemetry, self._pulse)
         self._status = StatusPort(settings.host, settings.status_port, self._scheduler.unready, self._pulse.alive)
 
     async def start(self) -> dict[str, str]:
-        """Raises FailedPrecondition when the list of workers holds a part of an engine."""
         settings = self._settings
-        pods = [pod.strip() for pod in settings.workers.split(",") if pod.strip()]
         if settings.run_dir is not None:
             Path(settings.run_dir).mkdir(parents=True, exist_ok=True)  # of the journals
-        self._scheduler.discovered(candidates(pods, settings.shape.pods))
         return {"status": join_address(settings.host, self._status.port)}
 
     async def run(self) -> None:
-        await self._scheduler.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._discovery.run(self._scheduler.discovered))
+            tasks.create_task(self._scheduler.run())
 
     async def drain(self) -> None:
         """Hands the engines over. Without the pool their leases run out by themselves."""
@@ -52,6 +54,13 @@ class SchedulerApp:
         self._status.close()
         self._pulse.close()
         self._telemetry.close()
+
+
+def discovery_of(settings: SchedulerSettings) -> Discovery:
+    """The discovery that the settings ask for."""
+    assert settings.workers is not None, "discovery by Kubernetes is being written"
+    pods = [pod.strip() for pod in settings.workers.split(",") if pod.strip()]
+    return StaticDiscovery(pods, settings.shape.pods)
 
 
 def main(settings: SchedulerSettings | None = None) -> None:

@@ -13,7 +13,7 @@ from orca_pool.leases import GAP_SECONDS, LEASE_SECONDS, RENEW_SECONDS
 from orca_pool.pool import Pool
 from orca_pool.records import EngineState
 
-from .discovery import Candidate
+from .discovery.candidates import Candidate
 from .master import EngineMaster
 from .settings import SchedulerSettings
 

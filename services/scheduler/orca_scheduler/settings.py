@@ -17,8 +17,14 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
 
     model_config = SettingsConfigDict(cli_prog_name="orca scheduler")
 
-    workers: str
+    workers: str | None = None
     """Addresses of the pods' supervisors, "host:port,host:port,..", of all engines in the order of their ordinals."""
+    worker_statefulset: str | None = None
+    """Instead of workers: the name of the StatefulSet whose pods they are. Kubernetes is asked for their addresses."""
+    worker_namespace: str | None = None
+    """Namespace of the StatefulSet; the scheduler's own if not given."""
+    worker_port: Annotated[int, Field(gt=0, le=65535)] = 50050
+    """Port of the supervisors in pods that Kubernetes has told."""
     tp: Positive = 1
     """Tensor ranks: how many share each layer of a stage."""
     pp: Positive = 1
@@ -33,6 +39,12 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     """Tokens whose keys and values an engine holds; what its smallest rank's memory holds if not given."""
     run_ahead: Annotated[int, Field(ge=0, le=1)] = 0
     """1: a batch's next iteration is issued before its tokens are back, and an end is found one iteration late."""
+
+    @model_validator(mode="after")
+    def _one_discovery(self) -> Self:
+        if (self.workers is None) == (self.worker_statefulset is None):
+            raise ValueError("workers, worker_statefulset: exactly one of them says where the workers are")
+        return self
 
     @model_validator(mode="after")
     def _pods_hold_whole_shares(self) -> Self:

@@ -1,0 +1,35 @@
+"""What a discovery tells: the engines that there may be."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Never, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An engine that is wanted, and the supervisors of its pods."""
+
+    engine: str
+    pods: tuple[str, ...]  # addresses in ordinal order; "" for a pod that has none
+    absent: str = ""  # why pods have no address, as a sentence; "" when all have one
+    replace: bool = False  # the pods are of an old revision, and it is this engine's turn to get new ones
+
+
+class Discovery(Protocol):
+    """Finds the candidates, and goes on looking."""
+
+    @property
+    def unready(self) -> str | None:
+        """Why the candidates are not known yet; None once they are."""
+        ...
+
+    async def run(self, discovered: Callable[[Sequence[Candidate]], None]) -> Never:
+        """Calls `discovered` with all candidates, now and after every change. What cannot be read changes nothing."""
+        ...
+
+    async def replace(self, engine: str) -> None:
+        """Has the pods of an engine that are of an old revision made anew. The caller has brought the engine to rest.
+
+        May be called again. Raises Unavailable when that cannot be asked for now.
+        """
+        ...
