@@ -21,6 +21,9 @@
 {{- if and (or $model.image $model.tokenizer.image) (semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "model.image: volumes of OCI images need Kubernetes 1.33 with the feature gate ImageVolume; this is %s" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
+{{- if and $model.name (or $model.path $model.tokenizer.path) -}}
+{{- fail "model.name: a folder inside an image has a name already, its own (path)" -}}
+{{- end -}}
 {{- if and $model.cache.claim (not (or $model.download $model.hub)) -}}
 {{- fail (printf "model.cache: only what is fetched is kept (download, hub); model.%s is read where it is" (first $given)) -}}
 {{- end -}}

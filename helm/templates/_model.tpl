@@ -16,17 +16,18 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
 {{ toYaml $given }}
 {{- end -}}
 
-{{/* The name that clients see: the folder's name, wherever the folder is. */}}
+{{/* The name that clients see: that of the endpoint's folder. */}}
 {{- define "orca.modelName" -}}
 {{- $model := .Values.model -}}
-{{- if $model.name -}}
+{{- $inImage := (include "orca.modelSource" (list . "endpoint") | fromYaml).path | default $model.path -}}
+{{- if $inImage -}}
+{{ base $inImage }}
+{{- else if $model.name -}}
 {{ $model.name }}
-{{- else if $model.path -}}
-{{ base $model.path }}
 {{- else if $model.claim -}}
 {{ $model.claim.path | default $model.claim.name | base }}
 {{- else if $model.download -}}
-{{ $model.download.url | splitList "?" | first | base | splitList ".t" | first }}
+{{ regexReplaceAll "[.](tar|tgz|tar[.][a-z0-9]+)$" ((urlParse $model.download.url).path | base) "" }}
 {{- else if $model.image -}}
 {{ $model.image.reference | splitList "@" | first | base | splitList ":" | first }}
 {{- else -}}
