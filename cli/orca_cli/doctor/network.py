@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from .finding import Finding, fault, listing, ok, unchecked, warning
 from .nodes import SKEW
-from .objects import Object, Release, at, by_component, name_of
+from .objects import Object, Release, at, by_component, is_ready, matches, name_of
 from .snapshot import Attempt, Inside, Snapshot, Unknown
 
 OTLP = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -36,7 +36,7 @@ def questions(release: Release, pods: Sequence[Object]) -> Mapping[str, list[Que
     def to_pod(arrow: str, pod: Object, port: int) -> Question:
         return Question(arrow, f"{name_of(pod)}:{port}", str(at(pod, "status", "podIP")), port)
 
-    services = [name_of(service) for service in release.of_kind("Service")]
+    services = [name_of(service) for service in release.of_kind("Service") if is_named(service, pods)]
     tried: dict[str, list[Question]] = {}
     for component, sources in running.items():
         for pod in sources:
@@ -59,6 +59,15 @@ def questions(release: Release, pods: Sequence[Object]) -> Mapping[str, list[Que
             found += collector(component, release.settings(component).get(OTLP))
             tried[name_of(pod)] = found
     return tried
+
+
+def is_named(service: Object, pods: Sequence[Object]) -> bool:
+    """Whether a Service has an address in DNS now. One without an address of its own has those of its Ready pods."""
+    if at(service, "spec", "clusterIP") != "None":
+        return True
+    chosen = [pod for pod in pods if matches(at(service, "spec", "selector"), at(pod, "metadata", "labels"))]
+    early = at(service, "spec", "publishNotReadyAddresses")
+    return any(at(pod, "status", "podIP") if early else is_ready(pod) for pod in chosen)
 
 
 def collector(component: str, url: str | None) -> list[Question]:
