@@ -30,7 +30,7 @@ def whole(snapshot: Snapshot) -> list[Finding]:
     if pods % engine:
         more = pods - pods % engine + engine
         advice = f"scale {name_of(worker(release))} to {pods - pods % engine} or {more} pods"
-        return [warning("engines", f"{said}: {pods % engine} stay idle", advice)]
+        return [warning("engines", f"{said}: {pods % engine} make none", advice)]
     return [ok("engines", f"{said}: {counted(pods // engine, 'engine')}")]
 
 

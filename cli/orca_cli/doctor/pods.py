@@ -7,6 +7,7 @@ from .objects import Object, at, by_component, component_of, condition, is_ready
 from .snapshot import Snapshot, Unknown
 
 LONGEST = 200  # characters of a message of Kubernetes
+PULLS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 
 
 def known(snapshot: Snapshot) -> tuple[Object, ...]:
@@ -40,6 +41,9 @@ def ready(snapshot: Snapshot) -> list[Finding]:
             advice = f"look at `kubectl describe pod {names[0]}` and its logs"
             level = warning if at(unready[0], "metadata", "deletionTimestamp") else fault
             findings.append(level("pods", f"{listing(names)} not Ready: {why}", advice))
+        if replicas(workload) == 0:
+            said = f"{name_of(workload)} is scaled to 0 pods"
+            findings.append(fault("pods", said, f"`kubectl scale` it to 1 or more: there is no {component}"))
         if len(pods) < wanted:
             why = absent(name_of(workload), snapshot.warnings)
             said = f"{name_of(workload)} has {len(pods)} of {wanted} pods{why}"
@@ -55,6 +59,8 @@ def reason(pod: Object, warnings: Sequence[Object], told: str, last_words: Mappi
         return "it is being deleted"
     for status in container_statuses(pod):
         waiting = at(status, "state", "waiting") or {}
+        if waiting.get("reason") in PULLS:
+            return f"an image cannot be fetched ({waiting['reason']}); see `pulls`"
         if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
             before = ended(at(status, "lastState", "terminated"))
             said = last_words.get(f"{name_of(pod)} {status.get('name')}") or waiting.get("message", "")
@@ -97,9 +103,9 @@ def absent(name: str, warnings: Sequence[Object]) -> str:
     return shortened(f": {said[-1].get('message', '')}") if said else ""
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, longest: int = LONGEST) -> str:
     line = " ".join(text.split()).removesuffix(":")
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 2]}.."
+    return line if len(line) <= longest else f"{line[: longest - 2]}.."
 
 
 def restarts(snapshot: Snapshot) -> list[Finding]:

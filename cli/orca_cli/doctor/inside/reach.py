@@ -23,10 +23,10 @@ REDIS_PORT = 6379
 
 def attempt(host: str, port: int | None) -> tuple[str, float]:
     """What came of one try, and the seconds that it took."""
+    if not host:
+        host, port = pool_address()
     begin = time.monotonic()
     try:
-        if not host:
-            host, port = pool_address()
         if port is None:
             socket.getaddrinfo(host, None)
             answer = "resolved"
