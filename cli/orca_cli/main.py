@@ -17,9 +17,10 @@ from rich.text import Text
 
 from orca_cli import config as effective
 from orca_cli import demo as demonstration
+from orca_cli.chart_values import read_values
 from orca_cli.generate import generate
 from orca_cli.timeline import drawing, plane_table, share_table
-from orca_cli.topology import rank_table, slice_table
+from orca_cli.topology import pod_table, rank_table, slice_table
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, OrcaError
 from orca_endpoint.settings import EndpointSettings
@@ -114,17 +115,25 @@ def topology(
     pp: Annotated[int | None, typer.Option(help="Pipeline stages: how many share the layers of the model.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Type of the weights: float32 or bfloat16.")] = None,
     slices: Annotated[bool, typer.Option("--slices", help="Also shows each tensor's slice on each rank.")] = False,
+    values: Annotated[
+        list[Path] | None,
+        typer.Option(help="Values of the Helm chart, as for helm install; may be repeated. Also shows the pods."),
+    ] = None,
 ) -> None:
     """Shows what each rank of an engine would hold: layers, slices and bytes. Starts nothing.
 
-    Options that are not given are the settings of `orca serve`.
+    Options that are not given come from the files of --values; without files they are the settings of `orca serve`.
     """
-    given = ServeSettings.load(model=model, tp=tp, pp=pp, dtype=dtype)
 
     async def body() -> None:
+        options = {"model": model, "tp": tp, "pp": pp, "dtype": dtype}
+        release = read_values(values).with_options(options) if values else None
+        given = ServeSettings.load(**(release.settings() if release else options))
         checkpoint = read_checkpoint(resolve_model(given.model) if given.model else DEMO_MODEL)
         shares = families.topology(checkpoint, given.tp, given.pp, given.dtype)
         console.print(rank_table(checkpoint, shares, given.tp, given.pp, given.dtype))
+        if release:
+            console.print(pod_table(release.shape(), release.engines))
         if slices:
             console.print(slice_table(shares))
 

@@ -30,8 +30,14 @@ class SchedulerApp:
         self._telemetry, self._pulse = Telemetry("orca-scheduler", name), LoopPulse()
         self._pool = Pool(settings.redis_url, settings.pool)
         self._discovery = discovery_of(settings)
-        self._scheduler = Scheduler(name, self._pool, settings, self._telemetry, self._pulse)
-        self._status = StatusPort(settings.host, settings.status_port, self._scheduler.unready, self._pulse.alive)
+        self._scheduler = Scheduler(name, self._pool, self._discovery, settings, self._telemetry, self._pulse)
+        self._status = StatusPort(
+            settings.host,
+            settings.status_port,
+            self._scheduler.unready,
+            self._pulse.alive,
+            lambda: {"engines": self._scheduler.engines(), "notices": list(self._discovery.notices)},
+        )
 
     async def start(self) -> dict[str, str]:
         settings = self._settings
@@ -65,9 +71,7 @@ def discovery_of(settings: SchedulerSettings) -> Discovery:
         from .discovery.statefulset import StatefulSetDiscovery
 
         kubernetes = Kubernetes(settings.worker_namespace or own_namespace())
-        return StatefulSetDiscovery(
-            kubernetes, settings.worker_statefulset, settings.shape.pods, settings.worker_port
-        )
+        return StatefulSetDiscovery(kubernetes, settings.worker_statefulset, settings.shape.pods, settings.worker_port)
     assert settings.workers is not None, "the settings have one of the two"
     pods = [pod.strip() for pod in settings.workers.split(",") if pod.strip()]
     return StaticDiscovery(pods, settings.shape.pods)
