@@ -14,6 +14,7 @@ SLOW = [
     "e2e/test_cli.py",
     "e2e/test_distributed.py",
     "e2e/test_iteration_level.py",
+    "e2e/test_jaeger.py",
     "e2e/test_kill.py",
     "e2e/test_tokens.py",
     "e2e/test_traces.py",

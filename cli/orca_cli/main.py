@@ -185,6 +185,33 @@ def demo() -> None:
         _run(body())
 
 
+@app.command()
+def doctor(
+    release: Annotated[str | None, typer.Option(help="Name of the release; orca if not given.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="Its namespace; that of the current context if not given.")
+    ] = None,
+    context: Annotated[str | None, typer.Option(help="Context of KUBECONFIG; the current one if not given.")] = None,
+    rendered: Annotated[
+        Path | None, typer.Option(help="Instead of a cluster: a file with what `helm template` prints, or - for stdin.")
+    ] = None,
+    redis_url: Annotated[
+        str | None, typer.Option(help="Ask the request pool's Redis from here, not from a pod of the release.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Checks an installation on Kubernetes, or a rendered chart, for what would go wrong. Changes nothing."""
+    from orca_cli.doctor import command
+
+    async def body() -> None:
+        if rendered is not None:
+            command.show(command.check_rendered(rendered, release), as_json)
+        else:
+            command.show(await command.check_cluster(release, namespace, context, redis_url), as_json)
+
+    _run(body())
+
+
 def _add_service(name: str) -> None:
     """Adds the command that runs one service."""
     kind, module = SERVICES[name]

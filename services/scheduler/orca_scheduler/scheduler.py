@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orca_common.errors import Unavailable
@@ -13,7 +13,7 @@ from orca_pool.leases import GAP_SECONDS, LEASE_SECONDS, RENEW_SECONDS
 from orca_pool.pool import Pool
 from orca_pool.records import EngineState
 
-from .discovery.candidates import Candidate
+from .discovery.candidates import Candidate, Discovery
 from .master import EngineMaster
 from .settings import SchedulerSettings
 
@@ -32,11 +32,17 @@ class Scheduler:
     """Masters at most its share of the engines: ceil(engines / living schedulers)."""
 
     def __init__(
-        self, name: str, pool: Pool, settings: SchedulerSettings, telemetry: Telemetry, pulse: LoopPulse
+        self,
+        name: str,
+        pool: Pool,
+        discovery: Discovery,
+        settings: SchedulerSettings,
+        telemetry: Telemetry,
+        pulse: LoopPulse,
     ) -> None:
-        self._name, self._pool = name, pool
+        self._name, self._pool, self._discovery = name, pool, discovery
         self._settings, self._telemetry, self._pulse = settings, telemetry, pulse
-        self._candidates: dict[str, Candidate] = {}
+        self._candidates: dict[str, Candidate] | None = None  # None: not known yet
         self._masters: dict[str, tuple[EngineMaster, asyncio.Task[None]]] = {}
         self._sights: dict[str, Sight] = {}
         self._loop = asyncio.get_running_loop()
@@ -47,17 +53,25 @@ class Scheduler:
         """Takes the engines that there may be. Called again whenever discovery has other ones."""
         self._candidates = {candidate.engine: candidate for candidate in candidates}
         for engine, (master, _) in self._masters.items():
-            candidate = self._candidates.get(engine)
-            master.candidate_changed(None if candidate is None else candidate.pods)
+            master.candidate_changed(self._candidates.get(engine))
 
     def unready(self) -> str | None:
-        """Why the scheduler is not ready; None when it is."""
+        """Why the scheduler is not ready; None when it is. May be called in any thread."""
         if self._last_look is None:
             return "the pool has not been reached yet"
         since = time.monotonic() - self._reached
         if since > 5:
             return f"the pool was last reached {since:.0f} s ago"
-        return next((master.unready for master, _ in list(self._masters.values()) if master.unready), None)
+        if self._candidates is None:
+            return self._discovery.unready or "the engines are not known yet"
+        return None
+
+    def engines(self) -> Mapping[str, str | None]:
+        """The engines that this scheduler masters, each with the reason why it serves nothing; None: it runs.
+
+        May be called in any thread.
+        """
+        return {engine: master.unready for engine, (master, _) in list(self._masters.items())}
 
     async def run(self) -> None:
         """Looks at the leases, again and again. Never returns; raises the error of a master that failed."""
@@ -88,6 +102,8 @@ class Scheduler:
         if self._last_look is None or now - self._last_look > GAP_SECONDS:
             self._sights.clear()
         self._last_look, self._reached = now, time.monotonic()
+        if self._candidates is None:
+            return  # an engine that is not a candidate is retired: nobody knows yet which are
         known = sorted(engines.keys() | self._candidates.keys())
         share = -(-len(known) // max(1, living))
         for engine in known:
@@ -112,14 +128,23 @@ class Scheduler:
         term = await self._pool.acquire(engine, self._name, state)
         if term is None:
             return  # another candidate was faster
+        assert self._candidates is not None, "nothing is taken before the candidates are known"
         candidate = self._candidates.get(engine)
-        pods = None if candidate is None else candidate.pods
         # An engine that is only retired is not counted as taken over: its requests go back without a loss. Neither is
         # one that stands under our own name: the answer to an earlier acquire was lost.
         held_by_another = state is not None and state.owner not in (None, self._name)
         taken_over = candidate is not None and held_by_another
         log.info("engine acquired", extra={"engine": engine, "term": term, "taken_over": taken_over})
         master = EngineMaster(
-            engine, pods, self._name, term, taken_over, self._pool, self._settings, self._telemetry, self._pulse
+            engine,
+            candidate,
+            self._name,
+            term,
+            taken_over,
+            self._pool,
+            self._discovery,
+            self._settings,
+            self._telemetry,
+            self._pulse,
         )
         self._masters[engine] = master, asyncio.create_task(master.run(), name=f"master of {engine}")
