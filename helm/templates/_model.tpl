@@ -30,7 +30,7 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
 {{ regexReplaceAll "[.](tar|tgz|tar[.][a-z0-9]+)$" ((urlParse $model.download.url).path | base) "" }}
 {{- else if $model.image -}}
 {{ $model.image.reference | splitList "@" | first | base | splitList ":" | first }}
-{{- else -}}
+{{- else if $model.hub -}}
 {{ base $model.hub.name }}
 {{- end -}}
 {{- end -}}
