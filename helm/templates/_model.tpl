@@ -54,6 +54,9 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
     - --to={{ include "orca.modelFolder" . }}
     {{- with $source.hub }}
     - --hub={{ .name }}
+    {{- with .revision }}
+    - --revision={{ . }}
+    {{- end }}
     {{- end }}
     {{- with $source.download }}
     - --url={{ .url }}
@@ -117,6 +120,6 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
   persistentVolumeClaim: {claimName: {{ $cache.claim }}}
 {{- else if not $source.path }}
 - name: models
-  emptyDir: {{ $cache.size | empty | ternary dict (dict "sizeLimit" $cache.size) | toJson }}
+  emptyDir: {{ and $cache.size (last . | eq "worker") | ternary (dict "sizeLimit" $cache.size) dict | toJson }}
 {{- end }}
 {{- end -}}

@@ -24,12 +24,16 @@ class Told:
     """A discovery that tells what the test says."""
 
     unready: str | None = "the API server has not answered yet"
+    notices: Sequence[str] = ()
 
     async def run(self, discovered: Callable[[Sequence[Candidate]], None]) -> Never:
         raise AssertionError("the test calls `discovered`")
 
     async def replace(self, engine: str) -> None:
         raise AssertionError(f"{engine} is not to be replaced")
+
+    async def close(self) -> None:
+        pass
 
 
 class Bench:
@@ -70,9 +74,9 @@ async def bench() -> AsyncIterator[Bench]:
             running = asyncio.create_task(scheduler.run())
             try:
                 yield Bench(pool, scheduler, status)
-                await scheduler.leave()
             finally:
                 await cancel(running)
+                await scheduler.leave()
                 status.close()
                 pulse.close()
 
