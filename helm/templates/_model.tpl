@@ -118,8 +118,11 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
 {{- else if and (not $source.path) (eq (last .) "worker") $cache.claim }}
 - name: models
   persistentVolumeClaim: {claimName: {{ $cache.claim }}}
+{{- else if and (not $source.path) (eq (last .) "worker") $cache.size }}
+- name: models
+  emptyDir: {sizeLimit: {{ $cache.size }}}
 {{- else if not $source.path }}
 - name: models
-  emptyDir: {{ and $cache.size (last . | eq "worker") | ternary (dict "sizeLimit" $cache.size) dict | toJson }}
+  emptyDir: {}
 {{- end }}
 {{- end -}}
