@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from .finding import Finding, fault, listing, ok, warning
+from .finding import Finding, counted, fault, listing, ok, warning
 from .objects import Object, at, matches, name_of, pod_template, replicas
 from .snapshot import Snapshot
 
@@ -30,7 +30,7 @@ def declared(snapshot: Snapshot) -> list[Finding]:
             findings.append(fault("budgets", f"{name_of(budget)} allows no disruption of {pods} pods", ADVICE))
         elif "worker" in held:
             findings += of_workers(budget, allowed, snapshot.release.pods_per_engine)
-    return findings or [ok("budgets", f"{len(budgets)} budgets, each allows a disruption")]
+    return findings or [ok("budgets", f"{counted(len(budgets), 'budget')}, each lets pods leave")]
 
 
 def of_workers(budget: Object, allowed: int, engine: int) -> list[Finding]:
@@ -67,9 +67,9 @@ def now(snapshot: Snapshot) -> list[Finding]:
             (blocked if healthy else waiting).append(name_of(budget))
     findings = []
     if blocked:
-        said = f"{listing(blocked)} allows no disruption, though all its pods are healthy"
+        said = f"no pod may leave, though all are healthy: {listing(blocked)}"
         findings.append(fault("drain", said, ADVICE))
     if waiting:
-        said = f"{listing(waiting)} allows no disruption until more of its pods are Ready"
+        said = f"no pod may leave until more are Ready: {listing(waiting)}"
         findings.append(warning("drain", said, "see `pods` for what they wait for"))
     return findings or [ok("drain", "a node can be drained now")]

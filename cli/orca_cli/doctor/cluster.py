@@ -4,8 +4,9 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from importlib.resources import files
 from pathlib import Path
@@ -30,6 +31,23 @@ TOGETHER = 8  # calls at a time
 STDIN, STDOUT, STDERR, STATUS = range(4)  # channels of an exec
 # Reads the program from stdin: as an argument it would make the URL longer than what some proxies let through.
 STARTER = ("python", "-c", "import sys; exec(sys.stdin.read(int(sys.argv[1])))")
+
+
+def understood(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        shown = " ".join(text.decode(errors="replace").split())[:200]
+        raise Unavailable(f"the API server's answer cannot be read: {shown}") from None
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What a program in a pod printed. The times are of the clock of this machine, in seconds since 1970."""
+
+    text: str
+    asked: float  # when its line was sent
+    answered: float  # when it printed something after that
 
 
 class Cluster:
@@ -69,6 +87,13 @@ class Cluster:
         """A resource, and the server's clock when it answered, in seconds since 1970."""
         return await self._call("GET", path, query)
 
+    async def last_line(self, pod: str, container: str) -> str:
+        """The last line that a container logged before it was last restarted."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
+        query = {"container": container, "previous": "true", "tailLines": "3"}
+        text, _ = await self._call("GET", path, query, read=lambda text: text.decode(errors="replace"))
+        return next((line for line in reversed(text.splitlines()) if line.strip()), "")
+
     async def list(self, path: str, kind: str, **query: str) -> tuple[Object, ...]:
         """The objects of a list. `kind`: theirs, which the server leaves out of a list's items."""
         found, _ = await self.get(path, **query)
@@ -86,11 +111,8 @@ class Cluster:
         answer, _ = await self._call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {}, review)
         return bool(answer["status"]["allowed"])
 
-    async def run(self, pod: str, container: str, program: str, line: str = "") -> tuple[str, float]:
-        """Runs a program of the package `inside` in a container, with a line on its stdin.
-
-        Returns what it printed, and when the first of it came, by the clock of this machine.
-        """
+    async def run(self, pod: str, container: str, program: str, line: str = "") -> Printed:
+        """Runs a program of the package `inside` in a container. `line` is sent when it has first printed something."""
         source = files("orca_cli.doctor.inside").joinpath(program).read_text()
         async with self._turns, bounded(RUN):
             path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/exec"
@@ -102,11 +124,16 @@ class Cluster:
             )
             dialled: Any = await self._streams.request(method, url, headers=headers, _preload_content=False)
             async with dialled as socket:
-                await socket.send_bytes(bytes([STDIN]) + f"{source}{line}\n".encode())
-                return await printed(socket)
+                await socket.send_bytes(bytes([STDIN]) + source.encode())
+                return await printed(socket, line)
 
     async def _call(
-        self, method: str, path: str, query: Mapping[str, str], body: Object | None = None
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Object | None = None,
+        read: Callable[[bytes], Any] = understood,
     ) -> tuple[Any, float]:
         async with self._turns, bounded(ANSWER):
             call = await self._client.param_serialize(
@@ -115,11 +142,11 @@ class Cluster:
             response = await self._client.call_api(*call)
             text = await response.read()
             date = response.headers.get("Date")
-        answer = understood(text)
         if response.status >= 300:
-            said = answer.get("message") if isinstance(answer, dict) else None
+            told = understood(text)
+            said = told.get("message") if isinstance(told, dict) else None
             raise Unavailable(f"{response.status}, {said or response.reason}")
-        return answer, parsedate_to_datetime(date).timestamp() if date else time.time()
+        return read(text), parsedate_to_datetime(date).timestamp() if date else time.time()
 
 
 def groups(user: str) -> Sequence[str]:
@@ -128,24 +155,18 @@ def groups(user: str) -> Sequence[str]:
     return ["system:serviceaccounts", f"system:serviceaccounts:{account[2]}", "system:authenticated"]
 
 
-def understood(text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        shown = " ".join(text.decode(errors="replace").split())[:200]
-        raise Unavailable(f"the API server's answer cannot be read: {shown}") from None
-
-
-async def printed(socket: aiohttp.ClientWebSocketResponse) -> tuple[str, float]:
-    """What a program writes to stdout until it ends, and when the first of it came. Raises Unavailable if it fails."""
+async def printed(socket: aiohttp.ClientWebSocketResponse, line: str) -> Printed:
+    """What a program writes to stdout until it ends. Raises Unavailable if it fails."""
     said: dict[int, bytes] = {STDOUT: b"", STDERR: b"", STATUS: b""}
-    first = None
+    moments: list[float] = []
     async for message in socket:
         if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
             continue
         channel, data = message.data[0], message.data[1:]
-        if channel == STDOUT and data and first is None:
-            first = time.time()
+        if channel == STDOUT and data:
+            moments.append(time.time())
+            if line and len(moments) == 1:
+                await socket.send_bytes(bytes([STDIN]) + f"{line}\n".encode())
         said[channel] = said.get(channel, b"") + data
         if channel == STATUS:
             break
@@ -153,7 +174,8 @@ async def printed(socket: aiohttp.ClientWebSocketResponse) -> tuple[str, float]:
     if status.get("status") != "Success":
         lines = said[STDERR].decode(errors="replace").strip().splitlines()
         raise Unavailable(lines[-1] if lines else str(status.get("message")))
-    return said[STDOUT].decode(errors="replace"), first or time.time()
+    asked, answered = (moments * 2)[:2] if moments else (0.0, 0.0)
+    return Printed(said[STDOUT].decode(errors="replace"), asked, answered)
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from orca_scheduler.discovery.pods import WorkerPod, WorkerSet, worker_pod, work
 from orca_scheduler.discovery.rollout import progress
 from orca_scheduler.discovery.rollout import rollout as rolled
 
-from .finding import Finding, fault, ok, unchecked, warning
+from .finding import Finding, counted, fault, ok, unchecked, warning
 from .nodes import devices
 from .objects import Object, Release, at, condition, name_of, pod_template, quantity, replicas, service_container
 from .pods import known
@@ -24,14 +24,14 @@ def whole(snapshot: Snapshot) -> list[Finding]:
     if not worker(release):
         return [fault("engines", "the release has no workers", "install the chart whole")]
     engine, pods = release.pods_per_engine, replicas(worker(release))
-    said = f"{pods} pods, {engine} make an engine"
+    said = f"{counted(pods, 'pod')}, {engine} for an engine"
     if pods < engine:
         return [fault("engines", f"{said}: there is none", f"scale {name_of(worker(release))} to {engine} pods")]
     if pods % engine:
         more = pods - pods % engine + engine
         advice = f"scale {name_of(worker(release))} to {pods - pods % engine} or {more} pods"
-        return [warning("engines", f"{said}: {pods % engine} stay idle", advice)]
-    return [ok("engines", f"{said}: {pods // engine} engines")]
+        return [warning("engines", f"{said}: {pods % engine} make none", advice)]
+    return [ok("engines", f"{said}: {counted(pods // engine, 'engine')}")]
 
 
 def ranks(snapshot: Snapshot) -> list[Finding]:

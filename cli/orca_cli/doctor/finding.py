@@ -48,6 +48,11 @@ def listing(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 pod`, `2 pods`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def report(findings: Sequence[Finding], width: int) -> str:
     """The findings as text of at most `width` columns, and a last line that counts them."""
     name = max((len(finding.check) for finding in findings), default=0)

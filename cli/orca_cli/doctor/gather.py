@@ -33,6 +33,7 @@ KINDS = {  # of the release's objects -> where they are listed
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 LIVING = "status.phase!=Succeeded,status.phase!=Failed"
 PINGS = 3
+STATUS_PORT = 9090  # the chart's
 
 
 async def gather(cluster: Cluster, name: str, redis_url: str | None) -> Snapshot:
@@ -51,11 +52,12 @@ async def gather(cluster: Cluster, name: str, redis_url: str | None) -> Snapshot
         asked("events", warnings_of(cluster)),
     )
     running: tuple[Object, ...] = () if isinstance(pods, Unknown) else pods
-    claims, allowed, (inside, unseen), redis = await asyncio.gather(
+    claims, allowed, (inside, unseen), redis, last_words = await asyncio.gather(
         asked("volume claims", namespaced(cluster, "persistentvolumeclaims", "PersistentVolumeClaim")),
         asked("access reviews", rights_of(cluster, release)),
-        look_inside(cluster, release, running, server.seconds),
+        look_inside(cluster, release, running),
         redis_of(cluster, running, redis_url),
+        last_words_of(cluster, running),
     )
     return Snapshot(
         release=release,
@@ -65,6 +67,7 @@ async def gather(cluster: Cluster, name: str, redis_url: str | None) -> Snapshot
         renewals=renewals,
         pods=pods,
         placed=placed,
+        last_words=last_words,
         warnings=warnings,
         claims=claims,
         inside=pods if isinstance(pods, Unknown) else inside,
@@ -141,6 +144,19 @@ async def warnings_of(cluster: Cluster) -> tuple[Object, ...]:
     return tuple(sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or "")))
 
 
+async def last_words_of(cluster: Cluster, pods: Sequence[Object]) -> Mapping[str, str]:
+    """What containers that were restarted logged at their end. A log that is gone has no last line."""
+    restarted = [
+        (name_of(pod), str(status.get("name")))
+        for pod in pods
+        for status in container_statuses(pod)
+        if status.get("restartCount")
+    ]
+    lines = await asyncio.gather(*(asked("log", cluster.last_line(*container)) for container in restarted))
+    pairs = zip(restarted, lines, strict=True)
+    return {" ".join(container): line for container, line in pairs if not isinstance(line, Unknown)}
+
+
 async def rights_of(cluster: Cluster, release: Release) -> Mapping[Right, bool]:
     user = f"system:serviceaccount:{cluster.namespace}:{account(release)}"
     rights = sorted(needed())
@@ -149,29 +165,34 @@ async def rights_of(cluster: Cluster, release: Release) -> Mapping[Right, bool]:
 
 
 async def look_inside(
-    cluster: Cluster, release: Release, pods: Sequence[Object], error: float
+    cluster: Cluster, release: Release, pods: Sequence[Object]
 ) -> tuple[tuple[Inside, ...], Mapping[str, str]]:
-    """What each running pod of ours reaches, and why some could not be asked. `error`: of the clocks, in seconds."""
+    """What each running pod of ours reaches, and why some could not be asked."""
     tried = questions(release, pods)
-    asking = [pod for pod in pods if name_of(pod) in tried]
+    asking = [pod for pod in pods if name_of(pod) in tried and runs(pod)]
     answers = await asyncio.gather(
-        *(asked("exec", one_inside(cluster, pod, tried[name_of(pod)], error)) for pod in asking)
+        *(asked("exec", one_inside(cluster, release, pod, tried[name_of(pod)])) for pod in asking)
     )
     pairs = list(zip(asking, answers, strict=True))
     unseen = {name_of(pod): answer.why for pod, answer in pairs if isinstance(answer, Unknown)}
+    unseen |= {name: "its container does not run" for name in tried if name not in map(name_of, asking)}
     return tuple(answer for answer in answers if isinstance(answer, Inside)), unseen
 
 
-async def one_inside(cluster: Cluster, pod: Object, tried: Sequence[Question], error: float) -> Inside:
+async def one_inside(cluster: Cluster, release: Release, pod: Object, tried: Sequence[Question]) -> Inside:
     name, container = name_of(pod), str(service_container(pod).get("name"))
-    line = json.dumps([[question.host, question.port] for question in tried])
-    printed, arrived = await cluster.run(name, container, "reach.py", line)
-    said = answer_of(printed)
+    targets = [[question.host, question.port] for question in tried]
+    status_port = release.number(component_of(pod), "ORCA_STATUS_PORT", STATUS_PORT)
+    line = json.dumps({"targets": targets, "status_port": status_port})
+    printed = await cluster.run(name, container, "reach.py", line)
+    said = answer_of(printed.text)
     found = [
         Attempt(question.arrow, name, question.target, answer, seconds)
         for question, (answer, seconds) in zip(tried, said["answers"], strict=True)
     ]
-    return Inside(name, component_of(pod), said["now"] - arrived, error, tuple(found), said["cuda"])
+    ahead = said["now"] - (printed.asked + printed.answered) / 2
+    error = (printed.answered - printed.asked) / 2
+    return Inside(name, component_of(pod), ahead, error, tuple(found), said["unready"], said["cuda"])
 
 
 def answer_of(printed: str) -> dict[str, Any]:
@@ -206,8 +227,8 @@ async def redis_from_here(url: str) -> Redis:
 
 
 async def redis_from(cluster: Cluster, pod: Object) -> Redis:
-    printed, _ = await cluster.run(name_of(pod), str(service_container(pod).get("name")), "ask_redis.py")
-    return Redis(name_of(pod), **answer_of(printed))
+    printed = await cluster.run(name_of(pod), str(service_container(pod).get("name")), "ask_redis.py")
+    return Redis(name_of(pod), **answer_of(printed.text))
 
 
 def runs(pod: Object) -> bool:

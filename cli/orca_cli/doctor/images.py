@@ -2,11 +2,10 @@
 
 from .finding import Finding, fault, listing, ok, warning
 from .objects import Object, at, image_tag, name_of, pod_template, service_container
-from .pods import container_statuses, known, shortened
+from .pods import PULLS, container_statuses, known, shortened
 from .snapshot import Snapshot
 
 OURS = ("endpoint", "scheduler", "worker")
-PULLS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 
 
 def tags(snapshot: Snapshot) -> list[Finding]:
@@ -33,7 +32,7 @@ def pulls(snapshot: Snapshot) -> list[Finding]:
         for status in container_statuses(pod):
             waiting = at(status, "state", "waiting") or {}
             if waiting.get("reason") in PULLS:
-                message = shortened(str(waiting.get("message", waiting["reason"])))
+                message = shortened(str(waiting.get("message", waiting["reason"])), 100)
                 failing.setdefault((str(status.get("image")), message), []).append(pod)
     advice = "look at the name, the tag and image.pullSecrets"
     return [

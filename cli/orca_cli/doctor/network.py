@@ -7,13 +7,17 @@ from urllib.parse import urlsplit
 
 from .finding import Finding, fault, listing, ok, unchecked, warning
 from .nodes import SKEW
-from .objects import Object, Release, at, by_component, name_of
+from .objects import Object, Release, at, by_component, is_ready, matches, name_of, ordinal
 from .snapshot import Attempt, Inside, Snapshot, Unknown
 
 OTLP = "OTEL_EXPORTER_OTLP_ENDPOINT"
 POOL = ""  # stands for the address in the pod's own setting redis_url
 API = ("kubernetes.default.svc", 443)
 DNS = "dns"
+ANSWERS = {  # of a pod's try -> in words, and what to do
+    "silent": ("no answer", "look at the NetworkPolicies, and at the CNI between the two nodes"),
+    "refused": ("refused", "nothing listens there: look at that pod's log"),
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ def questions(release: Release, pods: Sequence[Object]) -> Mapping[str, list[Que
     def to_pod(arrow: str, pod: Object, port: int) -> Question:
         return Question(arrow, f"{name_of(pod)}:{port}", str(at(pod, "status", "podIP")), port)
 
-    services = [name_of(service) for service in release.of_kind("Service")]
+    services = [name_of(service) for service in release.of_kind("Service") if is_named(service, pods)]
     tried: dict[str, list[Question]] = {}
     for component, sources in running.items():
         for pod in sources:
@@ -51,7 +55,8 @@ def questions(release: Release, pods: Sequence[Object]) -> Mapping[str, list[Que
                     found += [to_pod("scheduler -> supervisor", other, supervisor) for other in workers]
                     found += [to_pod("scheduler -> rank", other, port) for other in workers for port in ranks]
                 case "worker":
-                    others = [other for other in workers if name_of(other) != name_of(pod)]
+                    others = [other for other in workers if engine_of(release, other) == engine_of(release, pod)]
+                    others = [other for other in others if name_of(other) != name_of(pod)]
                     found += [to_pod("worker -> worker", other, supervisor) for other in others]
                     found += [to_pod("worker -> worker", other, port) for other in others for port in ranks]
                 case _:
@@ -59,6 +64,19 @@ def questions(release: Release, pods: Sequence[Object]) -> Mapping[str, list[Que
             found += collector(component, release.settings(component).get(OTLP))
             tried[name_of(pod)] = found
     return tried
+
+
+def engine_of(release: Release, pod: Object) -> int:
+    return ordinal(pod) // release.pods_per_engine
+
+
+def is_named(service: Object, pods: Sequence[Object]) -> bool:
+    """Whether a Service has an address in DNS now. One without an address of its own has those of its Ready pods."""
+    if at(service, "spec", "clusterIP") != "None":
+        return True
+    chosen = [pod for pod in pods if matches(at(service, "spec", "selector"), at(pod, "metadata", "labels"))]
+    early = at(service, "spec", "publishNotReadyAddresses")
+    return any(at(pod, "status", "podIP") if early else is_ready(pod) for pod in chosen)
 
 
 def collector(component: str, url: str | None) -> list[Question]:
@@ -106,29 +124,18 @@ def arrows(snapshot: Snapshot) -> list[Finding]:
         for attempt in found:
             if attempt.answer != "open":
                 bad.setdefault(attempt.answer, []).append(f"{attempt.source} to {attempt.target}")
-        findings += [
-            fault("arrows", f"{arrow}: {listing(ways)} {said(why)}", ADVICE[kind(why)]) for why, ways in bad.items()
-        ]
+        for answer, ways in bad.items():
+            words, advice = ANSWERS.get(answer, (answer, "look at DNS and at the routes between the nodes"))
+            said = f"{arrow}: {words}, {len(ways)} of {len(found)} tries: {listing(ways, 2)}"
+            findings.append(fault("arrows", said, advice))
         if not bad:
             middle = median(attempt.seconds for attempt in found)
             findings.append(ok("arrows", f"{arrow}: {len(found)} open, in {middle * 1e3:.1f} ms"))
-    findings += [unchecked("arrows", f"from {pod}: {why}") for pod, why in snapshot.unseen.items()]
+    mute: dict[str, list[str]] = {}
+    for pod, why in snapshot.unseen.items():
+        mute.setdefault(why, []).append(pod)
+    findings += [unchecked("arrows", f"from {listing(pods)}: {why}") for why, pods in mute.items()]
     return findings or [unchecked("arrows", "no pod of the release runs")]
-
-
-def kind(answer: str) -> str:
-    return answer if answer in ADVICE else "other"
-
-
-def said(answer: str) -> str:
-    return {"silent": "gets no answer", "refused": "is refused"}.get(answer, f"fails: {answer}")
-
-
-ADVICE = {
-    "silent": "look at the NetworkPolicies, and at the CNI between the two nodes",
-    "refused": "nothing listens there: look at that pod's log",
-    "other": "look at DNS and routes",
-}
 
 
 def outside(snapshot: Snapshot) -> list[Finding]:

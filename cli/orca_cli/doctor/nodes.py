@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from .finding import Finding, fault, listing, ok, unchecked, warning
+from .finding import Finding, counted, fault, listing, ok, unchecked, warning
 from .objects import (
     Object,
     Resources,
@@ -20,6 +20,7 @@ from .snapshot import Inside, Snapshot, Unknown
 
 PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
 SKEW = 1.0  # seconds that two clocks may differ
+DELAY = 3.0  # seconds that the call may have been under way, which makes the node look behind
 STALE = 40.0  # seconds after which a node whose lease was not renewed is taken for dead: Kubernetes' own default
 ENOUGH = 1e-6  # requests are sums of floats
 
@@ -240,7 +241,7 @@ def clocks(snapshot: Snapshot) -> list[Finding]:
     findings = []
     for renewal in snapshot.renewals:
         ahead = renewal.by_node - renewal.by_server  # within the second that the server cut off
-        if ahead > 1 + SKEW or ahead < -SKEW:
+        if ahead > 1 + SKEW or ahead < -SKEW - DELAY:
             apart = f"{abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} the API server's"
             findings.append(
                 warning("clocks", f"the clock of {renewal.node} is {apart}", "let all nodes keep time by NTP")
@@ -249,4 +250,4 @@ def clocks(snapshot: Snapshot) -> list[Finding]:
         if silent > STALE:
             said = f"{renewal.node} has not renewed its lease for {silent:.0f} s"
             findings.append(warning("clocks", said, "look at the node: its kubelet may be down"))
-    return findings or [ok("clocks", f"{len(snapshot.renewals)} nodes agree with the API server to the second")]
+    return findings or [ok("clocks", f"{counted(len(snapshot.renewals), 'node')}, in time with the API server")]

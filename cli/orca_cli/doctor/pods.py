@@ -1,12 +1,13 @@
 """The pods: which are not Ready, and which were restarted, with the reason that Kubernetes knows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .finding import Finding, fault, listing, ok, warning
 from .objects import Object, at, by_component, component_of, condition, is_ready, name_of, ordinal, replicas
 from .snapshot import Snapshot, Unknown
 
 LONGEST = 200  # characters of a message of Kubernetes
+PULLS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 
 
 def known(snapshot: Snapshot) -> tuple[Object, ...]:
@@ -21,6 +22,8 @@ def ready(snapshot: Snapshot) -> list[Finding]:
     """
     assert not isinstance(snapshot.warnings, Unknown)
     findings, fine = [], []
+    inside = () if isinstance(snapshot.inside, Unknown) else snapshot.inside
+    told = {seen.pod: seen.unready for seen in inside}
     found = by_component(known(snapshot))
     release = snapshot.release
     for component, workload in release.workloads().items():
@@ -31,12 +34,16 @@ def ready(snapshot: Snapshot) -> list[Finding]:
         reasons: dict[str, list[Object]] = {}
         for pod in pods:
             if not is_ready(pod):
-                reasons.setdefault(reason(pod, snapshot.warnings), []).append(pod)
+                why = reason(pod, snapshot.warnings, told.get(name_of(pod), ""), snapshot.last_words)
+                reasons.setdefault(why, []).append(pod)
         for why, unready in reasons.items():
             names = [name_of(pod) for pod in unready]
             advice = f"look at `kubectl describe pod {names[0]}` and its logs"
             level = warning if at(unready[0], "metadata", "deletionTimestamp") else fault
             findings.append(level("pods", f"{listing(names)} not Ready: {why}", advice))
+        if replicas(workload) == 0:
+            said = f"{name_of(workload)} is scaled to 0 pods"
+            findings.append(fault("pods", said, f"`kubectl scale` it to 1 or more: there is no {component}"))
         if len(pods) < wanted:
             why = absent(name_of(workload), snapshot.warnings)
             said = f"{name_of(workload)} has {len(pods)} of {wanted} pods{why}"
@@ -46,23 +53,28 @@ def ready(snapshot: Snapshot) -> list[Finding]:
     return findings or [ok("pods", f"all Ready: {', '.join(fine)}")]
 
 
-def reason(pod: Object, warnings: Sequence[Object]) -> str:
-    """Why a pod is not Ready: what its containers wait for, else its conditions, else its last warning."""
+def reason(pod: Object, warnings: Sequence[Object], told: str, last_words: Mapping[str, str]) -> str:
+    """Why a pod is not Ready: what its containers wait for, else what its service told, else its last warning."""
     if at(pod, "metadata", "deletionTimestamp"):
         return "it is being deleted"
     for status in container_statuses(pod):
         waiting = at(status, "state", "waiting") or {}
+        if waiting.get("reason") in PULLS:
+            return f"an image cannot be fetched ({waiting['reason']}); see `pulls`"
         if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
             before = ended(at(status, "lastState", "terminated"))
-            return shortened(f"{status.get('name')} is in {waiting['reason']}{before}: {waiting.get('message', '')}")
+            said = last_words.get(f"{name_of(pod)} {status.get('name')}") or waiting.get("message", "")
+            return shortened(f"{status.get('name')} is in {waiting['reason']}{before}: {said}")
         if (at(status, "state", "terminated", "exitCode") or 0) != 0:
             return f"{status.get('name')} ended{ended(at(status, 'state', 'terminated'))}"
     unplaced = condition(pod, "PodScheduled")
     if unplaced.get("status") == "False":
         return shortened(f"{unplaced.get('reason', 'not scheduled')}: {unplaced.get('message', '')}")
-    said = last_warning(name_of(pod), warnings)
-    told = condition(pod, "Ready").get("message", "")
-    return shortened(said or told or f"its phase is {at(pod, 'status', 'phase')}")
+    if told:
+        return shortened(told)
+    begun = any(at(status, "state", "running") for status in container_statuses(pod))
+    otherwise = condition(pod, "Ready").get("message", "") if begun else "its containers are being created"
+    return shortened(last_warning(name_of(pod), warnings) or otherwise or f"it is {at(pod, 'status', 'phase')}")
 
 
 def container_statuses(pod: Object) -> list[Object]:
@@ -91,25 +103,30 @@ def absent(name: str, warnings: Sequence[Object]) -> str:
     return shortened(f": {said[-1].get('message', '')}") if said else ""
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, longest: int = LONGEST) -> str:
     line = " ".join(text.split()).removesuffix(":")
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 2]}.."
+    return line if len(line) <= longest else f"{line[: longest - 2]}.."
 
 
 def restarts(snapshot: Snapshot) -> list[Finding]:
     """No container was started again; a clean installation has none that was."""
-    findings = []
+    found: dict[tuple[str, str, str], list[str]] = {}
     for pod in known(snapshot):
         for status in container_statuses(pod):
-            if count := status.get("restartCount"):
-                why = ended(at(status, "lastState", "terminated"))
-                said = f"{name_of(pod)} {status.get('name')} restarted {count} times{why}"
-                findings.append(warning("restarts", said, advice(status, component_of(pod), name_of(pod))))
-    return findings or [ok("restarts", "none")]
+            if status.get("restartCount"):
+                container = str(status.get("name"))
+                said = snapshot.last_words.get(f"{name_of(pod)} {container}", "")
+                why = shortened(f"{ended(at(status, 'lastState', 'terminated'))}: {said}")
+                key = container, why, advice(status, component_of(pod))
+                found.setdefault(key, []).append(f"{name_of(pod)} ({status['restartCount']})")
+    return [
+        warning("restarts", f"{container} was restarted in {listing(pods)}{' ' if why else ''}{why}", todo)
+        for (container, why, todo), pods in found.items()
+    ] or [ok("restarts", "none")]
 
 
-def advice(status: Object, component: str, pod: str) -> str:
+def advice(status: Object, component: str) -> str:
     if at(status, "lastState", "terminated", "reason") == "OOMKilled":
         block = "worker.memory" if component == "worker" else f"{component}.resources.limits.memory"
         return f"give it more memory: {block}"
-    return f"look at `kubectl logs --previous {pod}`"
+    return "look at `kubectl logs --previous POD`"

@@ -2,7 +2,7 @@
 
 import re
 
-from .finding import Finding, fault, listing, ok, unchecked, warning
+from .finding import Finding, counted, fault, listing, ok, unchecked, warning
 from .nodes import SKEW
 from .objects import at, containers, name_of, pod_template
 from .snapshot import Redis, Snapshot, Unknown
@@ -69,7 +69,7 @@ def claims(snapshot: Snapshot) -> list[Finding]:
     if loose:
         advice = "look at `kubectl describe pvc`: the storage class, the size, the access mode"
         return [fault("claims", f"not bound: {listing(loose)}", advice)]
-    return [ok("claims", f"{len(ours)} volume claims are bound")]
+    return [ok("claims", f"{counted(len(ours), 'volume claim')} bound")]
 
 
 def known(snapshot: Snapshot) -> Redis:

@@ -70,6 +70,7 @@ class Inside:
     ahead: float  # seconds that the pod's clock is ahead of ours
     error: float  # how wrong `ahead` may be
     attempts: tuple[Attempt, ...]
+    unready: str = ""  # why the service in it says that it is not ready
     cuda: str = ""  # the CUDA that the pod's torch is built for, as in 13.0
 
 
@@ -103,6 +104,7 @@ class Snapshot:
     renewals: Asked[tuple[Renewal, ...]] = NOT_ASKED
     pods: Asked[tuple[Object, ...]] = NOT_ASKED  # of the release
     placed: Asked[tuple[Object, ...]] = NOT_ASKED  # of the whole cluster: pods on a node that have not ended
+    last_words: Mapping[str, str] = field(default_factory=dict)  # "POD CONTAINER" -> last log line before a restart
     warnings: Asked[tuple[Object, ...]] = NOT_ASKED  # events of the namespace, oldest first
     claims: Asked[tuple[Object, ...]] = NOT_ASKED  # PersistentVolumeClaims of the namespace
     inside: Asked[tuple[Inside, ...]] = NOT_ASKED

@@ -36,7 +36,7 @@ class EndpointApp:
 
     def __init__(self, settings: EndpointSettings) -> None:
         self._settings = settings
-        self._starting: str | None = "starting"
+        self._starting: str | None = "the model is being read"
         self._failed = False
         self._tasks: list[asyncio.Task[None]] = []
         self._open = AsyncExitStack()  # closes what `start` opened, the last first
@@ -44,25 +44,26 @@ class EndpointApp:
     async def start(self) -> dict[str, str]:
         """Listens once the pool has agreed to the model. Returns the addresses of the ports grpc, http and status.
 
-        Waits for a pool that is away. Raises FailedPrecondition when the model cannot be read, or the pool serves
-        another one, and Unavailable when a port cannot be had.
+        Waits for a pool that is away; probes are answered meanwhile. Raises FailedPrecondition when the model cannot be
+        read, or the pool serves another one, and Unavailable when a port cannot be had.
         """
         settings = self._settings
+        pulse = service.LoopPulse()
+        self._open.callback(pulse.close)
+        status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive)
+        self._open.callback(status.close)
         self._checkpoint, self.vocabulary = await service.in_thread(self._read_model)  # perhaps a download
         telemetry = Telemetry("orca-endpoint", secrets.token_hex(4))
         self._open.callback(telemetry.close)
-        pulse = service.LoopPulse()
-        self._open.callback(pulse.close)
         self._pool = Pool(settings.redis_url, settings.pool)
         self.delivery = Delivery(self._pool)
         self.endpoint = Endpoint(settings, self._checkpoint, self.vocabulary, self._pool, self.delivery, telemetry)
-        status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive)
-        self._open.callback(status.close)
         self._open.push_async_callback(self._pool.close)
         self._open.push_async_callback(self.delivery.close)
         self._grpc, self._http = GrpcDoor(self.endpoint), HttpDoor(self.endpoint)
         self._open.push_async_callback(self._grpc.stop, 0)
         self._open.push_async_callback(self._http.stop)
+        self._starting = "the request pool has not answered yet"
         await self._pool.__aenter__()
         await reached(self._identify)
         ports = {

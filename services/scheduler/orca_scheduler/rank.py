@@ -56,6 +56,8 @@ class Rank:
         self._loop = asyncio.get_running_loop()
         self._channel: grpc.aio.Channel | None = None
         self._unwritten: asyncio.Queue[pb.ControlMessage] = asyncio.Queue(MAX_UNWRITTEN)
+        self._heartbeats = 0
+        self._epoch = 0  # under which the engine runs; 0: it does not run
         self.address = ""
         self.last_iteration = 0  # that the rank has told
         self.last_heard: float | None = None  # on the loop's clock; None: its control lane is not open
@@ -95,10 +97,12 @@ class Rank:
             for task in writing:
                 task.cancel()
 
-    def heard(self) -> None:
-        """Counts its silence from now on, unless its lane has ended."""
+    def run(self, epoch: int) -> None:
+        """The engine runs: tells the rank, and counts its silence from now on, unless its lane has ended."""
+        self._epoch = epoch
         if self.last_heard is not None:
             self.last_heard = self._now
+            self._send_heartbeat()
 
     # -- formation
 
@@ -173,12 +177,15 @@ class Rank:
             return  # the lane has ended, and `_read` tells why
 
     async def _send_heartbeats(self) -> None:
-        number = 0
         while True:
-            number += 1
             if self._unwritten.empty():  # a message that waits does as well
-                self._unwritten.put_nowait(pb.ControlMessage(heartbeat=pb.Heartbeat(number=number)))
+                self._send_heartbeat()
             await asyncio.sleep(timers.HEARTBEAT)
+
+    def _send_heartbeat(self) -> None:
+        self._heartbeats += 1
+        heartbeat = pb.Heartbeat(number=self._heartbeats, epoch=self._epoch)
+        self._unwritten.put_nowait(pb.ControlMessage(heartbeat=heartbeat))
 
     async def _read(self) -> None:
         try:

@@ -1,8 +1,8 @@
 """Runs in a pod: tries names and ports, and tells its clock. Needs Python, and orca_common for the pool's address.
 
-Reads a line of stdin: a JSON list of [host, port]. Without a port the name is only resolved; an empty host stands
-for the address in the pod's own setting redis_url. It prints {"now": ..} at once, and at the end
-{"answers": [[answer, seconds], ..], "cuda": ".."}.
+It prints {} when it has started, and reads a line of JSON: {"targets": [[host, port], ..], "status_port": ..}. Without
+a port the name is only resolved; an empty host stands for the address in the pod's own setting redis_url. Then it
+prints {"now": ..} at once, and at the end {"answers": [[answer, seconds], ..], "unready": "..", "cuda": ".."}.
 """
 
 import importlib.util
@@ -11,6 +11,8 @@ import re
 import socket
 import sys
 import time
+import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,10 +23,10 @@ REDIS_PORT = 6379
 
 def attempt(host: str, port: int | None) -> tuple[str, float]:
     """What came of one try, and the seconds that it took."""
+    if not host:
+        host, port = pool_address()
     begin = time.monotonic()
     try:
-        if not host:
-            host, port = pool_address()
         if port is None:
             socket.getaddrinfo(host, None)
             answer = "resolved"
@@ -47,6 +49,18 @@ def pool_address() -> tuple[str, int]:
     return parts.hostname or "127.0.0.1", parts.port or REDIS_PORT
 
 
+def unready(status_port: int) -> str:
+    """Why this pod's service says that it is not ready; "" when it is, or does not answer."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{status_port}/readyz", timeout=PATIENCE):
+            return ""
+    except urllib.error.HTTPError as error:
+        with error:
+            return str(json.loads(error.read()).get("reason", ""))
+    except (OSError, ValueError):
+        return ""
+
+
 def cuda() -> str:
     """The CUDA that this pod's torch is built for; "" without torch or for a CPU alone. Torch is not imported."""
     found = importlib.util.find_spec("torch")
@@ -58,11 +72,12 @@ def cuda() -> str:
 
 
 def main() -> None:
+    print("{}", flush=True)
+    asked = json.loads(sys.stdin.readline())
     print(json.dumps({"now": time.time()}), flush=True)
-    tries = json.loads(sys.stdin.readline())
     with ThreadPoolExecutor(16) as threads:
-        answers = list(threads.map(lambda target: attempt(*target), tries))
-    print(json.dumps({"answers": answers, "cuda": cuda()}))
+        answers = list(threads.map(lambda target: attempt(*target), asked["targets"]))
+    print(json.dumps({"answers": answers, "unready": unready(asked["status_port"]), "cuda": cuda()}))
 
 
 if __name__ == "__main__":
