@@ -43,6 +43,11 @@ def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
     return {**inherited, **settings}
 
 
+def fetch_header() -> str | None:
+    """The HTTP header `NAME: VALUE` that a download of a model sends. A command line would show it to others."""
+    return os.environ.get("FETCH_HEADER")
+
+
 class Settings(BaseSettings):
     """Base of the settings of a service or a command."""
 
