@@ -30,8 +30,14 @@ class SchedulerApp:
         self._telemetry, self._pulse = Telemetry("orca-scheduler", name), LoopPulse()
         self._pool = Pool(settings.redis_url, settings.pool)
         self._discovery = discovery_of(settings)
-        self._scheduler = Scheduler(name, self._pool, settings, self._telemetry, self._pulse)
-        self._status = StatusPort(settings.host, settings.status_port, self._scheduler.unready, self._pulse.alive)
+        self._scheduler = Scheduler(name, self._pool, self._discovery, settings, self._telemetry, self._pulse)
+        self._status = StatusPort(
+            settings.host,
+            settings.status_port,
+            self._scheduler.unready,
+            self._pulse.alive,
+            lambda: {"engines": self._scheduler.engines(), "notices": list(self._discovery.notices)},
+        )
 
     async def start(self) -> dict[str, str]:
         settings = self._settings
@@ -50,6 +56,7 @@ class SchedulerApp:
             await asyncio.wait_for(self._scheduler.leave(), self._settings.drain_seconds)
 
     async def close(self) -> None:
+        await self._discovery.close()
         await self._pool.close()
         self._status.close()
         self._pulse.close()
@@ -57,8 +64,15 @@ class SchedulerApp:
 
 
 def discovery_of(settings: SchedulerSettings) -> Discovery:
-    """The discovery that the settings ask for."""
-    assert settings.workers is not None, "discovery by Kubernetes is being written"
+    """The discovery that the settings ask for. Raises FailedPrecondition for settings that cannot be."""
+    if settings.worker_statefulset is not None:
+        # Kubernetes' client takes 2 s and 70 MB to import, which a fixed list of workers does without.
+        from .discovery.kubernetes import Kubernetes, own_namespace
+        from .discovery.statefulset import StatefulSetDiscovery
+
+        kubernetes = Kubernetes(settings.worker_namespace or own_namespace())
+        return StatefulSetDiscovery(kubernetes, settings.worker_statefulset, settings.shape.pods, settings.worker_port)
+    assert settings.workers is not None, "the settings have one of the two"
     pods = [pod.strip() for pod in settings.workers.split(",") if pod.strip()]
     return StaticDiscovery(pods, settings.shape.pods)
 

@@ -20,7 +20,15 @@ class Discovery(Protocol):
 
     @property
     def unready(self) -> str | None:
-        """Why the candidates are not known yet; None once they are."""
+        """Why the candidates are not known yet; None once they are. May be called in any thread."""
+        ...
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """What an operator should know, as sentences: what cannot be read, which pods idle, why an update waits.
+
+        May be called in any thread.
+        """
         ...
 
     async def run(self, discovered: Callable[[Sequence[Candidate]], None]) -> Never:
@@ -32,4 +40,8 @@ class Discovery(Protocol):
 
         May be called again. Raises Unavailable when that cannot be asked for now.
         """
+        ...
+
+    async def close(self) -> None:
+        """Frees what is left, after `run` was cancelled."""
         ...

@@ -27,6 +27,10 @@ class StaticDiscovery:
     def unready(self) -> str | None:
         return None
 
+    @property
+    def notices(self) -> Sequence[str]:
+        return ()
+
     async def run(self, discovered: Callable[[Sequence[Candidate]], None]) -> Never:
         """Tells the list, once."""
         discovered(self._candidates)
@@ -35,3 +39,6 @@ class StaticDiscovery:
 
     async def replace(self, engine: str) -> None:
         raise AssertionError("a static candidate never asks to be replaced")
+
+    async def close(self) -> None:
+        pass

@@ -1,0 +1,81 @@
+"""Which pods make which engine, and which make none (docs/design.md, "Discovery"). Pure."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from orca_common.address import join_address
+
+from .candidates import Candidate
+from .pods import WorkerPod, WorkerSet
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine that the StatefulSet's replicas suffice for."""
+
+    name: str
+    names: tuple[str, ...]  # of its pods, in ordinal order, whether they exist or not
+    pods: tuple[WorkerPod | None, ...]  # the same; None: it does not exist
+
+    @property
+    def up(self) -> bool:
+        """Whether all its pods are ready."""
+        return all(pod is not None and pod.ready for pod in self.pods)
+
+    @property
+    def trouble(self) -> str:
+        """Why it is not up, as a sentence; "" when it is."""
+        return _sentence(self, lambda pod: not pod.ready)
+
+    @property
+    def failing(self) -> bool:
+        """Whether it will not be up by mere waiting."""
+        return any(pod is not None and pod.failing for pod in self.pods)
+
+    def candidate(self, port: int, replace: bool) -> Candidate:
+        """The engine as the scheduler knows it; supervisors listen on `port`."""
+        addresses = tuple(join_address(pod.ip, port) if pod is not None and pod.ip else "" for pod in self.pods)
+        return Candidate(self.name, addresses, _sentence(self, lambda pod: not pod.ip), replace)
+
+
+def engines(workers: WorkerSet, pods: Iterable[WorkerPod], pods_per_engine: int) -> list[Engine]:
+    """The engines whose ordinals are all below the number of replicas."""
+    by_ordinal = {pod.ordinal: pod for pod in pods}
+    whole = workers.replicas // pods_per_engine
+    return [
+        Engine(
+            f"engine-{number}",
+            tuple(f"{workers.name}-{ordinal}" for ordinal in ordinals),
+            tuple(by_ordinal.get(ordinal) for ordinal in ordinals),
+        )
+        for number in range(whole)
+        for ordinals in [range(number * pods_per_engine, (number + 1) * pods_per_engine)]
+    ]
+
+
+def spares(workers: WorkerSet, pods: Iterable[WorkerPod], pods_per_engine: int) -> list[WorkerPod]:
+    """The pods that the StatefulSet keeps and that make no whole engine, in ordinal order."""
+    first = workers.replicas // pods_per_engine * pods_per_engine
+    kept = range(first, workers.replicas)
+    return sorted((pod for pod in pods if pod.ordinal in kept and not pod.leaving), key=lambda pod: pod.ordinal)
+
+
+def why_spare(pod: WorkerPod, workers: WorkerSet, pods_per_engine: int) -> str:
+    """Why a spare pod idles, and what to do about it."""
+    whole = workers.replicas // pods_per_engine
+    replicas = "1 replica makes" if workers.replicas == 1 else f"{workers.replicas} replicas make"
+    made = f"{whole or 'no'} {'engine' if whole < 2 else 'engines'}"
+    return (
+        f"{pod.name} idles: {replicas} {made} of {pods_per_engine} pods; "
+        f"scale to {(whole + 1) * pods_per_engine} for {'another' if whole else 'one'}"
+    )
+
+
+def _sentence(engine: Engine, lacking: Callable[[WorkerPod], bool]) -> str:
+    """What is the matter with the pods that are lacking, as a sentence."""
+    parts = [
+        f"{name} does not exist yet" if pod is None else f"{name} {pod.trouble}"
+        for name, pod in zip(engine.names, engine.pods, strict=True)
+        if pod is None or lacking(pod)
+    ]
+    return "; ".join(parts)

@@ -1,0 +1,256 @@
+"""The calls to Kubernetes's API server; the only module that imports its client.
+
+RULES are all rights that the scheduler's role needs, in the namespace of the workers. Lists and watches of StatefulSets
+name one of them by a field selector, so a role may also be limited to that name.
+"""
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+from kubernetes.aio.client import ApiClient, AppsV1Api, Configuration, CoreV1Api, V1DeleteOptions, V1Preconditions
+from kubernetes.aio.config.config_exception import ConfigException
+from kubernetes.aio.config.incluster_config import InClusterConfigLoader
+from kubernetes.aio.config.kube_config import load_kube_config
+
+from orca_common.errors import FailedPrecondition, Unavailable
+
+from .pods import Manifest
+
+RULES = (  # (API group, resource, verbs)
+    ("apps", "statefulsets", ("list", "watch")),
+    ("", "pods", ("list", "watch", "delete")),
+    ("", "pods/status", ("patch",)),
+    ("", "events", ("create", "patch")),
+)
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+PATCH = "application/strategic-merge-patch+json"
+
+
+class Trouble(Unavailable):
+    """A call to Kubernetes failed. `status` is the HTTP status; 0: there was no answer."""
+
+    def __init__(self, problem: str, status: int = 0) -> None:
+        super().__init__(problem)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How long a call may take, in seconds."""
+
+    answer: float = 10.0
+    watch: int = 30  # after which the server ends a watch: a connection that died in silence is noticed soon after
+
+
+class Collection(NamedTuple):
+    """The objects of one kind that a list or a watch is about."""
+
+    kind: str  # "pods" or "statefulsets"
+    labels: str | None = None
+    fields: str | None = None
+
+
+class Listing(NamedTuple):
+    objects: dict[str, Manifest]  # by uid
+    version: str  # where a watch goes on from
+
+
+class Change(NamedTuple):
+    kind: str  # ADDED, MODIFIED, DELETED; BOOKMARK, which brings a version and nothing else
+    object: Manifest
+    version: str
+    uid: str
+
+
+def own_namespace(account: Path = SERVICE_ACCOUNT) -> str:
+    """The namespace of the pod that this process runs in. Raises FailedPrecondition outside of a cluster."""
+    try:
+        return (account / "namespace").read_text().strip()
+    except OSError:
+        raise FailedPrecondition("worker_namespace: is required outside of a Kubernetes cluster") from None
+
+
+class Kubernetes:
+    """One namespace of a cluster: that of the pod that this runs in, or of KUBECONFIG.
+
+    Each call raises Trouble when it fails, within the bounds.
+    """
+
+    def __init__(self, namespace: str, account: Path = SERVICE_ACCOUNT, bounds: Bounds | None = None) -> None:
+        self.namespace = namespace
+        self._account, self._bounds = account, bounds or Bounds()
+        self._client: ApiClient | None = None
+        self._connecting = asyncio.Lock()
+
+    async def list(self, collection: Collection) -> Listing:
+        """All objects, as the cluster has them now."""
+        async with self._answer(f"list {collection.kind}", self._bounds.answer):
+            response = await self._read(await self._connected(), collection)
+            await _raise_for(response)
+            with _understood():
+                found = json.loads(await response.read())
+                objects = {manifest["metadata"]["uid"]: manifest for manifest in found["items"]}
+                return Listing(objects, found["metadata"]["resourceVersion"])
+
+    @asynccontextmanager
+    async def watch(self, collection: Collection, version: str) -> AsyncIterator[AsyncIterator[Change]]:
+        """The changes since a version, until the server ends the watch, which it does now and then.
+
+        Entered when the server has agreed. Trouble with status 410: that version is too old, list again.
+        """
+        async with self._answer(f"watch {collection.kind}", self._bounds.answer + self._bounds.watch):
+            async with asyncio.timeout(self._bounds.answer):
+                response = await self._read(
+                    await self._connected(),
+                    collection,
+                    watch=True,
+                    resource_version=version,
+                    allow_watch_bookmarks=True,
+                    timeout_seconds=self._bounds.watch,
+                )
+                await _raise_for(response)
+            try:
+                yield _changes(response)
+            finally:
+                response.close()
+
+    async def delete_pod(self, name: str, uid: str) -> None:
+        """Deletes this very pod. That it is gone already is fine."""
+        body = V1DeleteOptions(preconditions=V1Preconditions(uid=uid))
+        await self._write(
+            f"delete pod {name}",
+            lambda core: core.delete_namespaced_pod_without_preload_content(name, self.namespace, body=body),
+            fine=(404, 409),  # 409: another pod has the name now
+        )
+
+    async def patch_pod_status(self, name: str, patch: dict[str, Any]) -> None:
+        """Changes the status of a pod. A pod that is gone, or another one by now, is left alone."""
+        await self._write(
+            f"patch the status of pod {name}",
+            lambda core: core.patch_namespaced_pod_status_without_preload_content(
+                name, self.namespace, patch, _content_type=PATCH
+            ),
+            fine=(404, 409),
+        )
+
+    async def put_event(self, event: Manifest) -> None:
+        """Writes an Event. If there is one of that name, only its message and its last time become these."""
+        manifest: Any = event  # the client would take its own class too
+        created = await self._write(
+            "create an event",
+            lambda core: core.create_namespaced_event_without_preload_content(self.namespace, manifest),
+            fine=(409,),
+        )
+        if not created:
+            name, patch = event["metadata"]["name"], {key: event[key] for key in ("message", "lastTimestamp")}
+            await self._write(
+                "patch an event",
+                lambda core: core.patch_namespaced_event_without_preload_content(
+                    name, self.namespace, patch, _content_type=PATCH
+                ),
+                fine=(404,),  # it expired in between
+            )
+
+    async def close(self) -> None:
+        """Closes the connections. A later call opens new ones."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    async def _connected(self) -> ApiClient:
+        async with self._connecting:
+            if self._client is None:
+                self._client = ApiClient(await self._configuration())
+            return self._client
+
+    async def _configuration(self) -> Configuration:
+        configuration = Configuration()
+        if (self._account / "token").exists():
+            token, authority = str(self._account / "token"), str(self._account / "ca.crt")
+            InClusterConfigLoader(token, authority).load_and_set(configuration)
+        else:
+            await load_kube_config(client_configuration=configuration, persist_config=False)
+        return configuration
+
+    async def _read(self, client: ApiClient, collection: Collection, **how: Any) -> aiohttp.ClientResponse:
+        if collection.kind == "pods":
+            read = CoreV1Api(client).list_namespaced_pod_without_preload_content
+        else:
+            read = AppsV1Api(client).list_namespaced_stateful_set_without_preload_content
+        return await read(self.namespace, label_selector=collection.labels, field_selector=collection.fields, **how)
+
+    async def _write(
+        self, what: str, call: Callable[[CoreV1Api], Awaitable[aiohttp.ClientResponse]], fine: tuple[int, ...]
+    ) -> bool:
+        """Whether it was done; False when it was answered with a status that is fine too."""
+        async with self._answer(what, self._bounds.answer):
+            response = await call(CoreV1Api(await self._connected()))
+            if response.status in fine:
+                response.release()
+                return False
+            await _raise_for(response)
+            response.release()
+            return True
+
+    @asynccontextmanager
+    async def _answer(self, what: str, seconds: float) -> AsyncIterator[None]:
+        """Every failure of a call is Trouble, and so is one that takes too long."""
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except Trouble as trouble:
+            if trouble.status == 401:  # the token has expired: the next call reads its file again
+                await self.close()
+            raise Trouble(f"Kubernetes does not {what}: {trouble}", trouble.status) from None
+        except TimeoutError:
+            raise Trouble(f"Kubernetes does not answer when asked to {what}") from None
+        except (ssl.SSLError, aiohttp.ClientSSLError) as error:
+            await self.close()  # the authority may have changed: the next call reads its file again
+            raise Trouble(f"Kubernetes cannot be trusted: {error}") from None
+        except (OSError, aiohttp.ClientError) as error:
+            raise Trouble(f"Kubernetes cannot be reached: {error}") from None
+        except ConfigException as error:
+            raise Trouble(f"it is not known where Kubernetes is: {error}") from None
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    """An answer that is not what an API server says is Trouble: something else may stand in its place."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Trouble(f"its answer cannot be read, {error!r}") from None
+
+
+async def _raise_for(response: aiohttp.ClientResponse) -> None:
+    """Raises Trouble for a status that is no success, with the message that the server gives."""
+    if response.status < 300:
+        return
+    text = await response.text(errors="replace")
+    try:
+        message = json.loads(text)["message"]
+    except (ValueError, KeyError, TypeError):
+        message = text.strip()[:200] or response.reason
+    raise Trouble(f"{response.status}, {message}", response.status)
+
+
+async def _changes(response: aiohttp.ClientResponse) -> AsyncIterator[Change]:
+    while True:
+        with _understood():
+            line = await response.content.readline()
+            if not line:
+                return
+            told = json.loads(line)
+            manifest = told["object"]
+            if told["type"] == "ERROR":
+                raise Trouble(f"{manifest['code']}, {manifest.get('message')}", manifest["code"])
+            metadata = manifest["metadata"]
+            change = Change(told["type"], manifest, metadata["resourceVersion"], metadata.get("uid", ""))
+        yield change

@@ -1,0 +1,241 @@
+"""What discovery says to Kubernetes: conditions of pods, Events of pods and of the StatefulSet.
+
+Every scheduler says the same, under the same names, so that nothing is said twice. Nothing depends on whether it is
+heard: who may not say it logs that once, and goes on.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Never
+
+from .engines import Engine, why_spare
+from .kubernetes import Kubernetes, Trouble
+from .pods import IN_ENGINE, Condition, Manifest, WorkerPod, WorkerSet
+from .rollout import Rollout
+
+log = logging.getLogger(__name__)
+
+SAY_AGAIN = 30.0  # seconds: what was not heard, or has changed, is said again after this time
+REFRESH = 600.0  # seconds: an Event expires after an hour, but what it says may still be so
+STOPPED_AFTER = 300.0  # seconds: weights may take minutes; an engine of new pods that takes longer stops an update
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that discovery knows at a moment."""
+
+    workers: WorkerSet
+    pods_per_engine: int
+    engines: tuple[Engine, ...]
+    spares: tuple[WorkerPod, ...]
+    rollout: Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something to say about a pod or the StatefulSet. Two with the same name are the same Event."""
+
+    name: str
+    about: Manifest  # the object reference
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What was said last about something."""
+
+    what: object  # None: it was not heard
+    at: float
+
+
+def pod_event(pod: WorkerPod, reason: str, message: str) -> Event:
+    about = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}
+    return Event(_event_name(pod.name, pod.uid, reason), about, reason, message, warning=True)
+
+
+def set_event(workers: WorkerSet, reason: str, message: str, of: str = "", *, warning: bool = False) -> Event:
+    """`of` tells apart Events of the same reason: a revision, an engine."""
+    about = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": workers.name, "uid": workers.uid}
+    return Event(_event_name(workers.name, workers.uid, reason, of), about, reason, message, warning)
+
+
+def conditions(view: View) -> Iterator[tuple[WorkerPod, Condition]]:
+    """What the condition IN_ENGINE of each pod should be."""
+    for engine in view.engines:
+        for number, pod in enumerate(engine.pods, 1):
+            if pod is not None and not pod.leaving:
+                place = f"pod {number} of {len(engine.pods)} of {engine.name}"
+                yield pod, Condition("True", "WholeEngine", place)
+    for pod in view.spares:
+        yield pod, Condition("False", "SparePod", why_spare(pod, view.workers, view.pods_per_engine))
+
+
+class Updates:
+    """Follows updates: says when one begins, stops and ends."""
+
+    def __init__(self) -> None:
+        self._revision = ""  # that is being rolled out
+        self._awaited: tuple[str, float] | None = None  # the engine that the update waits for, and since when
+
+    def news(self, view: View, now: float) -> list[Event]:
+        """What has happened since the last view; `now` in seconds."""
+        workers, state = view.workers, view.rollout
+        happened: list[Event] = []
+        if state.outdated and state.revision != self._revision:
+            self._revision, self._awaited = state.revision, None
+            names = ", ".join(engine.name for engine in state.outdated)
+            message = f"{state.revision} replaces the pods of {names}, one engine after the other"
+            happened.append(set_event(workers, "RolloutStarted", message, state.revision))
+        if state.awaited is None:
+            self._awaited = None
+            if self._revision and self._revision == state.revision and not state.outdated:
+                self._revision = ""
+                message = f"all engines have pods of {state.revision}"
+                happened.append(set_event(workers, "RolloutFinished", message, state.revision))
+        elif self._awaited is None or self._awaited[0] != state.awaited.name:
+            self._awaited = state.awaited.name, now
+        return happened
+
+    def stopped(self, view: View, now: float) -> Event | None:
+        """That the update has stopped, and why; None as long as it goes on. Follows `news` of the same view."""
+        state = view.rollout
+        engine = state.awaited
+        if engine is None or self._awaited is None or self._revision != state.revision:
+            return None
+        if not engine.failing and now - self._awaited[1] < STOPPED_AFTER:
+            return None
+        message = f"{engine.name} of {state.revision} is not up: {engine.trouble}"
+        if state.outdated:
+            message += f"; until it is, {', '.join(old.name for old in state.outdated)} will keep older pods"
+        return set_event(view.workers, "RolloutStopped", message, f"{state.revision} {engine.name}", warning=True)
+
+
+class Teller:
+    """Brings to Kubernetes what there is to say, again and again."""
+
+    def __init__(self, kubernetes: Kubernetes) -> None:
+        self._kubernetes = kubernetes
+        self._loop = asyncio.get_running_loop()
+        self._view: View | None = None
+        self._wake = asyncio.Event()
+        self._updates = Updates()
+        self._news: list[Event] = []  # to be said once
+        self._tried: dict[str, Tried] = {}  # by what it is about: the name of an Event, the uid of a pod
+        self._refused: set[int] = set()  # statuses that were logged
+
+    def tell(self, view: View) -> None:
+        """Takes the newest view."""
+        self._view = view
+        for event in self._updates.news(view, self._loop.time()):
+            self._happened(event)
+        self._wake.set()
+
+    def replaced(self, workers: WorkerSet, engine: Engine, pods: Sequence[WorkerPod]) -> None:
+        """Pods of an engine were deleted because of an update."""
+        names = ", ".join(pod.name for pod in pods)
+        message = f"{engine.name}: {names} deleted, to come back with {workers.revision}"
+        self._happened(set_event(workers, "EngineReplaced", message, f"{workers.revision} {engine.name}"))
+
+    async def run(self) -> Never:
+        """Says what is new at once, and later again what was not heard."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SAY_AGAIN):
+                    await self._wake.wait()
+            self._wake.clear()
+            if self._view is not None:
+                try:
+                    await self._say_all(self._view)
+                except Trouble as trouble:  # there is no answer: the rest can wait
+                    self._log(trouble)
+
+    def _happened(self, event: Event) -> None:
+        log.info("update of the workers", extra={"what": event.reason, "why": event.message})
+        self._news.append(event)
+        self._wake.set()
+
+    async def _say_all(self, view: View) -> None:
+        for pod, condition in conditions(view):
+            if pod.in_engine != condition:
+                patch = _condition_patch(pod, condition)
+                await self._try(
+                    pod.uid, condition, SAY_AGAIN, partial(self._kubernetes.patch_pod_status, pod.name, patch)
+                )
+        for event in list(self._news):
+            if await self._heard(partial(self._put, event)):
+                self._news.remove(event)
+        stopped = self._updates.stopped(view, self._loop.time())
+        spare = [pod_event(p, "SparePod", why_spare(p, view.workers, view.pods_per_engine)) for p in view.spares]
+        for event in [*spare, *([stopped] if stopped else [])]:
+            await self._try(event.name, event.message, REFRESH, partial(self._put, event))
+
+    async def _try(self, about: str, what: object, again: float, say: Callable[[], Awaitable[None]]) -> None:
+        """Says something, unless the same was said less than `again` ago, or anything about it less than SAY_AGAIN."""
+        now, last = self._loop.time(), self._tried.get(about)
+        if last is not None and now - last.at < (again if last.what == what else SAY_AGAIN):
+            return
+        self._tried = {key: tried for key, tried in self._tried.items() if now - tried.at < REFRESH}
+        self._tried[about] = Tried(None, now)
+        if await self._heard(say):
+            self._tried[about] = Tried(what, now)
+
+    async def _heard(self, say: Callable[[], Awaitable[None]]) -> bool:
+        """Whether Kubernetes took it. Raises Trouble when it does not answer at all."""
+        try:
+            await say()
+        except Trouble as trouble:
+            if trouble.status == 0:
+                raise
+            self._log(trouble)
+            return False
+        return True
+
+    async def _put(self, event: Event) -> None:
+        await self._kubernetes.put_event(event_manifest(event, self._kubernetes.namespace, _now()))
+
+    def _log(self, trouble: Trouble) -> None:
+        if trouble.status not in self._refused:
+            self._refused.add(trouble.status)
+            log.warning("Kubernetes was not told", extra={"why": str(trouble)})
+
+
+def event_manifest(event: Event, namespace: str, now: str) -> Manifest:
+    """The Event as Kubernetes takes it. `now` is a timestamp of RFC 3339."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": event.name, "namespace": namespace},
+        "involvedObject": {**event.about, "namespace": namespace},
+        "reason": event.reason,
+        "message": event.message[:1024],  # Kubernetes refuses longer ones
+        "type": "Warning" if event.warning else "Normal",
+        "source": {"component": "orca-scheduler"},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
+
+
+def _condition_patch(pod: WorkerPod, condition: Condition) -> dict[str, Any]:
+    patch = {"type": IN_ENGINE, **asdict(condition)}
+    if pod.in_engine is None or pod.in_engine.status != condition.status:
+        patch["lastTransitionTime"] = _now()
+    return {"metadata": {"uid": pod.uid}, "status": {"conditions": [patch]}}
+
+
+def _event_name(*about: str) -> str:
+    """The same for everyone who says the same about the same object."""
+    digest = hashlib.sha256(" ".join(about).encode()).hexdigest()
+    return f"{about[0]}.{digest[:16]}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
