@@ -65,9 +65,7 @@ def discovery_of(settings: SchedulerSettings) -> Discovery:
         from .discovery.statefulset import StatefulSetDiscovery
 
         kubernetes = Kubernetes(settings.worker_namespace or own_namespace())
-        return StatefulSetDiscovery(
-            kubernetes, settings.worker_statefulset, settings.shape.pods, settings.worker_port
-        )
+        return StatefulSetDiscovery(kubernetes, settings.worker_statefulset, settings.shape.pods, settings.worker_port)
     assert settings.workers is not None, "the settings have one of the two"
     pods = [pod.strip() for pod in settings.workers.split(",") if pod.strip()]
     return StaticDiscovery(pods, settings.shape.pods)

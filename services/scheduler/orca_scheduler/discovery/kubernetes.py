@@ -78,14 +78,21 @@ def own_namespace(account: Path = SERVICE_ACCOUNT) -> str:
 
 
 class Kubernetes:
-    """One namespace of a cluster: that of the pod that this runs in, or of KUBECONFIG.
+    """One namespace of a cluster. Each call raises Trouble when it fails, within the bounds."""
 
-    Each call raises Trouble when it fails, within the bounds.
-    """
+    def __init__(
+        self,
+        namespace: str,
+        bounds: Bounds | None = None,
+        account: Path = SERVICE_ACCOUNT,
+        kubeconfig: str | None = None,
+    ) -> None:
+        """The cluster is that of the pod whose service account is in this folder.
 
-    def __init__(self, namespace: str, account: Path = SERVICE_ACCOUNT, bounds: Bounds | None = None) -> None:
+        Outside of a pod it is that of the kubeconfig, by default the one that KUBECONFIG names.
+        """
         self.namespace = namespace
-        self._account, self._bounds = account, bounds or Bounds()
+        self._bounds, self._account, self._kubeconfig = bounds or Bounds(), account, kubeconfig
         self._client: ApiClient | None = None
         self._connecting = asyncio.Lock()
 
@@ -176,7 +183,7 @@ class Kubernetes:
             token, authority = str(self._account / "token"), str(self._account / "ca.crt")
             InClusterConfigLoader(token, authority).load_and_set(configuration)
         else:
-            await load_kube_config(client_configuration=configuration, persist_config=False)
+            await load_kube_config(self._kubeconfig, client_configuration=configuration, persist_config=False)
         return configuration
 
     async def _read(self, client: ApiClient, collection: Collection, **how: Any) -> aiohttp.ClientResponse:
