@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 KINDS = {"pods": "/api/v1", "events": "/api/v1", "statefulsets": "/apis/apps/v1"}
+ENDED = web.AppKey("ended", asyncio.Event)  # the test is over
 Fault = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -119,8 +120,7 @@ class ApiServer:
         self._watches.add(task)
         await asyncio.wait([task], timeout=float(request.query["timeoutSeconds"]))
         self._watches.discard(task)
-        if task.cancelled():
-            assert request.transport is not None
+        if task.cancelled() and request.transport is not None:
             request.transport.abort()
         task.cancel()
         return response
@@ -194,9 +194,9 @@ def says(*lines: bytes) -> Fault:
 
 
 async def silence(request: web.Request) -> web.StreamResponse:
-    """Never answers, like a frozen process whose connections are open."""
-    await asyncio.Event().wait()
-    raise AssertionError("nothing sets the event")
+    """Does not answer, like a frozen process whose connections are open, until the test is over."""
+    await request.app[ENDED].wait()
+    return refusal(503, "the test is over")
 
 
 def _selected(manifest: dict[str, Any], query: Any) -> bool:
@@ -213,7 +213,8 @@ async def api_server(folder: Path) -> AsyncIterator[tuple[ApiServer, str]]:
     server, application = ApiServer(), web.Application()
     for prefix in sorted(set(KINDS.values())):
         application.router.add_route("*", prefix + "/namespaces/orca/{path:.*}", server.answer)
-    runner = web.AppRunner(application, shutdown_timeout=0)
+    application[ENDED] = asyncio.Event()
+    runner = web.AppRunner(application)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -231,4 +232,6 @@ async def api_server(folder: Path) -> AsyncIterator[tuple[ApiServer, str]]:
     try:
         yield server, str(folder / "kubeconfig")
     finally:
+        application[ENDED].set()
+        server.break_watches()
         await runner.cleanup()
