@@ -257,17 +257,20 @@ class Lifecycle:
 
     @property
     def unready(self) -> str | None:
-        """Why the engine serves nothing; None when it runs."""
-        if isinstance(self.state, Running | Draining):
-            return None
-        if isinstance(self.state, Incomplete):
-            return f"{self.engine} cannot form: {self.absent}"
-        if isinstance(self.state, Replacing):
-            trouble = f", which cannot be asked for now: {self.state.trouble}" if self.state.trouble else ""
-            return f"{self.engine} waits for pods of the new revision{trouble}"
-        if self.refusal is not None:
-            return f"{self.engine} cannot form: {self.refusal}"
-        return f"{self.engine} is being formed"
+        """Why the engine serves nothing; None when it runs. May be asked in any thread, so each field is read once."""
+        match self.state:
+            case Running() | Draining():
+                return None
+            case Incomplete():
+                return f"{self.engine} cannot form: {self.absent}"
+            case Replacing(trouble=""):
+                return f"{self.engine} waits for pods of the new revision"
+            case Replacing(trouble=why):
+                return f"{self.engine} waits for pods of the new revision, which cannot be asked for now: {why}"
+            case _:
+                refusal = self.refusal
+                why = "is being formed" if refusal is None else f"cannot form: {refusal}"
+                return f"{self.engine} {why}"
 
     @property
     def places(self) -> tuple[Place, ...]:
