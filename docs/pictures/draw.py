@@ -7,8 +7,14 @@ A walk is a sequence: columns are processes, rows are moments, an arrow is a mes
     "text"               a line across the picture
 """
 
+import json
+import sys
 from html import escape
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from waterfall import waterfall
 
 FOLDER = Path(__file__).parent
 STYLE = """
@@ -179,6 +185,11 @@ PICTURES = {
             ("old master", "11 deposed: it stops, and kills no rank"),
         ],
         wide=230,
+    ),
+    "trace": waterfall(
+        "One request in Jaeger, on two stages of two tensor ranks",
+        "drawn from the answers of Jaeger's query API; not Jaeger's own page. ⇄ links to other traces",
+        json.loads((FOLDER / "trace.json").read_text()),
     ),
 }
 

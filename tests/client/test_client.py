@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import socket
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -384,6 +385,22 @@ async def test_spread(stage: Stage, face: Face, connect: Connect) -> None:
     for _ in range(4):
         await rest(face, client.generate("x", max_new_tokens=6))
     assert [call.endpoint for call in script.calls] == list("abca")
+
+
+async def test_a_name_with_several_addresses(stage: Stage, face: Face, connect: Connect) -> None:
+    """As of a headless Service: calls go to all of its endpoints, and past those that left or never answer."""
+    script = Script()
+    first, second = await stage.endpoint(script, "a"), await stage.endpoint(script, "b")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts connections, and nobody answers
+        addresses = [f"127.0.0.1:{silent.getsockname()[1]}", first.address, second.address]
+        client = connect("ipv4:" + ",".join(addresses))
+        while {call.endpoint for call in script.calls} != {"a", "b"}:
+            assert indexes(await rest(face, client.generate("x", max_new_tokens=6))) == ALL
+        await first.server.stop(0)
+        script.calls.clear()
+        for _ in range(4):
+            assert indexes(await rest(face, client.generate("x", max_new_tokens=6))) == ALL
+        assert {call.endpoint for call in script.calls} == {"b"}
 
 
 async def test_closing_the_client(stage: Stage, face: Face, connect: Connect) -> None:
