@@ -12,7 +12,7 @@ from aiohttp import web
 
 KINDS = {"pods": "/api/v1", "events": "/api/v1", "statefulsets": "/apis/apps/v1"}
 ENDED = web.AppKey("ended", asyncio.Event)  # the test is over
-Fault = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Fault = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 
 
 class Request(NamedTuple):
@@ -25,7 +25,7 @@ class Request(NamedTuple):
 
 
 class ApiServer:
-    """`objects` is what it holds, `requests` what it was asked, `faults` what it does instead of an answer."""
+    """`objects` is what it holds, `requests` what it was asked, `faults` what it does before or instead of an answer."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in KINDS}
@@ -88,8 +88,8 @@ class ApiServer:
         self.requests.append(Request(what, name, dict(request.query), body))
         if self.tokens is not None and request.headers.get("Authorization") not in self.tokens:
             return refusal(401, "Unauthorized")
-        if what in self.faults:
-            return await self.faults[what](request)
+        if what in self.faults and (fault := await self.faults[what](request)) is not None:
+            return fault
         match verb:
             case "list":
                 return self._list(kind, request.query)

@@ -128,7 +128,7 @@ class Teller:
         self._wake = asyncio.Event()
         self._updates = Updates()
         self._news: list[Event] = []  # to be said once
-        self._tried: dict[str, Tried] = {}  # by what it is about: the name of an Event, the uid of a pod
+        self._tried: dict[str, Tried] = {}  # by what it is about: an Event, a pod's condition
         self._refused: set[int] = set()  # statuses that were logged
 
     def tell(self, view: View) -> None:
@@ -165,10 +165,8 @@ class Teller:
     async def _say_all(self, view: View) -> None:
         for pod, condition in conditions(view):
             if pod.in_engine != condition:
-                patch = _condition_patch(pod, condition)
-                await self._try(
-                    pod.uid, condition, SAY_AGAIN, partial(self._kubernetes.patch_pod_status, pod.name, patch)
-                )
+                patch = partial(self._kubernetes.patch_pod_status, pod.name, _condition_patch(pod, condition))
+                await self._try(f"{pod.uid} {condition.message}", condition, SAY_AGAIN, patch)
         for event in list(self._news):
             if await self._heard(partial(self._put, event)):
                 self._news.remove(event)

@@ -1,0 +1,176 @@
+"""The rule of updates: one engine after the other, and none after one that does not come up."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduler.discovery.manifests import NEW, OLD, leaving, pod, statefulset
+
+from orca_scheduler.discovery.engines import Engine, engines
+from orca_scheduler.discovery.pods import worker_pod, worker_set
+from orca_scheduler.discovery.rollout import Rollout, outdated_pods, progress, rollout
+from orca_scheduler.discovery.telling import STOPPED_AFTER, Updates, View
+
+# A pod as one character: O old and ready, o old and not ready, N new and ready, n new and not ready, x new and failing,
+# d being deleted, . not there.
+READ = {
+    "O": lambda ordinal: pod(ordinal, OLD),
+    "o": lambda ordinal: pod(ordinal, OLD, ready=False),
+    "N": lambda ordinal: pod(ordinal, NEW),
+    "n": lambda ordinal: pod(ordinal, NEW, ready=False),
+    "x": lambda ordinal: pod(ordinal, NEW, ready=False, phase="Failed"),
+    "d": lambda ordinal: leaving(pod(ordinal, OLD)),
+}
+
+
+def view(text: str, revision: str = NEW) -> View:
+    """The engines of a text like "OO NN"."""
+    states = text.split()
+    per_engine, letters = len(states[0]), "".join(states)
+    workers = worker_set(statefulset(len(letters), revision))
+    read = [worker_pod(READ[letter](ordinal), workers) for ordinal, letter in enumerate(letters) if letter != "."]
+    found = tuple(engines(workers, [one for one in read if one is not None], per_engine))
+    return View(workers, per_engine, found, (), rollout(workers, found))
+
+
+def names(state: Rollout) -> tuple[str, str]:
+    return state.turn.name if state.turn else "", state.awaited.name if state.awaited else ""
+
+
+@pytest.mark.parametrize(
+    ("text", "turn", "awaited"),
+    [
+        ("NN NN", "", ""),  # nothing to do
+        ("OO OO", "engine-0", ""),  # the first
+        ("NN OO", "engine-1", ""),  # the next
+        ("OO Oo", "engine-1", ""),  # one that is down anyway comes first
+        ("nN OO", "", "engine-0"),  # the new one is not up: nobody's turn
+        ("dd OO", "", "engine-0"),  # neither while the old pods go
+        (".. OO", "", "engine-0"),  # nor while the new ones are not there
+        ("dO OO", "engine-0", ""),  # one pod could not be deleted: again
+        ("OO xx", "", "engine-1"),  # a new engine that fails stops the update
+        ("xx oo", "", "engine-0"),  # even of an engine that is down
+        ("NO NN", "engine-0", ""),  # mixed is old
+        ("N. OO", "", "engine-0"),
+    ],
+)
+def test_whose_turn_it_is(text: str, turn: str, awaited: str) -> None:
+    assert names(view(text).rollout) == (turn, awaited)
+
+
+def test_nobodys_turn_as_long_as_the_revision_is_not_known() -> None:
+    assert view("OO NN", "").rollout == Rollout("", (), None, None)
+
+
+def test_only_older_pods_are_deleted() -> None:
+    found = view("ON")
+    assert [old.name for old in outdated_pods(found.engines[0], found.workers)] == ["orca-worker-0"]
+
+
+def test_what_an_operator_reads() -> None:
+    assert progress(view("NN NN").rollout) == ""
+    assert progress(view("NN OO").rollout) == (
+        "the update to orca-worker-new: 1 engine has older pods, and it is the turn of engine-1"
+    )
+    assert progress(view("Nn OO OO").rollout) == (
+        "the update to orca-worker-new: 2 engines have older pods, and the next one waits until engine-0 is up: "
+        "orca-worker-1 is not ready"
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 2), st.booleans(), st.randoms(use_true_random=False))
+def test_at_most_one_engine_is_down(count: int, per_engine: int, broken: bool, chance: random.Random) -> None:
+    """Schedulers act on views of any age, but a deletion follows a fresh look. New pods come up unless broken."""
+    workers = worker_set(statefulset(count * per_engine, NEW))
+    pods = {ordinal: READ["O"](ordinal) for ordinal in range(count * per_engine)}
+
+    def look() -> tuple[Engine, ...]:
+        read = [worker_pod(manifest, workers) for manifest in pods.values()]
+        return tuple(engines(workers, [one for one in read if one is not None], per_engine))
+
+    def act(seen: tuple[Engine, ...]) -> None:
+        believed, fresh = rollout(workers, seen).turn, rollout(workers, look()).turn
+        if believed is not None and fresh is not None and believed.name == fresh.name:
+            for old in outdated_pods(fresh, workers):
+                pods[old.ordinal] = leaving(pods[old.ordinal])
+
+    def go_on(ordinal: int) -> None:
+        if "deletionTimestamp" in pods[ordinal]["metadata"]:
+            pods[ordinal] = READ["x" if broken else "n"](ordinal)
+        elif not broken:
+            pods[ordinal]["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+
+    views = [look()]
+    for _ in range(10 * count):
+        act(chance.choice(views))
+        go_on(chance.randrange(count * per_engine))
+        views.append(look())
+        assert sum(not engine.up for engine in views[-1]) <= 1
+    for _ in range(3 * count):  # now everyone sees everything
+        act(look())
+        for ordinal in pods:
+            go_on(ordinal)
+    left = rollout(workers, look())
+    assert len(left.outdated) == (count - 1 if broken else 0)
+    assert (left.awaited is not None) == broken
+
+
+# -- Events
+
+
+def told(updates: Updates, text: str, now: float = 0.0, revision: str = NEW) -> list[str]:
+    """Reasons of what is said about this view."""
+    seen = view(text, revision)
+    news = [event.reason for event in updates.news(seen, now)]
+    stopped = updates.stopped(seen, now)
+    return [*news, stopped.reason] if stopped else news
+
+
+def test_an_update_from_its_start_to_its_end() -> None:
+    updates = Updates()
+    assert told(updates, "OO OO", revision=OLD) == []
+    assert told(updates, "OO OO") == ["RolloutStarted"]
+    assert told(updates, "dd OO") == []
+    assert told(updates, "nn OO") == []
+    assert told(updates, "NN OO") == []
+    assert told(updates, "NN nn") == []
+    assert told(updates, "NN NN") == ["RolloutFinished"]
+    assert told(updates, "NN nn") == []  # an engine that forms again is no update
+
+
+def test_pods_that_fail_stop_an_update_at_once() -> None:
+    updates = Updates()
+    assert told(updates, "OO OO") == ["RolloutStarted"]
+    assert told(updates, "nx OO") == ["RolloutStopped"]
+    seen = view("nx OO")
+    event = updates.stopped(seen, 0.0)
+    assert event is not None
+    assert event.message == (
+        "engine-0 of orca-worker-new is not up: orca-worker-0 is not ready; orca-worker-1 has ended; "
+        "until it is, engine-1 will keep older pods"
+    )
+    assert told(updates, "nx OO", revision=OLD) == ["RolloutStarted"]  # it is rolled back
+
+
+def test_pods_that_take_long_stop_an_update() -> None:
+    updates = Updates()
+    told(updates, "OO OO", 0.0)
+    assert told(updates, "nn OO", 10.0) == []
+    assert told(updates, "nn OO", 10.0 + STOPPED_AFTER - 1) == []
+    assert told(updates, "nn OO", 10.0 + STOPPED_AFTER) == ["RolloutStopped"]
+    assert told(updates, "NN OO", 11.0 + STOPPED_AFTER) == []
+
+
+def test_the_last_engine_can_stop_an_update_too() -> None:
+    updates = Updates()
+    told(updates, "NN OO")
+    assert told(updates, "NN xx") == ["RolloutStopped"]
+
+
+def test_everyone_gives_an_event_the_same_name() -> None:
+    [one] = Updates().news(view("OO OO"), 1.0)
+    [other] = Updates().news(view("OO OO"), 2.0)
+    [another] = Updates().news(view("OO OO", "orca-worker-third"), 1.0)
+    assert one.name == other.name != another.name
