@@ -42,7 +42,7 @@ class EngineValues:
             raise FailedPrecondition(f"{ONE_SOURCE}; none is given")
         if self.model is None:
             raise FailedPrecondition(
-                f"model: the checkpoint of model.{self.source} is not here; --model gives the folder of a copy"
+                f"model: the checkpoint of model.{self.source} is not on this machine; --model names a copy of it"
             )
         self.shape()
         return {"model": self.model, "tp": self.tp, "pp": self.pp, "dtype": self.dtype}

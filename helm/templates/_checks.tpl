@@ -59,7 +59,7 @@
 {{- $gateway := $values.gateway -}}
 {{- if $gateway.parentRefs -}}
 {{- if not (and $gateway.httpHostnames $gateway.grpcHostnames) -}}
-{{- fail "gateway: httpHostnames and grpcHostnames are both required, because a Gateway does not share a hostname between the two" -}}
+{{- fail "gateway: httpHostnames and grpcHostnames are both required; a Gateway does not share a hostname between the two" -}}
 {{- end -}}
 {{- range $gateway.httpHostnames -}}
 {{- if has . $gateway.grpcHostnames -}}

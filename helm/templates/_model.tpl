@@ -30,7 +30,7 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
 {{ regexReplaceAll "[.](tar|tgz|tar[.][a-z0-9]+)$" ((urlParse $model.download.url).path | base) "" }}
 {{- else if $model.image -}}
 {{ $model.image.reference | splitList "@" | first | base | splitList ":" | first }}
-{{- else -}}
+{{- else if $model.hub -}}
 {{ base $model.hub.name }}
 {{- end -}}
 {{- end -}}
@@ -54,6 +54,9 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
     - --to={{ include "orca.modelFolder" . }}
     {{- with $source.hub }}
     - --hub={{ .name }}
+    {{- with .revision }}
+    - --revision={{ . }}
+    {{- end }}
     {{- end }}
     {{- with $source.download }}
     - --url={{ .url }}
@@ -115,8 +118,11 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
 {{- else if and (not $source.path) (eq (last .) "worker") $cache.claim }}
 - name: models
   persistentVolumeClaim: {claimName: {{ $cache.claim }}}
+{{- else if and (not $source.path) (eq (last .) "worker") $cache.size }}
+- name: models
+  emptyDir: {sizeLimit: {{ $cache.size }}}
 {{- else if not $source.path }}
 - name: models
-  emptyDir: {{ $cache.size | empty | ternary dict (dict "sizeLimit" $cache.size) | toJson }}
+  emptyDir: {}
 {{- end }}
 {{- end -}}

@@ -74,9 +74,9 @@ async def bench() -> AsyncIterator[Bench]:
             running = asyncio.create_task(scheduler.run())
             try:
                 yield Bench(pool, scheduler, status)
-                await scheduler.leave()
             finally:
                 await cancel(running)
+                await scheduler.leave()
                 status.close()
                 pulse.close()
 

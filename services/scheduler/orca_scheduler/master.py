@@ -296,7 +296,7 @@ class EngineMaster:
                 self._ask(self._record(action))
             case Run(_, epoch, stale_rows):
                 self._epoch, self._stale_rows = epoch, stale_rows
-                self._dialed.run()
+                self._dialed.run(epoch)
             case EngineReady() | EngineLost() | Drain():
                 self._tell_core(action)
             case Admit(claims):
