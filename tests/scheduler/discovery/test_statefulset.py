@@ -82,7 +82,7 @@ async def test_pods_come_change_and_go(tmp_path: Path) -> None:
         assert world.discovery.unready is None
         world.server.put("pods", leaving(pod(1)))
         await until(lambda: world.addresses == {"engine-0": ("10.0.1.0:50050", "")})
-        assert world.candidates and world.candidates[0].absent == "orca-worker-1 is being deleted"
+        assert [candidate.absent for candidate in world.candidates] == ["orca-worker-1 is being deleted"]
         world.server.remove("pods", "orca-worker-1")
         await until(lambda: world.candidates and world.candidates[0].absent == "orca-worker-1 does not exist yet")
         world.server.put("pods", pod(1, life=2))
