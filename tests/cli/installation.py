@@ -31,16 +31,6 @@ def chart_text(values: dict[str, Any], name: str = "orca") -> str:
     return "\n---\n".join(text for path, text in found.items() if path.endswith(".yaml"))
 
 
-def release(values: dict[str, Any]) -> Release:
-    return Release("orca", "serving", tuple(copy.deepcopy(documents(json.dumps(values)))))
-
-
-@cache
-def documents(values: str) -> list[Any]:
-    """The objects of a rendered chart; the values are JSON."""
-    return [document for document in yaml.safe_load_all(chart_text(json.loads(values))) if document]
-
-
 def node(name: str, **labels: str) -> dict[str, Any]:
     return {
         "kind": "Node",
@@ -82,22 +72,26 @@ def pod(workload: Any, number: int) -> dict[str, Any]:
     }
 
 
-def installed(rendered: Release) -> Release:
-    """The objects with what Kubernetes adds to them."""
-    objects = copy.deepcopy(rendered.objects)
+def settle(objects: list[dict[str, Any]]) -> None:
+    """Adds to rendered objects what Kubernetes adds."""
     for thing in objects:
-        if isinstance(thing, dict):
-            thing["metadata"] |= {"uid": f"uid of {name_of(thing)}", "generation": 1}
-            if thing["kind"] == "StatefulSet":
-                thing["status"] = {"observedGeneration": 1, "updateRevision": REVISION}
-            if thing["kind"] == "PodDisruptionBudget":
-                thing["status"] = {"disruptionsAllowed": 1, "currentHealthy": 2, "expectedPods": 2}
-    return replace(rendered, objects=objects)
+        thing["metadata"] |= {"uid": f"uid of {name_of(thing)}", "generation": 1}
+        if thing["kind"] == "StatefulSet":
+            thing["status"] = {"observedGeneration": 1, "updateRevision": REVISION}
+        if thing["kind"] == "PodDisruptionBudget":
+            thing["status"] = {"disruptionsAllowed": 1, "currentHealthy": 2, "expectedPods": 2}
 
 
 def healthy(values: dict[str, Any] | None = None) -> Snapshot:
-    """An installation in which nothing is wrong."""
-    found = installed(release(values or GPUS))
+    """An installation in which nothing is wrong. It is shared: `edited` changes a copy."""
+    return observed(json.dumps(values or GPUS))
+
+
+@cache
+def observed(values: str) -> Snapshot:
+    documents = [document for document in yaml.safe_load_all(chart_text(json.loads(values))) if document]
+    settle(documents)
+    found = Release("orca", "serving", tuple(documents))
     pods = tuple(pod(thing, number) for thing in found.workloads().values() for number in range(replicas(thing)))
     tried = questions(found, pods)
     inside = [

@@ -11,6 +11,7 @@ from orca_cli.doctor.examine import CHECKS, examine
 from orca_cli.doctor.finding import Finding, Level, as_json, report
 from orca_cli.doctor.objects import at, component_of, name_of, quantity, requests
 from orca_cli.doctor.snapshot import Attempt, Inside, Renewal, Right, Server, Snapshot, Unknown
+from orca_common.errors import FailedPrecondition
 
 Path = tuple[str | int, ...]
 
@@ -553,6 +554,11 @@ def test_a_claim_that_is_not_bound() -> None:
 def test_quantities() -> None:
     texts = ["2", "500m", "1.5Gi", "64Mi", "3k", "1e3", "100n", 7]
     assert [quantity(text) for text in texts] == [2, 0.5, 1.5 * 2**30, 2**26, 3000, 1000, pytest.approx(1e-7), 7]
+
+
+def test_what_is_no_quantity() -> None:
+    with pytest.raises(FailedPrecondition, match="2GB is no quantity"):
+        quantity("2GB")
 
 
 def test_requests_of_a_pod() -> None:

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from orca_common.errors import FailedPrecondition
+
 Object = Mapping[str, Any]
 Resources = dict[str, float]  # resource -> amount: cores, bytes, or pieces
 
@@ -52,16 +54,20 @@ def service_container(pod: Object) -> Object:
 
 def environment(container: Object) -> dict[str, str | None]:
     """The variables of a container. None: the value comes from elsewhere (a Secret, a field of the pod)."""
-    return {str(entry.get("name")): entry.get("value") for entry in container.get("env") or []}
+    return {
+        str(entry.get("name")): None if entry.get("value") is None else str(entry["value"])
+        for entry in container.get("env") or []
+    }
 
 
 def quantity(text: Any) -> float:
-    """A Kubernetes quantity as a number: "500m" is 0.5, "2Gi" 2147483648.0. Raises ValueError for anything else."""
+    """A Kubernetes quantity as a number: "500m" is 0.5, "2Gi" 2147483648.0. Raises FailedPrecondition."""
     written = str(text).strip()
-    for suffix in (written[-2:], written[-1:]):
-        if suffix in SCALES:
-            return float(written.removesuffix(suffix)) * SCALES[suffix]
-    return float(written)
+    suffix = next((end for end in (written[-2:], written[-1:]) if end in SCALES), "")
+    try:
+        return float(written.removesuffix(suffix)) * SCALES.get(suffix, 1.0)
+    except ValueError:
+        raise FailedPrecondition(f"resources: {written} is no quantity of Kubernetes") from None
 
 
 def amounts(resources: Any) -> Resources:
@@ -153,8 +159,14 @@ class Release:
 
     def number(self, component: str, name: str, default: int) -> int:
         """A setting that is a whole number; the default when it is absent or no number."""
-        text = self.settings(component).get(name)
-        return int(text) if text is not None and text.strip().isdigit() else default
+        return int(self.real(component, name, default))
+
+    def real(self, component: str, name: str, default: float) -> float:
+        """A setting that is a number; the default when it is absent or no number."""
+        try:
+            return float(self.settings(component).get(name) or default)
+        except ValueError:
+            return default
 
     @property
     def ranks_per_pod(self) -> int:
@@ -173,8 +185,9 @@ def replicas(workload: Object) -> int:
 
 
 def ordinal(pod: Object) -> int:
-    """The number of a StatefulSet's pod: orca-worker-3 has 3."""
-    return int(name_of(pod).rpartition("-")[2])
+    """The number of a StatefulSet's pod: orca-worker-3 has 3. A pod that somebody else made has -1."""
+    number = name_of(pod).rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
 
 
 def by_component(things: Iterable[Object]) -> dict[str, list[Object]]:

@@ -55,7 +55,7 @@ def grace(snapshot: Snapshot) -> list[Finding]:
         template = pod_template(workload)
         given = at(template, "spec", "terminationGracePeriodSeconds")
         patience = GRACE if given is None else int(given)
-        drain = float(snapshot.release.settings(component).get("ORCA_DRAIN_SECONDS") or DRAIN)
+        drain = snapshot.release.real(component, "ORCA_DRAIN_SECONDS", DRAIN)
         sleep = float(at(service_container(template), "lifecycle", "preStop", "sleep", "seconds") or 0)
         if patience < drain + sleep:
             said = f"{component}: killed after {patience} s, but an orderly end may take {drain + sleep:g} s"

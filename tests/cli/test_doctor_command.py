@@ -1,7 +1,8 @@
-"""`orca doctor --rendered` on what the chart renders, as a command."""
+"""`orca doctor` as a command: on what the chart renders, and without a cluster that answers."""
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,8 @@ from cli.installation import CHART, GPUS, chart_text
 ORCA = str(Path(sys.executable).parent / "orca")
 
 
-def doctor(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"KUBECONFIG": "/nowhere", "COLUMNS": "80"}
+def doctor(*arguments: str, stdin: str = "", kubeconfig: Path = Path("/nowhere")) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"KUBECONFIG": str(kubeconfig), "COLUMNS": "80"}
     return subprocess.run(
         [ORCA, "doctor", *arguments],
         input=stdin, capture_output=True, text=True, timeout=60, check=False, env=environment,
@@ -64,3 +65,19 @@ def test_no_cluster() -> None:
     ended = doctor()
     assert ended.returncode == 1
     assert "no cluster is known" in ended.stderr
+
+
+def test_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    named = {"name": "here", "cluster": {"server": f"http://127.0.0.1:{port}"}}
+    context = {"name": "here", "context": {"cluster": "here", "user": "me"}}
+    config = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "here",
+        "clusters": [named], "contexts": [context], "users": [{"name": "me", "user": {"token": "none"}}],
+    }  # fmt: skip
+    file = tmp_path / "config"
+    file.write_text(yaml.safe_dump(config))
+    ended = doctor(kubeconfig=file)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("the API server does not answer: Cannot connect")
