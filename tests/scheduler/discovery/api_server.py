@@ -25,7 +25,7 @@ class Request(NamedTuple):
 
 
 class ApiServer:
-    """`objects`: what it holds. `requests`: what it was asked. `faults`: what it does before or instead of an answer."""
+    """`objects`: what it holds. `requests`: what it was asked. `faults`: what it does instead of answering."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in KINDS}
