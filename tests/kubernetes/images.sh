@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Makes the images that the tests of updates need, from those of TAG, and pushes them:
+#   orca-endpoint, orca-scheduler, orca-worker with the tag `next`: the same code with the next protocol number
+#   orca-worker:broken: a supervisor that answers, and ranks that end as they start
+#
+#   BUILD="buildah build" PUSH=PROGRAM TAG=dev tests/kubernetes/images.sh       PUSH is called with each image's name
+set -euo pipefail
+build=${BUILD:-buildah build} push=${PUSH:?a program that pushes the image that it is given} tag=${TAG:-dev}
+compile='python -m compileall -q -f --invalidation-mode unchecked-hash /opt/orca/lib'
+
+# variant NAME TAG COMMAND: the image NAME, with a command run as root in it
+variant() {
+  $build -t "$1:$2" -f - . <<DOCKERFILE
+FROM localhost/$1:$tag
+USER 0
+RUN $3 && $compile
+USER 10001:10001
+DOCKERFILE
+  $push "localhost/$1:$2"
+}
+
+cd "$(mktemp -d)" # an empty context
+trap 'rmdir "$PWD"' EXIT
+for name in endpoint scheduler worker; do
+  variant "orca-$name" next "echo 'PROTOCOL += 1' >> /opt/orca/lib/orca_common/protocol.py"
+done
+variant orca-worker broken \
+  "echo 'raise SystemExit(\"orca-rank: this image never forms; it is for tests of updates\")' > /opt/orca/lib/orca_worker/rank.py"
