@@ -25,7 +25,7 @@ HOME = {  # import package -> the folder that holds it
 }
 CORE = (  # the pure modules of orca_scheduler
     *("request", "slots", "selection", "core"),
-    *("lifecycle_events", "lifecycle", "suspicions", "places", "progress", "timers"),
+    *("lifecycle_events", "lifecycle", "suspicions", "places", "progress", "timers", "share"),
 )
 IMPURE = {  # modules of the standard library with a clock, chance or the world in them
     *("asyncio", "concurrent", "contextvars", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "queue"),

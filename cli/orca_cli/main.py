@@ -17,9 +17,10 @@ from rich.text import Text
 
 from orca_cli import config as effective
 from orca_cli import demo as demonstration
+from orca_cli.chart_values import read_values
 from orca_cli.generate import generate
 from orca_cli.timeline import drawing, plane_table, share_table
-from orca_cli.topology import rank_table, slice_table
+from orca_cli.topology import pod_table, rank_table, slice_table
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, OrcaError
 from orca_endpoint.settings import EndpointSettings
@@ -114,17 +115,25 @@ def topology(
     pp: Annotated[int | None, typer.Option(help="Pipeline stages: how many share the layers of the model.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Type of the weights: float32 or bfloat16.")] = None,
     slices: Annotated[bool, typer.Option("--slices", help="Also shows each tensor's slice on each rank.")] = False,
+    values: Annotated[
+        list[Path] | None,
+        typer.Option(help="Values of the Helm chart, as for helm install; may be repeated. Also shows the pods."),
+    ] = None,
 ) -> None:
     """Shows what each rank of an engine would hold: layers, slices and bytes. Starts nothing.
 
-    Options that are not given are the settings of `orca serve`.
+    Options that are not given come from the files of --values; without files they are the settings of `orca serve`.
     """
-    given = ServeSettings.load(model=model, tp=tp, pp=pp, dtype=dtype)
 
     async def body() -> None:
+        options = {"model": model, "tp": tp, "pp": pp, "dtype": dtype}
+        release = read_values(values).with_options(options) if values else None
+        given = ServeSettings.load(**(release.settings() if release else options))
         checkpoint = read_checkpoint(resolve_model(given.model) if given.model else DEMO_MODEL)
         shares = families.topology(checkpoint, given.tp, given.pp, given.dtype)
         console.print(rank_table(checkpoint, shares, given.tp, given.pp, given.dtype))
+        if release:
+            console.print(pod_table(release.shape(), release.engines))
         if slices:
             console.print(slice_table(shares))
 
@@ -174,6 +183,33 @@ def demo() -> None:
             console.print(demonstration.LEGEND, markup=True)
 
         _run(body())
+
+
+@app.command()
+def doctor(
+    release: Annotated[str | None, typer.Option(help="Name of the release; orca if not given.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="Its namespace; that of the current context if not given.")
+    ] = None,
+    context: Annotated[str | None, typer.Option(help="Context of KUBECONFIG; the current one if not given.")] = None,
+    rendered: Annotated[
+        Path | None, typer.Option(help="Instead of a cluster: a file with what `helm template` prints, or - for stdin.")
+    ] = None,
+    redis_url: Annotated[
+        str | None, typer.Option(help="Ask the request pool's Redis from here, not from a pod of the release.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Checks an installation on Kubernetes, or a rendered chart, for what would go wrong. Changes nothing."""
+    from orca_cli.doctor import command
+
+    async def body() -> None:
+        if rendered is not None:
+            command.show(command.check_rendered(rendered, release), as_json)
+        else:
+            command.show(await command.check_cluster(release, namespace, context, redis_url), as_json)
+
+    _run(body())
 
 
 def _add_service(name: str) -> None:

@@ -1,11 +1,13 @@
 """What `orca topology` shows: which rank of an engine holds what, by the rules of the partition."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from rich.table import Table
 from rich.text import Text
 
 from orca_common.checkpoint import Checkpoint
+from orca_scheduler.places import Place, Shape
 from orca_worker.partition import RankShare
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -54,10 +56,41 @@ def slice_table(shares: Sequence[RankShare]) -> Table:
     return table
 
 
-def span(layers: range) -> str:
-    if not layers:
+class PodOfEngine(NamedTuple):
+    """A worker pod of a release, and the ranks that it holds, in their order."""
+
+    ordinal: int
+    engine: str
+    places: tuple[Place, ...]
+
+
+def pods_of(shape: Shape, engines: int) -> Iterator[PodOfEngine]:
+    """The pods of the worker StatefulSet: ordinal o belongs to engine o // shape.pods."""
+    for ordinal in range(engines * shape.pods):
+        engine, pod = divmod(ordinal, shape.pods)
+        places = tuple(place for place in shape.places() if place.pod == pod)
+        yield PodOfEngine(ordinal, f"engine-{engine}", places)
+
+
+def pod_table(shape: Shape, engines: int) -> Table:
+    """One line per worker pod: its engine, and which ranks it holds. A rank's number is that of `rank_table`."""
+    table = Table(title=f"{engines * shape.pods} worker pods of {shape.ranks_per_pod} ranks", title_justify="left")
+    for column in ("pod", "engine", "stage", "tensor ranks", "ranks"):
+        table.add_column(column, justify="right" if column == "stage" else "left")
+    for pod in pods_of(shape, engines):
+        stage, first = pod.places[0].stage, pod.places[0].tensor_rank
+        tensor_ranks = range(first, first + len(pod.places))
+        ranks = range(stage * shape.tp + first, stage * shape.tp + first + len(pod.places))
+        last = pod.ordinal % shape.pods == shape.pods - 1
+        cells = (f"orca-worker-{pod.ordinal}", pod.engine, str(stage), span(tensor_ranks), span(ranks))
+        table.add_row(*cells, end_section=last)
+    return table
+
+
+def span(numbers: range) -> str:
+    if not numbers:
         return "-"
-    return str(layers.start) if len(layers) == 1 else f"{layers.start} to {layers.stop - 1}"
+    return str(numbers.start) if len(numbers) == 1 else f"{numbers.start} to {numbers.stop - 1}"
 
 
 def shape(sizes: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from orca_common.address import split_address
 from orca_common.errors import FailedPrecondition
@@ -89,12 +90,24 @@ class Child:
     def unready(self) -> str | None:
         """Asks the status port why the service is not ready. None: it is ready. Blocks for at most 5 s."""
         try:
-            with urllib.request.urlopen(f"http://{self.addresses['status']}/readyz", timeout=5):
-                return None
-        except urllib.error.HTTPError as error:
-            return str(json.loads(error.read())["reason"])
+            return self._status()["reason"]
         except OSError as error:
             return str(error)
+
+    def engines(self) -> dict[str, str | None]:
+        """Asks a scheduler for its engines: why each serves nothing, None: it runs. Blocks for at most 5 s."""
+        try:
+            return self._status()["engines"]
+        except OSError:
+            return {}
+
+    def _status(self) -> dict[str, Any]:
+        """What the status port tells. Raises OSError when it cannot be reached."""
+        try:
+            with urllib.request.urlopen(f"http://{self.addresses['status']}/readyz", timeout=5) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:  # it is not ready
+            return json.load(error)
 
 
 class RedisChild(Child):

@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,11 @@ class Stack:
         ]
         await asyncio.gather(*(self._start(child) for child in schedulers))
         self._tasks += [asyncio.create_task(self._watch_ranks(n, s)) for n, s in enumerate(supervisors)]
-        for child in (*schedulers, *endpoints):
-            await self._until_ready(child)
+        for scheduler in schedulers:
+            await self._until(scheduler, scheduler.unready)
+        await self._until(schedulers[0], lambda: self._idle_engine(schedulers))
+        for endpoint in endpoints:
+            await self._until(endpoint, endpoint.unready)
         self._say("ready")
 
     async def stop(self) -> None:
@@ -144,16 +147,22 @@ class Stack:
         self._say(f"{child.name} at {child.address} (pid {child.pid})")
         self._write_processes()
 
-    async def _until_ready(self, child: Child) -> None:
-        """Waits until the service is ready, and says what it is waiting for."""
+    async def _until(self, child: Child, unready: Callable[[], str | None]) -> None:
+        """Waits until there is no reason left, and says each. `child` has to run meanwhile."""
         said = None
-        while (reason := await asyncio.to_thread(child.unready)) is not None:
+        while (reason := await asyncio.to_thread(unready)) is not None:
             if child.pid is None:
                 raise FailedPrecondition(f"{child.name} ended: {child.last_words()}")
             if reason != said:
                 said = reason
                 self._say(f"waiting: {reason}")
             await asyncio.sleep(0.1)
+
+    def _idle_engine(self, schedulers: Sequence[Child]) -> str | None:
+        """Why one of the engines serves nothing; None: all run."""
+        told = {engine: why for scheduler in schedulers for engine, why in scheduler.engines().items()}
+        engines = (f"engine-{n}" for n in range(self._settings.engines))
+        return next(filter(None, (told.get(engine, f"no scheduler has {engine} yet") for engine in engines)), None)
 
     # -- keeping it running
 

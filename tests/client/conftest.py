@@ -14,8 +14,8 @@ class Stage:
         self.endpoints: list[Endpoint] = []
         self.wires: list[Wire] = []
 
-    async def endpoint(self, script: Script, name: str = "a") -> Endpoint:
-        endpoint = Endpoint(name, script)
+    async def endpoint(self, script: Script, name: str = "a", port: int = 0) -> Endpoint:
+        endpoint = Endpoint(name, script, port)
         await endpoint.server.start()
         self.endpoints.append(endpoint)
         return endpoint

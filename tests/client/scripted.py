@@ -56,11 +56,11 @@ class Script:
 class Endpoint(OrcaServicer):
     """One server that plays a script."""
 
-    def __init__(self, name: str, script: Script) -> None:
+    def __init__(self, name: str, script: Script, port: int = 0) -> None:
         self.name, self.script = name, script
         self.server = grpc.aio.server(options=[("grpc.http2.min_ping_interval_without_data_ms", 10)])
         add_OrcaServicer_to_server(self, self.server)
-        port = self.server.add_insecure_port("127.0.0.1:0")
+        port = self.server.add_insecure_port(f"127.0.0.1:{port}")
         self.address = f"127.0.0.1:{port}"
         self.ending: asyncio.Task[None] | None = None
 

@@ -26,6 +26,7 @@ from orca_scheduler.lifecycle_events import (
     RankLeaving,
     Recorded,
     Refused,
+    Replaced,
     Rested,
     Standing,
     StoreHosted,
@@ -56,7 +57,7 @@ def greeting(now: float, life: int, standing: Standing) -> list[LifeEvent]:
         events += [
             PodSeen(now, life, rank, (Entry(0, address, pid, standing.iteration),)),
             Listens(now + 0.25, life, rank, address, pid),
-            Hello(now + 0.5, life, rank, f"höst-{rank}", pid, standing._replace(formation=formation), MODEL),
+            Hello(now + 0.5, life, rank, f"höst-{rank}", pid, standing._replace(formation=formation), MODEL, 3),
         ]
     return [*events, Identified(now + 0.75, life)]
 
@@ -104,6 +105,17 @@ SCRIPT: tuple[LifeEvent, ...] = (
     Leave(26.1),
     Rested(26.2, 5),
     LeaseLost(26.3, "the engine was released"),
+)
+REPLACED: tuple[LifeEvent, ...] = (  # the pods are of an old revision, and made anew when they can be
+    Opened(0.0, 3, (7,), True),
+    CandidateChanged(0.1, PODS, replace=True),
+    Replaced(0.3, 1, "the API server cannot be reached"),
+    Wake(1.0),
+    Replaced(1.2, 1, ""),
+    CandidateChanged(1.3, ("pod-0:7000", ""), "orca-worker-1 is Pending: no node has a free GPU"),
+    CandidateChanged(2.0, OTHER_PODS),
+    *greeting(2.1, 2, EMPTY)[:2],
+    LeaseLost(3.0, "another scheduler took the engine"),
 )
 RETIRED: tuple[LifeEvent, ...] = (  # a short term: the engine is not wanted any more
     Opened(0.0, 3, (7,), False),

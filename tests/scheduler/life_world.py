@@ -16,7 +16,18 @@ from orca_scheduler import core, timers
 from orca_scheduler.core import Arrived, BatchReturned, Cancelled, Commit, Core, EngineLost, EngineReady, GiveBack
 from orca_scheduler.core import Drain as CoreDrain
 from orca_scheduler.journal import decode, encode, lifecycle_state, restored_lifecycle
-from orca_scheduler.lifecycle import Closing, Draining, Ended, Greeting, Lifecycle, Opening, Recording, Running
+from orca_scheduler.lifecycle import (
+    Closing,
+    Draining,
+    Ended,
+    Greeting,
+    Incomplete,
+    Lifecycle,
+    Opening,
+    Recording,
+    Replacing,
+    Running,
+)
 from orca_scheduler.lifecycle_events import (
     Admit,
     Allocate,
@@ -55,6 +66,8 @@ from orca_scheduler.lifecycle_events import (
     Recorded,
     Refused,
     Release,
+    Replaced,
+    ReplacePods,
     Rested,
     Retire,
     Run,
@@ -169,7 +182,7 @@ class Term:
     def __init__(self, world: "LifeWorld", number: int, taken_over: bool) -> None:
         self.world, self.number, self.taken_over = world, number, taken_over
         shape = world.shape
-        self.lifecycle = Lifecycle("engine-0", shape, world.candidate)
+        self.lifecycle = Lifecycle("engine-0", shape, world.candidate, world.absent, world.replace)
         self.begin = lifecycle_state(replace(self.lifecycle))
         self.core = Core(2, shape.pp, shape.block_size, shape.run_ahead)
         self.record: list[tuple[LifeEvent, list[LifeAction]]] = []
@@ -279,7 +292,10 @@ class Term:
         """What must hold of an action at the moment when it is taken."""
         life, world, mine = self.lifecycle, self.world, self.number == self.world.books.term
         of = getattr(action, "life", None)
-        if of is not None:
+        if isinstance(action, ReplacePods):
+            assert self.open is None, "pods are replaced while a life is open"
+            assert of == life.life
+        elif of is not None:
             assert of not in self.ended, f"{action} of a life that was hung up"
             assert of == (life.life if isinstance(action, Dial) else self.open), f"{action} of another life"
         match action:
@@ -287,6 +303,8 @@ class Term:
                 assert self.open is None, "dialed while a life is open"
                 assert number == max(self.ended, default=0) + 1
                 assert len(pods) == world.shape.pods
+                assert all(pods), "a pod without an address is dialed"
+                assert not life.replace, "pods are dialed that are to be replaced"
                 assert not any(call.what == "fence" for call in self.calls), "a process is greeted while it is killed"
             case Identify(_, models):
                 assert set(models) == {MODEL}
@@ -327,6 +345,10 @@ class Term:
                 processes = self.told.get(rank, set()) | ({lane.process.pid} if lane is not None else set())
                 assert pid in processes, "a process that neither listened nor stood in a table in this life"
                 assert f"pid {pid}" in verdict
+            case ReplacePods():
+                assert life.replace, "pods are replaced that shall stay"
+                assert not life.unadmitted, "requests wait for new pods"
+                assert not self.core.requests
             case Release():
                 assert self.world.leaving or self.world.candidate is not None or mine is False
             case Retire():
@@ -366,6 +388,14 @@ class Term:
             assert life.unready is None
             assert not life.leaving, "an engine runs on although its scheduler leaves"
             assert life.pods is not None, "an engine runs on that nobody wants"
+            assert not life.replace, "an engine runs on whose pods are to be replaced"
+        if isinstance(life.state, Incomplete):
+            assert life.pods is not None
+            assert not all(life.pods), "nothing is missing"
+            assert not life.replace
+        if isinstance(life.state, Replacing):
+            assert life.replace, "new pods are waited for that nobody makes"
+            assert not life.leaving
         if not self.opened or books.term != self.number:
             return  # its claims are nobody's yet, or another's
         core_has = {request.claim for request in self.core.requests if not request.ended}
@@ -438,6 +468,8 @@ class Term:
                     if call in self.calls:
                         self.calls.remove(call)
                 self.world.lanes_closed(self)
+            case ReplacePods(life):
+                self.call("replace", None, lambda: self._replace(life))  # the lease is confirmed
             case Release() | Retire():
                 retire = isinstance(action, Retire)
                 self.call("release", None, lambda: self._release(retire))
@@ -518,6 +550,13 @@ class Term:
                 pod.noticed[local] = 0
             self.world.fenced.add(pid)
         self.post(Fenced(self.now, life, rank))
+        return True
+
+    def _replace(self, life: int) -> bool:
+        world = self.world
+        if not world.api_away:
+            world.pods_deleted()
+        self.post(Replaced(self.now, life, "no answer" if world.api_away else ""))
         return True
 
     def _release(self, retire: bool) -> bool:
@@ -653,7 +692,7 @@ class Term:
         if lane.process.alive and not lane.process.frozen:
             lane.greeted = True
             standing = lane.process.standing
-            self.post(Hello(self.now, self.open, rank, "here", lane.process.pid, standing, MODEL))
+            self.post(Hello(self.now, self.open, rank, "here", lane.process.pid, standing, MODEL, 3))
         else:
             lane.closed = True
             self.suspect(self.open, rank, Kind.SILENT)
@@ -720,6 +759,9 @@ class LifeWorld:
         self.pods: dict[str, Pod] = {}
         self._pids = 100
         self.candidate: tuple[str, ...] | None = tuple(f"a{n}" for n in range(shape.pods))
+        self.absent, self.replace = "", False  # of the candidate
+        self.api_away = False  # nobody can be asked for new pods
+        self.remade = False  # the candidate's pods are being made anew, and discovery has not told it
         for address in self.candidate:
             self._pod(address)
         self.met: Counter[tuple[str, str]] = Counter()  # (state, event)
@@ -933,7 +975,7 @@ class LifeWorld:
             self.term.post(Orphaned(self.now, (claim,)))
 
     def candidate_changes(self, pick: int) -> None:
-        """Other pods, the same ones, or none."""
+        """Other pods, the same ones, or none; at times one has no address, or they are to be replaced."""
         match pick % 6:
             case 0:
                 self.candidate = None
@@ -942,9 +984,37 @@ class LifeWorld:
             case kind:
                 first = "ab"[kind % 2]
                 self.candidate = tuple(f"{first if n == 0 else 'a'}{n}" for n in range(self.shape.pods))
-        for address in self.candidate or ():
+        if self.candidate is not None and pick // 6 % 2 == 0:
+            gone = pick % self.shape.pods
+            self.candidate = tuple("" if n == gone else address for n, address in enumerate(self.candidate))
+        self.replace = self.candidate is not None and pick // 12 % 5 == 0
+        self._candidate_told()
+
+    def _candidate_told(self) -> None:
+        for address in filter(None, self.candidate or ()):
             self._pod(address)
-        self.term.post(CandidateChanged(self.now, self.candidate))
+        self.absent = "" if all(self.candidate or ()) else "a pod is Pending"
+        self.term.post(CandidateChanged(self.now, self.candidate, self.absent, self.replace))
+
+    def api_away_or_back(self, pick: int) -> None:
+        self.api_away = not self.api_away
+
+    def pods_deleted(self) -> None:
+        """Somebody has asked for new pods instead of the candidate's."""
+        for address in filter(None, self.candidate or ()):
+            for process in self.pods[address].processes:
+                process.alive = False
+        self.remade = True
+
+    def discovery_tells(self, pick: int) -> None:
+        """What became of pods that are made anew: still to be replaced, without an address, or there."""
+        if not self.remade or self.candidate is None:
+            return
+        kind = pick % 3
+        self.replace = kind == 0
+        self.candidate = tuple("" if kind < 2 else f"{'ab'[pick % 2]}{n}" for n in range(self.shape.pods))
+        self.remade = kind < 2
+        self._candidate_told()
 
     def scheduler_leaves(self, pick: int) -> None:
         self.leaving = True
@@ -1017,6 +1087,8 @@ class LifeWorld:
             term.post(LeaseLost(self.now, "another scheduler took the engine"))  # a renewal
         elif term.inbox:
             term.deliver()
+        elif self.remade and self.candidate is not None:
+            self.discovery_tells(self.rng.randrange(6))
         elif any(term.happens(call) for call in list(term.calls)):
             term.settle()
         elif not self._ranks_move() and not term.returns() and not term.claim(2, lost=False):
@@ -1058,11 +1130,12 @@ class LifeWorld:
             pod.away = False
             for process in pod.processes:
                 process.alive &= not process.leaving or self.term.open is not None
-        if self.candidate is None:
+        self.api_away = False
+        if self.candidate is None or not (all(self.candidate) or self.remade):
             self.candidate = tuple(f"a{n}" for n in range(self.shape.pods))
-            self.term.post(CandidateChanged(self.now, self.candidate))
+            self._candidate_told()
         for _ in range(STEPS):
-            done = isinstance(self.term.lifecycle.state, Running) and not self.leaving
+            done = isinstance(self.term.lifecycle.state, Running) and not self.leaving and not self.remade
             done = done and not self.term.inbox and not self.term.calls
             if done and all(request.ended for request in self.requests) and not self.term.core.in_flight:
                 break
@@ -1091,7 +1164,7 @@ ORDINARY = (
 FAULTS = (
     "wakes_early", "doubles", "dies", "two_die", "freezes", "leaves", "is_noticed", "supervised", "table_comes",
     "pod_away", "suspicion", "refuses", "model_changes", "room_changes", "pool_away", "cancels", "orphan",
-    "candidate_changes", "scheduler_leaves", "deposed", "crashes", "catches_up",
+    "candidate_changes", "api_away_or_back", "discovery_tells", "scheduler_leaves", "deposed", "crashes", "catches_up",
 )  # fmt: skip
 OPS = (*ORDINARY, *FAULTS)
 SHAPES = (

@@ -6,6 +6,8 @@ The model is the timed one, whose tokens can be computed here, so that every str
 import asyncio
 import json
 import os
+import re
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -13,20 +15,24 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from checkpoints import make_timed
 from servers import RedisServer, redis_server
 
+import orca_common
 from orca.v1.pool_pb2 import PoolRequest
 from orca_common.errors import Unavailable
 from orca_common.service import cancel
 from orca_pool.keys import Keys
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, Reason
+from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.journal import Line, read, scheduled
 from orca_worker.models.timed import mix
 
 VOCAB, ENDPOINT = 256, "test"
+TOLD_SCHEDULER = Path(__file__).parent / "told_scheduler.py"
 
 
 def tokens_of(prompt: Sequence[int], count: int) -> list[int]:
@@ -50,6 +56,17 @@ class Process:
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+
+    def tell(self, *candidates: Candidate) -> None:
+        """To a told scheduler: these are the candidates now."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(candidates) + b"\n")
+
+    async def replaces(self) -> str:
+        """The next engine whose pods a told scheduler wants to have replaced."""
+        assert self._process.stdout is not None
+        line = await asyncio.wait_for(self._process.stdout.readline(), 30)
+        return json.loads(line)["replace"]
 
     async def ended(self, seconds: float = 20) -> int:
         return await asyncio.wait_for(self._process.wait(), seconds)
@@ -105,27 +122,47 @@ class World:
                 register = True
             await asyncio.sleep(0.3)
 
-    async def _start(self, name: str, module: str, settings: Mapping[str, object]) -> Process:
+    async def _start(
+        self, name: str, command: Sequence[str], settings: Mapping[str, object], protocol: int | None = None
+    ) -> Process:
+        """`protocol`: number of the release that it is of, if not the present one."""
         folder = self._folder / name
         folder.mkdir()
         environment = os.environ | {f"ORCA_{key.upper()}": str(value) for key, value in settings.items()}
+        if protocol is not None:
+            environment["PYTHONPATH"] = str(self._release(protocol))
         with (folder / "log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", module), env=environment, stdout=asyncio.subprocess.PIPE, stderr=log
+                *(sys.executable, *command),
+                env=environment,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
             )
         assert process.stdout is not None
         hello = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
         return Process(process, hello, folder)
 
-    async def supervisor(self) -> Process:
-        """One more engine."""
+    def _release(self, protocol: int) -> Path:
+        """A folder with `orca_common` as a release of this protocol has it."""
+        folder = self._folder / f"protocol-{protocol}"
+        if not folder.exists():
+            shutil.copytree(Path(orca_common.__file__).parent, folder / "orca_common")
+            path = folder / "orca_common/protocol.py"
+            text, count = re.subn(r"(?m)^PROTOCOL = \d+$", f"PROTOCOL = {protocol}", path.read_text())
+            assert count == 1
+            path.write_text(text)
+        return folder
+
+    async def supervisor(self, protocol: int | None = None) -> Process:
+        """One more engine, or pod of one."""
         name = f"supervisor-{len(self.supervisors)}"
         settings = {"model": self._model, "dtype": "float32", "device": "cpu", "slots": 4096}
-        self.supervisors.append(await self._start(name, "orca_worker.supervisor", settings))
+        self.supervisors.append(await self._start(name, ["-m", "orca_worker.supervisor"], settings, protocol))
         return self.supervisors[-1]
 
-    async def scheduler(self, **settings: object) -> Process:
-        """One more scheduler of all engines."""
+    async def scheduler(self, protocol: int | None = None, *, told: bool = False, **settings: object) -> Process:
+        """One more scheduler of all engines. `told`: of those that the test tells it (`told_scheduler.py`)."""
         name = f"scheduler-{len(self.schedulers)}"
         values = {
             "workers": ",".join(s.hello["address"] for s in self.supervisors),
@@ -134,7 +171,8 @@ class World:
             "run_dir": self._folder / name,
             "max_batch_size": 4,
         }
-        self.schedulers.append(await self._start(name, "orca_scheduler", values | settings))
+        command = [str(TOLD_SCHEDULER)] if told else ["-m", "orca_scheduler"]
+        self.schedulers.append(await self._start(name, command, values | settings, protocol))
         return self.schedulers[-1]
 
     @asynccontextmanager
@@ -246,7 +284,10 @@ class World:
 async def world(
     folder: Path, *, engines: int, schedulers: int, run_ahead: int = 0, **model: Any
 ) -> AsyncIterator[World]:
-    """Engines `engine-0`.. and their schedulers; `model` are fields of the timed model. Prints logs on a failure."""
+    """Engines `engine-0`.. and their schedulers; if there are any, the engines are formed.
+
+    `model` are fields of the timed model. Prints logs on a failure.
+    """
     checkpoint = make_timed(folder / "model", vocab=VOCAB, **model)
     with redis_server() as redis:
         async with Pool(redis.url, "live", patience=20) as pool:  # the test's own, which is not what is tested
@@ -257,7 +298,7 @@ async def world(
                 async with this.company(schedulers):
                     for _ in range(schedulers):
                         await this.scheduler(run_ahead=run_ahead)
-                    await this.formed(*(f"engine-{n}" for n in range(engines)))
+                    await this.formed(*(f"engine-{n}" for n in range(engines if schedulers else 0)))
                 yield this
             except BaseException:
                 for log in sorted(folder.glob("*/log")):

@@ -288,7 +288,7 @@ class Master:
                 self._post(Recorded(self._now, life, above + 1))
             case Run():
                 self._run = action
-                self._dialed.run()
+                self._dialed.run(action.epoch)
             case EngineReady(_, n_slots, iteration):
                 self._formed.put_nowait(Formed(self._run.epoch, n_slots, self._run.stale_rows, iteration))
             case EngineLost():

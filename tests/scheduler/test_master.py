@@ -21,6 +21,8 @@ from orca_pool.pool import Pool
 from orca_pool.records import Attached, EngineInfo, EngineState, Finish
 from orca_pool.wire import TOKEN
 from orca_scheduler import timers
+from orca_scheduler.discovery.candidates import Candidate
+from orca_scheduler.discovery.static import StaticDiscovery
 from orca_scheduler.ledger import RESERVE, Deposed, Ledger, News
 from orca_scheduler.lifecycle_events import Claimed, Opened
 from orca_scheduler.master import EngineMaster
@@ -134,8 +136,11 @@ class Bench:
         assert term is not None
         numbers: dict[str, Any] = {"max_batch_size": 4} | settings
         values = SchedulerSettings(workers=self.rank.address, **numbers)
-        pods, telemetry = (self.rank.address,), Telemetry("test")
-        self.master = EngineMaster("engine-0", pods, "me", term, False, self.pool, values, telemetry, self.pulse)
+        candidate, discovery = Candidate("engine-0", (self.rank.address,)), StaticDiscovery([self.rank.address], 1)
+        self.master = EngineMaster(
+            *("engine-0", candidate, "me", term, False),
+            *(self.pool, discovery, values, Telemetry("test"), self.pulse),
+        )
         self.running = asyncio.create_task(self.master.run())
 
     async def succeed(self, **settings: int) -> None:

@@ -58,6 +58,8 @@ from orca_scheduler.lifecycle_events import (
     Recorded,
     Refused,
     Release,
+    Replaced,
+    ReplacePods,
     Rested,
     Retire,
     Run,
@@ -82,7 +84,7 @@ class Teller:
 
     def __init__(self, heading: str) -> None:
         """`heading`: `engine tp 1, pp 2, block 4, pods a b` and, where there are any, `slots 8`, `run-ahead 1`,
-        `ranks a pod 1`."""
+        `ranks a pod 1`, `absent SENTENCE` (a pod `?` has no address), `replace now`."""
         words = dict(
             part.split(" ", 1) for part in heading.removeprefix("engine ").replace("ranks a pod", "per").split(", ")
         )
@@ -96,7 +98,9 @@ class Teller:
             None if slots is None else int(slots),
             int(words.get("run-ahead", 0)),
         )
-        self.life = Lifecycle("engine-0", self.shape, tuple(words["pods"].split()))
+        self.life = Lifecycle(
+            "engine-0", self.shape, addresses(words["pods"]), words.get("absent", ""), "replace" in words
+        )
 
     def step(self, line: str) -> list[str]:
         """What the lifecycle makes of an event, as lines."""
@@ -131,7 +135,9 @@ class Teller:
                 return make(self, now, life, **found.groupdict())
         raise AssertionError(f"no event: {said}")
 
-    def hello(self, now: float, life: int, rank: str, pid: str, stands: str | None, again: str | None) -> Hello:
+    def hello(
+        self, now: float, life: int, rank: str, pid: str, protocol: str | None, stands: str | None, again: str | None
+    ) -> Hello:
         """`stands`: `epoch 4, iteration 9, 16 slots`, and `rows 0 1`, and `formed otherwise`."""
         standing, n = NEW, int(rank)
         if stands is not None:
@@ -144,11 +150,16 @@ class Teller:
             standing = Standing(int(words["epoch"]), int(words["iteration"]), int(slots), rows, formation)
         elif again is not None:
             standing = NEW._replace(iteration=int(again))
-        return Hello(now, life, n, "h", int(pid), standing, MODEL)
+        return Hello(now, life, n, "h", int(pid), standing, MODEL, int(protocol or 3))
 
 
 def numbers(text: str | None) -> tuple[int, ...]:
     return tuple(map(int, (text or "").split()))
+
+
+def addresses(text: str) -> tuple[str, ...]:
+    """`a ?`: the second pod has no address."""
+    return tuple(pod.replace("?", "") for pod in text.split())
 
 
 def entries(text: str) -> tuple[Entry, ...]:
@@ -164,7 +175,11 @@ def suspected(_: Teller, now: float, life: int, rank: str, kind: str, detail: st
     return Suspected(now, life, suspicion, int(iteration or 0))
 
 
-HELLO = r"rank (?P<rank>\d+) hello, pid (?P<pid>\d+)(, stands in (?P<stands>.+)|, had iteration (?P<again>\d+))?"
+HELLO = (
+    r"rank (?P<rank>\d+) hello, pid (?P<pid>\d+)(, protocol (?P<protocol>\d+))?"
+    r"(, stands in (?P<stands>.+)|, had iteration (?P<again>\d+))?"
+)
+CANDIDATE = r"candidate (?P<pods>[\w ?]+?)(, absent: (?P<absent>.+?))?(?P<replace>, to be replaced)?"
 EVENTS: dict[str, Callable[..., LifeEvent]] = {
     r"opened, epoch (?P<epoch>\d+)(, claims (?P<claims>[\d ]+))?(?P<taken>, taken over)?": (
         lambda _, now, life, epoch, claims, taken: Opened(now, int(epoch), numbers(claims), taken is not None)
@@ -204,7 +219,11 @@ EVENTS: dict[str, Callable[..., LifeEvent]] = {
     r"gone (?P<claims>[\d ]+)": lambda _, now, life, claims: Gone(now, numbers(claims)),
     r"orphaned (?P<claims>[\d ]+)": lambda _, now, life, claims: Orphaned(now, numbers(claims)),
     r"candidate gone": lambda _, now, life: CandidateChanged(now, None),
-    r"candidate (?P<pods>.+)": lambda _, now, life, pods: CandidateChanged(now, tuple(pods.split())),
+    CANDIDATE: lambda _, now, life, pods, absent, replace: CandidateChanged(
+        now, addresses(pods), absent or "", replace is not None
+    ),
+    r"pods replaced": lambda _, now, life: Replaced(now, life, ""),
+    r"pods not replaced: (?P<why>.+)": lambda _, now, life, why: Replaced(now, life, why),
     r"scheduler leaves": lambda _, now, life: Leave(now),
     r"lease lost: (?P<why>.+)": lambda _, now, life, why: LeaseLost(now, why),
     r"wake": lambda _, now, life: Wake(now),
@@ -244,6 +263,8 @@ def told(action: LifeAction) -> str:
             return f"fence rank {rank}, pid {pid}: {verdict}"
         case HangUp():
             return "hang up"
+        case ReplacePods():
+            return "replace the pods"
         case Release():
             return "release"
         case Retire():
@@ -292,7 +313,8 @@ def test_every_form_of_event_and_action_is_told() -> None:
     assert [pattern for pattern in EVENTS if not any(re.fullmatch(pattern, event) for event in events)] == []
     begins = (
         "dial", "ask the pool about", "ask the pool for", "host", "form", "allocate", "record", "run", "admit",
-        "give back", "confirm", "fence", "hang up", "release", "retire", "say", "stop", "core: ready", "core: lost",
+        "give back", "confirm", "fence", "hang up", "replace",
+        "release", "retire", "say", "stop", "core: ready", "core: lost",
         "core: drain",
     )  # fmt: skip
     assert [word for word in begins if not any(line.startswith(f"    {word}") for line in lines)] == []

@@ -23,6 +23,7 @@ from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import Unavailable
 from orca_common.protocol import PROTOCOL, TERM_METADATA
 from orca_common.telemetry import Telemetry
+from orca_worker import lane
 from orca_worker.controller import Controller
 from orca_worker.gpu_thread import GpuThread
 from orca_worker.rendezvous import Rendezvous
@@ -115,7 +116,6 @@ async def test_a_rank_says_who_it_is(rank: Rank) -> None:
     assert rank.controller.ready() is not None
 
     await rank.member(term=3, epoch=7, slots=320)
-    assert rank.controller.ready() is None
     run = rank.stub.Run()
     await rank.iterate(run, 3, 7, number=41, initiations=[initiation(4, 1, 2, 3), initiation(2, 9)])
     report = (await run.read()).iteration
@@ -134,8 +134,15 @@ async def test_a_rank_says_who_it_is(rank: Rank) -> None:
 
 async def test_another_protocol_changes_nothing(rank: Rank) -> None:
     await rank.hello(3)
-    assert (await rank.hello(9, protocol=PROTOCOL + 1)).protocol == PROTOCOL
+    for other in (PROTOCOL - 1, PROTOCOL + 2):
+        assert (await rank.hello(9, protocol=other)).protocol == PROTOCOL
     await rank.hello(3)
+
+
+async def test_a_master_of_the_next_protocol_is_obeyed(rank: Rank) -> None:
+    assert (await rank.hello(9, protocol=PROTOCOL + 1)).protocol == PROTOCOL
+    with pytest.raises(grpc.aio.AioRpcError, match="term 3 is old: this rank has seen 9"):
+        await rank.hello(3)
 
 
 async def test_old_terms_are_refused(rank: Rank) -> None:
@@ -166,6 +173,30 @@ async def test_a_new_master_ends_the_lane_of_the_old(rank: Rank) -> None:
     run = rank.stub.Run()
     await rank.iterate(run, 6, increment_rows=[1], increment_positions=[1], increment_tokens=[7])
     assert (await run.read()).iteration.number == 2
+
+
+async def test_a_rank_is_ready_while_a_master_runs_its_epoch(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rank.controller.ready() == "not a member of an engine's epoch yet"
+    await rank.member(epoch=3)
+    assert rank.controller.ready() == "no master holds its control lane"
+    run = rank.stub.Run()
+    for epoch, reason in [
+        (0, "its master waits for the engine's other ranks"),
+        (3, None),
+        (4, "its master waits for the engine's other ranks"),
+        (None, None),  # a master that does not tell yet
+    ]:
+        await run.write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=1, epoch=epoch)))
+        await run.read()
+        assert rank.controller.ready() == reason
+    with monkeypatch.context() as patched:
+        patched.setattr(lane, "SILENCE", -1.0)
+        assert rank.controller.ready() == "its master has been silent for 0 s"
+    assert rank.controller.ready() is None
+    run.cancel()
+    while rank.controller.ready() is None:
+        await asyncio.sleep(0)
+    assert rank.controller.ready() == "no master holds its control lane"
 
 
 async def test_a_new_run_ends_the_one_before(rank: Rank) -> None:
@@ -236,7 +267,7 @@ async def test_formations(rank: Rank) -> None:
     assert code == grpc.StatusCode.FAILED_PRECONDITION
     await rank.form(1, 4)
     assert (await rank.hello(1)).epoch == 0
-    assert rank.controller.ready() is not None
+    assert rank.controller.ready() == "epoch 4 is being formed"
 
 
 @pytest.fixture
@@ -403,7 +434,7 @@ async def test_an_error_of_torch_is_told_and_ends_the_epoch(rank: Rank, monkeypa
     code, sentence = await refusal(rank.stub.Allocate(pb.AllocateRequest(term=1, epoch=1, slots=160)))
     assert (code, sentence) == (grpc.StatusCode.FAILED_PRECONDITION, "epoch 1 is not being formed here")
     await rank.member(1, 2)
-    assert rank.controller.ready() is None
+    assert (await rank.hello(1)).epoch == 2
 
 
 async def test_a_real_model_keeps_its_weights_over_formations(tmp_path: Path) -> None:

@@ -269,9 +269,32 @@ async def test_the_pod_is_ready_when_its_ranks_are_members(tmp_path: Path) -> No
         assert reason is not None
         assert reason.startswith("rank 0")
         async with grpc.aio.insecure_channel(rank.address) as channel:
-            await make_member(channel)
-        assert await asyncio.to_thread(pod.ready) is None
-        assert await pod.spare(rank.pid) == spare  # readiness does not depend on the spare
+            stub = await make_member(channel)
+            assert await asyncio.to_thread(pod.ready) == "rank 0: no master holds its control lane"
+            lane: Any = stub.Run()
+            await lane.write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=1, epoch=1)))
+            await lane.read()
+            assert await asyncio.to_thread(pod.ready) is None
+            assert await pod.spare(rank.pid) == spare  # readiness does not depend on the spare
+        while await asyncio.to_thread(pod.ready) != "rank 0: no master holds its control lane":
+            await asyncio.sleep(0.02)
+
+
+async def test_probes_of_a_pod_with_frozen_ranks(tmp_path: Path) -> None:
+    """All ranks are asked at the same time, so the answer comes within a probe's time. None ends the supervisor."""
+    async with running(make_timed(tmp_path), ranks=4, spare=False) as pod:
+        ranks = await pod.running()
+        for rank in ranks:
+            await pod.hello(rank)
+        for rank in ranks:
+            os.kill(rank.pid, signal.SIGSTOP)
+        for _ in range(8):  # their status ports' queues of connections fill up meanwhile
+            with pytest.raises(urllib.error.HTTPError) as error:
+                await asyncio.to_thread(urllib.request.urlopen, f"http://{pod.status}/readyz", timeout=3)
+            with error.value:
+                assert json.load(error.value)["reason"] in ("rank 0: timed out", "rank 0: does not answer")
+            with await asyncio.to_thread(urllib.request.urlopen, f"http://{pod.status}/livez", timeout=3) as answer:
+                assert answer.status == 200
 
 
 async def test_a_rank_that_aborts_in_an_iteration_comes_back(tmp_path: Path) -> None:

@@ -254,12 +254,14 @@ class StageTimes(_message.Message):
     def __init__(self, received: _Optional[int] = ..., started: _Optional[int] = ..., computed: _Optional[int] = ..., sent: _Optional[int] = ..., taken: _Optional[int] = ..., control_bytes: _Optional[int] = ..., data_bytes: _Optional[int] = ..., iteration: _Optional[int] = ..., waited: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_rank: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("number", "iteration")
+    __slots__ = ("number", "iteration", "epoch")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     number: int
     iteration: int
-    def __init__(self, number: _Optional[int] = ..., iteration: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, number: _Optional[int] = ..., iteration: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ()

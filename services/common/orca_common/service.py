@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol, TypeVar
@@ -24,10 +24,17 @@ class StatusPort:
     """Answers `/livez` and `/readyz` over plain HTTP, in a thread of its own: probes are answered under any load.
 
     `ready` returns why the service is not ready, None when it is. `alive` returns whether its event loop still runs.
-    Both are called in the thread.
+    `more` returns what else `/readyz` tells, whether the service is ready or not. All are called in the thread.
     """
 
-    def __init__(self, host: str, port: int, ready: Callable[[], str | None], alive: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        ready: Callable[[], str | None],
+        alive: Callable[[], bool],
+        more: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
         """Listens. Raises Unavailable when the port cannot be had."""
 
         class Handler(BaseHTTPRequestHandler):
@@ -35,12 +42,14 @@ class StatusPort:
 
             def do_GET(self) -> None:
                 reason = None if alive() else "the service's event loop has not run for 10 s"
+                said: dict[str, Any] = {}
                 if self.path == "/readyz":
                     reason = reason or ready()
+                    said |= more()
                 elif self.path != "/livez":
                     self.send_error(404)
                     return
-                body = json.dumps({"ok": reason is None, "reason": reason}).encode()
+                body = json.dumps({"ok": reason is None, "reason": reason} | said).encode()
                 self.send_response(200 if reason is None else 503)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))

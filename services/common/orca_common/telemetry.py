@@ -4,13 +4,20 @@ Spans carry the client's W3C context. It comes as gRPC or HTTP metadata, is kept
 scheduler and ranks in their control messages.
 """
 
+import threading
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.propagate import extract, inject
 from opentelemetry.trace import Span, Tracer, format_trace_id
 from pydantic_settings import BaseSettings
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+
+CLOSING_SECONDS = 3.0  # for the spans that are left when a service ends
 
 
 class OtelSettings(BaseSettings):
@@ -21,29 +28,50 @@ class OtelSettings(BaseSettings):
 
 
 class Telemetry:
-    """A service's tracer. When nothing is exported, `enabled` is false, and callers make no spans."""
+    """A service's tracer. When nothing is exported, `enabled` is false, and callers make no spans.
 
-    def __init__(self, service: str, instance: str = "") -> None:
+    Spans are sent by a thread of their own. While no collector answers they are dropped, and the log says so once.
+    """
+
+    def __init__(self, service: str, instance: str = "", part: str = "") -> None:
+        """instance: tells processes of one service apart; in a pod, its name is used instead. part: of one of several
+        such processes in the same pod."""
         settings = OtelSettings()
-        self.enabled = bool(settings.otel_exporter_otlp_endpoint or settings.otel_exporter_otlp_traces_endpoint)
-        self._provider = None
-        if self.enabled:
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
+        endpoint = settings.otel_exporter_otlp_traces_endpoint or settings.otel_exporter_otlp_endpoint
+        self.enabled = bool(endpoint)
+        self._sending = None
+        if endpoint:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-            resource = Resource.create({"service.name": service, "service.instance.id": instance})
-            self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-            self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-            trace.set_tracer_provider(self._provider)
+            from .span_exporter import PatientExporter
+
+            self._exporter = PatientExporter(endpoint)
+            self._sending = BatchSpanProcessor(self._exporter)
+            provider = TracerProvider(resource=resource_of(service, instance, part), shutdown_on_exit=False)
+            provider.add_span_processor(self._sending)
+            trace.set_tracer_provider(provider)
         self.tracer: Tracer = trace.get_tracer("orca")
 
     def close(self) -> None:
-        """Sends the spans that are left; this takes at most some seconds."""
-        if self._provider is not None:
-            self._provider.force_flush(3000)
-            self._provider.shutdown()
+        """Sends the spans that are left, for at most `CLOSING_SECONDS`; at once when no collector answers."""
+        if self._sending is None:
+            return
+        # The SDK's own shutdown waits 30 s for a collector that does not answer.
+        closing = threading.Thread(target=self._sending.shutdown, name="telemetry", daemon=True)
+        closing.start()
+        closing.join(0 if self._exporter.away else CLOSING_SECONDS)
+        self._exporter.shutdown()  # gives up what is under way
+        closing.join(CLOSING_SECONDS)
+
+
+def resource_of(service: str, instance: str, part: str) -> "Resource":
+    """Who sends the spans: the service, its instance, and what `OTEL_RESOURCE_ATTRIBUTES` says of both (`k8s.*`)."""
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+
+    given = OTELResourceDetector().detect().attributes
+    name = given.get("service.instance.id") or given.get("k8s.pod.name") or instance
+    return Resource.create({"service.name": service, "service.instance.id": f"{name}/{part}" if part else str(name)})
 
 
 def context_of(carrier: Mapping[str, str]) -> Context:

@@ -36,7 +36,7 @@ class EndpointApp:
 
     def __init__(self, settings: EndpointSettings) -> None:
         self._settings = settings
-        self._starting: str | None = "starting"
+        self._starting: str | None = "the model is being read"
         self._failed = False
         self._tasks: list[asyncio.Task[None]] = []
         self._open = AsyncExitStack()  # closes what `start` opened, the last first
@@ -44,25 +44,26 @@ class EndpointApp:
     async def start(self) -> dict[str, str]:
         """Listens once the pool has agreed to the model. Returns the addresses of the ports grpc, http and status.
 
-        Waits for a pool that is away. Raises FailedPrecondition when the model cannot be read, or the pool serves
-        another one, and Unavailable when a port cannot be had.
+        Waits for a pool that is away; probes are answered meanwhile. Raises FailedPrecondition when the model cannot be
+        read, or the pool serves another one, and Unavailable when a port cannot be had.
         """
         settings = self._settings
+        pulse = service.LoopPulse()
+        self._open.callback(pulse.close)
+        status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive)
+        self._open.callback(status.close)
         self._checkpoint, self.vocabulary = await service.in_thread(self._read_model)  # perhaps a download
         telemetry = Telemetry("orca-endpoint", secrets.token_hex(4))
         self._open.callback(telemetry.close)
-        pulse = service.LoopPulse()
-        self._open.callback(pulse.close)
         self._pool = Pool(settings.redis_url, settings.pool)
         self.delivery = Delivery(self._pool)
         self.endpoint = Endpoint(settings, self._checkpoint, self.vocabulary, self._pool, self.delivery, telemetry)
-        status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive)
-        self._open.callback(status.close)
         self._open.push_async_callback(self._pool.close)
         self._open.push_async_callback(self.delivery.close)
         self._grpc, self._http = GrpcDoor(self.endpoint), HttpDoor(self.endpoint)
         self._open.push_async_callback(self._grpc.stop, 0)
         self._open.push_async_callback(self._http.stop)
+        self._starting = "the request pool has not answered yet"
         await self._pool.__aenter__()
         await reached(self._identify)
         ports = {
@@ -99,18 +100,25 @@ class EndpointApp:
     async def drain(self) -> None:
         """Accepts nothing new, waits for the streams, ends the rest UNAVAILABLE, leaves the pool.
 
-        A failed endpoint does not wait: without its background tasks the streams get no tokens.
+        The doors close at once: clients keep their streams, and go elsewhere with new calls. A failed endpoint does not
+        wait for streams: without its background tasks they get no tokens.
         """
         log.info("leaving", extra={"calls": self.delivery.count})
+        bound = 0 if self._failed else self._settings.drain_seconds
         self.endpoint.draining = True
         await self._grpc.serving(False)
+        closing = [
+            asyncio.create_task(self._grpc.stop(bound + 2 * LEAVE_SECONDS)),
+            asyncio.create_task(self._http.stop()),
+        ]
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.delivery.idle(), 0 if self._failed else self._settings.drain_seconds)
+            await asyncio.wait_for(self.delivery.idle(), bound)
         self.delivery.end_calls()
         with suppress(TimeoutError):
             await asyncio.wait_for(self.delivery.idle(), LEAVE_SECONDS)
-        await self._http.stop()
         await self._grpc.stop(LEAVE_SECONDS)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*closing), LEAVE_SECONDS)
         await self.delivery.settled(LEAVE_SECONDS)
         with suppress(TimeoutError, Unavailable):
             await asyncio.wait_for(self.delivery.leave(), LEAVE_SECONDS)

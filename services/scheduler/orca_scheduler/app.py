@@ -30,8 +30,14 @@ class SchedulerApp:
         self._telemetry, self._pulse = Telemetry("orca-scheduler", name), LoopPulse()
         self._pool = Pool(settings.redis_url, settings.pool)
         self._discovery = discovery_of(settings)
-        self._scheduler = Scheduler(name, self._pool, settings, self._telemetry, self._pulse)
-        self._status = StatusPort(settings.host, settings.status_port, self._scheduler.unready, self._pulse.alive)
+        self._scheduler = Scheduler(name, self._pool, self._discovery, settings, self._telemetry, self._pulse)
+        self._status = StatusPort(
+            settings.host,
+            settings.status_port,
+            self._scheduler.unready,
+            self._pulse.alive,
+            lambda: {"engines": self._scheduler.engines(), "notices": list(self._discovery.notices)},
+        )
 
     async def start(self) -> dict[str, str]:
         settings = self._settings

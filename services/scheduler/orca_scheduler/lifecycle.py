@@ -3,22 +3,29 @@
 No clock, no I/O, no task: a journal of its events replays to the same verdicts. The states, and what ends each:
 
     Opening     Opened                                                       -> Greeting
+    Incomplete  all pods have an address                                     -> Greeting
     Greeting    Identified, and all ranks stand alike in the books' epoch    -> Recording, which keeps the epoch
                 Identified otherwise                                         -> Forming
     Forming     EpochGiven, StoreHosted, all RankFormed, all RankAllocated   -> Recording
     Recording   Recorded                                                     -> Running
-    Running     RankLeaving, Leave, the candidate is gone                    -> Draining
-    Draining    Rested                                                       -> Lost, to form again, or Closing
+    Running     RankLeaving, Leave, the candidate is gone or to be replaced  -> Draining
+    Draining    Rested                                                       -> Lost, to form again; Replacing; Closing
     Lost        Confirmed, and every lost rank Fenced                        -> Waiting, or Closing
     Waiting     its time is over                                             -> Greeting
+    Replacing   the candidate is not to be replaced any more                 -> Greeting
 
     Greeting, Forming, Recording            Refused                          -> Waiting, each time longer
                                             RankLeaving                      -> Lost
                                             the candidate has other pods     -> Greeting, a new life
-    Opening, Greeting, Forming, Recording,
-    Waiting                                 Leave, the candidate is gone     -> Closing
+    wherever a life would begin or wait,
+    and in Greeting, Forming, Recording     a pod has no address             -> Incomplete
+    the same, and Incomplete                the candidate is to be replaced  -> Replacing
+    Opening, Incomplete, Greeting, Forming,
+    Recording, Waiting, Replacing           Leave, the candidate is gone     -> Closing
     Greeting to Draining                    a verdict                        -> Lost
     every state                             LeaseLost                        -> Ended
+
+A running engine is judged by its control lanes alone: that a pod has lost its address counts from the next life on.
 
 Each claim has one owner at a time. The lifecycle owns those that the core does not know (`unadmitted`): it admits them
 to the core when the engine runs, or gives them back. The core owns what was admitted, until it finishes a request or
@@ -67,6 +74,8 @@ from .lifecycle_events import (
     Recorded,
     Refused,
     Release,
+    Replaced,
+    ReplacePods,
     Rested,
     Retire,
     Run,
@@ -86,6 +95,11 @@ from .suspicions import Kind, Suspicion, judge
 @dataclass(slots=True)
 class Opening:
     """The pool's books are being read."""
+
+
+@dataclass(slots=True)
+class Incomplete:
+    """Nothing is open: some pod has no address."""
 
 
 @dataclass(slots=True)
@@ -146,6 +160,15 @@ class Waiting:
 
 
 @dataclass(slots=True)
+class Replacing:
+    """Nothing is open. The pods are of an old revision: they are made anew, as often as it takes."""
+
+    wait: float = timers.REFORM  # before the next attempt
+    until: float | None = None  # when the next attempt begins; None: one is under way
+    trouble: str = ""  # why the last attempt failed
+
+
+@dataclass(slots=True)
 class Closing:
     """The lease is being released, or the engine retired."""
 
@@ -155,7 +178,20 @@ class Ended:
     """The term is over."""
 
 
-State = Opening | Greeting | Forming | Recording | Running | Draining | Lost | Waiting | Closing | Ended
+State = (
+    Opening
+    | Incomplete
+    | Greeting
+    | Forming
+    | Recording
+    | Running
+    | Draining
+    | Lost
+    | Waiting
+    | Replacing
+    | Closing
+    | Ended
+)
 
 
 @dataclass(slots=True)
@@ -175,6 +211,7 @@ class Greeted:
 
     standing: Standing
     model: Model
+    protocol: int
 
 
 @dataclass(slots=True)
@@ -183,7 +220,9 @@ class Lifecycle:
 
     engine: str
     shape: Shape
-    pods: tuple[str, ...] | None  # of the candidate; None: the engine is not wanted any more
+    pods: tuple[str, ...] | None  # of the candidate, "" without an address; None: the engine is not wanted any more
+    absent: str = ""  # why pods of the candidate have no address
+    replace: bool = False  # the candidate's pods are to be made anew
     state: State = field(default_factory=Opening)
     life: int = 0
     dialed: tuple[str, ...] = ()  # the pods of this life
@@ -206,7 +245,7 @@ class Lifecycle:
     def wake_at(self) -> float | None:
         """When Wake is due."""
         match self.state:
-            case Waiting(until):
+            case Waiting(until) | Replacing(until=until):
                 return until
             case Greeting() as greeting:
                 moments = [self.verdict_at, *(moment for moment, _ in self._greeting_bounds(greeting))]
@@ -221,6 +260,11 @@ class Lifecycle:
         """Why the engine serves nothing; None when it runs."""
         if isinstance(self.state, Running | Draining):
             return None
+        if isinstance(self.state, Incomplete):
+            return f"{self.engine} cannot form: {self.absent}"
+        if isinstance(self.state, Replacing):
+            trouble = f", which cannot be asked for now: {self.state.trouble}" if self.state.trouble else ""
+            return f"{self.engine} waits for pods of the new revision{trouble}"
         if self.refusal is not None:
             return f"{self.engine} cannot form: {self.refusal}"
         return f"{self.engine} is being formed"
@@ -260,8 +304,8 @@ class Lifecycle:
             case Leave():
                 self.leaving = True
                 return self._wanted_no_more(event.now, "the scheduler is leaving")
-            case CandidateChanged(_, pods):
-                return self._candidate_changed(event.now, pods)
+            case CandidateChanged():
+                return self._candidate_changed(event)
             case Wake(now):
                 return self._woken(now)
             case _:
@@ -274,6 +318,8 @@ class Lifecycle:
                 return self._live(event)
             case Lost() as lost:
                 return self._lost(lost, event)
+            case Replacing() as replacing:
+                return self._replacing(replacing, event)
             case _:
                 return []
 
@@ -332,9 +378,14 @@ class Lifecycle:
     # -- greeting
 
     def _next_life(self, now: float) -> list[LifeAction]:
-        """Dials, unless nobody wants this engine any more."""
+        """Dials, unless nobody wants this engine any more, or its pods are not all there, or too old."""
         if self.leaving or self.pods is None:
             return self._close(now)
+        if self.replace:
+            return self._replace(now)
+        if not all(self.pods):
+            self.state = Incomplete()
+            return [Say("engine is incomplete", self.absent), *self._give_back()]
         self.life, self.dialed, self.state = self.life + 1, self.pods, Greeting(now)
         self.known = self.known or [Known() for _ in range(self.shape.ranks)]
         for known, place in zip(self.known, self.places, strict=True):
@@ -372,7 +423,14 @@ class Lifecycle:
         known, standing = self.known[event.rank], event.standing
         known.host, known.pid = event.host, event.pid
         known.iteration = max(known.iteration, standing.iteration)
-        self.greeted[event.rank] = Greeted(standing, event.model)
+        self.greeted[event.rank] = Greeted(standing, event.model, event.protocol)
+        for other, greeted in self.greeted.items():
+            if greeted.protocol != event.protocol:
+                numbers = f"{event.protocol} and {self._name(other)} protocol {greeted.protocol}"
+                return self._refused(
+                    event.now,
+                    f"{self._name(event.rank)} speaks protocol {numbers}: all ranks of an engine speak the same",
+                )
         actions: list[LifeAction] = []
         if not self._may_stand(event.rank):
             actions += self._give_back()  # there will be a new epoch: another engine may have them meanwhile
@@ -484,6 +542,9 @@ class Lifecycle:
             return []
         if isinstance(self.state, Waiting):
             return self._next_life(now)
+        if isinstance(self.state, Replacing):
+            self.state.until = None
+            return [ReplacePods(self.life)]
         if self.verdict_at is not None and now >= self.verdict_at:
             lost = judge(self.suspicions)
             verdict = "; ".join(f"{self._name(suspicion.rank)} {suspicion.detail}" for suspicion in lost)
@@ -525,8 +586,8 @@ class Lifecycle:
         """The next life must not greet a process that is about to be killed."""
         if lost.fencing:
             return []
-        if self.leaving or self.pods is None:
-            return self._close(now)
+        if not self._may_live:
+            return self._next_life(now)
         self.state = Waiting(now + timers.REFORM)
         return []
 
@@ -539,20 +600,36 @@ class Lifecycle:
 
     # -- draining and leaving
 
-    def _candidate_changed(self, now: float, pods: tuple[str, ...] | None) -> list[LifeAction]:
-        """A running engine keeps its pods; new ones count from the next life on."""
-        changed, self.pods = pods != self.pods, pods
-        if pods is None:
+    @property
+    def _may_live(self) -> bool:
+        """Whether nothing that is known stands against a new life."""
+        return self.pods is not None and all(self.pods) and not self.leaving and not self.replace
+
+    def _candidate_changed(self, event: CandidateChanged) -> list[LifeAction]:
+        """A running engine keeps its pods, unless they are to be replaced; other ones count from the next life on."""
+        now, changed = event.now, event.pods != self.pods
+        self.pods, self.absent, self.replace = event.pods, event.absent, event.replace
+        if self.pods is None:
             return self._wanted_no_more(now, "the engine is no longer discovered")
-        if changed and isinstance(self.state, Greeting | Forming | Recording):
-            return [*self._close_life(), *self._next_life(now)]
-        return []
+        match self.state:
+            case Running() if self.replace:
+                return self._drain(now, "its pods are of an old revision")
+            case Greeting() | Forming() | Recording() if changed or self.replace:
+                return [*self._close_life(), *self._next_life(now)]
+            case Waiting() if not self._may_live:
+                return self._next_life(now)
+            case Incomplete() if self._may_live or self.replace:
+                return self._next_life(now)
+            case Replacing() if not self.replace:
+                return self._next_life(now)
+            case _:
+                return []  # Opening, Draining and Lost come to it on their own
 
     def _wanted_no_more(self, now: float, why: str) -> list[LifeAction]:
         match self.state:
             case Running():
                 return self._drain(now, why)
-            case Greeting() | Forming() | Recording() | Waiting():
+            case Incomplete() | Greeting() | Forming() | Recording() | Waiting() | Replacing():
                 return [*self._close_life(), *self._close(now)]
             case _:
                 return []  # Opening, Draining and Lost reach _close on their own
@@ -562,14 +639,14 @@ class Lifecycle:
         return [Say("engine drains", why), Drain(now)]
 
     def _rested(self, now: float, why: str) -> list[LifeAction]:
-        if self.pods is not None and not self.leaving:
-            return self._lose(now, why, [])
-        return [*self._close_life(), *self._close(now)]
+        if self.leaving or self.pods is None or self.replace:
+            return [*self._close_life(), *self._next_life(now)]
+        return self._lose(now, why, [])
 
     def _close_life(self) -> list[LifeAction]:
         """Hangs up, if anything is open."""
         self.verdict_at = None
-        if isinstance(self.state, Opening | Waiting | Closing) or (
+        if isinstance(self.state, Opening | Incomplete | Waiting | Replacing | Closing) or (
             isinstance(self.state, Lost) and self.state.confirmed
         ):
             return []
@@ -585,6 +662,27 @@ class Lifecycle:
         if self.pods is not None:
             return [Release()]
         return [*self._core_lost(now), *self._give_back(), Retire()]
+
+    # -- replacing pods
+
+    def _replace(self, now: float) -> list[LifeAction]:
+        """Has the pods made anew. Nothing is open, and every request goes back."""
+        self.state = Replacing()
+        self.refusal, self.backoff = None, timers.REFORM
+        say = Say("pods are replaced", "they are of an old revision")
+        return [say, *self._core_lost(now), *self._give_back(), ReplacePods(self.life)]
+
+    def _replacing(self, replacing: Replacing, event: LifeEvent) -> list[LifeAction]:
+        """Asks again until the candidate is another one: that alone says that it was done."""
+        match event:
+            case Replaced(now, _, why) if replacing.until is None:
+                first = bool(why) and not replacing.trouble
+                replacing.trouble = why
+                replacing.until = now + replacing.wait
+                replacing.wait = min(2 * replacing.wait, timers.LONGEST_REFORM)
+                return [Say("pods cannot be replaced", why)] if first else []
+            case _:
+                return []
 
     # -- claims
 

@@ -25,10 +25,15 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class CandidateChanged:
-    """Discovery says which pods this engine has, as addresses of their supervisors. None: it is no longer wanted."""
+    """Discovery says which pods this engine has, as addresses of their supervisors, "" for one that has none.
+
+    None: the engine is no longer wanted.
+    """
 
     now: float
     pods: tuple[str, ...] | None
+    absent: str = ""  # why pods have no address; "" when all have one
+    replace: bool = False  # the pods are of an old revision, and it is this engine's turn to get new ones
 
 
 class Entry(NamedTuple):
@@ -111,6 +116,7 @@ class Hello:
     pid: int
     standing: Standing
     model: Model
+    protocol: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +223,15 @@ class Confirmed:
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced:
+    """The pods of an old revision are being made anew, unless that could not be asked for."""
+
+    now: float
+    life: int
+    why: str  # it could not; "" when it could
+
+
+@dataclass(frozen=True, slots=True)
 class Fenced:
     """The process of a lost rank has ended, or its supervisor could not be asked."""
 
@@ -290,6 +305,7 @@ LifeEvent = (
     | Rested
     | Confirmed
     | Fenced
+    | Replaced
     | Claimed
     | Gone
     | Orphaned
@@ -405,6 +421,16 @@ class HangUp:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplacePods:
+    """Have those pods of the engine made anew that are of an old revision.
+
+    The pool is asked before whether the lease is still this term's. If not, another master may run the engine on them.
+    """
+
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Commit all tokens, then release the lease: another scheduler may take the engine."""
 
@@ -442,6 +468,7 @@ LifeAction = (
     | Confirm
     | Fence
     | HangUp
+    | ReplacePods
     | Release
     | Retire
     | Say

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orca.v1 import worker_pb2 as pb
-from orca_common.errors import FailedPrecondition
+from orca_common.errors import FailedPrecondition, Unavailable
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
 from orca_pool.pool import Pool
@@ -35,6 +35,7 @@ from .core import (
     GiveBack,
     ScheduleBatch,
 )
+from .discovery.candidates import Candidate, Discovery
 from .invariants import violations
 from .journal import Journal
 from .ledger import CaughtUp, Deposed, EndedElsewhere, Ledger, News
@@ -65,6 +66,8 @@ from .lifecycle_events import (
     Recorded,
     Refused,
     Release,
+    Replaced,
+    ReplacePods,
     Rested,
     Retire,
     Run,
@@ -110,25 +113,27 @@ Message = LifeEvent | News | core.Tick | Returned
 class EngineMaster:
     """Masters one engine until the term ends: after `leave`, or when another scheduler has the lease.
 
-    `pods` None: the engine is not discovered any more; its claims go back to the queue and its keys are deleted.
+    `candidate` None: the engine is not discovered any more; its claims go back to the queue and its keys are deleted.
     """
 
     def __init__(
         self,
         engine: str,
-        pods: tuple[str, ...] | None,
+        candidate: Candidate | None,
         owner: str,
         term: int,
         taken_over: bool,
         pool: Pool,
+        discovery: Discovery,
         settings: SchedulerSettings,
         telemetry: Telemetry,
         pulse: LoopPulse,
     ) -> None:
         self.engine, self._term = engine, term
         self._taken_over = taken_over  # from an owner who had not released it
-        self._pool, self._pulse, self._shape = pool, pulse, settings.shape
-        self.lifecycle = Lifecycle(engine, settings.shape, pods)
+        self._pool, self._discovery, self._pulse, self._shape = pool, discovery, pulse, settings.shape
+        pods, absent, replace = _of_candidate(candidate)
+        self.lifecycle = Lifecycle(engine, settings.shape, pods, absent, replace)
         self.core = Core(settings.max_batch_size, settings.pp, settings.block_size, settings.run_ahead)
         self._ledger = Ledger(pool, engine, owner, term, settings.block_size, self.core.room, self._post)
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
@@ -158,9 +163,9 @@ class EngineMaster:
         """Schedule nothing more; finish what is in flight, commit it, release the engine."""
         self._post(Leave(self._now))
 
-    def candidate_changed(self, pods: tuple[str, ...] | None) -> None:
-        """Discovery has news of the engine's pods. None: the engine is to be retired."""
-        self._post(CandidateChanged(self._now, pods))
+    def candidate_changed(self, candidate: Candidate | None) -> None:
+        """Discovery has news of the engine. None: it is to be retired."""
+        self._post(CandidateChanged(self._now, *_of_candidate(candidate)))
 
     async def run(self) -> None:
         """Returns when the engine was released or retired, or another master has taken it."""
@@ -291,7 +296,7 @@ class EngineMaster:
                 self._ask(self._record(action))
             case Run(_, epoch, stale_rows):
                 self._epoch, self._stale_rows = epoch, stale_rows
-                self._dialed.run()
+                self._dialed.run(epoch)
             case EngineReady() | EngineLost() | Drain():
                 self._tell_core(action)
             case Admit(claims):
@@ -307,6 +312,8 @@ class EngineMaster:
                     question.cancel()
                 self._questions.clear()
                 self._dialed.hang_up()
+            case ReplacePods(life):
+                self._spawn(self._replace_pods(life))
             case Release() | Retire():
                 self._spawn(self._release(retire=isinstance(action, Retire)))
             case Say("rank lost", verdict):
@@ -314,6 +321,8 @@ class EngineMaster:
                 self._note(lost=verdict)
             case Say("engine cannot form", why):
                 log.error("engine cannot form", extra={"engine": self.engine, "why": why})
+            case Say("pods cannot be replaced", why):
+                log.warning("pods cannot be replaced", extra={"engine": self.engine, "why": why})
             case Say(what, why):
                 log.info(what, extra={"engine": self.engine, "why": why})
             case Stop(why):
@@ -359,6 +368,18 @@ class EngineMaster:
             self._post(Confirmed(self._now, life))
 
         await self._until_deposed(confirm())
+
+    async def _replace_pods(self, life: int) -> None:
+        async def replace() -> None:
+            await self._ledger.confirm()
+            try:
+                await self._discovery.replace(self.engine)
+            except Unavailable as away:
+                self._post(Replaced(self._now, life, str(away)))
+            else:
+                self._post(Replaced(self._now, life, ""))
+
+        await self._until_deposed(replace())
 
     async def _release(self, *, retire: bool) -> None:
         await self._ledger.release(retire)
@@ -504,6 +525,13 @@ class EngineMaster:
     @property
     def _now(self) -> float:
         return self._loop.time()
+
+
+def _of_candidate(candidate: Candidate | None) -> tuple[tuple[str, ...] | None, str, bool]:
+    """A candidate as the lifecycle knows it: pods, why some are absent, whether they are to be replaced."""
+    if candidate is None:
+        return None, "", False
+    return candidate.pods, candidate.absent, candidate.replace
 
 
 def arrival(held: Held) -> Arrival:

@@ -9,7 +9,7 @@ import grpc
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1.worker_pb2_grpc import ControllerStub
-from orca_common.protocol import PROTOCOL, TERM_METADATA
+from orca_common.protocol import PROTOCOL, TERM_METADATA, drives
 
 from . import timers
 from .channels import dial, listens, reason
@@ -56,6 +56,8 @@ class Rank:
         self._loop = asyncio.get_running_loop()
         self._channel: grpc.aio.Channel | None = None
         self._unwritten: asyncio.Queue[pb.ControlMessage] = asyncio.Queue(MAX_UNWRITTEN)
+        self._heartbeats = 0
+        self._epoch = 0  # under which the engine runs; 0: it does not run
         self.address = ""
         self.last_iteration = 0  # that the rank has told
         self.last_heard: float | None = None  # on the loop's clock; None: its control lane is not open
@@ -81,9 +83,9 @@ class Rank:
         hello = await self._ask(self._controller.Hello(request, timeout=timers.DIAL, wait_for_ready=True))
         if hello is None:
             return
-        if hello.protocol != PROTOCOL:
-            numbers = f"speaks protocol {hello.protocol} and this scheduler {PROTOCOL}"
-            self._refuse(f"{numbers}: an engine of mixed versions never forms")
+        if not drives(hello.protocol):
+            can = f"this scheduler of protocol {PROTOCOL} drives {PROTOCOL - 1} and {PROTOCOL}"
+            self._refuse(f"speaks protocol {hello.protocol}, and {can}")
             return
         self.last_iteration = max(self.last_iteration, hello.iteration)
         self._lane = self._controller.Run(metadata=((TERM_METADATA, str(self._term)),))
@@ -95,10 +97,12 @@ class Rank:
             for task in writing:
                 task.cancel()
 
-    def heard(self) -> None:
-        """Counts its silence from now on, unless its lane has ended."""
+    def run(self, epoch: int) -> None:
+        """The engine runs: tells the rank, and counts its silence from now on, unless its lane has ended."""
+        self._epoch = epoch
         if self.last_heard is not None:
             self.last_heard = self._now
+            self._send_heartbeat()
 
     # -- formation
 
@@ -173,12 +177,15 @@ class Rank:
             return  # the lane has ended, and `_read` tells why
 
     async def _send_heartbeats(self) -> None:
-        number = 0
         while True:
-            number += 1
             if self._unwritten.empty():  # a message that waits does as well
-                self._unwritten.put_nowait(pb.ControlMessage(heartbeat=pb.Heartbeat(number=number)))
+                self._send_heartbeat()
             await asyncio.sleep(timers.HEARTBEAT)
+
+    def _send_heartbeat(self) -> None:
+        self._heartbeats += 1
+        heartbeat = pb.Heartbeat(number=self._heartbeats, epoch=self._epoch)
+        self._unwritten.put_nowait(pb.ControlMessage(heartbeat=heartbeat))
 
     async def _read(self) -> None:
         try:
@@ -225,4 +232,4 @@ def _hello(now: float, life: int, rank: int, hello: pb.HelloResponse) -> Hello:
     rows = tuple(sorted(held.row for held in hello.rows))
     standing = Standing(hello.epoch, hello.iteration, hello.slots, rows, formation)
     model = Model(hello.model_digest, hello.max_positions, hello.vocab_size)
-    return Hello(now, life, rank, hello.host, hello.pid, standing, model)
+    return Hello(now, life, rank, hello.host, hello.pid, standing, model, hello.protocol)

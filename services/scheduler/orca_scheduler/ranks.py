@@ -112,11 +112,11 @@ class Ranks:
 
     # -- control lanes
 
-    def run(self) -> None:
-        """The engine runs from here on: a rank answers heartbeats at once."""
+    def run(self, epoch: int) -> None:
+        """The engine runs under this epoch from here on: a rank answers heartbeats at once."""
         self._silence = timers.SILENCE
         for rank in self._ranks:
-            rank.heard()
+            rank.run(epoch)
 
     def send(self, iteration: pb.Iteration) -> None:
         """Puts an iteration on the control lane of stage 0's controller."""

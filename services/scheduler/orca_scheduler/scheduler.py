@@ -1,9 +1,11 @@
 """The scheduler: takes leases of engines and has them mastered (docs/design.md, "Leases")."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orca_common.errors import Unavailable
@@ -13,9 +15,10 @@ from orca_pool.leases import GAP_SECONDS, LEASE_SECONDS, RENEW_SECONDS
 from orca_pool.pool import Pool
 from orca_pool.records import EngineState
 
-from .discovery.candidates import Candidate
+from .discovery.candidates import Candidate, Discovery
 from .master import EngineMaster
 from .settings import SchedulerSettings
+from .share import holds_too_much, may_take
 
 log = logging.getLogger(__name__)
 
@@ -29,35 +32,53 @@ class Sight:
 
 
 class Scheduler:
-    """Masters at most its share of the engines: ceil(engines / living schedulers)."""
+    """Masters its share of the engines (`share`), and releases what is beyond it when another scheduler has joined."""
 
     def __init__(
-        self, name: str, pool: Pool, settings: SchedulerSettings, telemetry: Telemetry, pulse: LoopPulse
+        self,
+        name: str,
+        pool: Pool,
+        discovery: Discovery,
+        settings: SchedulerSettings,
+        telemetry: Telemetry,
+        pulse: LoopPulse,
     ) -> None:
-        self._name, self._pool = name, pool
+        self._name, self._pool, self._discovery = name, pool, discovery
         self._settings, self._telemetry, self._pulse = settings, telemetry, pulse
-        self._candidates: dict[str, Candidate] = {}
+        self._candidates: dict[str, Candidate] | None = None  # None: not known yet
         self._masters: dict[str, tuple[EngineMaster, asyncio.Task[None]]] = {}
         self._sights: dict[str, Sight] = {}
+        self._too_much: float | None = None  # since when it holds more than its share
+        self._releasing: str | None = None  # the engine that goes to another scheduler
         self._loop = asyncio.get_running_loop()
         self._last_look: float | None = None  # on the loop's clock
         self._reached = 0.0  # the same on the clock that the status port's thread may read
 
     def discovered(self, candidates: Sequence[Candidate]) -> None:
         """Takes the engines that there may be. Called again whenever discovery has other ones."""
-        self._candidates = {candidate.engine: candidate for candidate in candidates}
+        before, self._candidates = self._candidates, {candidate.engine: candidate for candidate in candidates}
         for engine, (master, _) in self._masters.items():
             candidate = self._candidates.get(engine)
-            master.candidate_changed(None if candidate is None else candidate.pods)
+            if before is None or candidate != before.get(engine):
+                master.candidate_changed(candidate)
 
     def unready(self) -> str | None:
-        """Why the scheduler is not ready; None when it is."""
+        """Why the scheduler is not ready; None when it is. May be called in any thread."""
         if self._last_look is None:
             return "the pool has not been reached yet"
         since = time.monotonic() - self._reached
         if since > 5:
             return f"the pool was last reached {since:.0f} s ago"
-        return next((master.unready for master, _ in list(self._masters.values()) if master.unready), None)
+        if self._candidates is None:
+            return self._discovery.unready or "the engines are not known yet"
+        return None
+
+    def engines(self) -> Mapping[str, str | None]:
+        """The engines that this scheduler masters, each with the reason why it serves nothing; None: it runs.
+
+        May be called in any thread.
+        """
+        return {engine: master.unready for engine, (master, _) in list(self._masters.items())}
 
     async def run(self) -> None:
         """Looks at the leases, again and again. Never returns; raises the error of a master that failed."""
@@ -70,6 +91,7 @@ class Scheduler:
             for engine, (_, task) in list(self._masters.items()):
                 if task.done():
                     del self._masters[engine]
+                    self._releasing = None if engine == self._releasing else self._releasing
                     task.result()
             await asyncio.sleep(RENEW_SECONDS)
 
@@ -77,10 +99,11 @@ class Scheduler:
         """Hands all engines over, and leaves."""
         for master, _ in self._masters.values():
             master.leave()
+        with contextlib.suppress(Unavailable):
+            await self._pool.leave_scheduler(self._name)  # first: others may take as much as is released
         ends = await asyncio.gather(*(task for _, task in self._masters.values()), return_exceptions=True)
         for error in (end for end in ends if isinstance(end, Exception)):
             log.error("a master failed while it left", exc_info=error)
-        await self._pool.leave_scheduler(self._name)
 
     async def _look(self) -> None:
         engines, living = await self._pool.renew_scheduler(self._name)
@@ -88,15 +111,34 @@ class Scheduler:
         if self._last_look is None or now - self._last_look > GAP_SECONDS:
             self._sights.clear()
         self._last_look, self._reached = now, time.monotonic()
+        if self._candidates is None:  # who is none is retired, and nobody knows yet who is
+            await self._pool.leave_scheduler(self._name)  # the others leave nothing to it
+            return
         known = sorted(engines.keys() | self._candidates.keys())
-        share = -(-len(known) // max(1, living))
-        for engine in known:
-            if (
-                engine not in self._masters
-                and len(self._masters) < share
-                and self._free(engine, engines.get(engine), now)
-            ):
+        others = [engine for engine in known if engine not in self._masters]
+        free = [engine for engine in others if self._free(engine, engines.get(engine), now)]
+        held = Counter(filter(None, (engines[engine].owner for engine in others if engine not in free)))
+        held[self._name] = len(self._masters)
+        for engine in free:
+            if may_take(self._name, held, len(known), living):
                 await self._take(engine, engines.get(engine))
+                held[self._name] = len(self._masters)
+        if free or not holds_too_much(self._name, held, len(known), living):
+            self._too_much = None
+        else:
+            self._release_one(now)
+
+    def _release_one(self, now: float) -> None:
+        """Releases an engine to another scheduler, an idle one first, when that has been due for a lease's time.
+
+        So long a scheduler that has died is counted as living.
+        """
+        self._too_much = now if self._too_much is None else self._too_much
+        if self._releasing is not None or now - self._too_much <= LEASE_SECONDS:
+            return
+        self._releasing = max(self._masters, key=lambda engine: (self._masters[engine][0].unready is not None, engine))
+        log.info("engine released to another scheduler", extra={"engine": self._releasing})
+        self._masters[self._releasing][0].leave()
 
     def _free(self, engine: str, state: EngineState | None, now: float) -> bool:
         """Whether the lease is nobody's, or its owner has not renewed it for long enough."""
@@ -112,14 +154,23 @@ class Scheduler:
         term = await self._pool.acquire(engine, self._name, state)
         if term is None:
             return  # another candidate was faster
+        assert self._candidates is not None, "nothing is taken before the candidates are known"
         candidate = self._candidates.get(engine)
-        pods = None if candidate is None else candidate.pods
         # An engine that is only retired is not counted as taken over: its requests go back without a loss. Neither is
         # one that stands under our own name: the answer to an earlier acquire was lost.
         held_by_another = state is not None and state.owner not in (None, self._name)
         taken_over = candidate is not None and held_by_another
         log.info("engine acquired", extra={"engine": engine, "term": term, "taken_over": taken_over})
         master = EngineMaster(
-            engine, pods, self._name, term, taken_over, self._pool, self._settings, self._telemetry, self._pulse
+            engine,
+            candidate,
+            self._name,
+            term,
+            taken_over,
+            self._pool,
+            self._discovery,
+            self._settings,
+            self._telemetry,
+            self._pulse,
         )
         self._masters[engine] = master, asyncio.create_task(master.run(), name=f"master of {engine}")

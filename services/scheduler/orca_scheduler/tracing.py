@@ -58,6 +58,7 @@ class Tracing:
         for member in action.members:
             stay = self._stays.get(member.claim)
             if stay is not None:
+                stay.add_link(span.get_span_context())  # so that a viewer finds the iteration from the request
                 stay.add_event(
                     "iteration",
                     {"orca.iteration": action.iteration, "phase": member.phase.value, "batch": len(action.members)},

@@ -26,7 +26,7 @@ from orca.v1 import worker_pb2, worker_pb2_grpc
 from orca_common.address import join_address
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition, Internal, OrcaError, Unavailable, internal
-from orca_common.protocol import PROTOCOL, TERM_METADATA
+from orca_common.protocol import PROTOCOL, TERM_METADATA, obeys
 from orca_common.telemetry import Telemetry, context_of
 
 from .data_plane import PeerLost
@@ -40,6 +40,8 @@ from .membership import (
     Broken,
     CloseStore,
     Formation,
+    Forming,
+    Idle,
     Join,
     Leave,
     Member,
@@ -88,17 +90,23 @@ class Controller(worker_pb2_grpc.ControllerServicer):
     # Life
 
     def ready(self) -> str | None:
-        """Why this rank is not ready; None: it is a member of an epoch."""
+        """Why this rank is not ready; None: it is a member of the epoch that its engine's master runs.
+
+        Called in the thread of the status port.
+        """
         if self._leaving:
             return "leaving"
         if self._gpu.failed:
             return "an iteration failed"
         match self._membership.state:
-            case Member():
-                return None
+            case Member(epoch=epoch):
+                lane = self._lanes.current
+                return lane.not_held(epoch) if lane is not None else "no master holds its control lane"
             case Broken(reason=reason):
                 return reason
-            case _:
+            case Forming(epoch=epoch):
+                return f"epoch {epoch} is being formed"
+            case Idle():
                 return "not a member of an engine's epoch yet"
 
     async def leave(self, timeout: float) -> bool:
@@ -128,7 +136,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
     ) -> worker_pb2.HelloResponse:
         if self._leaving:
             raise Unavailable(LEAVING)
-        if request.protocol == PROTOCOL:  # the master of another protocol reads the number, and says so
+        if obeys(request.protocol):  # another master reads the number in the answer, and says so
             if self._lanes.observe_term(request.term):
                 log.info("a new master", extra={"engine": request.engine, "term": request.term})
             self._engine = request.engine
@@ -287,6 +295,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         """Reads a lane until it ends."""
         try:
             async for message in messages:
+                lane.heard = time.monotonic()
                 if message.HasField("iteration"):
                     self._take(message.iteration, lane)
                 elif message.HasField("heartbeat"):

@@ -1,11 +1,15 @@
 """The control lane: the Run call over which the engine's master and this rank speak."""
 
 import asyncio
+import time
 
 from orca.v1 import worker_pb2
 from orca_common.errors import Aborted, FailedPrecondition, InvalidArgument, OrcaError
 from orca_common.protocol import TERM_METADATA
 
+SILENCE = (
+    5.0  # seconds after which a master that sends nothing does not hold its lane any more: it sends twice a second
+)
 MAX_TIMES = 256  # iterations whose times are kept for the next heartbeat
 
 
@@ -16,6 +20,10 @@ class Lane:
         self._queue: asyncio.Queue[worker_pb2.Report | OrcaError | None] = asyncio.Queue()
         self._times = worker_pb2.Times()  # of iterations that went well; they wait so that tokens go first
         self.ended = asyncio.Event()  # the call is over
+        # What the status port's thread reads too: when the master was last heard, by time.monotonic(), and the epoch
+        # under which it says that the engine runs. 0: it does not run; None: this master does not tell.
+        self.heard = time.monotonic()
+        self.epoch: int | None = 0
 
     def put(self, report: worker_pb2.Report) -> None:
         self._queue.put_nowait(report)
@@ -28,6 +36,7 @@ class Lane:
 
     def answer(self, heartbeat: worker_pb2.Heartbeat, iteration: int) -> None:
         """Sends the times that are kept, then the heartbeat back, with the last iteration that was run."""
+        self.epoch = heartbeat.epoch if heartbeat.HasField("epoch") else None
         self._put_times()
         self.put(worker_pb2.Report(heartbeat=worker_pb2.Heartbeat(number=heartbeat.number, iteration=iteration)))
 
@@ -35,6 +44,15 @@ class Lane:
         if self._times.stages:
             self.put(worker_pb2.Report(times=self._times))
             self._times = worker_pb2.Times()
+
+    def not_held(self, epoch: int) -> str | None:
+        """Why no master runs this epoch over the lane; None: one does. Callable from any thread."""
+        silent = time.monotonic() - self.heard
+        if silent > SILENCE:
+            return f"its master has been silent for {silent:.0f} s"
+        if self.epoch in (epoch, None):
+            return None
+        return "its master waits for the engine's other ranks"
 
     def end(self, error: OrcaError | None) -> None:
         """Ends the call after everything that was put, with an error or, with None, in order."""

@@ -105,7 +105,7 @@ class RankApp:
         device = open_device(settings.device, gpu) if family_of(checkpoint).needs_torch else None
         pulse = service.LoopPulse()
         self._open.callback(pulse.close)
-        telemetry = Telemetry("orca-worker", f"{host}/{settings.local_rank}")
+        telemetry = Telemetry("orca-worker", host, str(settings.local_rank))
         self._open.callback(telemetry.close)
 
         self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()

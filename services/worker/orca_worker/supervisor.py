@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -41,6 +42,7 @@ SERVICE = "orca.v1.Supervisor"
 FIRST_BACKOFF, LAST_BACKOFF = 0.2, 5.0  # seconds before a dead rank starts again; doubles
 STABLE = 60.0  # seconds that a rank must have lived for the backoff to begin again
 QUIET = 5.0  # seconds without a change before a spare starts, so that it does not slow a starting rank down
+ASK, ASK_ALL = 1.5, 2.0  # seconds for a rank's status port, and for those of all ranks: a probe may take 3 s
 SLACK = 1.0  # seconds that a rank gets beyond its own drain bound
 
 
@@ -82,7 +84,7 @@ class Rank:
         status = self.status
         if status is None:
             return f"rank {self.number} has not started yet"
-        connection = http.client.HTTPConnection(*status, timeout=2)
+        connection = http.client.HTTPConnection(*status, timeout=ASK)
         try:
             connection.request("GET", "/readyz")
             reason = json.loads(connection.getresponse().read())["reason"]
@@ -195,10 +197,25 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
             rank.close()
 
     def ready(self) -> str | None:
-        """Why the pod is not ready; None: all of its ranks are members of an epoch."""
+        """Why the pod is not ready; None: all of its ranks are ready. Asks them at the same time, for at most ASK_ALL.
+
+        Called in the thread of the status port.
+        """
         if self._stopping.is_set():
             return "leaving"
-        return next((reason for rank in self._ranks if (reason := rank.ready()) is not None), None)
+        answers: dict[int, str | None] = {}
+
+        def ask(rank: Rank) -> None:
+            answers[rank.number] = rank.ready()
+
+        asking = [threading.Thread(target=ask, args=(rank,), name="ask", daemon=True) for rank in self._ranks]
+        for thread in asking:
+            thread.start()
+        until = time.monotonic() + ASK_ALL
+        for thread in asking:
+            thread.join(max(0.0, until - time.monotonic()))
+        reasons = (answers.get(rank.number, f"rank {rank.number}: does not answer") for rank in self._ranks)
+        return next((reason for reason in reasons if reason is not None), None)
 
     async def Watch(  # noqa: N802 the proto's name
         self, request: worker_pb2.WatchRequest, context: grpc.aio.ServicerContext
@@ -242,38 +259,42 @@ class SupervisorApp:
     def __init__(self, settings: SupervisorSettings) -> None:
         self._settings = settings
         self._open = AsyncExitStack()
+        self._supervisor: Supervisor | None = None  # None: the model is being found
 
     async def start(self) -> dict[str, str]:
-        """Finds the model and listens.
+        """Finds the model, which may be a download, and listens. Probes are answered meanwhile.
 
         Raises SystemExit when there is no such model or the port is taken, Unavailable when the status port is taken.
         """
         settings = self._settings
-        try:
-            folder = await service.in_thread(
-                partial(resolve_model, settings.model)
-            )  # downloaded once, not by each rank
+        pulse = service.LoopPulse()
+        self._open.callback(pulse.close)
+        status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive)
+        self._open.callback(status.close)
+        try:  # once, not by each rank
+            folder = await service.in_thread(partial(resolve_model, settings.model))
             family_of(read_checkpoint(folder))
         except FailedPrecondition as error:
             raise SystemExit(f"ORCA_MODEL: {error}") from None
-        pulse = service.LoopPulse()
-        self._open.callback(pulse.close)
-        self._supervisor = Supervisor(settings.model_copy(update={"model": str(folder)}))
-        self._open.callback(self._supervisor.close)
-        status = service.StatusPort(settings.host, settings.status_port, self._supervisor.ready, pulse.alive)
-        self._open.callback(status.close)
+        self._supervisor = supervisor = Supervisor(settings.model_copy(update={"model": str(folder)}))
+        self._open.callback(supervisor.close)
         server, self._health = await new_server(SERVICE)
         self._open.push_async_callback(server.stop, 1.0)
-        worker_pb2_grpc.add_SupervisorServicer_to_server(self._supervisor, server)
+        worker_pb2_grpc.add_SupervisorServicer_to_server(supervisor, server)
         address = join_address(settings.reachable_host, listen(server, settings.host, settings.port))
         await server.start()
         log.info("listening", extra={"address": address, "ranks": settings.ranks, "model": str(folder)})
         return {"address": address, "status": join_address(settings.host, status.port)}
 
+    def _not_ready(self) -> str | None:
+        return self._supervisor.ready() if self._supervisor is not None else "the model is being found"
+
     async def run(self) -> None:
+        assert self._supervisor is not None
         await self._supervisor.run()
 
     async def drain(self) -> None:
+        assert self._supervisor is not None
         log.info("leaving")
         await self._health.enter_graceful_shutdown()
         await self._supervisor.stop()

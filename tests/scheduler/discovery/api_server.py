@@ -25,7 +25,7 @@ class Request(NamedTuple):
 
 
 class ApiServer:
-    """`objects` is what it holds, `requests` what it was asked, `faults` what it does before or instead of an answer."""
+    """`objects` is what it holds, `requests` what it was asked, `faults` what it does before an answer or instead."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in KINDS}

@@ -1,0 +1,240 @@
+"""Gathers a snapshot of a release in a cluster. What cannot be read is noted with its reason, and is no error."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from datetime import datetime
+from statistics import median
+from typing import Any, TypeVar
+
+from orca_common.errors import OrcaError, Unavailable
+
+from .access import account, needed
+from .cluster import Cluster
+from .inside.ask_redis import facts
+from .network import Question, questions
+from .objects import INSTANCE, Object, Release, at, by_component, component_of, name_of, service_container
+from .pods import container_statuses
+from .snapshot import Asked, Attempt, Inside, Redis, Renewal, Right, Server, Snapshot, Unknown
+
+T = TypeVar("T")
+
+KINDS = {  # of the release's objects -> where they are listed
+    "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
+    "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
+    "Service": "/api/v1/namespaces/{}/services",
+    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
+    "PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+}
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+LIVING = "status.phase!=Succeeded,status.phase!=Failed"
+PINGS = 3
+STATUS_PORT = 9090  # the chart's
+
+
+async def gather(cluster: Cluster, name: str, redis_url: str | None) -> Snapshot:
+    """Looks at the release `name` in the cluster's namespace.
+
+    redis_url: the pool's Redis is asked from here; otherwise a pod of the release asks it. Raises Unavailable when the
+    API server does not answer at all.
+    """
+    server = await server_of(cluster)
+    release, nodes, renewals, pods, placed, warnings = await asyncio.gather(
+        release_of(cluster, name),
+        asked("nodes", cluster.list("/api/v1/nodes", "Node")),
+        asked("the nodes' leases", renewals_of(cluster)),
+        asked("pods", pods_of(cluster, name)),
+        asked("all pods of the cluster", placed_pods(cluster)),
+        asked("events", warnings_of(cluster)),
+    )
+    running: tuple[Object, ...] = () if isinstance(pods, Unknown) else pods
+    claims, allowed, (inside, unseen), redis, last_words = await asyncio.gather(
+        asked("volume claims", namespaced(cluster, "persistentvolumeclaims", "PersistentVolumeClaim")),
+        asked("access reviews", rights_of(cluster, release)),
+        look_inside(cluster, release, running),
+        redis_of(cluster, running, redis_url),
+        last_words_of(cluster, running),
+    )
+    return Snapshot(
+        release=release,
+        server=server,
+        allowed=allowed,
+        nodes=nodes,
+        renewals=renewals,
+        pods=pods,
+        placed=placed,
+        last_words=last_words,
+        warnings=warnings,
+        claims=claims,
+        inside=pods if isinstance(pods, Unknown) else inside,
+        unseen=unseen,
+        redis=redis,
+    )
+
+
+async def asked(what: str, answer: Awaitable[T]) -> Asked[T]:
+    """The answer, or why there is none."""
+    try:
+        return await answer
+    except Unavailable as error:
+        return Unknown(f"{what}: {error}")
+
+
+async def server_of(cluster: Cluster) -> Server:
+    try:
+        version, _ = await cluster.get("/version")
+    except Unavailable as error:
+        raise Unavailable(f"the API server does not answer: {error}") from None
+    seconds = []
+    for _ in range(PINGS):
+        begin = time.perf_counter()
+        await cluster.get("/version")
+        seconds.append(time.perf_counter() - begin)
+    return Server(str(version.get("gitVersion")), median(seconds))
+
+
+async def release_of(cluster: Cluster, name: str) -> Release:
+    """The objects with the release's label."""
+    answers = await asyncio.gather(
+        *(
+            asked(kind, cluster.list(path.format(cluster.namespace), kind, labelSelector=f"{INSTANCE}={name}"))
+            for kind, path in KINDS.items()
+        )
+    )
+    found = dict(zip(KINDS, answers, strict=True))
+    objects = [thing for answer in answers if not isinstance(answer, Unknown) for thing in answer]
+    unread = {kind: answer.why for kind, answer in found.items() if isinstance(answer, Unknown)}
+    return Release(name, cluster.namespace, tuple(objects), unread)
+
+
+async def renewals_of(cluster: Cluster) -> tuple[Renewal, ...]:
+    """The nodes' leases. The server notes the second of a change beside the fields that were changed."""
+    leases, now = await cluster.get(LEASES)
+    found = []
+    for lease in leases["items"]:
+        renewed = at(lease, "spec", "renewTime")
+        changes = [at(entry, "time") for entry in at(lease, "metadata", "managedFields") or []]
+        seen = [moment(change) for change in changes if change]
+        if renewed and seen:
+            found.append(Renewal(name_of(lease), moment(renewed), max(seen), now))
+    return tuple(found)
+
+
+def moment(text: str) -> float:
+    """A time of Kubernetes in seconds since 1970."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+async def namespaced(cluster: Cluster, path: str, kind: str, **query: str) -> tuple[Object, ...]:
+    return await cluster.list(f"/api/v1/namespaces/{cluster.namespace}/{path}", kind, **query)
+
+
+async def pods_of(cluster: Cluster, name: str) -> tuple[Object, ...]:
+    return await namespaced(cluster, "pods", "Pod", labelSelector=f"{INSTANCE}={name}")
+
+
+async def placed_pods(cluster: Cluster) -> tuple[Object, ...]:
+    pods = await cluster.list("/api/v1/pods", "Pod", fieldSelector=LIVING)
+    return tuple(pod for pod in pods if at(pod, "spec", "nodeName"))
+
+
+async def warnings_of(cluster: Cluster) -> tuple[Object, ...]:
+    events = await namespaced(cluster, "events", "Event", fieldSelector="type=Warning")
+    return tuple(sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or "")))
+
+
+async def last_words_of(cluster: Cluster, pods: Sequence[Object]) -> Mapping[str, str]:
+    """What containers that were restarted logged at their end. A log that is gone has no last line."""
+    restarted = [
+        (name_of(pod), str(status.get("name")))
+        for pod in pods
+        for status in container_statuses(pod)
+        if status.get("restartCount")
+    ]
+    lines = await asyncio.gather(*(asked("log", cluster.last_line(*container)) for container in restarted))
+    pairs = zip(restarted, lines, strict=True)
+    return {" ".join(container): line for container, line in pairs if not isinstance(line, Unknown)}
+
+
+async def rights_of(cluster: Cluster, release: Release) -> Mapping[Right, bool]:
+    user = f"system:serviceaccount:{cluster.namespace}:{account(release)}"
+    rights = sorted(needed())
+    answers = await asyncio.gather(*(cluster.may(user, r.verb, r.group, r.resource) for r in rights))
+    return dict(zip(rights, answers, strict=True))
+
+
+async def look_inside(
+    cluster: Cluster, release: Release, pods: Sequence[Object]
+) -> tuple[tuple[Inside, ...], Mapping[str, str]]:
+    """What each running pod of ours reaches, and why some could not be asked."""
+    tried = questions(release, pods)
+    asking = [pod for pod in pods if name_of(pod) in tried and runs(pod)]
+    answers = await asyncio.gather(
+        *(asked("exec", one_inside(cluster, release, pod, tried[name_of(pod)])) for pod in asking)
+    )
+    pairs = list(zip(asking, answers, strict=True))
+    unseen = {name_of(pod): answer.why for pod, answer in pairs if isinstance(answer, Unknown)}
+    unseen |= {name: "its container does not run" for name in tried if name not in map(name_of, asking)}
+    return tuple(answer for answer in answers if isinstance(answer, Inside)), unseen
+
+
+async def one_inside(cluster: Cluster, release: Release, pod: Object, tried: Sequence[Question]) -> Inside:
+    name, container = name_of(pod), str(service_container(pod).get("name"))
+    targets = [[question.host, question.port] for question in tried]
+    status_port = release.number(component_of(pod), "ORCA_STATUS_PORT", STATUS_PORT)
+    line = json.dumps({"targets": targets, "status_port": status_port})
+    printed = await cluster.run(name, container, "reach.py", line)
+    said = answer_of(printed.text)
+    found = [
+        Attempt(question.arrow, name, question.target, answer, seconds)
+        for question, (answer, seconds) in zip(tried, said["answers"], strict=True)
+    ]
+    ahead = said["now"] - (printed.asked + printed.answered) / 2
+    error = (printed.answered - printed.asked) / 2
+    return Inside(name, component_of(pod), ahead, error, tuple(found), said["unready"], said["cuda"])
+
+
+def answer_of(printed: str) -> dict[str, Any]:
+    """All that a program of `inside` told; it prints lines of JSON."""
+    told: dict[str, Any] = {}
+    try:
+        for line in printed.splitlines():
+            told |= json.loads(line)
+    except (ValueError, TypeError):
+        raise Unavailable(f"a pod printed what cannot be read: {printed[:200]}") from None
+    if "error" in told:
+        raise Unavailable(str(told["error"]))
+    return told
+
+
+async def redis_of(cluster: Cluster, pods: Sequence[Object], url: str | None) -> Asked[Redis]:
+    """Asks the pool's Redis about itself: from here if its URL is given, else from a pod that knows it."""
+    if url is not None:
+        return await asked("Redis", redis_from_here(url))
+    groups = by_component(pod for pod in pods if runs(pod))
+    able = [*groups.get("endpoint", []), *groups.get("scheduler", [])]
+    if not able:
+        return Unknown("no pod that knows Redis runs; give --redis-url")
+    return await asked("Redis", redis_from(cluster, able[0]))
+
+
+async def redis_from_here(url: str) -> Redis:
+    try:
+        return Redis("this machine", **await facts(url))
+    except OrcaError as error:
+        raise Unavailable(str(error)) from None
+
+
+async def redis_from(cluster: Cluster, pod: Object) -> Redis:
+    printed = await cluster.run(name_of(pod), str(service_container(pod).get("name")), "ask_redis.py")
+    return Redis(name_of(pod), **answer_of(printed.text))
+
+
+def runs(pod: Object) -> bool:
+    """Whether the container of a pod's service runs."""
+    name = service_container(pod).get("name")
+    return any(status.get("name") == name and at(status, "state", "running") for status in container_statuses(pod))

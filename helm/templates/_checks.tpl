@@ -1,0 +1,70 @@
+{{/* What must fit together. A misuse stops the render with one sentence. The sentences about tp and pp are the workers'. */}}
+
+{{- define "orca.checks" -}}
+{{- $values := .Values -}}
+{{- $model := $values.model -}}
+{{- $tp := int $values.tp -}}
+{{- $pp := int $values.pp -}}
+{{- $perPod := include "orca.gpusPerPod" . | int -}}
+
+{{- $kinds := list "path" "claim" "download" "image" "hub" -}}
+{{- $given := list -}}
+{{- range $kinds }}{{ if index $model . }}{{ $given = append $given . }}{{ end }}{{ end -}}
+{{- if ne (len $given) 1 -}}
+{{- fail (printf "model: exactly one of path, claim, download, image and hub says where the checkpoint is; %s given" (empty $given | ternary "none is" (printf "%s are" (join " and " $given)))) -}}
+{{- end -}}
+{{- $tokenizers := list -}}
+{{- range $kinds }}{{ if index $model.tokenizer . }}{{ $tokenizers = append $tokenizers . }}{{ end }}{{ end -}}
+{{- if gt (len $tokenizers) 1 -}}
+{{- fail (printf "model.tokenizer: one of path, claim, download, image and hub; %s are given" (join " and " $tokenizers)) -}}
+{{- end -}}
+{{- if and (or $model.image $model.tokenizer.image) (semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "model.image: volumes of OCI images need Kubernetes 1.33 with the feature gate ImageVolume; this is %s" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if and $model.name (or $model.path $model.tokenizer.path) -}}
+{{- fail "model.name: a folder inside an image has a name already, its own (path)" -}}
+{{- end -}}
+{{- if and $model.cache.claim (not (or $model.download $model.hub)) -}}
+{{- fail (printf "model.cache: only what is fetched is kept (download, hub); model.%s is read where it is" (first $given)) -}}
+{{- end -}}
+
+{{- if mod $tp $perPod -}}
+{{- fail (printf "gpusPerPod: %d is no divisor of tp, %d" $perPod $tp) -}}
+{{- end -}}
+{{- with $values.gpusPerNode -}}
+{{- if gt $perPod (int .) -}}
+{{- fail (printf "gpusPerPod: a pod of %d ranks fits on no node, which has %d GPUs (gpusPerNode)" $perPod (int .)) -}}
+{{- end -}}
+{{- end -}}
+{{- with $model.numHeads -}}
+{{- if mod (int .) $tp -}}
+{{- fail (printf "tp %d: %d heads cannot be shared evenly by %d tensor ranks" $tp (int .) $tp) -}}
+{{- end -}}
+{{- end -}}
+{{- with $model.numLayers -}}
+{{- if lt (int .) $pp -}}
+{{- fail (printf "pp %d: %d layers are too few for %d stages" $pp (int .) $pp) -}}
+{{- end -}}
+{{- end -}}
+
+{{- if and $values.redis.externalUrl $values.redis.externalUrlSecret -}}
+{{- fail "redis: externalUrl or externalUrlSecret, not both" -}}
+{{- end -}}
+{{- if and $values.jaeger.enabled $values.tracing.otlpEndpoint -}}
+{{- fail "jaeger.enabled, tracing.otlpEndpoint: spans go to one of them, not both" -}}
+{{- end -}}
+{{- if and $values.tls.issuer (or $values.tls.secrets.endpoint $values.tls.secrets.scheduler $values.tls.secrets.worker) -}}
+{{- fail "tls: an issuer makes the certificates, or secrets hold them, not both" -}}
+{{- end -}}
+{{- $gateway := $values.gateway -}}
+{{- if $gateway.parentRefs -}}
+{{- if not (and $gateway.httpHostnames $gateway.grpcHostnames) -}}
+{{- fail "gateway: httpHostnames and grpcHostnames are both required; a Gateway does not share a hostname between the two" -}}
+{{- end -}}
+{{- range $gateway.httpHostnames -}}
+{{- if has . $gateway.grpcHostnames -}}
+{{- fail (printf "gateway: %s stands in httpHostnames and grpcHostnames; a Gateway does not share a hostname between the two" .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,128 @@
+{{/*
+The model: where a service finds the checkpoint, and how it gets there. A helper that takes a list takes
+(list $ "endpoint" or "worker").
+*/}}
+
+{{/* The source that a service reads from, as {KIND: ..}: the endpoint has `model.tokenizer` if it is given. */}}
+{{- define "orca.modelSource" -}}
+{{- $model := (first .).Values.model -}}
+{{- $kinds := list "path" "claim" "download" "image" "hub" -}}
+{{- $given := dict -}}
+{{- range $kinds }}{{ if index $model.tokenizer . }}{{ $_ := set $given . (index $model.tokenizer .) }}{{ end }}{{ end -}}
+{{- if or (eq (last .) "worker") (empty $given) -}}
+{{- $given = dict -}}
+{{- range $kinds }}{{ if index $model . }}{{ $_ := set $given . (index $model .) }}{{ end }}{{ end -}}
+{{- end -}}
+{{ toYaml $given }}
+{{- end -}}
+
+{{/* The name that clients see: that of the endpoint's folder. */}}
+{{- define "orca.modelName" -}}
+{{- $model := .Values.model -}}
+{{- $inImage := (include "orca.modelSource" (list . "endpoint") | fromYaml).path | default $model.path -}}
+{{- if $inImage -}}
+{{ base $inImage }}
+{{- else if $model.name -}}
+{{ $model.name }}
+{{- else if $model.claim -}}
+{{ $model.claim.path | default $model.claim.name | base }}
+{{- else if $model.download -}}
+{{ regexReplaceAll "[.](tar|tgz|tar[.][a-z0-9]+)$" ((urlParse $model.download.url).path | base) "" }}
+{{- else if $model.image -}}
+{{ $model.image.reference | splitList "@" | first | base | splitList ":" | first }}
+{{- else if $model.hub -}}
+{{ base $model.hub.name }}
+{{- end -}}
+{{- end -}}
+
+{{/* The folder that a service is told. */}}
+{{- define "orca.modelFolder" -}}
+{{- $source := include "orca.modelSource" . | fromYaml -}}
+{{- $source.path | default (printf "/models/%s" (include "orca.modelName" (first .))) -}}
+{{- end -}}
+
+{{/* The init step that fetches the checkpoint, or of the endpoint's the tokenizer; nothing for a folder that is mounted. */}}
+{{- define "orca.modelFetch" -}}
+{{- $root := first . -}}
+{{- $source := include "orca.modelSource" . | fromYaml -}}
+{{- if or $source.download $source.hub -}}
+- name: model
+  image: {{ include "orca.image" . }}
+  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+  command: [python, -m, orca_common.fetch_model]
+  args:
+    - --to={{ include "orca.modelFolder" . }}
+    {{- with $source.hub }}
+    - --hub={{ .name }}
+    {{- with .revision }}
+    - --revision={{ . }}
+    {{- end }}
+    {{- end }}
+    {{- with $source.download }}
+    - --url={{ .url }}
+    {{- with .sha256 }}
+    - --sha256={{ . }}
+    {{- end }}
+    {{- end }}
+    {{- if eq (last .) "endpoint" }}
+    - --tokenizer-only
+    {{- end }}
+  {{- $variable := $source.hub | empty | ternary "FETCH_HEADER" "HF_TOKEN" -}}
+  {{- $secret := ($source.hub | default dict).tokenSecret | default ($source.download | default dict).headerSecret }}
+  {{- $env := (include "orca.pod" . | fromYaml).env }}
+  {{- if or $secret $env }}
+  env:
+    {{- with $secret }}
+    - name: {{ $variable }}
+      valueFrom:
+        secretKeyRef: {{ dict "name" .name "key" .key | toJson }}
+    {{- end }}
+    {{- with $env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- end }}
+  {{- include "orca.podEnvironmentFrom" . | indent 2 }}
+  resources: {{ include "orca.resources" . }}
+  securityContext:
+    {{- include "orca.containerSecurity" . | nindent 4 }}
+  volumeMounts:
+    - {name: models, mountPath: /models}
+    {{- include "orca.mounts" . | nindent 4 }}
+{{- end -}}
+{{- end -}}
+
+{{/* The mount of the checkpoint in the service's own container. */}}
+{{- define "orca.modelMount" -}}
+{{- $source := include "orca.modelSource" . | fromYaml -}}
+{{- if or $source.claim $source.image -}}
+{{- with ($source.claim | default $source.image).path }}
+- {name: models, mountPath: {{ include "orca.modelFolder" $ }}, subPath: {{ . }}, readOnly: true}
+{{- else }}
+- {name: models, mountPath: {{ include "orca.modelFolder" $ }}, readOnly: true}
+{{- end }}
+{{- else if not $source.path }}
+- {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "orca.modelVolume" -}}
+{{- $root := first . -}}
+{{- $source := include "orca.modelSource" . | fromYaml -}}
+{{- $cache := $root.Values.model.cache -}}
+{{- if $source.claim }}
+- name: models
+  persistentVolumeClaim: {claimName: {{ $source.claim.name }}, readOnly: true}
+{{- else if $source.image }}
+- name: models
+  image: {reference: {{ $source.image.reference }}, pullPolicy: {{ $root.Values.image.pullPolicy }}}
+{{- else if and (not $source.path) (eq (last .) "worker") $cache.claim }}
+- name: models
+  persistentVolumeClaim: {claimName: {{ $cache.claim }}}
+{{- else if and (not $source.path) (eq (last .) "worker") $cache.size }}
+- name: models
+  emptyDir: {sizeLimit: {{ $cache.size }}}
+{{- else if not $source.path }}
+- name: models
+  emptyDir: {}
+{{- end }}
+{{- end -}}

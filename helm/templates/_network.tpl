@@ -1,0 +1,71 @@
+{{/* The arrows of the network policies, one rule each. What goes out to a pod goes to the pod's port, not the Service's. */}}
+
+{{- define "orca.networkPolicy" -}}
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: {{ include "orca.name" . }}
+  labels:
+    {{- include "orca.labels" . | nindent 4 }}
+spec:
+  podSelector:
+    matchLabels:
+      {{- include "orca.selector" . | nindent 6 }}
+  policyTypes: [Ingress, Egress]
+{{- end -}}
+
+{{- define "orca.podsOf" -}}
+- podSelector:
+    matchLabels:
+      {{- include "orca.selector" . | nindent 6 }}
+{{- end -}}
+
+{{- define "orca.toDns" -}}
+- ports:
+    - {port: 53, protocol: UDP}
+    - {port: 53, protocol: TCP}
+{{- end -}}
+
+{{- define "orca.toRedis" -}}
+- ports:
+    - port: {{ include "orca.redisPort" . }}
+  {{- if include "orca.installsRedis" . }}
+  to:
+    {{- include "orca.podsOf" (list . "redis") | nindent 4 }}
+  {{- end }}
+{{- end -}}
+
+{{/* The collector may be anywhere. */}}
+{{- define "orca.toTraces" -}}
+{{- with include "orca.otlpEndpoint" . }}
+- ports:
+    - port: {{ regexFind ":[0-9]+(/|$)" . | trimAll ":/" | default "4317" }}
+  {{- if $.Values.jaeger.enabled }}
+  to:
+    {{- include "orca.podsOf" (list $ "jaeger") | nindent 4 }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* What the init step fetches may be anywhere: (list $ "endpoint" or "worker"). */}}
+{{- define "orca.toModel" -}}
+{{- $source := include "orca.modelSource" . | fromYaml }}
+{{- if $source.hub }}
+- ports:
+    - port: 443
+{{- else if $source.download }}
+- ports:
+    - port: {{ include "orca.portOfUrl" $source.download.url }}
+{{- end }}
+{{- end -}}
+
+{{- define "orca.portOfUrl" -}}
+{{- $url := urlParse . -}}
+{{ regexFind ":[0-9]+$" $url.host | trimPrefix ":" | default (eq $url.scheme "http" | ternary "80" "443") }}
+{{- end -}}
+
+{{- define "orca.toMore" -}}
+{{- with .Values.networkPolicy.egress }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}

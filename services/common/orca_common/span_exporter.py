@@ -1,0 +1,54 @@
+"""Sends spans to an OTLP collector. A collector that is away costs a line in the log, and nothing else."""
+
+import logging
+from collections.abc import Sequence
+
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+log = logging.getLogger(__name__)
+
+# Loggers of the SDK that tell of each failed try, of each lost batch, and of each full queue.
+NOISY = ("opentelemetry.exporter.otlp.proto.grpc.exporter", "opentelemetry.sdk._shared_internal")
+
+
+class PatientExporter(OTLPSpanExporter):
+    """Says once that the collector is away, and once that it is back. Spans of the meantime are dropped."""
+
+    def __init__(self, endpoint: str) -> None:
+        """endpoint: only for the log; OpenTelemetry's own variables decide where spans go."""
+        super().__init__()
+        self.away = False  # whether the last try has failed
+        self._ended = False
+        self._to = endpoint
+        self._quiet = _Quiet()
+        for name in NOISY:
+            logging.getLogger(name).addFilter(self._quiet)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = super().export(spans)
+        if self._ended:
+            return result
+        away = result is not SpanExportResult.SUCCESS
+        if away and not self.away:
+            log.warning("the collector of traces is away", extra={"endpoint": self._to, "why": self._quiet.last})
+        elif self.away and not away:
+            log.info("the collector of traces is back", extra={"endpoint": self._to})
+        self.away = away
+        return result
+
+    def shutdown(self, timeout_millis: float = 30_000, **kwargs: object) -> None:
+        """Ends a try that is under way. Nothing more is sent."""
+        self._ended = True
+        super().shutdown(timeout_millis)
+
+
+class _Quiet(logging.Filter):
+    """Keeps what the SDK says out of the log, and remembers the last of it."""
+
+    last = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self.last = record.getMessage()
+        return False

@@ -1,0 +1,579 @@
+"""Each check of `orca doctor` against an installation with that one fault, and against a healthy one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from cli.installation import NOW, REDIS, edited, healthy, node
+
+from orca_cli.doctor.examine import CHECKS, examine
+from orca_cli.doctor.finding import Finding, Level, as_json, report
+from orca_cli.doctor.objects import at, component_of, name_of, quantity, requests
+from orca_cli.doctor.snapshot import Attempt, Inside, Renewal, Right, Server, Snapshot, Unknown
+
+Path = tuple[str | int, ...]
+
+
+def found(snapshot: Snapshot, check: str) -> list[Finding]:
+    return [finding for finding in examine(snapshot) if finding.check == check]
+
+
+# -- the healthy installation
+
+
+def test_a_healthy_installation_has_no_fault() -> None:
+    findings = examine(healthy())
+    assert {finding.check for finding in findings} == {check.name for check in CHECKS}
+    bad = [finding for finding in findings if finding.level is not Level.OK]
+    assert [finding.check for finding in bad] == ["outside"], bad
+    assert bad[0].level is Level.UNCHECKED
+
+
+def test_without_gpus() -> None:
+    values = {"model": {"path": "/m"}, "tp": 2, "pp": 2, "device": "cpu", "image": {"tag": "a"}}
+    bad = [finding for finding in examine(healthy(values)) if finding.level is not Level.OK]
+    assert [finding.check for finding in bad] == ["outside"], bad
+
+
+def test_what_is_not_known_is_said_and_is_no_fault() -> None:
+    snapshot = Snapshot(healthy().release)
+    findings = examine(snapshot)
+    assert {finding.check for finding in findings} == {check.name for check in CHECKS}
+    assert not [finding for finding in findings if finding.level is Level.FAULT]
+    unknown = [finding for finding in findings if finding.level is Level.UNCHECKED]
+    assert {finding.found for finding in unknown} == {"no cluster was asked"}
+
+
+def test_kinds_that_may_not_be_read() -> None:
+    snapshot = healthy()
+    unread = {"Role": "Role: 403, forbidden"}
+    snapshot = replace(snapshot, release=replace(snapshot.release, unread=unread))
+    assert found(snapshot, "granted") == [Finding("granted", Level.UNCHECKED, "Role: 403, forbidden")]
+
+
+def test_no_release() -> None:
+    snapshot = healthy()
+    [finding] = examine(replace(snapshot, release=replace(snapshot.release, objects=())))
+    assert finding.level is Level.FAULT
+    assert "namespace serving holds no workload of a release orca" in finding.found
+
+
+# -- faults of the objects: one field of one object is other than the chart has it
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of a healthy installation, and what `orca doctor` is to say about it."""
+
+    check: str
+    says: str
+    of: str  # kind and name, as in `StatefulSet orca-worker`
+    path: Path
+    value: Any = None  # None: the field is taken away
+    level: Level = Level.FAULT
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.says}"
+
+
+SPEC = ("spec", "template", "spec")
+CONTAINER = (*SPEC, "containers", 0)
+WORKER, SCHEDULER, ENDPOINT = "StatefulSet orca-worker", "Deployment orca-scheduler", "Deployment orca-endpoint"
+REDIS_SET = "StatefulSet orca-redis"
+
+
+def env(name: str) -> Path:
+    return (*CONTAINER, "env", name)
+
+
+EDITS = [
+    Edit("engines", "3 pods, 2 for an engine: 1 make none", WORKER, ("spec", "replicas"), 3, Level.WARNING),
+    Edit("engines", "1 pod, 2 for an engine: there is none", WORKER, ("spec", "replicas"), 1),
+    Edit(
+        "ranks", "the scheduler expects 2 ranks in a pod, ORCA_RANKS of the worker is 1", WORKER, env("ORCA_RANKS"), "1"
+    ),
+    Edit("ranks", "ORCA_GPUS_PER_POD is 3, which does not divide", SCHEDULER, env("ORCA_GPUS_PER_POD"), "3"),
+    Edit(
+        "ranks", "runs 2 ranks and asks for 1 GPUs", WORKER, (*CONTAINER, "resources", "requests", "nvidia.com/gpu"), 1
+    ),
+    Edit("ranks", "asks for 2 GPUs and computes on the CPU", WORKER, env("ORCA_DEVICE"), "cpu", Level.WARNING),
+    Edit("shm", "has 64 MiB: NCCL fails", WORKER, (*CONTAINER, "volumeMounts"), []),
+    Edit("discovery", "looks for StatefulSet other", SCHEDULER, env("ORCA_WORKER_STATEFULSET"), "other"),
+    Edit("discovery", "on port 50050, they listen on 50051", WORKER, env("ORCA_PORT"), "50051"),
+    Edit("discovery", "listen on 127.0.0.1 only", WORKER, env("ORCA_HOST")),
+    Edit("discovery", "do not know their address", WORKER, env("ORCA_ADVERTISE_HOST")),
+    Edit("discovery", "fixed list", SCHEDULER, env("ORCA_WORKERS"), "a:1", Level.WARNING),
+    Edit("updates", "replaces the workers one by one", WORKER, ("spec", "updateStrategy", "type"), "RollingUpdate"),
+    Edit("updates", "start one after the other", WORKER, ("spec", "podManagementPolicy")),
+    Edit("settings", "ORCA_MAX_BATCH of the scheduler: there is no", SCHEDULER, env("ORCA_MAX_BATCH"), "3"),
+    Edit("settings", "adds ORCA_* variables for Services to the worker", WORKER, (*SPEC, "enableServiceLinks")),
+    Edit("same", "ORCA_REDIS_URL of endpoint and scheduler differ", SCHEDULER, env("ORCA_REDIS_URL"), "redis://b/0"),
+    Edit("grace", "worker: killed after 5 s", WORKER, (*SPEC, "terminationGracePeriodSeconds"), 5),
+    Edit(
+        "grace",
+        "killed after 30 s, but an orderly end may take 35 s",
+        ENDPOINT,
+        (*SPEC, "terminationGracePeriodSeconds"),
+    ),
+    Edit("probes", "the endpoint has no readinessProbe", ENDPOINT, (*CONTAINER, "readinessProbe")),
+    Edit("probes", "the worker has no livenessProbe", WORKER, (*CONTAINER, "livenessProbe"), None, Level.WARNING),
+    Edit(
+        "probes", "its livenessProbe asks /readyz", WORKER, (*CONTAINER, "livenessProbe", "httpGet", "path"), "/readyz"
+    ),
+    Edit("probes", "asks port 1, ORCA_STATUS_PORT is", WORKER, (*CONTAINER, "readinessProbe", "httpGet", "port"), 1),
+    Edit(
+        "probes",
+        "not started after 10 s is killed",
+        WORKER,
+        (*CONTAINER, "startupProbe"),
+        {"failureThreshold": 10, "periodSeconds": 1, "httpGet": {"path": "/livez"}},
+        Level.WARNING,
+    ),
+    Edit("probes", "startup waits for /readyz", WORKER, (*CONTAINER, "startupProbe", "httpGet", "path"), "/readyz"),
+    Edit("services", "orca-endpoint selects no pod", "Service orca-endpoint", ("spec", "selector", "a"), "b"),
+    Edit(
+        "services",
+        "leads to port 1, which its pods do not have",
+        "Service orca-endpoint",
+        ("spec", "ports", 0, "targetPort"),
+        1,
+    ),
+    Edit("services", "hides workers that are not Ready", "Service orca-worker", ("spec", "publishNotReadyAddresses")),
+    Edit("services", "names Service nothing, which is not there", WORKER, ("spec", "serviceName"), "nothing"),
+    Edit(
+        "policies",
+        "no NetworkPolicy covers redis",
+        "NetworkPolicy orca-redis",
+        ("spec", "podSelector", "matchLabels", "a"),
+        "b",
+        Level.WARNING,
+    ),
+    Edit("volume", "has no volume claim", REDIS_SET, ("spec", "volumeClaimTemplates")),
+    Edit("volume", "started with appendonly no", REDIS_SET, (*CONTAINER, "args"), ["--appendonly", "no"]),
+    Edit("tags", "endpoint 9", ENDPOINT, (*CONTAINER, "image"), "registry:5000/orca-endpoint:9", Level.WARNING),
+    Edit(
+        "granted",
+        "lacks: create events, list statefulsets.apps",
+        "Role orca-scheduler",
+        ("rules",),
+        [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "delete"]}],
+    ),
+    Edit(
+        "granted",
+        "also gives: get secrets",
+        "Role orca-scheduler",
+        ("rules", -1),
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]},
+        Level.WARNING,
+    ),
+    Edit("granted", "lacks", "RoleBinding orca-scheduler", ("subjects",), []),
+    Edit(
+        "granted",
+        "the worker's pods hold a token",
+        WORKER,
+        (*SPEC, "automountServiceAccountToken"),
+        None,
+        Level.WARNING,
+    ),
+    Edit("budgets", "allows no disruption of 4 pods", "PodDisruptionBudget orca-worker", ("spec", "maxUnavailable"), 0),
+    Edit(
+        "budgets",
+        "allows 1 disruptions, an engine has 2",
+        "PodDisruptionBudget orca-worker",
+        ("spec", "maxUnavailable"),
+        "25%",
+        Level.WARNING,
+    ),
+    Edit(
+        "budgets",
+        "keeps pods that are not Ready",
+        "PodDisruptionBudget orca-worker",
+        ("spec", "unhealthyPodEvictionPolicy"),
+        None,
+        Level.WARNING,
+    ),
+    Edit(
+        "drain",
+        "though all are healthy: orca-endpoint",
+        "PodDisruptionBudget orca-endpoint",
+        ("status", "disruptionsAllowed"),
+        0,
+    ),
+    Edit("pods", "orca-scheduler is scaled to 0 pods", SCHEDULER, ("spec", "replicas"), 0),
+    Edit("pods", "orca-endpoint has 2 of 5 pods", ENDPOINT, ("spec", "replicas"), 5),
+    Edit("spare", "orca-worker-2 idles", WORKER, ("spec", "replicas"), 3, Level.WARNING),
+    Edit("rollout", "Kubernetes has not looked", WORKER, ("metadata", "generation"), 2, Level.WARNING),
+    Edit("rollout", "2 engines have older pods", WORKER, ("status", "updateRevision"), "new", Level.WARNING),
+    Edit(
+        "rollout",
+        "orca-endpoint: it timed out",
+        ENDPOINT,
+        ("status",),
+        {"conditions": [{"type": "Progressing", "status": "False", "message": "it timed out"}]},
+    ),
+    Edit(
+        "room",
+        "no node can hold a pod of orca-worker, which asks for 16 nvidia.com/gpu",
+        WORKER,
+        (*CONTAINER, "resources", "requests", "nvidia.com/gpu"),
+        16,
+    ),
+    Edit("room", "2 of 10 pods of orca-worker find no node", WORKER, ("spec", "replicas"), 10),
+    Edit("room", "no node has the labels", WORKER, (*SPEC, "nodeSelector"), {"disk": "fast"}),
+]
+
+
+def put(thing: Any, path: Path, value: Any) -> None:
+    """Sets what lies at a path, or takes it away. A name in a list of variables is looked up; -1 appends."""
+    way: tuple[Any, ...] = path[:-1]
+    last: Any = path[-1]
+    for step in way:
+        thing = thing.setdefault(step, {}) if isinstance(thing, dict) else thing[step]
+    if isinstance(thing, list) and isinstance(last, str):
+        thing[:] = [entry for entry in thing if entry["name"] != last]
+        thing += [] if value is None else [{"name": last, "value": value}]
+    elif isinstance(thing, list) and last == -1:
+        thing.append(value)
+    elif value is None and isinstance(thing, dict):
+        thing.pop(last, None)
+    else:
+        thing[last] = value
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=str)
+def test_an_object_is_wrong(edit: Edit) -> None:
+    kind, name = edit.of.split()
+    wrong = edited(
+        healthy(),
+        lambda thing: put(thing, edit.path, edit.value),
+        lambda thing: thing["kind"] == kind and name_of(thing) == name,
+    )
+    said = found(wrong, edit.check)
+    assert any(finding.level is edit.level and edit.says in finding.found for finding in said), said
+    assert all(finding.advice for finding in said if finding.level in (Level.FAULT, Level.WARNING))
+
+
+# -- faults of the pods
+
+
+def with_pod(name: str, **status: Any) -> Snapshot:
+    """One pod is not Ready, and its status has these fields."""
+
+    def edit(pod: dict[str, Any]) -> None:
+        pod["status"] |= {"conditions": [{"type": "Ready", "status": "False", "message": "not yet"}]} | status
+
+    return edited(healthy(), edit, lambda thing: thing["kind"] == "Pod" and name_of(thing) == name)
+
+
+def container(**fields: Any) -> list[dict[str, Any]]:
+    return [{"name": "worker", "image": "a/b:c", "ready": False, "restartCount": 0, "state": {}} | fields]
+
+
+def test_a_pod_that_crashes() -> None:
+    state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting"}}
+    last = {"terminated": {"reason": "Error", "exitCode": 1}}
+    crashed = with_pod("orca-worker-1", containerStatuses=container(state=state, lastState=last, restartCount=4))
+    [finding] = found(crashed, "pods")
+    assert finding.found == (
+        "orca-worker-1 not Ready: worker is in CrashLoopBackOff (Error, exit status 1): back-off 40s restarting"
+    )
+    words = replace(crashed, last_words={"orca-worker-1 worker": "ORCA_DTYPE: Input should be 'float32'"})
+    [finding] = found(words, "pods")
+    assert finding.found.endswith("exit status 1): ORCA_DTYPE: Input should be 'float32'")
+    [finding] = found(words, "restarts")
+    assert (finding.level, finding.found) == (
+        Level.WARNING,
+        "worker was restarted in orca-worker-1 (4) (Error, exit status 1): ORCA_DTYPE: Input should be 'float32'",
+    )
+
+
+def test_a_pod_without_enough_memory() -> None:
+    last = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
+    [finding] = found(
+        with_pod("orca-worker-1", containerStatuses=container(lastState=last, restartCount=1)), "restarts"
+    )
+    assert "(OOMKilled, exit status 137)" in finding.found
+    assert finding.advice == "give it more memory: worker.memory"
+
+
+def test_an_image_that_is_not_there() -> None:
+    state = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}
+    wrong = with_pod("orca-worker-1", containerStatuses=container(state=state))
+    [finding] = found(wrong, "pulls")
+    assert (finding.level, finding.found) == (Level.FAULT, "orca-worker-1 cannot fetch a/b:c: Back-off pulling image")
+    assert "see `pulls`" in found(wrong, "pods")[0].found
+
+
+def test_a_pod_that_no_node_takes() -> None:
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}
+    wrong = with_pod("orca-worker-1", conditions=[scheduled], containerStatuses=[], phase="Pending")
+    assert "Unschedulable: 0/2 nodes" in found(wrong, "pods")[0].found
+
+
+def test_a_pod_says_itself_why_it_is_not_ready() -> None:
+    snapshot = with_pod("orca-worker-1")
+    event = {"involvedObject": {"name": "orca-worker-1"}, "reason": "Unhealthy", "message": "503"}
+    snapshot = replace(snapshot, warnings=(event,))
+    assert "Unhealthy: 503" in found(snapshot, "pods")[0].found
+    seen = Inside("orca-worker-1", "worker", 0, 0, (), unready="rank 0: not a member yet")
+    assert "rank 0: not a member yet" in found(replace(snapshot, inside=(seen,)), "pods")[0].found
+
+
+def test_a_rollout_that_has_stopped() -> None:
+    """Engine 1 has the new revision and crashes; engine 0 serves on with the old one."""
+
+    def edit(thing: dict[str, Any]) -> None:
+        if thing["kind"] == "StatefulSet":
+            thing["status"]["updateRevision"] = "new"
+        elif name_of(thing) in ("orca-worker-2", "orca-worker-3"):
+            thing["metadata"]["labels"]["controller-revision-hash"] = "new"
+            thing["status"]["conditions"] = []
+            state = {"waiting": {"reason": "CrashLoopBackOff"}}
+            thing["status"]["containerStatuses"] = container(state=state)
+
+    [finding] = found(edited(healthy(), edit, lambda thing: component_of(thing) == "worker"), "rollout")
+    assert finding.level is Level.FAULT
+    assert "waits until engine-1 is up" in finding.found
+    assert "helm rollback orca" in finding.advice
+
+
+# -- faults of the cluster
+
+
+def test_versions() -> None:
+    def level(version: str) -> Level:
+        [finding] = found(replace(healthy(), server=Server(version, 0.01)), "version")
+        return finding.level
+
+    versions = ["v1.30.4", "v1.31.0", "v1.36.1+k3s1", "v1.37.0", "unknown"]
+    assert [level(version) for version in versions] == [
+        Level.FAULT, Level.OK, Level.OK, Level.WARNING, Level.WARNING
+    ]  # fmt: skip
+
+
+def test_a_slow_server() -> None:
+    [finding] = found(replace(healthy(), server=Server("v1.34.1", 2.5)), "latency")
+    assert (finding.level, finding.found) == (Level.WARNING, "the API server answers in 2500 ms")
+
+
+def test_rights() -> None:
+    allowed = {Right("list", "", "pods"): True, Right("delete", "", "pods"): False}
+    [finding] = found(replace(healthy(), allowed=allowed), "allowed")
+    assert (finding.level, finding.found) == (Level.FAULT, "ServiceAccount orca-scheduler may not: delete pods")
+
+
+def nodes(*edits: Callable[[Any], None]) -> Snapshot:
+    both = [node("node-a"), node("node-b")]
+    for edit in edits:
+        edit(both[1])
+    return replace(healthy(), nodes=tuple(both))
+
+
+def test_nodes() -> None:
+    def broken(found: Any) -> None:
+        found["spec"]["unschedulable"] = True
+        found["status"]["conditions"] = [
+            {"type": "Ready", "status": "Unknown"}, {"type": "DiskPressure", "status": "True"}
+        ]  # fmt: skip
+
+    said = [finding.found for finding in found(nodes(broken), "nodes")]
+    assert said == ["not Ready: node-b", "cordoned: node-b", "under pressure: node-b (DiskPressure)"]
+
+
+def test_taints() -> None:
+    """Pods that wait go to no node that they do not tolerate, and not to a cordoned one."""
+    snapshot = replace(healthy(), pods=(), placed=())
+    assert [finding.level for finding in found(snapshot, "room")] == [Level.OK]
+    tainted = [node("node-a"), node("node-b")]
+    for each in tainted:
+        each["spec"]["taints"] = [{"key": "gpu", "effect": "NoSchedule"}]
+    findings = found(replace(snapshot, nodes=tuple(tainted)), "room")
+    assert {finding.level for finding in findings} == {Level.FAULT}
+    assert "no node has the labels or tolerated taints" in findings[0].found
+
+    def tolerate(thing: dict[str, Any]) -> None:
+        thing["spec"]["template"]["spec"]["tolerations"] = [{"key": "gpu", "operator": "Exists"}]
+
+    kinds = ("Deployment", "StatefulSet")
+    tolerant = edited(healthy(), tolerate, lambda thing: thing["kind"] in kinds)
+    findings = found(replace(tolerant, nodes=tuple(tainted), pods=(), placed=()), "room")
+    assert [finding.level for finding in findings] == [Level.OK]
+
+
+def test_others_take_the_room() -> None:
+    """GPUs that other pods hold are not free: the largest free block counts, not the sum."""
+    snapshot = replace(healthy(), pods=())
+    greedy = {"resources": {"limits": {"nvidia.com/gpu": "7"}}}
+    others = tuple({"kind": "Pod", "spec": {"nodeName": name, "containers": [greedy]}} for name in ("node-a", "node-b"))
+    [finding] = found(replace(snapshot, placed=others), "room")
+    assert finding.level is Level.FAULT
+    assert "4 of 4 pods of orca-worker find no node" in finding.found
+    assert "most free on a node: 1 nvidia.com/gpu" in finding.found
+
+
+def test_drivers() -> None:
+    old = {"nvidia.com/cuda.runtime.major": "12", "nvidia.com/gpu.product": "NVIDIA-A100"}
+    new = {"nvidia.com/cuda.runtime-version.major": "13", "nvidia.com/gpu.product": "NVIDIA-H100"}
+    mixed = replace(healthy(), nodes=(node("node-a", **old), node("node-b", **new)))
+    low, differ = found(mixed, "drivers")
+    assert (low.level, low.found) == (
+        Level.FAULT,
+        "the worker's image needs CUDA 13, the driver of node-a (12) supports less",
+    )
+    assert (differ.level, differ.found) == (Level.WARNING, "the GPUs differ: NVIDIA-A100, NVIDIA-H100")
+    [finding] = found(nodes(), "drivers")
+    assert finding.level is Level.UNCHECKED
+
+    def without(found: Any) -> None:
+        del found["status"]["allocatable"]["nvidia.com/gpu"]
+
+    none = tuple(node(name) for name in "ab")
+    for each in none:
+        without(each)
+    [finding] = found(replace(healthy(), nodes=none), "drivers")
+    assert (finding.level, finding.found) == (Level.FAULT, "no node offers nvidia.com/gpu")
+
+
+@pytest.mark.parametrize(
+    ("ahead", "says"),
+    [(0.9, ""), (1.9, ""), (2.5, "2.5 s ahead of"), (-0.5, ""), (-3.5, ""), (-5.0, "5.0 s behind")],
+)
+def test_clocks_of_nodes(ahead: float, says: str) -> None:
+    """The server cuts to the second, and a renewal may be seconds under way: only what is sure is said."""
+    [finding] = found(replace(healthy(), renewals=(Renewal("n", NOW + ahead, NOW, NOW + 5),)), "clocks")
+    assert finding.level is (Level.WARNING if says else Level.OK)
+    assert says in finding.found
+
+
+def test_a_node_that_has_gone_silent() -> None:
+    [finding] = found(replace(healthy(), renewals=(Renewal("n", NOW, NOW, NOW + 90),)), "clocks")
+    assert (finding.level, finding.found) == (Level.WARNING, "n has not renewed its lease for 90 s")
+
+
+# -- what pods reach
+
+
+def inside(*attempts: Attempt, ahead: float = 0.0, pod: str = "orca-endpoint-0") -> Inside:
+    return Inside(pod, "endpoint", ahead, 0.01, attempts)
+
+
+def test_arrows() -> None:
+    tries = [
+        Attempt("endpoint -> redis", "orca-endpoint-0", "redis", "open", 0.002),
+        Attempt("scheduler -> rank", "orca-scheduler-0", "orca-worker-0:50100", "silent"),
+        Attempt("scheduler -> rank", "orca-scheduler-0", "orca-worker-1:50100", "refused"),
+        Attempt("endpoint -> OTLP", "orca-endpoint-0", "collector:4317", "Name or service not known"),
+    ]
+    snapshot = replace(healthy(), inside=(inside(*tries),), unseen={"orca-worker-1": "its container does not run"})
+    said = [(finding.level, finding.found) for finding in found(snapshot, "arrows")]
+    assert said == [
+        (Level.OK, "endpoint -> redis: 1 open, in 2.0 ms"),
+        (Level.FAULT, "scheduler -> rank: no answer, 1 of 2 tries: orca-scheduler-0 to orca-worker-0:50100"),
+        (Level.FAULT, "scheduler -> rank: refused, 1 of 2 tries: orca-scheduler-0 to orca-worker-1:50100"),
+        (
+            Level.FAULT,
+            "endpoint -> OTLP: Name or service not known, 1 of 1 tries: orca-endpoint-0 to collector:4317",
+        ),
+        (Level.UNCHECKED, "from orca-worker-1: its container does not run"),
+    ]
+
+
+def test_names() -> None:
+    tries = [
+        Attempt("dns", "orca-endpoint-0", "orca-worker", "resolved", 0.02),
+        Attempt("dns", "orca-endpoint-0", "orca-redis", "Name or service not known"),
+    ]
+    [finding] = found(replace(healthy(), inside=(inside(*tries),)), "dns")
+    assert (finding.level, finding.found) == (Level.FAULT, "orca-redis: Name or service not known")
+
+
+def test_clocks_of_pods() -> None:
+    seen = (inside(ahead=0.1), inside(ahead=2.3, pod="orca-endpoint-1"))
+    [finding] = found(replace(healthy(), inside=seen), "pod-clocks")
+    assert finding.level is Level.WARNING
+    assert finding.found == "the clock in orca-endpoint-1 is 2.2 s ahead of that in orca-endpoint-0"
+
+
+def test_everything_is_asked() -> None:
+    """Each arrow of the design has its tries in a healthy installation, with tracing too."""
+    values = {
+        "model": {"path": "/m"}, "tp": 2, "pp": 2, "device": "cpu", "image": {"tag": "a"},
+        "tracing": {"otlpEndpoint": "http://collector.monitoring:4317"},
+    }  # fmt: skip
+    snapshot = healthy(values)
+    assert isinstance(snapshot.inside, tuple)
+    tried = {(attempt.arrow, attempt.target) for seen in snapshot.inside for attempt in seen.attempts}
+    assert {arrow for arrow, _ in tried} == {
+        "dns", "endpoint -> redis", "scheduler -> redis", "scheduler -> API server", "scheduler -> supervisor",
+        "scheduler -> rank", "worker -> worker", "endpoint -> OTLP", "scheduler -> OTLP", "worker -> OTLP",
+    }  # fmt: skip
+    assert ("scheduler -> rank", "orca-worker-1:50101") in tried
+    assert ("endpoint -> OTLP", "collector.monitoring:4317") in tried
+
+
+# -- Redis
+
+
+@pytest.mark.parametrize(
+    ("fields", "check", "level", "says"),
+    [
+        ({"version": "6.0.16"}, "redis", Level.FAULT, "redis 6.0.16 is too old"),
+        ({"role": "slave"}, "redis", Level.FAULT, "it is a slave"),
+        ({"loading": True}, "redis", Level.WARNING, "still loads"),
+        ({"seconds": 0.05}, "redis", Level.WARNING, "answers orca-endpoint-0 in 50.0 ms"),
+        ({"appendonly": "no"}, "durable", Level.FAULT, "appendonly is no"),
+        ({"last_append": "err"}, "durable", Level.FAULT, "the last write"),
+        ({"appendfsync": "everysec"}, "durable", Level.WARNING, "DATA_LOSS"),
+        ({"appendfsync": "no"}, "durable", Level.FAULT, "appendfsync is no"),
+        ({"appendfsync": ""}, "durable", Level.UNCHECKED, "does not tell"),
+        ({"policy": "allkeys-lru"}, "memory", Level.FAULT, "maxmemory-policy is allkeys-lru"),
+        ({"maxmemory": 2**21, "used": 2**21 - 1}, "memory", Level.WARNING, "2 MiB of 2 MiB are used"),
+        ({"ahead": -4.0}, "redis-clock", Level.WARNING, "4.0 s behind that of orca-endpoint-0"),
+    ],
+)
+def test_redis(fields: dict[str, Any], check: str, level: Level, says: str) -> None:
+    said = found(replace(healthy(), redis=replace(REDIS, **fields)), check)
+    assert [finding.level for finding in said] == [level]
+    assert says in said[0].found
+
+
+def test_a_claim_that_is_not_bound() -> None:
+    claims = (
+        {"metadata": {"name": "data-orca-redis-0"}, "status": {"phase": "Pending"}},
+        {"metadata": {"name": "of somebody else"}, "status": {"phase": "Pending"}},
+    )
+    [finding] = found(replace(healthy(), claims=claims), "claims")
+    assert (finding.level, finding.found) == (Level.FAULT, "not bound: data-orca-redis-0 (Pending)")
+
+
+# -- reading and showing
+
+
+def test_quantities() -> None:
+    texts = ["2", "500m", "1.5Gi", "64Mi", "3k", "1e3", "100n", 7]
+    assert [quantity(text) for text in texts] == [2, 0.5, 1.5 * 2**30, 2**26, 3000, 1000, pytest.approx(1e-7), 7]
+
+
+def test_requests_of_a_pod() -> None:
+    """Init containers run alone, those that restart always stay, and a limit counts as a request."""
+
+    def container(cpu: str, **more: Any) -> dict[str, Any]:
+        return {"resources": {"requests": {"cpu": cpu}}, **more}
+
+    spec = {
+        "initContainers": [container("3"), container("1", restartPolicy="Always"), container("4")],
+        "containers": [container("2"), {"resources": {"limits": {"cpu": "1", "nvidia.com/gpu": 2}}}],
+        "overhead": {"cpu": "250m"},
+    }
+    assert requests({"spec": spec}) == {"cpu": 5.25, "nvidia.com/gpu": 2, "pods": 1}
+
+
+def test_the_report_fits_80_columns() -> None:
+    findings = examine(replace(healthy(), server=Unknown("a" * 70)))
+    text = report(findings, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("ok")]
+    assert text.splitlines()[-1].endswith("3 not checked")
+    assert at(healthy().release.objects[0], "metadata", "nothing") is None
+    assert '"level": "not checked"' in as_json(findings)

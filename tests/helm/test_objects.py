@@ -1,0 +1,292 @@
+"""The objects of an install fit together: selectors, ports, volumes, accounts, rights, probes, and who may end when."""
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+from helm.chart import (
+    DEMO,
+    OPTIONS,
+    SERVICES,
+    Object,
+    Rendered,
+    component,
+    containers,
+    main,
+    merged,
+    render,
+    rendered,
+)
+
+from orca_scheduler.discovery.kubernetes import RULES
+
+every_option = pytest.mark.parametrize("option", OPTIONS)
+
+
+def selects(selector: Object, labels: Object) -> bool:
+    return selector.items() <= labels.items()
+
+
+def labels_of(release: Rendered) -> dict[str, Object]:
+    return {name: pod["metadata"]["labels"] for name, pod in release.pods.items()}
+
+
+@every_option
+def test_selectors_find_their_own_pods_alone(option: str) -> None:
+    release = rendered(option)
+    labels = labels_of(release)
+    for name, workload in release.workloads.items():
+        selector = workload["spec"]["selector"]["matchLabels"]
+        assert [other for other in labels if selects(selector, labels[other])] == [name]
+    for kind, at in (("Service", "selector"), ("PodDisruptionBudget", "selector"), ("NetworkPolicy", "podSelector")):
+        for thing in release.of_kind(kind):
+            selector = thing["spec"][at]
+            selector = selector.get("matchLabels", selector)
+            assert [other for other in labels if selects(selector, labels[other])] == [component(thing)]
+
+
+@every_option
+def test_names_are_told_apart(option: str) -> None:
+    names = [(thing["kind"], thing["metadata"]["name"]) for thing in rendered(option).objects]
+    assert len(names) == len(set(names))
+
+
+@every_option
+def test_services_lead_to_ports(option: str) -> None:
+    release = rendered(option)
+    for service in release.of_kind("Service"):
+        ports = {port["name"]: port["containerPort"] for port in main(release.pods[component(service)])["ports"]}
+        for port in service["spec"]["ports"]:
+            assert ports[port["targetPort"]] == port["port"], service["metadata"]["name"]
+    for workload in release.of_kind("StatefulSet"):
+        assert release.one("Service", workload["spec"]["serviceName"])
+    for ingress in release.of_kind("Ingress"):
+        backend = ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]
+        ports = release.one("Service", backend["name"])["spec"]["ports"]
+        assert backend["port"]["name"] in [port["name"] for port in ports]
+    for route in release.of_kind("HTTPRoute", "GRPCRoute"):
+        (backend,) = route["spec"]["rules"][0]["backendRefs"]
+        ports = release.one("Service", backend["name"])["spec"]["ports"]
+        assert backend["port"] in [port["port"] for port in ports]
+
+
+def test_the_workers_find_each_other_before_they_are_ready() -> None:
+    service = rendered("nothing but a model").one("Service", "orca-worker")
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+
+
+def needs(pod: Object) -> set[str]:
+    """What must exist before the pod can start, as KIND/NAME."""
+    found = set()
+    spec = pod["spec"]
+    for volume in spec.get("volumes", []):
+        if "secret" in volume:
+            found.add(f"Secret/{volume['secret']['secretName']}")
+        if "configMap" in volume:
+            found.add(f"ConfigMap/{volume['configMap']['name']}")
+        if "persistentVolumeClaim" in volume:
+            found.add(f"PersistentVolumeClaim/{volume['persistentVolumeClaim']['claimName']}")
+    for container in containers(pod):
+        for entry in container.get("env", []):
+            if "secretKeyRef" in entry.get("valueFrom", {}):
+                found.add(f"Secret/{entry['valueFrom']['secretKeyRef']['name']}")
+        found |= {f"Secret/{source['secretRef']['name']}" for source in container.get("envFrom", [])}
+    found |= {f"Secret/{secret['name']}" for secret in spec.get("imagePullSecrets", [])}
+    return found
+
+
+@every_option
+def test_what_is_mounted_is_there(option: str) -> None:
+    release = rendered(option)
+    needed = {f"Secret/{ingress['spec']['tls'][0]['secretName']}" for ingress in release.of_kind("Ingress")}
+    for name, pod in release.pods.items():
+        volumes = [volume["name"] for volume in pod["spec"]["volumes"]]
+        claims = release.workloads.get(name, {}).get("spec", {}).get("volumeClaimTemplates", [])
+        volumes += [claim["metadata"]["name"] for claim in claims]
+        mounted = [mount["name"] for container in containers(pod) for mount in container["volumeMounts"]]
+        assert len(volumes) == len(set(volumes))
+        assert set(volumes) == set(mounted), f"{name}: volumes and mounts differ"
+        for container in containers(pod):
+            paths = [mount["mountPath"] for mount in container["volumeMounts"]]
+            assert len(paths) == len(set(paths))
+        needed |= needs(pod)
+    made = {f"Secret/{thing['spec']['secretName']}" for thing in release.of_kind("Certificate")}
+    assert needed - made == OPTIONS[option].external
+    assert made <= needed
+
+
+@every_option
+def test_containers_have_no_more_than_they_need(option: str) -> None:
+    release = rendered(option)
+    for name, pod in release.pods.items():
+        spec = pod["spec"]
+        assert spec["enableServiceLinks"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        assert spec["automountServiceAccountToken"] is (name == "scheduler")
+        if name != "test":
+            account = release.one("ServiceAccount", spec["serviceAccountName"])
+            assert account["automountServiceAccountToken"] is (name == "scheduler")
+        for container in containers(pod):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+            assert "memory" in container["resources"]["limits"]
+            assert not container["image"].endswith(":latest")
+
+
+@every_option
+def test_probes_ask_the_status_port(option: str) -> None:
+    release = rendered(option)
+    for name in SERVICES:
+        container = main(release.pods[name])
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert str(ports["status"]) == release.environment(name)["ORCA_STATUS_PORT"]
+        for probe, path in (("startupProbe", "/livez"), ("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
+            assert container[probe]["httpGet"] == {"path": path, "port": "status"}
+            assert container[probe]["timeoutSeconds"] >= 3
+        startup = container["startupProbe"]
+        assert startup["periodSeconds"] * startup["failureThreshold"] >= 300
+
+
+def test_an_orderly_end_fits_the_grace_period() -> None:
+    drains = {name: {"drainSeconds": 60 + n} for n, name in enumerate(SERVICES)}
+    release = render(merged(DEMO, drains))
+    for name in SERVICES:
+        spec = release.pods[name]["spec"]
+        before = main(release.pods[name]).get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        drain = int(release.environment(name)["ORCA_DRAIN_SECONDS"])
+        assert drain == drains[name]["drainSeconds"]
+        assert spec["terminationGracePeriodSeconds"] >= before + drain + 10
+        assert (before > 0) == (name == "endpoint")
+
+
+def test_the_scheduler_may_do_what_discovery_does_and_no_more() -> None:
+    release = rendered("nothing but a model")
+    granted = {
+        (group, resource, verb)
+        for role in release.of_kind("Role")
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert granted == {(group, resource, verb) for group, resource, verbs in RULES for verb in verbs}
+    (binding,) = release.of_kind("RoleBinding")
+    assert release.one("Role", binding["roleRef"]["name"])
+    (subject,) = binding["subjects"]
+    assert subject["name"] == release.pods["scheduler"]["spec"]["serviceAccountName"]
+    assert not release.of_kind("ClusterRole", "ClusterRoleBinding")
+
+
+def test_budgets_never_block_a_drain() -> None:
+    release = render(merged(DEMO, {"tp": 4, "pp": 2, "gpusPerPod": 2, "engines": 3}))
+    budgets = {component(budget): budget["spec"] for budget in release.of_kind("PodDisruptionBudget")}
+    assert {name: budget["maxUnavailable"] for name, budget in budgets.items()} == {
+        "endpoint": 1,
+        "scheduler": 1,
+        "worker": 4,  # one engine
+    }
+    assert {budget["unhealthyPodEvictionPolicy"] for budget in budgets.values()} == {"AlwaysAllow"}
+
+
+def test_doors_stay_open_during_an_update() -> None:
+    release = rendered("nothing but a model")
+    for name in ("endpoint", "scheduler"):
+        assert release.workloads[name]["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    worker = release.workloads["worker"]["spec"]
+    assert worker["updateStrategy"] == {"type": "OnDelete"}
+    assert worker["podManagementPolicy"] == "Parallel"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"endpoint": {"image": "other:2", "replicas": 5, "settings": {"max_waiting": 7}, "drainSeconds": 99}},
+        {"scheduler": {"image": "other:2", "settings": {"max_batch_size": 7}, "journals": {"enabled": True}}},
+        {"engines": 2},
+        {"redis": {"image": "redis:7.2"}, "networkPolicy": {"enabled": False}, "ingress": {"enabled": True}},
+    ],
+    ids=["endpoint", "scheduler", "engines", "others"],
+)
+def test_workers_do_not_roll_for_what_is_not_theirs(change: dict[str, Any]) -> None:
+    before, after = render(DEMO), render(merged(DEMO, change))
+    assert before.objects != after.objects
+    assert before.pods["worker"] == after.pods["worker"]
+
+
+def test_nothing_in_a_pod_or_a_claim_names_the_version_of_the_chart() -> None:
+    """Otherwise each version would roll all workers, and could not change the StatefulSets at all."""
+    release = rendered("Jaeger")
+    for thing in (*release.pods.values(), *release.workloads["redis"]["spec"]["volumeClaimTemplates"]):
+        if component(thing) != "test":
+            assert not {"helm.sh/chart", "app.kubernetes.io/version"} & thing["metadata"]["labels"].keys()
+
+
+def test_values_of_all_pods_and_of_one() -> None:
+    release = rendered("everything of pods")
+    worker, endpoint, redis = (release.pods[name] for name in ("worker", "endpoint", "redis"))
+    assert worker["metadata"]["labels"].items() >= {"team": "ours", "gpu": "big"}.items()
+    assert worker["spec"]["nodeSelector"] == {"pool": "gpu"}
+    assert endpoint["spec"]["nodeSelector"] == redis["spec"]["nodeSelector"] == {"pool": "small"}
+    assert [toleration["key"] for toleration in worker["spec"]["tolerations"]] == ["ours", "nvidia.com/gpu"]
+    assert [toleration["key"] for toleration in redis["spec"]["tolerations"]] == ["ours"]
+    assert list(worker["spec"]["affinity"]) == ["nodeAffinity"]
+    assert {"OTEL_TRACES_SAMPLER", "NCCL_DEBUG"} <= release.environment("worker").keys()
+    assert main(endpoint)["image"] == "images.example.com/team/orca-endpoint:7"
+    for pod in release.pods.values():
+        if component(pod) != "test":
+            assert pod["spec"]["priorityClassName"] == "high"
+            assert pod["metadata"]["annotations"] == {"a/b": "c"}
+
+
+@pytest.mark.parametrize(("placement", "kind"), [("pack", "podAffinity"), ("spread", "podAntiAffinity")])
+def test_placement(placement: str, kind: str) -> None:
+    release = render(merged(DEMO, {"placement": placement}))
+    ((found, wishes),) = release.pods["worker"]["spec"]["affinity"].items()
+    (wish,) = wishes["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert found == kind
+    assert selects(
+        wish["podAffinityTerm"]["labelSelector"]["matchLabels"], release.pods["worker"]["metadata"]["labels"]
+    )
+
+
+def test_memory_is_counted() -> None:
+    memory = {"rank": 1000, "spare": 300, "shm": 200}
+    shape = merged(DEMO, {"tp": 4, "worker": {"memory": memory}})
+    with_spare = main(render(shape).pods["worker"])["resources"]
+    without = main(render(merged(shape, {"worker": {"spare": False}})).pods["worker"])["resources"]
+    assert with_spare["requests"]["memory"] == with_spare["limits"]["memory"] == f"{4 * 1000 + 300 + 200 + 256}Mi"
+    assert without["limits"]["memory"] == f"{4 * 1000 + 200 + 256}Mi"
+    assert with_spare["limits"]["nvidia.com/gpu"] == 4
+    other = merged(shape, {"device": "cpu", "worker": {"resources": {"limits": {"memory": "9Gi"}}}})
+    assert main(render(other).pods["worker"])["resources"]["limits"] == {"memory": "9Gi"}
+
+
+def test_redis_keeps_what_it_acknowledges() -> None:
+    container = main(rendered("nothing but a model").pods["redis"])
+    arguments = dict(zip(container["command"][1::2], container["command"][2::2], strict=True))
+    assert arguments["--appendonly"] == "yes"
+    assert arguments["--appendfsync"] == "always"
+    assert arguments["--maxmemory-policy"] == "noeviction"
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["mountPath"] == arguments["--dir"]]
+    (claim,) = rendered("nothing but a model").workloads["redis"]["spec"]["volumeClaimTemplates"]
+    assert mount["name"] == claim["metadata"]["name"]
+
+
+def test_releases_beside_each_other_share_nothing() -> None:
+    names = [
+        {(thing["kind"], thing["metadata"]["name"]) for thing in render(DEMO, name).objects}
+        for name in ("orca", "blue", "green-orca")
+    ]
+    assert all(not one & other for one, other in combinations(names, 2))
+    pools = [render(DEMO, name).environment("endpoint")["ORCA_POOL"] for name in ("orca", "blue")]
+    assert len(set(pools)) == 2
+    longest = 53 * "r"  # Helm's bound
+    for thing in render(DEMO, longest).objects:
+        assert len(thing["metadata"]["name"]) <= (52 if thing["kind"] == "StatefulSet" else 63)

@@ -1,0 +1,99 @@
+"""A misuse of the values stops the render with one sentence."""
+
+from typing import Any
+
+import helm_python
+import pytest
+from helm.chart import DEMO, FOLDER, merged, render
+from helm_python import HelmRenderError, HelmValuesError
+
+ONE_SOURCE = "model: exactly one of path, claim, download, image and hub says where the checkpoint is"
+HUB = {"name": "openai-community/gpt2"}
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"tp": 4, "gpusPerPod": 3}, "gpusPerPod: 3 is no divisor of tp, 4"),
+        (
+            {"tp": 8, "gpusPerNode": 4},
+            "gpusPerPod: a pod of 8 ranks fits on no node, which has 4 GPUs (gpusPerNode)",
+        ),
+        ({"tp": 4, "model": {"numHeads": 6}}, "tp 4: 6 heads cannot be shared evenly by 4 tensor ranks"),
+        ({"pp": 5, "model": {"numLayers": 4}}, "pp 5: 4 layers are too few for 5 stages"),
+        (
+            {"model": {"path": None}},
+            f"{ONE_SOURCE}; none is given",
+        ),
+        (
+            {"model": {"hub": HUB}},
+            f"{ONE_SOURCE}; path and hub are given",
+        ),
+        (
+            {"model": {"tokenizer": {"hub": HUB, "claim": {"name": "c"}}}},
+            "model.tokenizer: one of path, claim, download, image and hub; claim and hub are given",
+        ),
+        ({"model": {"name": "other"}}, "model.name: a folder inside an image has a name already, its own (path)"),
+        (
+            {"model": {"cache": {"claim": "models"}}},
+            "model.cache: only what is fetched is kept (download, hub); model.path is read where it is",
+        ),
+        (
+            {"redis": {"externalUrl": "redis://a", "externalUrlSecret": {"name": "a", "key": "b"}}},
+            "redis: externalUrl or externalUrlSecret, not both",
+        ),
+        (
+            {"jaeger": {"enabled": True}, "tracing": {"otlpEndpoint": "http://a:4317"}},
+            "jaeger.enabled, tracing.otlpEndpoint: spans go to one of them, not both",
+        ),
+        (
+            {"tls": {"issuer": {"name": "a"}, "secrets": {"worker": "b"}}},
+            "tls: an issuer makes the certificates, or secrets hold them, not both",
+        ),
+        (
+            {"gateway": {"parentRefs": [{"name": "a"}], "httpHostnames": ["a"]}},
+            "gateway: httpHostnames and grpcHostnames are both required; "
+            "a Gateway does not share a hostname between the two",
+        ),
+        (
+            {"gateway": {"parentRefs": [{"name": "a"}], "httpHostnames": ["a", "b"], "grpcHostnames": ["b"]}},
+            "gateway: b stands in httpHostnames and grpcHostnames; a Gateway does not share a hostname between the two",
+        ),
+    ],
+)
+def test_what_does_not_fit_together(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(HelmRenderError) as refusal:
+        render(merged(DEMO, values))
+    assert str(refusal.value).endswith(f": {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"tp": 0}, "at '/tp': minimum: got 0, want 1"),
+        ({"pp": "two"}, "at '/pp': got string, want integer"),
+        ({"dtype": "float16"}, "at '/dtype': value must be one of 'bfloat16', 'float32'"),
+        ({"device": "auto"}, "at '/device': value must be one of 'cuda', 'cpu'"),
+        ({"enginess": 2}, "at '': additional properties 'enginess' not allowed"),
+        (
+            {"endpoint": {"settings": {"max_wait": 2}}},
+            "at '/endpoint/settings': additional properties 'max_wait' not allowed",
+        ),
+        ({"worker": {"memory": None}}, "at '/worker': missing property 'memory'"),
+        ({"redis": {"externalUrl": "pool.example.com"}}, "at '/redis/externalUrl'"),
+        ({"model": {"path": "demo_model"}}, "at '/model/path': 'demo_model' does not match pattern '^/'"),
+    ],
+)
+def test_what_is_wrong_by_itself(values: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(HelmValuesError) as refusal:
+        render(merged(DEMO, values))
+    assert complaint in str(refusal.value)
+
+
+def test_image_volumes_need_a_new_cluster(capfd: pytest.CaptureFixture[str]) -> None:
+    """The linter can pretend an old cluster; it only logs the sentence that stops a render."""
+    helm_python.lint(FOLDER, {"model": {"image": {"reference": "gpt2:1"}}}, kube_version="v1.32.0")
+    sentence = (
+        "model.image: volumes of OCI images need Kubernetes 1.33 with the feature gate ImageVolume; this is v1.32.0"
+    )
+    assert sentence in capfd.readouterr().err

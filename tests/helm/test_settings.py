@@ -1,0 +1,108 @@
+"""What the pods are told is what the services read: the environment loads, and the schema knows the same settings."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helm.chart import FOLDER, OPTIONS, containers, rendered
+
+from orca_common.settings import KNOWN, PREFIX, Settings, variable
+from orca_endpoint.settings import EndpointSettings
+from orca_scheduler.settings import SchedulerSettings
+from orca_worker.settings import SupervisorSettings
+
+SETTINGS: dict[str, type[Settings]] = {
+    "endpoint": EndpointSettings,
+    "scheduler": SchedulerSettings,
+    "worker": SupervisorSettings,
+}
+DECIDED = {  # by values of their own, or by the chart
+    *("config", "host", "port", "http_port", "status_port", "drain_seconds", "run_dir", "redis_url", "pool", "model"),
+    *("tp", "pp", "gpus_per_pod", "slots", "workers", "worker_statefulset", "worker_namespace", "worker_port"),
+    *("dtype", "device", "ranks", "rank_port", "advertise_host", "spare", "first_gpu"),
+}
+
+
+def loaded(option: str, service: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The service's settings in its pod."""
+    for name in KNOWN:
+        monkeypatch.delenv(variable(name), raising=False)
+    for name, value in rendered(option).environment(service).items():
+        monkeypatch.setenv(name, value)
+    return SETTINGS[service].load([])
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_the_environment_is_of_known_settings(option: str, service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [name for name in rendered(option).environment(service) if name.startswith(PREFIX)]
+    assert set(names) <= {variable(name) for name in SETTINGS[service].model_fields}
+    settings = loaded(option, service, monkeypatch)
+    assert settings.host == "0.0.0.0"
+    for container in containers(rendered(option).pods[service]):
+        entries = [entry["name"] for entry in container.get("env", [])]
+        assert len(entries) == len(set(entries))
+
+
+def test_values_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    option = "no spare, settings, journals"
+    endpoint = loaded(option, "endpoint", monkeypatch)
+    assert (endpoint.max_waiting, endpoint.pool_patience) == (1000000, 2.5)
+    scheduler = loaded(option, "scheduler", monkeypatch)
+    assert (scheduler.max_batch_size, scheduler.run_ahead, scheduler.slots) == (32, 1, 1048576)
+    assert scheduler.run_dir == "/journals"
+    worker = loaded(option, "worker", monkeypatch)
+    assert (worker.spare, worker.threads, worker.log_level, worker.slots) == (False, 4, "DEBUG", 1048576)
+
+
+def test_services_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint, scheduler, worker = (loaded("values-cpu.yaml", service, monkeypatch) for service in SETTINGS)
+    assert endpoint.redis_url == scheduler.redis_url == "redis://orca-redis:6379/0"
+    assert endpoint.pool == scheduler.pool == "serving.orca"
+    assert endpoint.model == worker.model == "/opt/orca/demo_model"
+    assert scheduler.worker_statefulset == "orca-worker"
+    assert scheduler.worker_port == worker.port
+    assert scheduler.ranks_per_pod == worker.ranks == 2
+    assert (worker.dtype, worker.device, worker.threads) == ("float32", "cpu", 1)
+
+
+@pytest.mark.parametrize(
+    ("option", "folder"),
+    [
+        ("a claim, float32, spread", "/models/gpt2"),
+        ("a claim of one node, the tokenizer from the hub", "/models/gpt2"),
+        ("a download with a header and a kept copy", "/models/gpt2"),
+        ("an image volume", "/models/gpt2"),
+        ("a hub with a token", "/models/gpt2"),
+    ],
+)
+def test_the_model_is_where_the_services_look(option: str, folder: str) -> None:
+    """Mounted there, or fetched to there. The folder's name is the name that clients see."""
+    for service in ("endpoint", "worker"):
+        pod = rendered(option).pods[service]
+        assert rendered(option).environment(service)["ORCA_MODEL"] == folder
+        (container,) = pod["spec"]["containers"]
+        (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "models"]
+        assert mount["readOnly"] is True
+        fetches = [step["args"] for step in pod["spec"].get("initContainers", [])]
+        if fetches:
+            assert mount["mountPath"] == str(Path(folder).parent)
+            assert f"--to={folder}" in fetches[0]
+            assert ("--tokenizer-only" in fetches[0]) == (service == "endpoint")
+        else:
+            assert mount["mountPath"] == folder
+
+
+def test_the_schema_knows_the_settings() -> None:
+    schema = json.loads((FOLDER / "values.schema.json").read_text())["properties"]
+    for service, kind in SETTINGS.items():
+        known = schema[service]["properties"]["settings"]["properties"]
+        assert set(known) == kind.model_fields.keys() - DECIDED
+        fields = kind.model_json_schema()["properties"]
+        for name, given in known.items():
+            field = fields[name]
+            bounds = {
+                key: field[key] for key in ("type", "enum", "minimum", "maximum", "exclusiveMinimum") if key in field
+            }
+            assert given == bounds, f"{service}.settings.{name}"
