@@ -25,7 +25,7 @@ class Request(NamedTuple):
 
 
 class ApiServer:
-    """`objects`: what it holds. `requests`: what it was asked. `faults`: what it does instead of answering."""
+    """`objects` is what it holds, `requests` what it was asked, `faults` what it does before an answer or instead."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in KINDS}
