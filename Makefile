@@ -7,7 +7,7 @@ ROUNDS ?= 30
 TREE ?= .
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test distributed lint docs bench gpu protos
+.PHONY: help setup demo check test distributed lint docs bench gpu protos images push
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,3 +53,24 @@ gpu: $(STAMP) ## On a machine with a GPU: run its tests, and measure the times o
 
 protos: $(STAMP) ## Generate the Python of protos/ again.
 	$(BIN)/python protos/generate.py
+
+IMAGES := endpoint scheduler worker
+BUILDER ?= $(shell for name in docker buildah; do command -v $$name && break; done)
+BUILD ?= $(BUILDER) build
+TAG ?= dev
+DEVICE ?= cuda
+
+images: $(IMAGES:%=image-%) ## Build the images: TAG=dev, DEVICE=cuda or cpu, BUILDER=docker or buildah, BASE=IMAGE.
+
+image-worker: ARGUMENTS = --build-arg DEVICE=$(DEVICE)
+image-%:
+	$(BUILD) -f services/$*/Dockerfile -t orca-$*:$(TAG) $(if $(BASE),--build-arg BASE=$(BASE)) $(ARGUMENTS) \
+		--build-arg VERSION=$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
+		--build-arg REVISION=$(shell git describe --always --abbrev=40 --dirty) .
+
+push: $(IMAGES:%=push-%) ## Push the images of TAG: make push REGISTRY=HOST/PATH. PUSH=PROGRAM is called with each image instead.
+
+push-%:
+	$(if $(REGISTRY)$(PUSH),,$(error say where to: make push REGISTRY=HOST/PATH))
+	$(if $(PUSH),$(PUSH) localhost/orca-$*:$(TAG),\
+		$(BUILDER) tag orca-$*:$(TAG) $(REGISTRY)/orca-$*:$(TAG) && $(BUILDER) push $(REGISTRY)/orca-$*:$(TAG))

@@ -17,6 +17,7 @@ SLOW = [
     "e2e/test_jaeger.py",
     "e2e/test_kill.py",
     "e2e/test_probes.py",
+    "e2e/test_rolling_restart.py",
     "e2e/test_tokens.py",
     "e2e/test_traces.py",
     "scheduler/test_core_properties.py",

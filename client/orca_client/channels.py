@@ -1,5 +1,6 @@
 """The connections of one client to its endpoints."""
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
@@ -12,7 +13,7 @@ from .addresses import Addresses
 from .errors import Cancelled, OrcaError, Unavailable, error_of
 
 Rpc = Literal["Generate", "Resume", "Cancel", "GetModel"]
-Options = list[tuple[str, int]]
+Options = list[tuple[str, int | str]]
 
 
 class Channels:
@@ -57,11 +58,19 @@ class Channels:
 
 
 def channel_options(keepalive: float) -> Options:
-    """gRPC's options for a channel that notices a frozen peer. keepalive: seconds of silence before it asks."""
+    """gRPC's options for a channel that spreads its calls over all addresses of a name, notices a frozen peer, and goes
+    on when peers come and go. keepalive: seconds of silence before it asks a peer."""
     period = int(keepalive * 1000)
     return [
+        # A name may have several addresses (a headless Service): connect to all of them, and call one after the other.
+        # An address that does not answer is then nobody's problem while another one does.
+        ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
+        ("grpc.service_config_disable_resolution", 1),  # no look-up of TXT records for another one
+        # A connection that ends has the name looked up again, at most so often. gRPC's 30 s are longer than a rollout.
+        ("grpc.dns_min_time_between_resolutions_ms", 1000),
         ("grpc.keepalive_time_ms", period),
         ("grpc.keepalive_timeout_ms", period // 2),
+        ("grpc.keepalive_permit_without_calls", 1),  # or the next call is the one that finds the connection dead
         # Keepalive needs these two on a stream that is silent both ways. Without the first, pings stop after two;
         # without the second, a frozen peer is noticed after a minute (grpcio 1.85, measured: 114 s instead of 1).
         ("grpc.http2.max_pings_without_data", 0),

@@ -213,9 +213,9 @@ async def test_nobody_there(stage: Stage, face: Face, connect: Connect) -> None:
     gone = await stage.endpoint(Script())
     await gone.server.stop(0)
     client = connect(gone.address, resume_timeout=0.3)
-    with pytest.raises(Unavailable, match="failed to connect"):
+    with pytest.raises(Unavailable, match="Failed to connect"):
         await face.next(client.generate("x", max_new_tokens=6))
-    with pytest.raises(Unavailable, match="failed to connect"):
+    with pytest.raises(Unavailable, match="Failed to connect"):
         await face.run(client.get_model, timeout=0.3)
 
 

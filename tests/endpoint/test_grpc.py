@@ -13,6 +13,9 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from orca.v1 import orca_pb2 as pb
+from orca.v1.orca_pb2_grpc import OrcaStub
+from orca_client.channels import channel_options
+from orca_common.address import split_address
 from orca_endpoint.events import Accepted, Finished, Token
 from orca_pool.records import Committed, Reason
 
@@ -381,6 +384,73 @@ async def test_many_at_once(orca: World) -> None:
         calls = [orca.stub.Generate(generation([1 + n], 4)) for n in range(30)]
         answers = await asyncio.gather(*(collect(call) for call in calls))
     assert [ids_of(answer) for answer in answers] == [[1 + n] * 4 for n in range(30)]
+
+
+async def test_a_stream_outlives_its_connection_s_age(orca: World) -> None:
+    """An aged connection ends when its streams have ended. New calls take a new one, without an error."""
+    async with serving(orca.redis_url, orca.name, orca.model, connection_age=0.2) as other:
+        call = other.stub.Generate(generation(max_new_tokens=2))
+        request = await orca.engine.claim()
+        await orca.engine.commit(request, 0, [10])
+        first = [await call.read() for _ in range(2)]
+        states = [grpc.ChannelConnectivity.READY]
+        while len(states) < 5:  # the connection grew old and another one was made, twice
+            await other.stub.GetModel(pb.GetModelRequest())
+            state = other.channel.get_state()
+            if state is not states[-1]:
+                states.append(state)
+        await orca.engine.commit(request, 1, [11], Reason.LENGTH)
+        assert ids_of([*first, *await collect(call)]) == [10, 11]  # type: ignore[list-item]
+
+
+PING, ACK = 6, 1  # of HTTP/2: a frame's type, a flag
+
+
+class Pings:
+    """A TCP proxy that counts the pings of the client."""
+
+    def __init__(self, address: str) -> None:
+        self._address = split_address(address)
+        self.count = 0
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(*self._address)
+        back.write(await reader.readexactly(24))  # the preface of HTTP/2
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._count(reader, back))
+                tasks.create_task(self._copy(there, writer))
+        except* (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            for end in (writer, back):
+                end.transport.abort()
+
+    async def _count(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = await reader.readexactly(9)
+            writer.write(head + await reader.readexactly(int.from_bytes(head[:3], "big")))
+            self.count += head[3] == PING and not head[4] & ACK
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+
+
+async def test_a_client_may_ping_a_silent_stream(orca: World) -> None:
+    """By default gRPC answers the third ping on a silent stream with GOAWAY, too_many_pings."""
+    pings = Pings(orca.serving.addresses["grpc"])
+    server = await asyncio.start_server(pings.accept, "127.0.0.1", 0)
+    options = channel_options(1)
+    port = server.sockets[0].getsockname()[1]
+    async with server, grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        call = OrcaStub(channel).Generate(generation(max_new_tokens=1))
+        request = await orca.engine.claim()
+        accepted = await call.read()
+        already = pings.count
+        await until(lambda: pings.count >= already + 5, seconds=30)
+        await orca.engine.commit(request, 0, [10], Reason.LENGTH)
+        assert ids_of([accepted, *await collect(call)]) == [10]  # type: ignore[list-item]
 
 
 async def test_leaving(orca: World) -> None:

@@ -57,7 +57,7 @@ def greeting(now: float, life: int, standing: Standing) -> list[LifeEvent]:
         events += [
             PodSeen(now, life, rank, (Entry(0, address, pid, standing.iteration),)),
             Listens(now + 0.25, life, rank, address, pid),
-            Hello(now + 0.5, life, rank, f"höst-{rank}", pid, standing._replace(formation=formation), MODEL),
+            Hello(now + 0.5, life, rank, f"höst-{rank}", pid, standing._replace(formation=formation), MODEL, 3),
         ]
     return [*events, Identified(now + 0.75, life)]
 

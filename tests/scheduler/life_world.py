@@ -692,7 +692,7 @@ class Term:
         if lane.process.alive and not lane.process.frozen:
             lane.greeted = True
             standing = lane.process.standing
-            self.post(Hello(self.now, self.open, rank, "here", lane.process.pid, standing, MODEL))
+            self.post(Hello(self.now, self.open, rank, "here", lane.process.pid, standing, MODEL, 3))
         else:
             lane.closed = True
             self.suspect(self.open, rank, Kind.SILENT)

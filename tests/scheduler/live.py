@@ -284,7 +284,10 @@ class World:
 async def world(
     folder: Path, *, engines: int, schedulers: int, run_ahead: int = 0, **model: Any
 ) -> AsyncIterator[World]:
-    """Engines `engine-0`.. and their schedulers; `model` are fields of the timed model. Prints logs on a failure."""
+    """Engines `engine-0`.. and their schedulers; if there are any, the engines are formed.
+
+    `model` are fields of the timed model. Prints logs on a failure.
+    """
     checkpoint = make_timed(folder / "model", vocab=VOCAB, **model)
     with redis_server() as redis:
         async with Pool(redis.url, "live", patience=20) as pool:  # the test's own, which is not what is tested
@@ -295,7 +298,7 @@ async def world(
                 async with this.company(schedulers):
                     for _ in range(schedulers):
                         await this.scheduler(run_ahead=run_ahead)
-                    await this.formed(*(f"engine-{n}" for n in range(engines)))
+                    await this.formed(*(f"engine-{n}" for n in range(engines if schedulers else 0)))
                 yield this
             except BaseException:
                 for log in sorted(folder.glob("*/log")):

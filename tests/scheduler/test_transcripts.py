@@ -135,7 +135,9 @@ class Teller:
                 return make(self, now, life, **found.groupdict())
         raise AssertionError(f"no event: {said}")
 
-    def hello(self, now: float, life: int, rank: str, pid: str, stands: str | None, again: str | None) -> Hello:
+    def hello(
+        self, now: float, life: int, rank: str, pid: str, protocol: str | None, stands: str | None, again: str | None
+    ) -> Hello:
         """`stands`: `epoch 4, iteration 9, 16 slots`, and `rows 0 1`, and `formed otherwise`."""
         standing, n = NEW, int(rank)
         if stands is not None:
@@ -148,7 +150,7 @@ class Teller:
             standing = Standing(int(words["epoch"]), int(words["iteration"]), int(slots), rows, formation)
         elif again is not None:
             standing = NEW._replace(iteration=int(again))
-        return Hello(now, life, n, "h", int(pid), standing, MODEL)
+        return Hello(now, life, n, "h", int(pid), standing, MODEL, int(protocol or 3))
 
 
 def numbers(text: str | None) -> tuple[int, ...]:
@@ -173,7 +175,10 @@ def suspected(_: Teller, now: float, life: int, rank: str, kind: str, detail: st
     return Suspected(now, life, suspicion, int(iteration or 0))
 
 
-HELLO = r"rank (?P<rank>\d+) hello, pid (?P<pid>\d+)(, stands in (?P<stands>.+)|, had iteration (?P<again>\d+))?"
+HELLO = (
+    r"rank (?P<rank>\d+) hello, pid (?P<pid>\d+)(, protocol (?P<protocol>\d+))?"
+    r"(, stands in (?P<stands>.+)|, had iteration (?P<again>\d+))?"
+)
 CANDIDATE = r"candidate (?P<pods>[\w ?]+?)(, absent: (?P<absent>.+?))?(?P<replace>, to be replaced)?"
 EVENTS: dict[str, Callable[..., LifeEvent]] = {
     r"opened, epoch (?P<epoch>\d+)(, claims (?P<claims>[\d ]+))?(?P<taken>, taken over)?": (

@@ -134,8 +134,15 @@ async def test_a_rank_says_who_it_is(rank: Rank) -> None:
 
 async def test_another_protocol_changes_nothing(rank: Rank) -> None:
     await rank.hello(3)
-    assert (await rank.hello(9, protocol=PROTOCOL + 1)).protocol == PROTOCOL
+    for other in (PROTOCOL - 1, PROTOCOL + 2):
+        assert (await rank.hello(9, protocol=other)).protocol == PROTOCOL
     await rank.hello(3)
+
+
+async def test_a_master_of_the_next_protocol_is_obeyed(rank: Rank) -> None:
+    assert (await rank.hello(9, protocol=PROTOCOL + 1)).protocol == PROTOCOL
+    with pytest.raises(grpc.aio.AioRpcError, match="term 3 is old: this rank has seen 9"):
+        await rank.hello(3)
 
 
 async def test_old_terms_are_refused(rank: Rank) -> None:

@@ -144,8 +144,8 @@ class Cluster:
             date = response.headers.get("Date")
         if response.status >= 300:
             told = understood(text)
-            said = told.get("message") if isinstance(told, dict) else None
-            raise Unavailable(f"{response.status}, {said or response.reason}")
+            said = str(told.get("message") if isinstance(told, dict) else response.reason)
+            raise Unavailable(f"{response.status}, {said.partition(': User')[0]}")  # who asks is known to the reader
         return read(text), parsedate_to_datetime(date).timestamp() if date else time.time()
 
 
@@ -187,6 +187,7 @@ async def bounded(seconds: float) -> AsyncIterator[None]:
     except TimeoutError:
         raise Unavailable(f"no answer within {seconds:g} s") from None
     except aiohttp.WSServerHandshakeError as error:
-        raise Unavailable(f"{error.status}, {error.message}") from None
+        why = "create on pods/exec is forbidden" if error.status == 403 else "the container takes no program"
+        raise Unavailable(f"{error.status}, {why}") from None
     except (ssl.SSLError, aiohttp.ClientError, OSError) as error:
         raise Unavailable(str(error) or type(error).__name__) from None

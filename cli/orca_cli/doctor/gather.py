@@ -85,7 +85,10 @@ async def asked(what: str, answer: Awaitable[T]) -> Asked[T]:
 
 
 async def server_of(cluster: Cluster) -> Server:
-    version, _ = await cluster.get("/version")
+    try:
+        version, _ = await cluster.get("/version")
+    except Unavailable as error:
+        raise Unavailable(f"the API server does not answer: {error}") from None
     seconds = []
     for _ in range(PINGS):
         begin = time.perf_counter()

@@ -2,13 +2,18 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .errors import FailedPrecondition
 
-WEIGHT_NAMES = ("model.safetensors", "model.safetensors.index.json")
+INDEX = "model.safetensors.index.json"
+WEIGHT_NAMES = ("model.safetensors", INDEX)
+# What a service may read of a checkpoint, as patterns of file names.
+TOKENIZER_FILES = ("config.json", "generation_config.json", "tokenizer.json")
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
 
 @dataclass(frozen=True)
@@ -75,19 +80,23 @@ def resolve_model(model: str) -> Path:
         return Path(model)
     if Path(model).exists() or model.startswith((".", "/")):
         raise FailedPrecondition(f"model: {model} is not a checkpoint folder (it holds no config.json)")
+    try:
+        return download_from_hub(model, (*TOKENIZER_FILES, *WEIGHT_FILES))
+    except FailedPrecondition as error:
+        raise FailedPrecondition(f"model: {model} is no folder here, and {error}") from None
+
+
+def download_from_hub(
+    name: str, patterns: Sequence[str], *, revision: str | None = None, local_dir: Path | None = None
+) -> Path:
+    """The folder with those files of a model on the hub whose names match: `local_dir`, or one in the hub's cache.
+
+    Raises FailedPrecondition when the hub does not provide them.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = [
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "*.safetensors",
-        "*.safetensors.index.json",
-    ]
     try:
-        return Path(snapshot_download(model, allow_patterns=patterns))
+        return Path(snapshot_download(name, revision=revision, local_dir=local_dir, allow_patterns=list(patterns)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise FailedPrecondition(
-            f"model: {model} is no folder here, and the hub does not provide it ({error})"
-        ) from None
+        raise FailedPrecondition(f"the hub does not provide {name} ({error})") from None

@@ -1,4 +1,23 @@
-"""What schedulers and ranks agree on, beyond the messages of `worker.proto`."""
+"""What schedulers and ranks agree on, beyond the messages of `worker.proto`.
 
-PROTOCOL = 3  # raised when a message changes its meaning; an engine forms only from ranks with the same number
+A release can be updated in any order, because schedulers and ranks of neighbouring numbers work together: a scheduler
+drives ranks of its own number and of the one before, and a rank obeys a master of its own number and of the next one.
+All ranks of an engine have the same number.
+
+Raise PROTOCOL when a message changes its meaning, by one for each release. A scheduler of the new number must still say
+to ranks of the number before what they understand, and understand what they say. So keep those messages, and let the
+master choose by the number in the ranks' Hello. What only older numbers have needed may go.
+"""
+
+PROTOCOL = 3
 TERM_METADATA = "orca-term"  # key in a Run call's metadata; with the term, a rank refuses the stream of an old master
+
+
+def drives(rank: int) -> bool:
+    """Whether a scheduler of this release drives ranks of this protocol number."""
+    return rank in (PROTOCOL, PROTOCOL - 1)
+
+
+def obeys(master: int) -> bool:
+    """Whether a rank of this release obeys a master of this protocol number."""
+    return master in (PROTOCOL, PROTOCOL + 1)

@@ -100,18 +100,25 @@ class EndpointApp:
     async def drain(self) -> None:
         """Accepts nothing new, waits for the streams, ends the rest UNAVAILABLE, leaves the pool.
 
-        A failed endpoint does not wait: without its background tasks the streams get no tokens.
+        The doors close at once: clients keep their streams, and go elsewhere with new calls. A failed endpoint does not
+        wait for streams: without its background tasks they get no tokens.
         """
         log.info("leaving", extra={"calls": self.delivery.count})
+        bound = 0 if self._failed else self._settings.drain_seconds
         self.endpoint.draining = True
         await self._grpc.serving(False)
+        closing = [
+            asyncio.create_task(self._grpc.stop(bound + 2 * LEAVE_SECONDS)),
+            asyncio.create_task(self._http.stop()),
+        ]
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.delivery.idle(), 0 if self._failed else self._settings.drain_seconds)
+            await asyncio.wait_for(self.delivery.idle(), bound)
         self.delivery.end_calls()
         with suppress(TimeoutError):
             await asyncio.wait_for(self.delivery.idle(), LEAVE_SECONDS)
-        await self._http.stop()
         await self._grpc.stop(LEAVE_SECONDS)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*closing), LEAVE_SECONDS)
         await self.delivery.settled(LEAVE_SECONDS)
         with suppress(TimeoutError, Unavailable):
             await asyncio.wait_for(self.delivery.leave(), LEAVE_SECONDS)

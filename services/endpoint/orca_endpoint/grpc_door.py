@@ -34,8 +34,10 @@ ORCA = "orca.v1.Orca"
 Context = grpc.aio.ServicerContext
 OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
+    # Clients may ping as often as they like, also while their stream is silent. By default a client that pings a silent
+    # stream every few seconds is sent away with too_many_pings.
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # clients may ping while their stream is silent
+    ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_time_ms", 30_000),  # so that a client that vanished is noticed
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),  # with grpcio 1.85 the timeout above alone takes 2 minutes
@@ -129,12 +131,20 @@ def carrier_of(context: Context) -> Mapping[str, str]:
     return {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
+def age_options(connection_age: float) -> list[tuple[str, int]]:
+    """gRPC's options for connections that take no new calls after this many seconds; 0: they do for ever.
+
+    gRPC itself adds 10 % of jitter. Its grace for the streams that such a connection still has is without limit.
+    """
+    return [("grpc.max_connection_age_ms", int(connection_age * 1000))] if connection_age else []
+
+
 class GrpcDoor:
     """The gRPC server. Its health service says NOT_SERVING until `serving(True)`."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         limit = endpoint.settings.max_message_bytes
-        options = [*OPTIONS, ("grpc.max_receive_message_length", limit)]
+        options = [*OPTIONS, ("grpc.max_receive_message_length", limit), *age_options(endpoint.settings.connection_age)]
         self._server = grpc.aio.server(interceptors=[StatusInterceptor()], options=options)
         self._health = HealthServicer()
         self._server.add_generic_rpc_handlers((OrcaServicer(endpoint).handlers(),))
@@ -158,5 +168,9 @@ class GrpcDoor:
             await self._health.set(service, status.SERVING if yes else status.NOT_SERVING)
 
     async def stop(self, grace: float) -> None:
-        """Accepts nothing more, and cancels what is left after `grace` seconds."""
+        """Accepts nothing more, and cancels what is left after `grace` seconds.
+
+        Every client is told at once (GOAWAY): its streams go on here, and its new calls go elsewhere. A second call may
+        shorten the grace.
+        """
         await self._server.stop(grace)

@@ -1,6 +1,7 @@
 """The HTTP door: OpenAI's API for completions and models, over the same calls as the gRPC door."""
 
 import contextlib
+import math
 import socket
 import time
 from asyncio import Event
@@ -20,7 +21,7 @@ from .completion_request import ModelNotFound
 from .completions import Completions
 from .endpoint import Endpoint
 
-STOP_SECONDS = 3  # for answers under way when the server ends
+STOP_SECONDS = 3  # for answers under way when their calls have ended
 
 
 class HttpDoor:
@@ -44,7 +45,7 @@ class HttpDoor:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=STOP_SECONDS,
+            timeout_graceful_shutdown=math.ceil(endpoint.settings.drain_seconds) + STOP_SECONDS,
         )
         self._server = Server(config)
         self._created = int(time.time())

@@ -40,6 +40,9 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     call_buffer: int = Field(default=1024, ge=1)
     """Tokens that are kept for a client that does not read."""
 
+    connection_age: float = Field(default=300.0, ge=0)
+    """Seconds after which a gRPC connection takes no new calls, so that clients spread again; 0: never."""
+
     @property
     def max_message_bytes(self) -> int:
         """The transport's bound, well above everything that the validation refuses by name."""

@@ -211,6 +211,7 @@ class Greeted:
 
     standing: Standing
     model: Model
+    protocol: int
 
 
 @dataclass(slots=True)
@@ -422,7 +423,14 @@ class Lifecycle:
         known, standing = self.known[event.rank], event.standing
         known.host, known.pid = event.host, event.pid
         known.iteration = max(known.iteration, standing.iteration)
-        self.greeted[event.rank] = Greeted(standing, event.model)
+        self.greeted[event.rank] = Greeted(standing, event.model, event.protocol)
+        for other, greeted in self.greeted.items():
+            if greeted.protocol != event.protocol:
+                numbers = f"{event.protocol} and {self._name(other)} protocol {greeted.protocol}"
+                return self._refused(
+                    event.now,
+                    f"{self._name(event.rank)} speaks protocol {numbers}: all ranks of an engine speak the same",
+                )
         actions: list[LifeAction] = []
         if not self._may_stand(event.rank):
             actions += self._give_back()  # there will be a new epoch: another engine may have them meanwhile

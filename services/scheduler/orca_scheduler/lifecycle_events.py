@@ -116,6 +116,7 @@ class Hello:
     pid: int
     standing: Standing
     model: Model
+    protocol: int
 
 
 @dataclass(frozen=True, slots=True)

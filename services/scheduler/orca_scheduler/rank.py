@@ -9,7 +9,7 @@ import grpc
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1.worker_pb2_grpc import ControllerStub
-from orca_common.protocol import PROTOCOL, TERM_METADATA
+from orca_common.protocol import PROTOCOL, TERM_METADATA, drives
 
 from . import timers
 from .channels import dial, listens, reason
@@ -83,9 +83,9 @@ class Rank:
         hello = await self._ask(self._controller.Hello(request, timeout=timers.DIAL, wait_for_ready=True))
         if hello is None:
             return
-        if hello.protocol != PROTOCOL:
-            numbers = f"speaks protocol {hello.protocol} and this scheduler {PROTOCOL}"
-            self._refuse(f"{numbers}: an engine of mixed versions never forms")
+        if not drives(hello.protocol):
+            can = f"this scheduler of protocol {PROTOCOL} drives {PROTOCOL - 1} and {PROTOCOL}"
+            self._refuse(f"speaks protocol {hello.protocol}, and {can}")
             return
         self.last_iteration = max(self.last_iteration, hello.iteration)
         self._lane = self._controller.Run(metadata=((TERM_METADATA, str(self._term)),))
@@ -232,4 +232,4 @@ def _hello(now: float, life: int, rank: int, hello: pb.HelloResponse) -> Hello:
     rows = tuple(sorted(held.row for held in hello.rows))
     standing = Standing(hello.epoch, hello.iteration, hello.slots, rows, formation)
     model = Model(hello.model_digest, hello.max_positions, hello.vocab_size)
-    return Hello(now, life, rank, hello.host, hello.pid, standing, model)
+    return Hello(now, life, rank, hello.host, hello.pid, standing, model, hello.protocol)

@@ -26,7 +26,7 @@ from orca.v1 import worker_pb2, worker_pb2_grpc
 from orca_common.address import join_address
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition, Internal, OrcaError, Unavailable, internal
-from orca_common.protocol import PROTOCOL, TERM_METADATA
+from orca_common.protocol import PROTOCOL, TERM_METADATA, obeys
 from orca_common.telemetry import Telemetry, context_of
 
 from .data_plane import PeerLost
@@ -136,7 +136,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
     ) -> worker_pb2.HelloResponse:
         if self._leaving:
             raise Unavailable(LEAVING)
-        if request.protocol == PROTOCOL:  # the master of another protocol reads the number, and says so
+        if obeys(request.protocol):  # another master reads the number in the answer, and says so
             if self._lanes.observe_term(request.term):
                 log.info("a new master", extra={"engine": request.engine, "term": request.term})
             self._engine = request.engine

@@ -78,15 +78,23 @@ def own_namespace(account: Path = SERVICE_ACCOUNT) -> str:
 
 
 class Kubernetes:
-    """One namespace of a cluster: that of the pod that this runs in, or of KUBECONFIG.
+    """One namespace of a cluster. Each call raises Trouble when it fails, within the bounds."""
 
-    Each call raises Trouble when it fails, within the bounds.
-    """
+    def __init__(
+        self,
+        namespace: str,
+        bounds: Bounds | None = None,
+        account: Path = SERVICE_ACCOUNT,
+        kubeconfig: str | None = None,
+    ) -> None:
+        """The cluster is that of the pod whose service account is in this folder.
 
-    def __init__(self, namespace: str, account: Path = SERVICE_ACCOUNT, bounds: Bounds | None = None) -> None:
+        Outside of a pod it is that of the kubeconfig, by default the one that KUBECONFIG names.
+        """
         self.namespace = namespace
-        self._account, self._bounds = account, bounds or Bounds()
+        self._bounds, self._account, self._kubeconfig = bounds or Bounds(), account, kubeconfig
         self._client: ApiClient | None = None
+        self._expired = False  # the token, as the API server says
         self._connecting = asyncio.Lock()
 
     async def list(self, collection: Collection) -> Listing:
@@ -166,18 +174,18 @@ class Kubernetes:
 
     async def _connected(self) -> ApiClient:
         async with self._connecting:
-            if self._client is None:
-                self._client = ApiClient(await self._configuration())
+            if self._client is None or self._expired:
+                configuration = self._client.configuration if self._client else Configuration()
+                await self._read_account(configuration)
+                self._client, self._expired = self._client or ApiClient(configuration), False
             return self._client
 
-    async def _configuration(self) -> Configuration:
-        configuration = Configuration()
+    async def _read_account(self, configuration: Configuration) -> None:
         if (self._account / "token").exists():
             token, authority = str(self._account / "token"), str(self._account / "ca.crt")
             InClusterConfigLoader(token, authority).load_and_set(configuration)
         else:
-            await load_kube_config(client_configuration=configuration, persist_config=False)
-        return configuration
+            await load_kube_config(self._kubeconfig, client_configuration=configuration, persist_config=False)
 
     async def _read(self, client: ApiClient, collection: Collection, **how: Any) -> aiohttp.ClientResponse:
         if collection.kind == "pods":
@@ -206,8 +214,7 @@ class Kubernetes:
             async with asyncio.timeout(seconds):
                 yield
         except Trouble as trouble:
-            if trouble.status == 401:  # the token has expired: the next call reads its file again
-                await self.close()
+            self._expired = self._expired or trouble.status == 401  # the next call reads the token's file again
             raise Trouble(f"Kubernetes does not {what}: {trouble}", trouble.status) from None
         except TimeoutError:
             raise Trouble(f"Kubernetes does not answer when asked to {what}") from None
