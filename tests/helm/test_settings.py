@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from helm.chart import FOLDER, OPTIONS, containers, rendered
 
+from orca_common import fetch_model
 from orca_common.settings import KNOWN, PREFIX, Settings, variable
 from orca_endpoint.settings import EndpointSettings
 from orca_scheduler.settings import SchedulerSettings
@@ -106,3 +107,15 @@ def test_the_schema_knows_the_settings() -> None:
                 key: field[key] for key in ("type", "enum", "minimum", "maximum", "exclusiveMinimum") if key in field
             }
             assert given == bounds, f"{service}.settings.{name}"
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_the_init_step_understands_its_arguments(option: str) -> None:
+    for service in ("endpoint", "worker"):
+        for step in rendered(option).pods[service]["spec"].get("initContainers", []):
+            assert step["command"] == ["python", "-m", "orca_common.fetch_model"]
+            given = fetch_model._arguments(step["args"])
+            assert given.tokenizer_only == (service == "endpoint")
+            names = [entry["name"] for entry in step.get("env", [])]
+            secrets = OPTIONS[option].external & {"Secret/hub", "Secret/download"}
+            assert names == (["HF_TOKEN" if given.hub else "FETCH_HEADER"] if secrets else [])
