@@ -84,7 +84,7 @@ class ApiServer:
         if request.query.get("watch") == "true":
             verb = "watch"
         what = f"{verb} {kind}/{part}" if part else f"{verb} {kind}"
-        body = await request.json() if request.can_read_body else None
+        body: Any = await request.json() if request.can_read_body else None
         self.requests.append(Request(what, name, dict(request.query), body))
         if self.tokens is not None and request.headers.get("Authorization") not in self.tokens:
             return refusal(401, "Unauthorized")
