@@ -30,6 +30,7 @@ from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, InvalidArgument, OrcaError
 from orca_common.settings import child_environment
 
+from . import memory_limit
 from .models.families import family_of
 from .process import TORCH_DISTRIBUTED, reserve_port
 from .rank_process import RankProcess
@@ -57,6 +58,7 @@ class Rank:
         self.address = join_address(settings.reachable_host, self._port)
         self.process: RankProcess | None = None
         self.restarts = 0
+        self.last_end = ""  # why its last process ended
 
     @property
     def pid(self) -> int:
@@ -83,7 +85,7 @@ class Rank:
         """Why it is not ready, as its status port says. Blocks: called in the thread of the pod's status port."""
         status = self.status
         if status is None:
-            return f"rank {self.number} has not started yet"
+            return f"rank {self.number} has not started yet" + (f": {self.last_end}" if self.last_end else "")
         connection = http.client.HTTPConnection(*status, timeout=ASK)
         try:
             connection.request("GET", "/readyz")
@@ -96,6 +98,13 @@ class Rank:
 
     def close(self) -> None:
         self._reserved.close()
+
+
+def why_ended(code: int, out_of_memory: bool) -> str:
+    """Why a rank's process ended, in words. `out_of_memory`: the kernel has killed one of the pod's meanwhile."""
+    if code == -signal.SIGKILL and out_of_memory:
+        return "its process was killed, because the pod has reached its memory limit"
+    return f"its process ended with status {code}"
 
 
 class Supervisor(worker_pb2_grpc.SupervisorServicer):
@@ -130,7 +139,7 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
             spare, self._spare = self._spare, None
             process = spare or self._start()
             rank.take(process)
-            started = time.monotonic()
+            started, oom_kills = time.monotonic(), memory_limit.kills()
             about = {"rank": rank.number, "address": rank.address, "rank_pid": process.pid}
             log.info("rank started", extra=about | {"was_spare": spare is not None})
             self._publish()
@@ -140,7 +149,9 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
             backoff = FIRST_BACKOFF if lived > STABLE else backoff
             # A spare takes over at once. A spare starts only after QUIET seconds, so this cannot loop fast.
             pause = 0.0 if self._spare is not None else backoff
-            log.error("rank ended", extra={"rank": rank.number, "status": code, "lived": lived, "again_in": pause})
+            rank.last_end = why_ended(code, out_of_memory=memory_limit.kills() > oom_kills)
+            what = {"rank": rank.number, "status": code, "lived": lived, "again_in": pause, "why": rank.last_end}
+            log.error("rank ended", extra=what)
             rank.restarts += 1
             self._publish()
             await asyncio.sleep(pause)
