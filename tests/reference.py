@@ -1,13 +1,23 @@
 """The independent implementation that tokens are compared with: transformers, one request at a time."""
 
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers import GPT2LMHeadModel
 
 TIE = 1e-3  # of logits; in the tests' models another order of a float32 sum makes a thousandth of it
+
+
+class Known(NamedTuple):
+    """A prompt, and the tokens that must follow it."""
+
+    prompt: list[int]
+    tokens: list[int]
 
 
 class Reference:
@@ -36,3 +46,20 @@ class Reference:
             tokens.append(int(output.logits[0, -1].argmax()))
             step, past = torch.tensor([[tokens[-1]]]), output.past_key_values
         return tokens, margin
+
+    def known(self, prompts: Iterable[tuple[list[int], int]]) -> Iterator[Known]:
+        """Prompts, each with its number of new tokens, and their continuations.
+
+        Leaves out those with a token so near a tie that the order of a sum decides it.
+        """
+        for prompt, new_tokens in prompts:
+            tokens, margin = self.continued(prompt, new_tokens)
+            if margin > TIE:
+                yield Known(prompt, tokens)
+
+    def random(self, draw: random.Random, prompt: tuple[int, int], new_tokens: tuple[int, int]) -> Iterator[Known]:
+        """Random prompts without end; `prompt` and `new_tokens` are the shortest and the longest of each."""
+        vocabulary = range(self._model.config.vocab_size)
+        return self.known(
+            (draw.choices(vocabulary, k=draw.randint(*prompt)), draw.randint(*new_tokens)) for _ in count()
+        )

@@ -22,14 +22,14 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from checkpoints import make_gpt2  # noqa: E402
-from reference import TIE, Reference  # noqa: E402
+from reference import Reference  # noqa: E402
 from stacks import Running, running  # noqa: E402
 
 from orca_scheduler.journal import CoreStep, Heading, LifeStep, Line, Note, read, restored  # noqa: E402
@@ -92,7 +92,7 @@ class Rounds:
     async def load(self, disturb: Callable[[], None]) -> None:
         """Streams requests, calls `disturb` at a random moment, and compares the tokens with an undisturbed run's."""
         stack, draw = self._stack, self._draw
-        asked = [self._prompt() for _ in range(REQUESTS)]
+        asked = list(islice(self._reference.random(draw, (1, 20), (NEW_TOKENS, NEW_TOKENS)), REQUESTS))
         prompts = [prompt for prompt, _ in asked]
         seen: list[int] = []
         moment = draw.randint(1, REQUESTS * NEW_TOKENS // 3)
@@ -101,14 +101,6 @@ class Rounds:
         disturb()
         got = await asyncio.wait_for(asyncio.gather(*streams), 120)
         assert got == [wanted for _, wanted in asked], "the tokens of an undisturbed run"
-
-    def _prompt(self) -> tuple[list[int], list[int]]:
-        """A prompt and its tokens. None of them is so near a tie that the order of a sum decides it."""
-        while True:
-            prompt = [self._draw.randrange(VOCAB) for _ in range(self._draw.randint(1, 20))]
-            tokens, margin = self._reference.continued(prompt, NEW_TOKENS)
-            if margin > TIE:
-                return prompt, tokens
 
     def ranks(self) -> dict[int, dict[str, Any]]:
         return {p["rank"]: p for p in self._stack.processes() if p["role"] == "rank"}

@@ -11,20 +11,20 @@ import random
 import sys
 import tempfile
 import time
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from checkpoints import make_gpt2  # noqa: E402
-from reference import TIE, Reference  # noqa: E402
+from reference import Known, Reference  # noqa: E402
 from stacks import Running, running  # noqa: E402
 
 from orca_local.stack import DEMO_MODEL  # noqa: E402
 
 REQUESTS, MAX_BS = 16, 3
-VOCABULARY = {"demo": 4096, "odd": 211}
+MODELS = ("demo", "odd")
 
 
 class Case(NamedTuple):
@@ -35,14 +35,13 @@ class Case(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A request, the second at which it is sent, and the tokens that it must have."""
+    """A request, and the second at which it is sent."""
 
-    prompt: list[int]
+    known: Known
     at: float
-    tokens: list[int]
 
 
-GRID = [Case(*case) for case in product(VOCABULARY, (1, 2, 3), (1, 2, 4), (0, 1))]
+GRID = [Case(*case) for case in product(MODELS, (1, 2, 3), (1, 2, 4), (0, 1))]
 
 
 def make_odd(folder: Path) -> Path:
@@ -50,36 +49,29 @@ def make_odd(folder: Path) -> Path:
     return make_gpt2(folder, heads=6, layers=5, hidden=42, vocab=211, positions=96, seed=3, n_inner=50)
 
 
-def requests_for(reference: Reference, vocabulary: int, draw: random.Random) -> list[Asked]:
-    """Random requests. None has a token so near a tie that the order of a sum decides it."""
-    asked: list[Asked] = []
-    at = 0.0
-    while len(asked) < REQUESTS:
-        prompt = [draw.randrange(vocabulary) for _ in range(draw.randint(1, 40))]
-        tokens, margin = reference.continued(prompt, draw.randint(1, 24))
-        if margin > TIE:
-            at += draw.expovariate(1 / 0.02)
-            asked.append(Asked(prompt, at, tokens))
-    return asked
+def requests_for(reference: Reference, draw: random.Random) -> list[Asked]:
+    """Random requests at random moments."""
+    moments = accumulate(draw.expovariate(1 / 0.02) for _ in range(REQUESTS))
+    return [Asked(known, at) for known, at in zip(reference.random(draw, (1, 40), (1, 24)), moments, strict=False)]
 
 
 async def check(case: Case, folder: Path, seed: int) -> None:
     """Runs one case on a stack of its own. Raises AssertionError when a token differs."""
     draw = random.Random(f"{seed} {case}")
     model = make_odd(folder / "model") if case.model == "odd" else DEMO_MODEL
-    asked = requests_for(Reference(model), VOCABULARY[case.model], draw)
+    asked = requests_for(Reference(model), draw)
     run = folder / "run"
     numbers: dict[str, Any] = {"max_batch_size": MAX_BS, "block_size": 4, "run_ahead": case.run_ahead}
     async with running(run, model, tp=case.tp, pp=case.pp, **numbers) as stack:
         assert len([p for p in stack.processes() if p["role"] == "rank"]) == case.tp * case.pp
         got = await asyncio.gather(*(answer(stack, request) for request in asked))
-    assert got == [request.tokens for request in asked]
+    assert got == [request.known.tokens for request in asked]
 
 
 async def answer(stack: Running, request: Asked) -> list[int]:
     """Sends a request at its moment. Returns its tokens."""
     await asyncio.sleep(request.at)
-    return await stack.tokens(request.prompt, len(request.tokens))
+    return await stack.tokens(request.known.prompt, len(request.known.tokens))
 
 
 async def main(sample: int | None, seed: int) -> None:
