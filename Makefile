@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ROUNDS ?= 30
 TREE ?= .
+PART ?= kubernetes
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test distributed lint docs bench gpu protos images push
+.PHONY: help setup demo check test test-kubernetes distributed lint docs bench gpu protos images push
 
 help: ## Show this help.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Install everything into .venv; the other targets do this first.
 
@@ -23,10 +24,14 @@ demo: $(STAMP) ## Serve the demo model, and show four requests that share iterat
 	$(BIN)/orca demo
 
 check: lint ## Lint, and run the tests of about a minute: all but those marked slow.
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest -m 'not slow and not kubernetes'
 
-test: $(STAMP) ## Run all tests.
-	$(BIN)/pytest
+test: $(STAMP) ## Run all tests but those that need a cluster.
+	$(BIN)/pytest -m 'not kubernetes'
+
+# Run it where the cluster's Services can be reached, as on a node. PART=ci is a part of some minutes.
+test-kubernetes: $(STAMP) ## Run the tests on KUBECONFIG's cluster, with the images REGISTRY/orca-*:TAG.
+	IMAGE_REGISTRY=$(REGISTRY) IMAGE_TAG=$(TAG) $(BIN)/pytest -m '$(PART)'
 
 distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp x pp, ROUNDS=30 of killed and frozen ranks.
 	$(BIN)/python tests/e2e/token_grid.py

@@ -1,0 +1,131 @@
+"""The suite on a cluster: `make test-kubernetes`. Each test asks for a release with the values that it needs.
+
+A release stays installed as long as the following tests ask for the same values. What each fault cost is written to
+build/kubernetes/pauses.md and pauses.json, and what a failed test left behind to a folder beside them.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from cluster import MISSING, Cluster, call
+from pauses import Pauses
+from reference import Known, Reference
+from release import ROOT, TWO_PODS, Release, Releases
+from tokenizers import Tokenizer
+from traffic import Traffic, Under
+
+from orca_local.stack import DEMO_MODEL
+
+HERE = Path(__file__).parent
+# The order of the files: a release that the next file needs too is not installed again.
+ORDER = ["install", "network", "faults", "node", "scale", "updates", "uninstall", "one_rank_pods", "values"]
+CLUSTER = pytest.StashKey[Cluster]()
+OUTPUT = ROOT / "build/kubernetes"
+PROMPTS, TOKENS, DISTINCT = 6, 200, 12  # of the traffic; the last: different tokens in a continuation, at least
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ours = [item for item in items if item.path.is_relative_to(HERE)]
+    items[:] = [item for item in items if item not in ours]
+    items += sorted(ours, key=lambda item: ORDER.index(item.path.stem.removeprefix("test_")))
+    for item in ours:
+        item.add_marker(pytest.mark.kubernetes)
+        item.add_marker(pytest.mark.timeout(1200))
+        if MISSING is not None:
+            item.add_marker(pytest.mark.skip(reason=MISSING))
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A namespace of its own."""
+    cluster = request.session.stash[CLUSTER] = Cluster(f"orca-test-{secrets.token_hex(2)}")
+    yield cluster
+    asyncio.run(_delete(cluster))
+
+
+async def _delete(cluster: Cluster) -> None:
+    """Deletes the namespace. Its volumes are given back where an administrator would have to do that."""
+    await call("kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", "--timeout=300s")
+    for volume in json.loads(await call("kubectl", "get", "persistentvolumes", "--output", "json"))["items"]:
+        claim = volume["spec"].get("claimRef", {})
+        if claim.get("namespace") == cluster.namespace and volume["status"]["phase"] == "Released":
+            patch = '[{"op": "remove", "path": "/spec/claimRef"}]'
+            name = volume["metadata"]["name"]
+            await call("kubectl", "patch", "persistentvolume", name, "--type=json", "--patch", patch)
+
+
+@pytest.fixture(scope="session")
+def releases(cluster: Cluster) -> Releases:
+    return Releases(cluster)
+
+
+@pytest.fixture
+async def orca(releases: Releases) -> Release:
+    """The main layout: tp 2 x pp 2 in two pods, one engine, with Jaeger."""
+    return await releases.get(TWO_PODS)
+
+
+@pytest.fixture
+async def two_engines(releases: Releases) -> Release:
+    """Two engines of the main layout."""
+    return await releases.get(TWO_PODS | {"engines": 2})
+
+
+@pytest.fixture(scope="session")
+def known() -> list[Known]:
+    """Requests of the traffic: pieces of a program's text, and the tokens that follow them."""
+    torch.set_num_threads(1)  # the cores are the cluster's
+    text = Path(argparse.__file__).read_text()
+    ids = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")).encode(text).ids
+    prompts = ((ids[at : at + 10 + at % 50], TOKENS + at % 40) for at in range(0, len(ids) - 60, 97))
+    varied = (k for k in Reference(DEMO_MODEL).known(prompts) if len(set(k.tokens)) >= DISTINCT)
+    return list(itertools.islice(varied, PROMPTS))
+
+
+@pytest.fixture
+def traffic(known: list[Known]) -> Under:
+    """`async with traffic(release) as load`: 20 streams while the block runs, half of them over each kind of target."""
+    return partial(_traffic, known)
+
+
+@asynccontextmanager
+async def _traffic(known: list[Known], release: Release) -> AsyncIterator[Traffic]:
+    async with (
+        release.client(0) as by_service,
+        release.client(1) as by_pod,
+        Traffic([by_service, by_pod], known) as traffic,
+    ):
+        yield traffic
+
+
+@pytest.fixture(scope="session")
+def pauses() -> Pauses:
+    return Pauses(OUTPUT)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Keeps what somebody needs who looks for the cause of a failure."""
+    report = yield
+    cluster = item.session.stash.get(CLUSTER, None)
+    if report.failed and cluster is not None and item.path.is_relative_to(HERE):
+        folder = OUTPUT / item.name.replace("/", "-")
+        asyncio.run(cluster.collect(folder))
+        report.sections.append(("the cluster", f"pods, events and logs are in {folder}"))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    table = OUTPUT / "pauses.md"
+    if MISSING is None and table.exists():
+        terminalreporter.write_line(f"longest pauses, also in {table}:")
+        terminalreporter.write(table.read_text())

@@ -1,0 +1,70 @@
+"""Wrong values: the render, the log of a pod or its status says in a sentence what is wrong, and nothing is silent."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from cluster import Cluster, Failed, until
+from release import Release, Releases, Values
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"tp": 4}, "tp 4: 6 heads cannot be shared evenly by 4 tensor ranks"),
+        ({"pp": 5}, "pp 5: 4 layers are too few for 5 stages"),
+        ({"gpusPerPod": 3}, "gpusPerPod: 3 is no divisor of tp, 2"),
+        ({"dtype": "float23"}, "dtype"),
+    ],
+)
+async def test_the_render_stops(cluster: Cluster, values: Values, sentence: str) -> None:
+    with pytest.raises(Failed) as failed:
+        await Release(cluster, values, "wrong").render()
+    assert sentence in str(failed.value)
+
+
+@asynccontextmanager
+async def installed(releases: Releases, values: Values) -> AsyncIterator[Release]:
+    """A release that will not come up, so nobody waits for it."""
+    await releases.remove()
+    release = Release(releases.cluster, values, "wrong")
+    await release.install(wait=False)
+    try:
+        yield release
+    finally:
+        await release.uninstall()
+
+
+@pytest.mark.parametrize(
+    ("values", "component", "sentence"),
+    [
+        ({"model.path": "/opt/orca/no_model"}, "worker", "/opt/orca/no_model"),
+        ({"redis.externalUrl": "redis://10.255.255.1:6379/0"}, "endpoint", "10.255.255.1:6379"),
+        ({"redis.externalUrl": "redis://10.255.255.1:6379/0"}, "scheduler", "10.255.255.1:6379"),
+        (
+            {"worker.memory.rank": 24, "worker.memory.spare": 24, "worker.memory.shm": 8},
+            "worker",
+            "reached its memory limit",
+        ),
+        ({"slots": 8}, "scheduler", "slots"),
+    ],
+)
+async def test_a_pod_says_what_is_wrong(releases: Releases, values: Values, component: str, sentence: str) -> None:
+    """Its log, its status port or `kubectl describe` holds the sentence, and it is not Ready."""
+    async with installed(releases, values) as wrong:
+
+        async def silent() -> str | None:
+            said = [await everything_said(wrong, pod.name) for pod in await wrong.pods(component)]
+            return None if said and all(sentence in what for what in said) else f"{component}: {said}"
+
+        await until(silent, 180)
+        assert not any(pod.ready for pod in await wrong.pods("worker"))
+
+
+async def everything_said(release: Release, name: str) -> str:
+    pod = await release.pod(name)
+    said = [await release.cluster.kubectl("describe", "pod", name), (await release.probe(pod, "/readyz"))[1]]
+    for previous in (False, True):
+        with suppress(Failed):  # there is no such container yet
+            said.append(await release.log(name, previous=previous))
+    return "\n".join(said)
