@@ -22,6 +22,7 @@ from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
 from orca_worker.rank_process import RankProcess
+from orca_worker.supervisor import why_ended
 
 SOON = "from orca_worker import supervisor; supervisor.QUIET = 0.3; supervisor.main()"  # starts its spare soon
 OPTIONS = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
@@ -133,6 +134,19 @@ async def test_a_killed_rank_comes_back_at_its_address(tmp_path: Path) -> None:
         again = await pod.hello(after[1])
         assert again.pid == after[1].pid
         assert again.incarnation != hellos[1].incarnation
+
+
+@pytest.mark.parametrize(
+    ("code", "out_of_memory", "why"),
+    [
+        (-signal.SIGKILL, True, "its process was killed, because the pod has reached its memory limit"),
+        (-signal.SIGKILL, False, "its process ended with status -9"),
+        (1, True, "its process ended with status 1"),
+    ],
+)
+def test_why_a_rank_ended(code: int, out_of_memory: bool, why: str) -> None:
+    """What the kernel counts comes from a real pod in tests/kubernetes/test_values.py."""
+    assert why_ended(code, out_of_memory) == why
 
 
 async def test_fence_kills_that_process_and_no_other(tmp_path: Path) -> None:
