@@ -53,7 +53,8 @@ async def test_probes(tmp_path: Path) -> None:
         os.kill(supervisor, signal.SIGSTOP)  # so that nobody starts its rank again
         os.kill(pid(stack, "rank", 1), signal.SIGKILL)
         await says(stack, "supervisor-0", "broke: ", "no master holds", "waits for the engine's other ranks")
-        await says(stack, "scheduler-0", "engine-0")
+        await stack.until(lambda: child(stack, "scheduler-0").engines().get("engine-0") is not None)
+        assert child(stack, "scheduler-0").unready() is None  # it does its part
         alive(stack, "endpoint-0", "scheduler-0", "supervisor-0")
         assert child(stack, "supervisor-0").unready() is not None  # its peer is still gone
         assert child(stack, "endpoint-0").unready() is None
