@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 ROUNDS ?= 30
 TREE ?= .
 PART ?= kubernetes
+# Most tests wait for processes that they have started: two at a time.
+PYTEST = $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test test-kubernetes distributed lint docs bench gpu protos images push
@@ -24,10 +26,10 @@ demo: $(STAMP) ## Serve the demo model, and show four requests that share iterat
 	$(BIN)/orca demo
 
 check: lint ## Lint, and run the tests of about a minute: all but those marked slow.
-	$(BIN)/pytest -m 'not slow and not kubernetes'
+	$(PYTEST) -m 'not slow and not kubernetes'
 
 test: $(STAMP) ## Run all tests but those that need a cluster.
-	$(BIN)/pytest -m 'not kubernetes'
+	$(PYTEST) -m 'not kubernetes'
 
 # Run it where the cluster's Services can be reached, as on a node. PART=ci is a part of some minutes.
 test-kubernetes: $(STAMP) ## Run the tests on KUBECONFIG's cluster, with the images REGISTRY/orca-*:TAG.
