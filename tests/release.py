@@ -16,6 +16,7 @@ from cluster import Cluster, Failed, Pod, until
 from orca.v1 import worker_pb2 as pb
 from orca.v1.worker_pb2_grpc import SupervisorStub
 from orca_client import AsyncOrcaClient, OrcaError
+from orca_pool.keys import Keys
 
 ROOT = Path(__file__).parents[1]
 CHART, VALUES = ROOT / "helm", ROOT / "helm/values-cpu.yaml"
