@@ -83,10 +83,10 @@ class ScriptedRank(worker_pb2_grpc.ControllerServicer):
         )
         self.hello.MergeFrom(pb.HelloResponse(epoch=EPOCH, slots=40, formation=formation))
 
-    def report(self, number: int, **fields: Any) -> None:
+    def report(self, number: int, *, epoch: int = EPOCH, **fields: Any) -> None:
         times = pb.StageTimes(iteration=number)
         if self.samples or "error" in fields:
-            result = pb.IterationReport(epoch=EPOCH, number=number, times=times, **fields)
+            result = pb.IterationReport(epoch=epoch, number=number, times=times, **fields)
             self._lane.put_nowait(pb.Report(iteration=result))
         else:
             self._lane.put_nowait(pb.Report(times=pb.Times(stages=[times])))

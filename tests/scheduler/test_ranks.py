@@ -272,6 +272,17 @@ async def test_nobody_is_killed_for_a_complaint(monkeypatch: pytest.MonkeyPatch)
         assert pids == fenced_pids(engine) == []
 
 
+async def test_an_abandoned_iteration_of_an_older_epoch_is_no_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that is asked to form leaves its epoch, and tells on its new lane which iteration it has abandoned."""
+    monkeypatch.setattr(timers, "DOUBT", 0.2)
+    async with scripted(1, 2) as engine:
+        await formed(engine)
+        engine.ranks[0].report(3, epoch=EPOCH - 1, error="a new epoch is being formed", peer_lost=True)
+        engine.ranks[0].report(4, error="no data", peer_lost=True)
+        lost, _ = await engine.master.verdict()
+        assert lost.endswith("lost a neighbour: no data")
+
+
 async def test_a_supervisor_that_dies_with_its_rank() -> None:
     async with scripted(1, 2) as engine:
         await formed(engine)

@@ -58,6 +58,7 @@ class Rank:
         self._unwritten: asyncio.Queue[pb.ControlMessage] = asyncio.Queue(MAX_UNWRITTEN)
         self._heartbeats = 0
         self._epoch = 0  # under which the engine runs; 0: it does not run
+        self._asked_for = 0  # the epoch that the rank was last asked to form in this life
         self.address = ""
         self.last_iteration = 0  # that the rank has told
         self.last_heard: float | None = None  # on the loop's clock; None: its control lane is not open
@@ -115,6 +116,7 @@ class Rank:
 
     async def form(self, epoch: int, formation: Formation, store: str, controllers: list[str]) -> None:
         """Has the rank take its place in a new epoch, which happens when all others do."""
+        self._asked_for = epoch
         request = pb.FormRequest(
             term=self._term,
             epoch=epoch,
@@ -209,6 +211,8 @@ class Rank:
         self.suspect(kind, f"{kind.value}: {why}")
 
     def _reported(self, report: pb.IterationReport) -> None:
+        if report.peer_lost and report.epoch < self._asked_for:
+            return  # an iteration of an older epoch was abandoned, because this life has asked the rank to leave it
         if report.error:
             kind = Kind.PEER_LOST if report.peer_lost else Kind.FAILED
             self.suspect(kind, f"{kind.value}: {report.error}")
