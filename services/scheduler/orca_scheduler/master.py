@@ -372,12 +372,12 @@ class EngineMaster:
     async def _replace_pods(self, life: int) -> None:
         async def replace() -> None:
             await self._ledger.confirm()
+            trouble = ""
             try:
                 await self._discovery.replace(self.engine)
             except Unavailable as away:
-                self._post(Replaced(self._now, life, str(away)))
-            else:
-                self._post(Replaced(self._now, life, ""))
+                trouble = str(away)
+            self._post(Replaced(self._now, life, trouble))
 
         await self._until_deposed(replace())
 

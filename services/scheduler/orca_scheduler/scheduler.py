@@ -91,7 +91,8 @@ class Scheduler:
             for engine, (_, task) in list(self._masters.items()):
                 if task.done():
                     del self._masters[engine]
-                    self._releasing = None if engine == self._releasing else self._releasing
+                    if engine == self._releasing:
+                        self._releasing = None
                     task.result()
             await asyncio.sleep(RENEW_SECONDS)
 
@@ -111,8 +112,8 @@ class Scheduler:
         if self._last_look is None or now - self._last_look > GAP_SECONDS:
             self._sights.clear()
         self._last_look, self._reached = now, time.monotonic()
-        if self._candidates is None:  # who is none is retired, and nobody knows yet who is
-            await self._pool.leave_scheduler(self._name)  # the others leave nothing to it
+        if self._candidates is None:  # an engine that is no candidate would be retired, so nothing is taken yet
+            await self._pool.leave_scheduler(self._name)  # so that the others keep no share free for this one
             return
         known = sorted(engines.keys() | self._candidates.keys())
         others = [engine for engine in known if engine not in self._masters]

@@ -7,9 +7,7 @@ from orca.v1 import worker_pb2
 from orca_common.errors import Aborted, FailedPrecondition, InvalidArgument, OrcaError
 from orca_common.protocol import TERM_METADATA
 
-SILENCE = (
-    5.0  # seconds after which a master that sends nothing does not hold its lane any more: it sends twice a second
-)
+SILENCE = 5.0  # seconds without a message from the master, who sends two a second, until the lane counts as not held
 MAX_TIMES = 256  # iterations whose times are kept for the next heartbeat
 
 

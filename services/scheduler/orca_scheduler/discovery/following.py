@@ -40,7 +40,7 @@ class Follower:
                 if trouble.status == 410:
                     self._listed = None  # nothing is wrong: the server has forgotten what came before
                 else:
-                    self._ill(trouble)
+                    self._failed(trouble)
             # Half of the pause is chance, so that those who lost the API server together do not come back together.
             await asyncio.sleep(self._retry * random.uniform(0.5, 1))
             self._retry = min(2 * self._retry, LONGEST_RETRY)
@@ -48,12 +48,12 @@ class Follower:
     async def _list(self, collection: Collection) -> None:
         listing = await self._kubernetes.list(collection)
         self.objects, self._listed, self._version = listing.objects, collection, listing.version
-        self._well()
+        self._recovered()
         self._changed()
 
     async def _watch(self, collection: Collection) -> None:
         async with self._kubernetes.watch(collection, self._version) as changes:
-            self._well()
+            self._recovered()
             async for change in changes:
                 self._retry = FIRST_RETRY
                 self._apply(change)
@@ -69,13 +69,13 @@ class Follower:
             self.objects[change.uid] = change.object
         self._changed()
 
-    def _ill(self, trouble: Trouble) -> None:
+    def _failed(self, trouble: Trouble) -> None:
         told, self.trouble = self.trouble, trouble
         if told is None or told.status != trouble.status:  # one line a state, not one a try
             log.warning("discovery has trouble", extra={"why": str(trouble)})
             self._changed()
 
-    def _well(self) -> None:
+    def _recovered(self) -> None:
         if self.trouble is not None:
             self.trouble = None
             log.info("discovery has no trouble any more", extra={"of": self._collection().kind})
