@@ -8,6 +8,8 @@ import pytest
 ROOT = Path(__file__).parent
 SLOW = [
     "bench/test_commands.py",
+    "bench/test_kernels.py",
+    "bench/test_serve.py",
     "docs/test_blocks.py",
     "docs/test_examples.py",
     "e2e/test_bad_input.py",

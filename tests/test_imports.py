@@ -134,11 +134,16 @@ RULES = [
         ),
     ),
     Rule(
-        "orca_bench -> orca_local, orca_lab, orca_client, orca_pool, orca_common, orca.v1; never orca_cli",
+        "orca_bench -> the scheduler's pure core, orca_worker, orca_kernels, orca_local, orca_lab, orca_client, "
+        "orca_pool, orca_common, orca.v1; never orca_cli",
         "orca_bench",
-        lambda i: ours(i, "orca_bench", "orca_local", "orca_lab", "orca_client", "orca_pool", "orca_common", "orca.v1"),
+        lambda i: ours(
+            i,
+            *("orca_bench", "orca_worker", "orca_kernels", "orca_local", "orca_lab", "orca_client", "orca_pool"),
+            *("orca_common", "orca.v1"),
+            *(f"orca_scheduler.{name}" for name in CORE),
+        ),
     ),
-    Rule("orca_cli -> anything but orca_bench", "orca_cli", lambda i: not i.within("orca_bench")),
     Rule(
         "pure modules (request, slots, selection, core, lifecycle, ..) import the standard library and each "
         "other only: no clock, no I/O, no protobuf",

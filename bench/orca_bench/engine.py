@@ -1,0 +1,168 @@
+"""The engine alone: the scheduler core and a worker's stage in one process, without a network and without a pool.
+
+A case is timed whole, from the first selection to the last token, initiations included. All requests are there at the
+start, decoding is greedy, and no request ends before its length.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from orca.v1 import worker_pb2
+from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
+from orca_common.errors import FailedPrecondition
+from orca_local.stack import DEMO_MODEL
+from orca_scheduler.core import ScheduleBatch
+from orca_scheduler.request import Phase
+from orca_worker.rank import open_device
+from orca_worker.stage import Stage
+
+from .cases import WARM_UP_SEED, Case, fixed, own_cases, pick, read_cases, vocabulary_of
+from .machine import cores, isa
+from .schedule import BLOCK_SIZE, Schedule, Shape, shape_of, slots_for
+
+
+@dataclass(frozen=True)
+class Step:
+    """One iteration: its shape, and its seconds from the end of the one before to the scheduler's next batch."""
+
+    shape: Shape
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a case."""
+
+    case: Case
+    seconds: float
+    steps: Sequence[Step]
+    tokens: Sequence[Sequence[int]]  # of each request
+
+    @property
+    def full_decode_ms(self) -> float | None:
+        """The median iteration of increments alone, among those with the most requests; None: there was none."""
+        decodes = [step for step in self.steps if not step.shape.initiations]
+        most = max((step.shape.requests for step in decodes), default=0)
+        times = [step.seconds for step in decodes if step.shape.requests == most]
+        return statistics.median(times) * 1e3 if times else None
+
+    @property
+    def initiation_seconds(self) -> float:
+        """Seconds of all iterations in which a request began."""
+        return sum(step.seconds for step in self.steps if step.shape.initiations)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What the engine is measured with."""
+
+    model: str | None = None  # folder or hub name; None: the demo model
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    threads: int = 0  # 0: one for each core
+    max_batch_size: int = 32
+
+    def checkpoint(self) -> Checkpoint:
+        """Raises FailedPrecondition when there is no such model."""
+        return read_checkpoint(resolve_model(self.model) if self.model else Path(DEMO_MODEL))
+
+
+class Engine:
+    """A stage that has formed alone and holds memory for `slots` tokens."""
+
+    def __init__(self, options: EngineOptions, checkpoint: Checkpoint, slots: int) -> None:
+        """Raises FailedPrecondition when the model cannot be loaded, or the memory is too small."""
+        self.options, self.checkpoint, self.slots = options, checkpoint, slots
+        self.threads = options.threads or cores()
+        device = open_device(options.device, 0)
+        self.device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        self.stage = Stage(checkpoint, options.dtype, device, slots, self.threads)
+        memory = self.stage.form(BLOCK_SIZE)
+        if memory.slots < slots:
+            raise FailedPrecondition(f"slots: {slots} are needed; the memory holds {memory.slots}")
+        self.stage.allocate(slots, BLOCK_SIZE)
+
+    def run(self, case: Case) -> Run:
+        """Runs a case to its end, and checks that every request made the tokens that it asked for."""
+        steps: list[Step] = []
+        started = before = time.perf_counter()
+        schedule = Schedule(case, self.slots, self.options.max_batch_size)
+        while (batch := schedule.batch) is not None:
+            output = self.stage.run(message(batch, case))
+            schedule.returned(output.token_ids)
+            now = time.perf_counter()
+            steps.append(Step(shape_of(batch), now - before))
+            before = now
+        seconds = before - started
+        tokens = [schedule.tokens[claim] for claim in range(1, len(case) + 1)]
+        assert [len(made) for made in tokens] == [one.output for one in case], "a request made another number of tokens"
+        return Run(case, seconds, steps, tokens)
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """What every line says about the circumstances."""
+        return {"dtype": self.options.dtype, "threads": self.threads, "device": self.device_name, "isa": isa()}
+
+    def line(self, name: str, run: Run, number: int) -> dict[str, Any]:
+        """What the bench prints of a run."""
+        outputs, decode = sum(one.output for one in run.case), run.full_decode_ms
+        return {
+            "engine": "orca",
+            "case": name,
+            "seconds": round(run.seconds, 4),
+            "requests": len(run.case),
+            "output_tokens": outputs,
+            "output_tokens_per_s": round(outputs / run.seconds, 1),
+            "iterations": len(run.steps),
+            "iteration_ms": None if decode is None else round(decode, 3),
+            "initiation_s": round(run.initiation_seconds, 4),
+            "run": number,
+            "max_batch_size": self.options.max_batch_size,
+            **self.where,
+        }
+
+
+def message(batch: ScheduleBatch, case: Case) -> worker_pb2.Iteration:
+    """The control message of a batch, as an engine master makes it. A request's claim is its place in the case."""
+    iteration = worker_pb2.Iteration(number=batch.iteration, free_rows=batch.free_rows)
+    for member in batch.members:
+        if member.phase is Phase.INITIATION:
+            prompt = case[member.claim - 1].prompt
+            iteration.initiations.add(row=member.row, claim=member.claim, token_ids=prompt, blocks=member.blocks)
+        else:
+            assert member.token is not None
+            iteration.increment_rows.append(member.row)
+            iteration.increment_positions.append(member.length - 1)
+            iteration.increment_tokens.append(member.token)
+    return iteration
+
+
+def chosen_cases(
+    options: EngineOptions, cases: Path | None, names: Sequence[str]
+) -> tuple[Checkpoint, dict[str, Case]]:
+    """The model, and the cases of these names, or all that it can run. Raises FailedPrecondition.
+
+    `cases`: a file of cases, instead of the bench's own.
+    """
+    checkpoint = options.checkpoint()
+    known = read_cases(cases) if cases else own_cases(vocabulary_of(checkpoint.vocab_size))
+    return checkpoint, pick(known, names, checkpoint.vocab_size, checkpoint.max_positions)
+
+
+def lines(options: EngineOptions, cases: Path | None, names: Sequence[str], runs: int) -> Iterator[dict[str, Any]]:
+    """Runs cases, chosen as by `chosen_cases`, each `runs` times, after a warm-up. Raises FailedPrecondition."""
+    checkpoint, chosen = chosen_cases(options, cases, names)
+    inputs = min(32, checkpoint.max_positions - 8)
+    warm_up = fixed(4, inputs, 8, seed=WARM_UP_SEED, vocabulary=vocabulary_of(checkpoint.vocab_size))
+    slots = max(slots_for(case, options.max_batch_size) for case in (warm_up, *chosen.values()))
+    engine = Engine(options, checkpoint, slots)
+    engine.run(warm_up)
+    for name, case in chosen.items():
+        for number in range(1, runs + 1):
+            yield engine.line(name, engine.run(case), number)

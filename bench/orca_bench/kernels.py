@@ -1,0 +1,210 @@
+"""Each kernel, and each iteration that they make up, against its floor on this machine.
+
+To add a kernel, yield a `Subject` from a function like `attentions`, and name that function in `SOURCES`.
+"""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from orca.v1 import worker_pb2
+from orca_common.checkpoint import Checkpoint
+from orca_common.errors import FailedPrecondition
+from orca_kernels.reference import SplitAttention
+from orca_lab.roofline import Accelerator, Work
+from orca_worker.models.gpt2.configuration import GPT2Config
+from orca_worker.partition import ITEM_BYTES
+from orca_worker.rank import open_device
+
+from .cases import fixed, vocabulary_of
+from .ceilings import of_device
+from .engine import Engine, EngineOptions
+from .floors import iteration_work
+from .schedule import BLOCK_SIZE, Shape
+
+# (requests, tokens before the iteration) of decoding iterations, and the tokens of one initiation
+DECODES = ((1, 32), (8, 128), (32, 32), (32, 128))
+PREFILL = 512
+COPIES = 256 << 20  # bytes of weights that a product goes through, as much as an iteration of GPT-2 124M in bfloat16
+TIMED = 1.0  # seconds that one subject is repeated for
+FEWEST = 5  # repetitions, however long they take
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Something to time: its name, the work that it cannot do without, and the call, which can be repeated."""
+
+    name: str
+    work: Work
+    run: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What subjects are made of. `engine` has room for all of DECODES and for PREFILL."""
+
+    engine: Engine
+    checkpoint: Checkpoint
+    dtype: str
+    device: torch.device
+
+    @property
+    def config(self) -> GPT2Config:
+        return GPT2Config.read(self.checkpoint)
+
+
+def iterations(bench: Bench) -> Iterator[Subject]:
+    """Whole iterations of the stage: control message in, tokens out."""
+    vocabulary = vocabulary_of(bench.checkpoint.vocab_size)
+    longest = bench.checkpoint.max_positions
+    for batch, context in DECODES:
+        if context < longest:
+            yield iteration(bench, f"decode {batch} x {context}", Shape((), (context,) * batch), vocabulary)
+    length = min(PREFILL, longest)
+    yield iteration(bench, f"prefill {length}", Shape((length,), ()), vocabulary)
+
+
+def iteration(bench: Bench, name: str, shape: Shape, vocabulary: range) -> Subject:
+    """One iteration, which can be repeated: its rows keep their length, or begin again."""
+    stage, rows = bench.engine.stage, range(shape.requests)
+    length = max(shape.initiations or shape.contexts)
+    blocks = -(-(length + 1) // BLOCK_SIZE)
+    fill = worker_pb2.Iteration(free_rows=rows)
+    for row, one in enumerate(fixed(shape.requests, length, 1, vocabulary=vocabulary)):
+        mine = range(row * blocks, (row + 1) * blocks)
+        fill.initiations.add(row=row, claim=row + 1, token_ids=one.prompt, blocks=mine)
+    filled = False
+
+    def run() -> None:
+        nonlocal filled
+        if shape.initiations:
+            stage.run(fill)
+            return
+        if not filled:
+            stage.run(fill)
+            filled = True
+        stage.run(decode)
+
+    decode = worker_pb2.Iteration(
+        increment_rows=rows,
+        increment_positions=shape.contexts,
+        increment_tokens=[vocabulary[row] for row in rows],
+    )
+    needed = iteration_work(bench.checkpoint, bench.dtype, shape.tokens)
+    assert needed is not None
+    return Subject(name, needed, run)
+
+
+def products(bench: Bench) -> Iterator[Subject]:
+    """The matrix products of a layer and of the head, in plain torch, each over other weights than the one before.
+
+    The weights of one product stay in a cache if it runs again at once, and would then be read faster than an iteration
+    can read them. So each repetition takes the next of several copies.
+    """
+    config, item, kind = bench.config, ITEM_BYTES[bench.dtype], getattr(torch, bench.dtype)
+    hidden, inner = config.hidden, config.inner
+    matrices = {
+        "qkv": (hidden, 3 * hidden),
+        "merge": (hidden, hidden),
+        "up": (hidden, inner),
+        "down": (inner, hidden),
+        "head": (hidden, config.vocab_size),
+    }
+    for name, (inputs, outputs) in matrices.items():
+        weight = torch.randn(outputs, inputs, device=bench.device).to(kind)
+        weights = [weight.clone() for _ in range(max(2, COPIES // weight.nbytes))]
+        for tokens in (1, 32):
+            x = torch.randn(tokens, inputs, device=bench.device).to(kind)
+            moved = item * (inputs * outputs + tokens * (inputs + outputs))
+            yield Subject(
+                f"product {name} x {tokens}", Work(moved, 2 * tokens * inputs * outputs), rotating(x, weights)
+            )
+
+
+def rotating(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> Callable[[], object]:
+    """The product of x with one of the weights after the other."""
+    turns = itertools.cycle(weights)
+    return lambda: torch.nn.functional.linear(x, next(turns))
+
+
+def attentions(bench: Bench) -> Iterator[Subject]:
+    """Split attention of one layer's decoding iteration, planned before, in plain torch."""
+    config, item, kind = bench.config, ITEM_BYTES[bench.dtype], getattr(torch, bench.dtype)
+    heads, size = config.heads, config.head_size
+    for batch, context in DECODES:
+        blocks = -(-(context + 1) // BLOCK_SIZE)
+        table = torch.arange(batch * blocks, device=bench.device).view(batch, blocks)
+        slots = table[:, context // BLOCK_SIZE] * BLOCK_SIZE + context % BLOCK_SIZE
+        plan = SplitAttention(table, [1] * batch, [context] * batch, slots, heads=heads, block_size=BLOCK_SIZE)
+        cache = torch.randn(2, batch * blocks, heads, BLOCK_SIZE, size, device=bench.device).to(kind)
+        q, k, v = torch.randn(3, batch, heads, size, device=bench.device).to(kind)
+
+        plan.write(k, v, *cache)
+        kept = batch * (context + 1) * heads * size  # elements of the keys, and of the values
+        work = Work(item * 2 * kept, 4 * kept)
+        yield Subject(f"attention {batch} x {context}", work, partial(plan, q, *cache, size**-0.5))
+
+
+SOURCES: tuple[Callable[[Bench], Iterator[Subject]], ...] = (iterations, products, attentions)
+
+
+def time_subject(subject: Subject, device: torch.device, seconds: float = TIMED) -> list[float]:
+    """Seconds of each repetition, after one that is not counted."""
+    subject.run()
+    times: list[float] = []
+    while len(times) < FEWEST or sum(times) < seconds:
+        synchronize(device)
+        started = time.perf_counter()
+        subject.run()
+        synchronize(device)
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def subject_line(
+    subject: Subject, times: Sequence[float], on: Accelerator | None, where: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the bench prints of a subject that was timed at `where`; without known ceilings the floor is None."""
+    median = statistics.median(times)
+    floor = subject.work.floor(on, where["dtype"]) if on is not None else None
+    return {
+        "kernel": subject.name,
+        "ms": round(median * 1e3, 4),
+        "floor_ms": None if floor is None else round(floor * 1e3, 4),
+        "times_floor": None if floor is None else round(median / floor, 2),
+        "MB": round(subject.work.bytes / 1e6, 3),
+        "GFLOP": round(subject.work.flop / 1e9, 4),
+        "runs": len(times),
+        **where,
+    }
+
+
+def lines(options: EngineOptions, only: str = "", seconds: float = TIMED) -> Iterator[dict[str, Any]]:
+    """First the machine's ceilings, then each subject whose name contains `only`. Raises FailedPrecondition."""
+    checkpoint = options.checkpoint()
+    if checkpoint.model_type != "gpt2":
+        raise FailedPrecondition(f"model: the kernels of {checkpoint.model_type} are not known to the bench")
+    largest = max(*(batch * (context + 1 + BLOCK_SIZE) for batch, context in DECODES), PREFILL + 1 + BLOCK_SIZE)
+    engine = Engine(options, checkpoint, largest - largest % BLOCK_SIZE)
+    device = open_device(options.device, 0)
+    on = of_device(device, engine.threads)
+    if on is not None:
+        rates = {f"{dtype}_GFLOP_per_s": round(peak / 1e9, 1) for dtype, peak in on.peak.items()}
+        yield {"ceilings": on.name, "read_GB_per_s": round(on.bandwidth / 1e9, 2), **rates, **engine.where}
+    bench = Bench(engine, checkpoint, options.dtype, device)
+    with torch.inference_mode():
+        for source in SOURCES:
+            for subject in source(bench):
+                if only in subject.name:
+                    yield subject_line(subject, time_subject(subject, device, seconds), on, engine.where)

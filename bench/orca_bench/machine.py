@@ -1,0 +1,44 @@
+"""The machine that a number was measured on: what each line of the bench says about it."""
+
+import os
+from importlib import import_module
+from pathlib import Path
+
+# The best first: an instruction set, and the flags of /proc/cpuinfo that it needs.
+SETS = (
+    ("amx", {"amx_bf16", "amx_tile", "avx512f"}),
+    ("avx512_bf16", {"avx512_bf16", "avx512f"}),
+    ("avx512", {"avx512f", "avx512bw", "avx512vl"}),
+    ("avx2", {"avx2", "fma"}),
+)
+
+
+def isa() -> str:
+    """The instruction set that our kernels run with, or the machine's best if no compiled kernels are there."""
+    try:
+        kernels = import_module("orca_kernels.cpu")
+    except ModuleNotFoundError:
+        return best_isa(Path("/proc/cpuinfo").read_text())
+    return str(kernels.isa())
+
+
+def best_isa(cpuinfo: str) -> str:
+    """The best instruction set that a processor has, by the text of /proc/cpuinfo."""
+    flags = set(field(cpuinfo, "flags").split())
+    return next((name for name, needed in SETS if needed <= flags), "portable")
+
+
+def processor() -> str:
+    """The processor's name."""
+    return field(Path("/proc/cpuinfo").read_text(), "model name") or "unknown processor"
+
+
+def field(cpuinfo: str, name: str) -> str:
+    """A field of the first processor in the text of /proc/cpuinfo; empty if it is not there."""
+    lines = (line.partition(":") for line in cpuinfo.splitlines())
+    return next((value.strip() for key, _, value in lines if key.strip() == name), "")
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,112 @@
+"""The engine alone makes the tokens of transformers, in the batches of Algorithm 1, and its lines say so."""
+
+import itertools
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from checkpoints import make_gpt2
+from reference import Known, Reference
+
+from orca_bench.cases import Request, dump, fixed
+from orca_bench.engine import Engine, EngineOptions, Run, Step, lines
+from orca_bench.floors import case_floor, iteration_work
+from orca_bench.schedule import Shape, shapes, slots_for
+from orca_common.checkpoint import read_checkpoint
+from orca_common.errors import FailedPrecondition
+from orca_lab.roofline import Accelerator
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    return make_gpt2(folder, heads=2, layers=2, hidden=16, vocab=97, positions=96, seed=3)
+
+
+@pytest.fixture(scope="module")
+def known(model: Path) -> list[Known]:
+    return list(itertools.islice(Reference(model).random(random.Random(5), (1, 40), (1, 20)), 12))
+
+
+def options_of(model: Path, max_batch_size: int) -> EngineOptions:
+    return EngineOptions(str(model), "float32", "cpu", 1, max_batch_size)
+
+
+@pytest.mark.parametrize("max_batch_size", [1, 5, 32])
+def test_tokens_are_those_of_transformers(model: Path, known: list[Known], max_batch_size: int) -> None:
+    case = [Request(one.prompt, len(one.tokens)) for one in known]
+    options = options_of(model, max_batch_size)
+    engine = Engine(options, options.checkpoint(), slots_for(case, max_batch_size))
+    for run in (engine.run(case), engine.run(case)):  # the second one finds the rows of the first
+        assert run.tokens == [one.tokens for one in known]
+        assert [step.shape for step in run.steps] == list(shapes(case, engine.slots, max_batch_size))
+        assert sum(step.shape.requests for step in run.steps) == sum(one.output for one in case)
+        assert max(step.shape.requests for step in run.steps) == min(max_batch_size, len(case))
+
+
+def test_iterations_are_those_of_algorithm_1() -> None:
+    case = [Request([1] * 3, 2), Request([1] * 4, 1), Request([1] * 5, 2)]
+    assert list(shapes(case, slots_for(case, 2), 2)) == [
+        Shape((3, 4), ()),
+        Shape((5,), (3,)),  # the second request has ended, and the third takes its place
+        Shape((), (5,)),
+    ]
+
+
+def test_slots_are_those_of_the_largest_batch() -> None:
+    case = [Request([1] * 20, 20), Request([1] * 10, 6), Request([1] * 100, 1)]
+    assert slots_for(case, 2) == 7 * 16 + 3 * 16
+    assert slots_for(case, 9) == 7 * 16 + 3 * 16 + 16
+
+
+def test_a_request_that_never_fits_is_refused() -> None:
+    with pytest.raises(FailedPrecondition, match="a request needs 48; there are 32"):
+        next(shapes([Request([1] * 20, 20)], 32, 1))
+
+
+def test_the_numbers_of_a_run() -> None:
+    steps = [
+        Step(Shape((9, 9), ()), 0.5),
+        Step(Shape((9,), (9, 9)), 0.25),
+        Step(Shape((), (10, 10, 9)), 0.004),
+        Step(Shape((), (11, 11, 10)), 0.002),
+        Step(Shape((), (12, 11)), 0.001),
+    ]
+    run = Run(fixed(3, 9, 4), 0.757, steps, [])
+    assert run.full_decode_ms == 3.0  # the two iterations of three increments
+    assert run.initiation_seconds == 0.75
+    assert Run(fixed(1, 9, 1), 0.1, steps[:1], []).full_decode_ms is None
+
+
+def test_lines_of_a_file_of_cases(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cases.json"
+    path.write_text(dump({"a": [Request([1, 2, 3], 4), Request([4], 2)], "b": [Request([5], 1)]}))
+    found = list(lines(options_of(model, 8), path, [], runs=2))
+    assert [(line["case"], line["run"]) for line in found] == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+    for line in found[:2]:
+        assert (line["engine"], line["requests"], line["output_tokens"], line["iterations"]) == ("orca", 2, 6, 4)
+        assert (line["dtype"], line["threads"], line["device"]) == ("float32", 1, "cpu")
+        assert line["output_tokens_per_s"] == pytest.approx(6 / line["seconds"], rel=0.1)  # both are rounded
+    assert found[2]["iteration_ms"] is None
+
+
+def test_the_floor_of_a_case_is_that_of_its_iterations(model: Path) -> None:
+    checkpoint, case = read_checkpoint(model), [Request([1] * 3, 3), Request([1] * 5, 1)]
+    slow_memory, slow_cores = Accelerator("m", 1.0, {"float32": 1e30}), Accelerator("c", 1e30, {"float32": 1.0})
+    layers, head = 2 * 12 * 16 * 16, 97 * 16
+    kept = 2 * 2 * 16 * 4  # bytes of a key and a value in both layers
+    small = 2 * (3 + 1 + 4 + 1 + 4) * 16 + 2 * 16  # elements of biases and norms, and of the last norm
+    weights = 4 * (layers + head + small)
+    # each iteration: the weights, what it reads of keys and values (its own included), and what it writes
+    bytes_ = 3 * weights + kept * ((3 + 5) + (3 + 5) + (4 + 1) + (5 + 1))
+    assert case_floor(checkpoint, "float32", case, 8, slow_memory) == pytest.approx(bytes_)
+    tokens, pairs = 3 + 5 + 1 + 1, 6 + 15 + 4 + 5  # pairs of a query and a key
+    flop = 2 * layers * tokens + 2 * head * 4 + 4 * pairs * 16 * 2
+    assert case_floor(checkpoint, "float32", case, 8, slow_cores) == pytest.approx(flop)
+    assert case_floor(checkpoint, "float32", case, 8, None) is None
+
+
+def test_a_family_without_known_work_has_no_floor(model: Path) -> None:
+    other = replace(read_checkpoint(model), model_type="orca_timed")
+    assert iteration_work(other, "float32", [(0, 4)]) is None

@@ -1,0 +1,38 @@
+"""Every subject is timed against the ceilings of this machine. The numbers are for a reader, not for a test."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import make_gpt2, make_timed
+
+from orca_bench.ceilings import matrix_rate, read_bandwidth
+from orca_bench.engine import EngineOptions
+from orca_bench.kernels import lines
+from orca_common.errors import FailedPrecondition
+
+
+def test_kernels_are_timed_against_the_machine(tmp_path: Path) -> None:
+    model = make_gpt2(tmp_path, heads=2, layers=2, hidden=16, vocab=97, positions=96, seed=3)
+    ceilings, *found = lines(EngineOptions(str(model), "float32", "cpu", 1), seconds=0.0)
+    assert ceilings["read_GB_per_s"] > 0
+    assert [line["kernel"] for line in found if line["kernel"].startswith(("decode", "prefill"))] == [
+        *("decode 1 x 32", "decode 32 x 32"),  # the model has 96 positions
+        "prefill 96",
+    ]
+    assert {line["kernel"].split()[0] for line in found} == {"decode", "prefill", "product", "attention"}
+    for line in found:
+        assert line["ms"] >= 0
+        assert line["floor_ms"] >= 0
+        assert line["runs"] >= 5
+        assert (line["dtype"], line["threads"]) == ("float32", 1)
+
+
+def test_a_family_whose_work_is_not_known_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FailedPrecondition, match="the kernels of orca_timed are not known"):
+        next(lines(EngineOptions(str(make_timed(tmp_path)))))
+
+
+def test_ceilings_are_measured() -> None:
+    assert read_bandwidth(size=4 << 20, runs=1) > 0
+    assert matrix_rate(torch.float32, long=0.0, runs=1) > 0
