@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from orca_cli import bench
 from orca_cli import config as effective
 from orca_cli import demo as demonstration
 from orca_cli.chart_values import read_values
@@ -38,6 +39,7 @@ app = typer.Typer(
     help="Orca serves Transformer models: iteration-level scheduling, selective batching.",
 )
 app.command()(generate)
+app.add_typer(bench.app, name="bench")
 console = Console(highlight=False, markup=False)
 
 # These commands leave their arguments to settings; those of services leave --help to them too.

@@ -1,0 +1,63 @@
+"""Orca's gRPC door for the bench: streams of Generate, read as bytes, so that the client itself costs little."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from orca.v1 import orca_pb2 as pb
+from orca.v1.orca_pb2_grpc import OrcaStub
+from orca_common.errors import FailedPrecondition
+
+from .measures import Answer
+
+
+class GrpcDoor:
+    """`Door` to an endpoint of Orca. It resumes nothing: a call that fails is an error.
+
+    `patience`: seconds that the server may take to answer the first call.
+    """
+
+    def __init__(self, address: str, label: str = "orca-grpc", patience: float = 10.0) -> None:
+        self.address, self.label, self.patience = address, label, patience
+
+    async def __aenter__(self) -> Self:
+        """Connects. Raises FailedPrecondition when nobody answers."""
+        self._channel = grpc.aio.insecure_channel(self.address)
+        try:
+            request = pb.GetModelRequest()
+            self.model: pb.GetModelResponse = await OrcaStub(self._channel).GetModel(
+                request, wait_for_ready=True, timeout=self.patience
+            )
+        except grpc.aio.AioRpcError as error:
+            await self._channel.close()
+            raise FailedPrecondition(f"address: {self.address} does not answer ({error.details()})") from None
+        self._generate: Any = self._channel.unary_stream("/orca.v1.Orca/Generate")  # bytes in, bytes out
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size
+
+    async def ask(self, answer: Answer, clock: Callable[[], float]) -> None:
+        prompt, output = answer.request
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt), max_new_tokens=output, ignore_eos=True)
+        messages: list[tuple[float, bytes]] = []
+        try:
+            async for message in self._generate(request.SerializeToString()):
+                messages.append((clock(), message))
+        except grpc.aio.AioRpcError as error:
+            answer.error = f"{error.code().name}: {error.details()}"
+        for moment, message in messages:  # parsed only now: the clock of the other streams does not wait for it
+            event = pb.GenerateResponse.FromString(message)
+            match event.WhichOneof("event"):
+                case "token":
+                    answer.came.append(moment)
+                case "finished":
+                    answer.tokens = event.finished.output_tokens
