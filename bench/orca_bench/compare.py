@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orca_common.errors import FailedPrecondition
+from orca_lab.roofline import Accelerator
 from orca_worker.rank import open_device
 
 from .ceilings import of_device
@@ -84,22 +85,51 @@ def ratio(above: float | None, below: float | None) -> str:
     return f"{above / below:.2f}" if above and below else "-"
 
 
-def report(
-    options: EngineOptions, cases: Path | None, names: Sequence[str], lines: Sequence[Line], command: str
-) -> str:
-    """The table of `lines`, with what a reader needs to judge it. Measures the machine's ceilings for the floors."""
-    checkpoint, chosen = chosen_cases(options, cases, names)
-    threads = options.threads or cores()
-    on = of_device(open_device(options.device, 0), threads)
-    floors = {
-        name: case_floor(checkpoint, options.dtype, case, options.max_batch_size, on) for name, case in chosen.items()
-    }
-    ceilings = ""
-    if on is not None:
-        rate = on.peak[options.dtype]
-        ceilings = f" The floor: {on.bandwidth / 1e9:.1f} GB/s read, {rate / 1e12:.2f} TFLOP/s in {options.dtype}."
-    machine = f"{processor()}, {cores()} cores, instruction set {isa()}"
-    ours = f"{checkpoint.name}, orca in {options.dtype} with {threads} thread{'s' * (threads > 1)}"
-    number = max((line["round"] for line in lines), default=0)
-    about = f"{machine}; {ours}. Medians of {number} rounds in one sitting.{ceilings}"
-    return f"`{command}`\n\n{about}\n\n{table(lines, floors)}"
+class Sitting:
+    """Rounds of one sitting, and what a reader needs to judge them. The floors' ceilings are the better of two
+    measurements, before the first round and after the last one."""
+
+    def __init__(self, options: EngineOptions, cases: Path | None, names: Sequence[str]) -> None:
+        """The cases are chosen as by `chosen_cases`. Raises FailedPrecondition."""
+        self.options, self.lines = options, list[Line]()
+        self.checkpoint, self.cases = chosen_cases(options, cases, names)
+        self.threads = options.threads or cores()
+
+    def rounds(
+        self, commands: Sequence[Sequence[str] | str], number: int, about_to: Callable[[str], None]
+    ) -> Iterator[Line]:
+        """Runs the commands as `rounds` does; lines of other cases are left out."""
+        about_to("measuring this machine's ceilings")
+        before = self._ceilings()
+        for line in rounds(commands, number, about_to):
+            if line["case"] in self.cases:
+                self.lines.append(line)
+                yield line
+        about_to("measuring this machine's ceilings")
+        after = self._ceilings()
+        self.ceilings = better(before, after) if before is not None and after is not None else None
+
+    def _ceilings(self) -> Accelerator | None:
+        return of_device(open_device(self.options.device, 0), self.threads)
+
+    def report(self, command: str) -> str:
+        """The table in Markdown, below the command and the circumstances."""
+        options, on = self.options, self.ceilings
+        floors = {
+            name: case_floor(self.checkpoint, options.dtype, case, options.max_batch_size, on)
+            for name, case in self.cases.items()
+        }
+        machine = f"{processor()}, {cores()} cores, instruction set {isa()}"
+        ours = f"{self.checkpoint.name}, orca in {options.dtype} with {self.threads} thread{'s' * (self.threads > 1)}"
+        number = max((line["round"] for line in self.lines), default=0)
+        about = f"{machine}; {ours}. Medians of {number} rounds in one sitting."
+        if on is not None:
+            rate = on.peak[options.dtype] / 1e12
+            about += f" The floor: {on.bandwidth / 1e9:.1f} GB/s read, {rate:.2f} TFLOP/s in {options.dtype}."
+        return f"`{command}`\n\n{about}\n\n{table(self.lines, floors)}"
+
+
+def better(one: Accelerator, other: Accelerator) -> Accelerator:
+    """The higher ceilings of two measurements of a machine."""
+    peak = {dtype: max(rate, other.peak[dtype]) for dtype, rate in one.peak.items()}
+    return Accelerator(one.name, max(one.bandwidth, other.bandwidth), peak)

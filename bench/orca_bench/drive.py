@@ -26,8 +26,13 @@ class Door(Protocol):
 Ended = Callable[[Answer], None]
 
 
-async def open_loop(door: Door, load: Sequence[Planned], ended: Ended = lambda answer: None) -> list[Answer]:
-    """Sends each request at its moment, whatever has become of those before it. Returns when all have ended."""
+async def open_loop(
+    door: Door, load: Sequence[Planned], ended: Ended = lambda answer: None, patience: float | None = None
+) -> list[Answer]:
+    """Sends each request at its moment, whatever has become of those before it. Returns when all have ended.
+
+    `ended` hears of each end. A request that has not ended `patience` seconds after it was sent is given up as failed.
+    """
     started = time.perf_counter()
 
     def clock() -> float:
@@ -37,21 +42,27 @@ async def open_loop(door: Door, load: Sequence[Planned], ended: Ended = lambda a
         answer = Answer(planned.request, planned.at)
         while (wait := planned.at - clock()) > 0:  # a timer may end a little early
             await asyncio.sleep(wait)
-        await asked(door, answer, clock)
+        await asked(door, answer, clock, patience)
         ended(answer)
         return answer
 
     return await asyncio.gather(*(one(planned) for planned in load))
 
 
-async def closed_case(door: Door, case: Case, ended: Ended = lambda answer: None) -> list[Answer]:
+async def closed_case(
+    door: Door, case: Case, ended: Ended = lambda answer: None, patience: float | None = None
+) -> list[Answer]:
     """Sends all requests of a case at once, and returns when all have ended."""
-    return await open_loop(door, [Planned(0.0, request) for request in case], ended)
+    return await open_loop(door, [Planned(0.0, request) for request in case], ended, patience)
 
 
-async def asked(door: Door, answer: Answer, clock: Callable[[], float]) -> None:
+async def asked(door: Door, answer: Answer, clock: Callable[[], float], patience: float | None) -> None:
     answer.sent = clock()
-    await door.ask(answer, clock)
+    try:
+        async with asyncio.timeout(patience):
+            await door.ask(answer, clock)
+    except TimeoutError:
+        answer.error = f"it had not ended after {patience:g} s"
     answer.ended = clock()
     if not answer.error and answer.tokens != answer.request.output:
         answer.error = f"{answer.tokens} tokens came instead of {answer.request.output}"

@@ -15,10 +15,11 @@ import torch
 
 from orca.v1 import worker_pb2
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
-from orca_common.errors import FailedPrecondition
+from orca_common.errors import FailedPrecondition, InvalidArgument
 from orca_local.stack import DEMO_MODEL
 from orca_scheduler.core import ScheduleBatch
 from orca_scheduler.request import Phase
+from orca_worker.partition import ITEM_BYTES
 from orca_worker.rank import open_device
 from orca_worker.stage import Stage
 
@@ -60,13 +61,17 @@ class Run:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What the engine is measured with."""
+    """What the engine is measured with. Raises InvalidArgument when there is no such type."""
 
     model: str | None = None  # folder or hub name; None: the demo model
     dtype: str = "bfloat16"
     device: str = "cpu"
     threads: int = 0  # 0: one for each core
     max_batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_BYTES:
+            raise InvalidArgument("dtype", f"is {self.dtype}; there are {', '.join(ITEM_BYTES)}")
 
     def checkpoint(self) -> Checkpoint:
         """Raises FailedPrecondition when there is no such model."""
@@ -80,9 +85,8 @@ class Engine:
         """Raises FailedPrecondition when the model cannot be loaded, or the memory is too small."""
         self.options, self.checkpoint, self.slots = options, checkpoint, slots
         self.threads = options.threads or cores()
-        device = open_device(options.device, 0)
-        self.device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        self.stage = Stage(checkpoint, options.dtype, device, slots, self.threads)
+        self.device = open_device(options.device, 0)
+        self.stage = Stage(checkpoint, options.dtype, self.device, slots, self.threads)
         memory = self.stage.form(BLOCK_SIZE)
         if memory.slots < slots:
             raise FailedPrecondition(f"slots: {slots} are needed; the memory holds {memory.slots}")
@@ -107,7 +111,8 @@ class Engine:
     @property
     def where(self) -> dict[str, Any]:
         """What every line says about the circumstances."""
-        return {"dtype": self.options.dtype, "threads": self.threads, "device": self.device_name, "isa": isa()}
+        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        return {"dtype": self.options.dtype, "threads": self.threads, "device": device, "isa": isa()}
 
     def line(self, name: str, run: Run, number: int) -> dict[str, Any]:
         """What the bench prints of a run."""

@@ -14,13 +14,11 @@ from typing import Any
 import torch
 
 from orca.v1 import worker_pb2
-from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_kernels.reference import SplitAttention
 from orca_lab.roofline import Accelerator, Work
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.partition import ITEM_BYTES
-from orca_worker.rank import open_device
 
 from .cases import fixed, vocabulary_of
 from .ceilings import of_device
@@ -45,34 +43,20 @@ class Subject:
     run: Callable[[], object]
 
 
-@dataclass(frozen=True)
-class Bench:
-    """What subjects are made of. `engine` has room for all of DECODES and for PREFILL."""
-
-    engine: Engine
-    checkpoint: Checkpoint
-    dtype: str
-    device: torch.device
-
-    @property
-    def config(self) -> GPT2Config:
-        return GPT2Config.read(self.checkpoint)
-
-
-def iterations(bench: Bench) -> Iterator[Subject]:
+def iterations(engine: Engine) -> Iterator[Subject]:
     """Whole iterations of the stage: control message in, tokens out."""
-    vocabulary = vocabulary_of(bench.checkpoint.vocab_size)
-    longest = bench.checkpoint.max_positions
+    vocabulary = vocabulary_of(engine.checkpoint.vocab_size)
+    longest = engine.checkpoint.max_positions
     for batch, context in DECODES:
         if context < longest:
-            yield iteration(bench, f"decode {batch} x {context}", Shape((), (context,) * batch), vocabulary)
+            yield iteration(engine, f"decode {batch} x {context}", Shape((), (context,) * batch), vocabulary)
     length = min(PREFILL, longest)
-    yield iteration(bench, f"prefill {length}", Shape((length,), ()), vocabulary)
+    yield iteration(engine, f"prefill {length}", Shape((length,), ()), vocabulary)
 
 
-def iteration(bench: Bench, name: str, shape: Shape, vocabulary: range) -> Subject:
+def iteration(engine: Engine, name: str, shape: Shape, vocabulary: range) -> Subject:
     """One iteration, which can be repeated: its rows keep their length, or begin again."""
-    stage, rows = bench.engine.stage, range(shape.requests)
+    stage, rows = engine.stage, range(shape.requests)
     length = max(shape.initiations or shape.contexts)
     blocks = -(-(length + 1) // BLOCK_SIZE)
     fill = worker_pb2.Iteration(free_rows=rows)
@@ -96,18 +80,22 @@ def iteration(bench: Bench, name: str, shape: Shape, vocabulary: range) -> Subje
         increment_positions=shape.contexts,
         increment_tokens=[vocabulary[row] for row in rows],
     )
-    needed = iteration_work(bench.checkpoint, bench.dtype, shape.tokens)
+    needed = iteration_work(engine.checkpoint, engine.options.dtype, shape.tokens)
     assert needed is not None
     return Subject(name, needed, run)
 
 
-def products(bench: Bench) -> Iterator[Subject]:
+def products(engine: Engine) -> Iterator[Subject]:
     """The matrix products of a layer and of the head, in plain torch, each over other weights than the one before.
 
     The weights of one product stay in a cache if it runs again at once, and would then be read faster than an iteration
     can read them. So each repetition takes the next of several copies.
     """
-    config, item, kind = bench.config, ITEM_BYTES[bench.dtype], getattr(torch, bench.dtype)
+    config, item, kind = (
+        GPT2Config.read(engine.checkpoint),
+        ITEM_BYTES[engine.options.dtype],
+        getattr(torch, engine.options.dtype),
+    )
     hidden, inner = config.hidden, config.inner
     matrices = {
         "qkv": (hidden, 3 * hidden),
@@ -117,10 +105,10 @@ def products(bench: Bench) -> Iterator[Subject]:
         "head": (hidden, config.vocab_size),
     }
     for name, (inputs, outputs) in matrices.items():
-        weight = torch.randn(outputs, inputs, device=bench.device).to(kind)
+        weight = torch.randn(outputs, inputs, device=engine.device).to(kind)
         weights = [weight.clone() for _ in range(max(2, COPIES // weight.nbytes))]
         for tokens in (1, 32):
-            x = torch.randn(tokens, inputs, device=bench.device).to(kind)
+            x = torch.randn(tokens, inputs, device=engine.device).to(kind)
             moved = item * (inputs * outputs + tokens * (inputs + outputs))
             yield Subject(
                 f"product {name} x {tokens}", Work(moved, 2 * tokens * inputs * outputs), rotating(x, weights)
@@ -133,17 +121,21 @@ def rotating(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> Callable[[], o
     return lambda: torch.nn.functional.linear(x, next(turns))
 
 
-def attentions(bench: Bench) -> Iterator[Subject]:
+def attentions(engine: Engine) -> Iterator[Subject]:
     """Split attention of one layer's decoding iteration, planned before, in plain torch."""
-    config, item, kind = bench.config, ITEM_BYTES[bench.dtype], getattr(torch, bench.dtype)
+    config, item, kind = (
+        GPT2Config.read(engine.checkpoint),
+        ITEM_BYTES[engine.options.dtype],
+        getattr(torch, engine.options.dtype),
+    )
     heads, size = config.heads, config.head_size
     for batch, context in DECODES:
         blocks = -(-(context + 1) // BLOCK_SIZE)
-        table = torch.arange(batch * blocks, device=bench.device).view(batch, blocks)
+        table = torch.arange(batch * blocks, device=engine.device).view(batch, blocks)
         slots = table[:, context // BLOCK_SIZE] * BLOCK_SIZE + context % BLOCK_SIZE
         plan = SplitAttention(table, [1] * batch, [context] * batch, slots, heads=heads, block_size=BLOCK_SIZE)
-        cache = torch.randn(2, batch * blocks, heads, BLOCK_SIZE, size, device=bench.device).to(kind)
-        q, k, v = torch.randn(3, batch, heads, size, device=bench.device).to(kind)
+        cache = torch.randn(2, batch * blocks, heads, BLOCK_SIZE, size, device=engine.device).to(kind)
+        q, k, v = torch.randn(3, batch, heads, size, device=engine.device).to(kind)
 
         plan.write(k, v, *cache)
         kept = batch * (context + 1) * heads * size  # elements of the keys, and of the values
@@ -151,7 +143,7 @@ def attentions(bench: Bench) -> Iterator[Subject]:
         yield Subject(f"attention {batch} x {context}", work, partial(plan, q, *cache, size**-0.5))
 
 
-SOURCES: tuple[Callable[[Bench], Iterator[Subject]], ...] = (iterations, products, attentions)
+SOURCES: tuple[Callable[[Engine], Iterator[Subject]], ...] = (iterations, products, attentions)
 
 
 def time_subject(subject: Subject, device: torch.device, seconds: float = TIMED) -> list[float]:
@@ -197,14 +189,13 @@ def lines(options: EngineOptions, only: str = "", seconds: float = TIMED) -> Ite
         raise FailedPrecondition(f"model: the kernels of {checkpoint.model_type} are not known to the bench")
     largest = max(*(batch * (context + 1 + BLOCK_SIZE) for batch, context in DECODES), PREFILL + 1 + BLOCK_SIZE)
     engine = Engine(options, checkpoint, largest - largest % BLOCK_SIZE)
-    device = open_device(options.device, 0)
-    on = of_device(device, engine.threads)
+    on = of_device(engine.device, engine.threads)
     if on is not None:
         rates = {f"{dtype}_GFLOP_per_s": round(peak / 1e9, 1) for dtype, peak in on.peak.items()}
         yield {"ceilings": on.name, "read_GB_per_s": round(on.bandwidth / 1e9, 2), **rates, **engine.where}
-    bench = Bench(engine, checkpoint, options.dtype, device)
     with torch.inference_mode():
         for source in SOURCES:
-            for subject in source(bench):
+            for subject in source(engine):
                 if only in subject.name:
-                    yield subject_line(subject, time_subject(subject, device, seconds), on, engine.where)
+                    times = time_subject(subject, engine.device, seconds)
+                    yield subject_line(subject, times, on, engine.where)

@@ -7,7 +7,7 @@ from typing import Any
 
 from orca_common.errors import Unavailable
 
-from .cases import VOCABULARY, WARM_UP_SEED, Case, fixed
+from .cases import WARM_UP_SEED, Case, fixed
 from .drive import Door, Ended, closed_case, open_loop
 from .load import Lengths, poisson
 from .machine import isa
@@ -24,12 +24,13 @@ class OpenLoad:
     requests: int
     seed: int
     lengths: str  # as Lengths.read takes it
-    vocabulary: range = VOCABULARY
+    vocabulary: range
 
 
-async def warm_up(door: Door, inputs: int, outputs: int, vocabulary: range) -> None:
+async def warm_up(door: Door, inputs: int, outputs: int, vocabulary: range, patience: float) -> None:
     """Four requests that are not reported. Raises Unavailable with the server's words when one fails."""
-    answers = await closed_case(door, fixed(4, inputs, outputs, WARM_UP_SEED, vocabulary))
+    case = fixed(4, inputs, outputs, WARM_UP_SEED, vocabulary)
+    answers = await closed_case(door, case, patience=patience)
     complain(answers)
 
 
@@ -40,27 +41,27 @@ def complain(answers: Sequence[Answer]) -> None:
         raise Unavailable(f"{len(failed)} of {len(answers)} requests failed, the first with: {failed[0].error}")
 
 
-async def open_lines(door: Door, load: OpenLoad, start: Start) -> AsyncIterator[dict[str, Any]]:
+async def open_lines(door: Door, load: OpenLoad, start: Start, patience: float) -> AsyncIterator[dict[str, Any]]:
     """A line for each rate. A rate begins when all requests of the one before have ended. Failed requests are counted.
 
     Raises InvalidArgument, or Unavailable when the server does not even serve the warm-up.
     """
     lengths = Lengths.read(load.lengths)
-    await warm_up(door, lengths.inputs[0], min(8, lengths.outputs[1]), load.vocabulary)
+    await warm_up(door, lengths.inputs[0], min(8, lengths.outputs[1]), load.vocabulary, patience)
     for rate in load.rates:
         planned = poisson(rate, load.requests, load.seed, lengths, load.vocabulary)
-        answers = await open_loop(door, planned, start(f"{rate:g} requests/s", len(planned)))
+        answers = await open_loop(door, planned, start(f"{rate:g} requests/s", len(planned)), patience)
         about = {"engine": door.label, "rate": rate, "lengths": load.lengths, "seed": load.seed}
         yield {**about, **summary(answers), "isa": isa()}
 
 
 async def case_lines(
-    door: Door, cases: Mapping[str, Case], runs: int, vocabulary: range, start: Start
+    door: Door, cases: Mapping[str, Case], runs: int, vocabulary: range, start: Start, patience: float
 ) -> AsyncIterator[dict[str, Any]]:
     """A line for each run of each case, in the form of the engine's lines. Raises Unavailable when a request fails."""
     shortest = min(len(one.prompt) for case in cases.values() for one in case)
-    await warm_up(door, min(32, shortest), 8, vocabulary)
+    await warm_up(door, min(32, shortest), 8, vocabulary, patience)
     for (name, case), number in itertools.product(cases.items(), range(1, runs + 1)):
-        answers = await closed_case(door, case, start(f"{name}, run {number}", len(case)))
+        answers = await closed_case(door, case, start(f"{name}, run {number}", len(case)), patience)
         complain(answers)
         yield {"engine": door.label, "case": name, **summary(answers), "run": number, "isa": isa()}

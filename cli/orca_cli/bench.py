@@ -97,6 +97,7 @@ def serve(
     vocab_size: Annotated[
         int | None, typer.Option(min=2, help="Token ids stay below this; the server's if it tells, else 30000.")
     ] = None,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds after which a request has failed.")] = 600.0,
     label: Annotated[str | None, typer.Option(help="The server's name in the lines and the plot.")] = None,
     plot: Annotated[Path | None, typer.Option(help="SVG file for the latency-throughput curve.")] = None,
     json_file: JsonFile = None,
@@ -124,7 +125,8 @@ def serve(
             size = vocab_size or told or VOCABULARY.stop
             vocabulary = vocabulary_of(size)
             if all_rates:
-                found = open_lines(door, OpenLoad(all_rates, requests, seed, lengths, vocabulary), start)
+                load = OpenLoad(all_rates, requests, seed, lengths, vocabulary)
+                found = open_lines(door, load, start, patience)
             else:
                 chosen: Mapping[str, Case]
                 if batch is not None:
@@ -134,7 +136,7 @@ def serve(
                     known = read_cases(cases) if cases else own_cases(vocabulary)
                     positions = door.model.max_positions if isinstance(door, GrpcDoor) else sys.maxsize
                     chosen = pick(known, case or [], size, positions)
-                found = case_lines(door, chosen, runs, vocabulary, start)
+                found = case_lines(door, chosen, runs, vocabulary, start, patience)
             async for line in found:
                 yield line
 
@@ -167,7 +169,7 @@ def compare(
     json_file: JsonFile = None,
 ) -> None:
     """Runs our engine and its peers in turn, in one sitting, and prints a table in Markdown with ratios and floors."""
-    from orca_bench import compare as comparison
+    from orca_bench.compare import Sitting
     from orca_bench.engine import EngineOptions
 
     own = [sys.executable, "-m", "orca_cli", "bench", "engine", "--runs", "1"]
@@ -178,14 +180,11 @@ def compare(
     own += [word for name, value in given.items() if value is not None for word in (name, str(value))]
     own += [word for name in case or [] for word in ("--case", name)]
     with sentences(), saved(json_file) as save, errors.status("") as status:
-        found: list[Mapping[str, Any]] = []
-        for line in comparison.rounds([own, *peer], rounds, status.update):
-            save(line)
-            found.append(line)
-        status.update("measuring this machine's ceilings")
         options = EngineOptions(model, dtype, device, threads, max_batch_size)
-        command = shlex.join(["orca", *sys.argv[1:]])
-        print(comparison.report(options, cases, case or [], found, command), end="")
+        sitting = Sitting(options, cases, case or [])
+        for line in sitting.rounds([own, *peer], rounds, status.update):
+            save(line)
+        print(sitting.report(shlex.join(["orca", *sys.argv[1:]])), end="")
 
 
 @app.command()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orca_bench.compare import Line, lines_of, medians, rounds, table
+from orca_bench.compare import Line, better, lines_of, medians, rounds, table
 from orca_common.errors import FailedPrecondition
+from orca_lab.roofline import Accelerator
 
 
 def line(engine: str, case: str, seconds: float) -> Line:
@@ -47,6 +48,11 @@ def test_commands_run_in_turn(tmp_path: Path) -> None:
     assert [(one["engine"], one["round"]) for one in found] == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
     assert order.read_text().split() == ["first", "second"] * 2
     assert heard == [f"round {n} of 2: {command}" for n in (1, 2) for command in (shlex.join(first), other)]
+
+
+def test_the_better_of_two_measurements_counts() -> None:
+    one, other = Accelerator("cpu", 9.0, {"float32": 2.0}), Accelerator("cpu", 8.0, {"float32": 3.0})
+    assert better(one, other) == Accelerator("cpu", 9.0, {"float32": 3.0})
 
 
 def test_a_command_that_fails_ends_it() -> None:

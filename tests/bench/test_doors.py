@@ -139,6 +139,20 @@ async def test_failures_are_counted_with_their_reasons() -> None:
     assert asked == 8, "nothing is tried again"
 
 
+async def test_a_server_that_never_answers_is_given_up() -> None:
+    never = asyncio.Event()
+
+    async def serve(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if body["prompt"] == [7]:
+            await never.wait()
+        respond(writer, 200, completion(body["max_tokens"]))
+
+    async with http_server(serve) as url, OpenAIDoor(url) as door:
+        answers = await closed_case(door, [Request([6], 1), Request([7], 1)], patience=0.5)
+        never.set()
+    assert [answer.error for answer in answers] == ["", "it had not ended after 0.5 s"]
+
+
 async def test_a_server_that_refuses_is_told_at_the_start() -> None:
     async def serve(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         respond(writer, 503, b"starting")

@@ -130,7 +130,8 @@ async def test_the_engine_and_a_peer_in_one_table(tmp_path: Path) -> None:
     assert [(line["case"], line["output_tokens"], line["iterations"]) for line in alone.lines] == [("small", 6, 3)] * 2
     assert (tmp_path / "alone.jsonl").read_text() == alone.output
 
-    peer = "echo loading; echo '" + json.dumps({"engine": "peer", "case": "small", "seconds": 1000.0}) + "'"
+    said = [{"engine": "peer", "case": case, "seconds": 1000.0} for case in ("small", "other")]
+    peer = "; ".join(["echo loading", *(f"echo '{json.dumps(line)}'" for line in said)])
     kept = tmp_path / "rounds.jsonl"
     both = await bench("compare", *options, "--peer", peer, "--rounds", 2, "--json-file", kept)
     assert both.status == 0, both.errors
@@ -155,6 +156,7 @@ async def test_the_engine_and_a_peer_in_one_table(tmp_path: Path) -> None:
         ("serve --address a:1 --rates 1,x", 2, "numbers above 0"),
         ("serve --address a:1 --rates 0,1", 2, "numbers above 0"),
         ("serve --openai https://b --rate 1", 1, "is not an address"),
+        ("engine --dtype int8", 1, "dtype: is int8; there are float32, bfloat16"),
         ("engine --case none", 1, "there is no none; there are b1_32_32,"),
         ("engine --case paper64", 1, "needs 639 positions; the model has 512"),
         ("engine --model /none", 1, "is not a checkpoint folder"),
