@@ -59,7 +59,7 @@ def medians(lines: Sequence[Line]) -> dict[str, dict[str, float]]:
     times: dict[str, dict[str, list[float]]] = {}
     for line in lines:
         times.setdefault(line["case"], {}).setdefault(line["engine"], []).append(line["seconds"])
-    return {case: {name: statistics.median(all_) for name, all_ in each.items()} for case, each in times.items()}
+    return {case: {name: statistics.median(values) for name, values in each.items()} for case, each in times.items()}
 
 
 def table(lines: Sequence[Line], floors: Mapping[str, float | None], engine: str = "orca") -> str:

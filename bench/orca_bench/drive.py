@@ -18,7 +18,8 @@ class Door(Protocol):
     async def ask(self, answer: Answer, clock: Callable[[], float]) -> None:
         """Sends the request of `answer` and fills in what comes back, until its end. `clock` tells the moments.
 
-        A request that fails has its reason in `answer.error`; nothing is raised, and nothing is tried again.
+        Notes the end before it looks at what came. A request that fails has its reason in `answer.error`; nothing is
+        raised, and nothing is tried again.
         """
         ...
 
@@ -63,6 +64,6 @@ async def asked(door: Door, answer: Answer, clock: Callable[[], float], patience
             await door.ask(answer, clock)
     except TimeoutError:
         answer.error = f"it had not ended after {patience:g} s"
-    answer.ended = clock()
+        answer.ended = clock()
     if not answer.error and answer.tokens != answer.request.output:
         answer.error = f"{answer.tokens} tokens came instead of {answer.request.output}"

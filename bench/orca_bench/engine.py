@@ -24,7 +24,7 @@ from orca_worker.rank import open_device
 from orca_worker.stage import Stage
 
 from .cases import WARM_UP_SEED, Case, fixed, own_cases, pick, read_cases, vocabulary_of
-from .machine import cores, isa
+from .machine import cores, isa, resident_bytes
 from .schedule import BLOCK_SIZE, Schedule, Shape, shape_of, slots_for
 
 
@@ -127,6 +127,7 @@ class Engine:
             "iterations": len(run.steps),
             "iteration_ms": None if decode is None else round(decode, 3),
             "initiation_s": round(run.initiation_seconds, 4),
+            "resident_MB": round(resident_bytes() / 1e6),
             "run": number,
             "max_batch_size": self.options.max_batch_size,
             **self.where,

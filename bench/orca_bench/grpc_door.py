@@ -54,6 +54,7 @@ class GrpcDoor:
                 messages.append((clock(), message))
         except grpc.aio.AioRpcError as error:
             answer.error = f"{error.code().name}: {error.details()}"
+        answer.ended = clock()
         for moment, message in messages:  # parsed only now: the clock of the other streams does not wait for it
             event = pb.GenerateResponse.FromString(message)
             match event.WhichOneof("event"):

@@ -43,6 +43,12 @@ class Subject:
     run: Callable[[], object]
 
 
+def data_of(engine: Engine) -> tuple[GPT2Config, int, torch.dtype]:
+    """The model's shape; bytes and type of an element."""
+    dtype = engine.options.dtype
+    return GPT2Config.read(engine.checkpoint), ITEM_BYTES[dtype], getattr(torch, dtype)
+
+
 def iterations(engine: Engine) -> Iterator[Subject]:
     """Whole iterations of the stage: control message in, tokens out."""
     vocabulary = vocabulary_of(engine.checkpoint.vocab_size)
@@ -55,34 +61,28 @@ def iterations(engine: Engine) -> Iterator[Subject]:
 
 
 def iteration(engine: Engine, name: str, shape: Shape, vocabulary: range) -> Subject:
-    """One iteration, which can be repeated: its rows keep their length, or begin again."""
+    """One iteration, which can be repeated: an initiation begins its rows again, increments keep their position.
+
+    The rows are the stage's first ones, so the next iteration that is made here ends this one.
+    """
     stage, rows = engine.stage, range(shape.requests)
     length = max(shape.initiations or shape.contexts)
     blocks = -(-(length + 1) // BLOCK_SIZE)
-    fill = worker_pb2.Iteration(free_rows=rows)
+    begin = worker_pb2.Iteration(free_rows=rows)
     for row, one in enumerate(fixed(shape.requests, length, 1, vocabulary=vocabulary)):
         mine = range(row * blocks, (row + 1) * blocks)
-        fill.initiations.add(row=row, claim=row + 1, token_ids=one.prompt, blocks=mine)
-    filled = False
-
-    def run() -> None:
-        nonlocal filled
-        if shape.initiations:
-            stage.run(fill)
-            return
-        if not filled:
-            stage.run(fill)
-            filled = True
-        stage.run(decode)
-
-    decode = worker_pb2.Iteration(
-        increment_rows=rows,
-        increment_positions=shape.contexts,
-        increment_tokens=[vocabulary[row] for row in rows],
-    )
+        begin.initiations.add(row=row, claim=row + 1, token_ids=one.prompt, blocks=mine)
+    timed = begin
+    if shape.contexts:
+        stage.run(begin)
+        timed = worker_pb2.Iteration(
+            increment_rows=rows,
+            increment_positions=shape.contexts,
+            increment_tokens=[vocabulary[row] for row in rows],
+        )
     needed = iteration_work(engine.checkpoint, engine.options.dtype, shape.tokens)
     assert needed is not None
-    return Subject(name, needed, run)
+    return Subject(name, needed, partial(stage.run, timed))
 
 
 def products(engine: Engine) -> Iterator[Subject]:
@@ -91,11 +91,7 @@ def products(engine: Engine) -> Iterator[Subject]:
     The weights of one product stay in a cache if it runs again at once, and would then be read faster than an iteration
     can read them. So each repetition takes the next of several copies.
     """
-    config, item, kind = (
-        GPT2Config.read(engine.checkpoint),
-        ITEM_BYTES[engine.options.dtype],
-        getattr(torch, engine.options.dtype),
-    )
+    config, item, kind = data_of(engine)
     hidden, inner = config.hidden, config.inner
     matrices = {
         "qkv": (hidden, 3 * hidden),
@@ -110,9 +106,8 @@ def products(engine: Engine) -> Iterator[Subject]:
         for tokens in (1, 32):
             x = torch.randn(tokens, inputs, device=engine.device).to(kind)
             moved = item * (inputs * outputs + tokens * (inputs + outputs))
-            yield Subject(
-                f"product {name} x {tokens}", Work(moved, 2 * tokens * inputs * outputs), rotating(x, weights)
-            )
+            needed = Work(moved, 2 * tokens * inputs * outputs)
+            yield Subject(f"torch product {name} x {tokens}", needed, rotating(x, weights))
 
 
 def rotating(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> Callable[[], object]:
@@ -123,11 +118,7 @@ def rotating(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> Callable[[], o
 
 def attentions(engine: Engine) -> Iterator[Subject]:
     """Split attention of one layer's decoding iteration, planned before, in plain torch."""
-    config, item, kind = (
-        GPT2Config.read(engine.checkpoint),
-        ITEM_BYTES[engine.options.dtype],
-        getattr(torch, engine.options.dtype),
-    )
+    config, item, kind = data_of(engine)
     heads, size = config.heads, config.head_size
     for batch, context in DECODES:
         blocks = -(-(context + 1) // BLOCK_SIZE)
@@ -136,11 +127,10 @@ def attentions(engine: Engine) -> Iterator[Subject]:
         plan = SplitAttention(table, [1] * batch, [context] * batch, slots, heads=heads, block_size=BLOCK_SIZE)
         cache = torch.randn(2, batch * blocks, heads, BLOCK_SIZE, size, device=engine.device).to(kind)
         q, k, v = torch.randn(3, batch, heads, size, device=engine.device).to(kind)
-
         plan.write(k, v, *cache)
         kept = batch * (context + 1) * heads * size  # elements of the keys, and of the values
-        work = Work(item * 2 * kept, 4 * kept)
-        yield Subject(f"attention {batch} x {context}", work, partial(plan, q, *cache, size**-0.5))
+        needed = Work(item * 2 * kept, 4 * kept)
+        yield Subject(f"torch attention {batch} x {context}", needed, partial(plan, q, *cache, size**-0.5))
 
 
 SOURCES: tuple[Callable[[Engine], Iterator[Subject]], ...] = (iterations, products, attentions)

@@ -33,12 +33,18 @@ def processor() -> str:
     return field(Path("/proc/cpuinfo").read_text(), "model name") or "unknown processor"
 
 
-def field(cpuinfo: str, name: str) -> str:
-    """A field of the first processor in the text of /proc/cpuinfo; empty if it is not there."""
-    lines = (line.partition(":") for line in cpuinfo.splitlines())
+def field(text: str, name: str) -> str:
+    """The first field of this name in the text of a file of /proc; empty if it is not there."""
+    lines = (line.partition(":") for line in text.splitlines())
     return next((value.strip() for key, _, value in lines if key.strip() == name), "")
 
 
 def cores() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in use."""
+    status = Path("/proc/self/status").read_text()
+    return int(field(status, "VmRSS").removesuffix("kB")) * 1024

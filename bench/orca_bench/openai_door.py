@@ -103,8 +103,9 @@ class OpenAIDoor:
         try:
             exchange = await self._exchange("POST", "/completions", self._body(answer.request), clock)
         except (OSError, httptools.HttpParserError) as error:
-            answer.error = f"{type(error).__name__}: {error}"
+            answer.error, answer.ended = f"{type(error).__name__}: {error}", clock()
             return
+        answer.ended = clock()
         if exchange.status == 200:
             read_events(exchange.pieces, answer)
         if not exchange.complete:

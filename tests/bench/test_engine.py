@@ -88,6 +88,7 @@ def test_lines_of_a_file_of_cases(model: Path, tmp_path: Path) -> None:
         assert (line["engine"], line["requests"], line["output_tokens"], line["iterations"]) == ("orca", 2, 6, 4)
         assert (line["dtype"], line["threads"], line["device"]) == ("float32", 1, "cpu")
         assert line["output_tokens_per_s"] == pytest.approx(6 / line["seconds"], rel=0.1)  # both are rounded
+        assert 10 < line["resident_MB"] < 10_000
     assert found[2]["iteration_ms"] is None
 
 
