@@ -19,6 +19,8 @@ from orca_common.errors import FailedPrecondition, InvalidArgument
 from orca_local.stack import DEMO_MODEL
 from orca_scheduler.core import ScheduleBatch
 from orca_scheduler.request import Phase
+from orca_worker.dtype import choose_dtype
+from orca_worker.models.model import CPU
 from orca_worker.partition import ITEM_BYTES
 from orca_worker.rank import open_device
 from orca_worker.stage import Stage
@@ -61,17 +63,23 @@ class Run:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What the engine is measured with. Raises InvalidArgument when there is no such type."""
+    """What the engine is measured with; dtype "auto" becomes what it stands for. Raises InvalidArgument."""
 
     model: str | None = None  # folder or hub name; None: the demo model
-    dtype: str = "bfloat16"
+    dtype: str = "auto"
     device: str = "cpu"
     threads: int = 0  # 0: one for each core
     max_batch_size: int = 32
+    kernels: str = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
             raise InvalidArgument("dtype", f"is {self.dtype}; there are {', '.join(ITEM_BYTES)}")
+        object.__setattr__(self, "dtype", choose_dtype(self.dtype, open_device(self.device, 0), self.cpu))
+
+    @property
+    def cpu(self) -> CPU:
+        return CPU(self.threads or cores(), self.kernels)
 
     def checkpoint(self) -> Checkpoint:
         """Raises FailedPrecondition when there is no such model."""
@@ -84,9 +92,8 @@ class Engine:
     def __init__(self, options: EngineOptions, checkpoint: Checkpoint, slots: int) -> None:
         """Raises FailedPrecondition when the model cannot be loaded, or the memory is too small."""
         self.options, self.checkpoint, self.slots = options, checkpoint, slots
-        self.threads = options.threads or cores()
         self.device = open_device(options.device, 0)
-        self.stage = Stage(checkpoint, options.dtype, self.device, slots, self.threads)
+        self.stage = Stage(checkpoint, options.dtype, self.device, slots, options.cpu)
         memory = self.stage.form(BLOCK_SIZE)
         if memory.slots < slots:
             raise FailedPrecondition(f"slots: {slots} are needed; the memory holds {memory.slots}")
@@ -97,8 +104,12 @@ class Engine:
         steps: list[Step] = []
         started = before = time.perf_counter()
         schedule = Schedule(case, self.slots, self.options.max_batch_size)
+        left = [row for row, _, _ in self.stage.rows.held()]  # by the case before
         while (batch := schedule.batch) is not None:
-            output = self.stage.run(message(batch, case))
+            iteration = message(batch, case)
+            iteration.free_rows.extend(left)
+            left.clear()
+            output = self.stage.run(iteration)
             schedule.returned(output.token_ids)
             now = time.perf_counter()
             steps.append(Step(shape_of(batch), now - before))
@@ -112,7 +123,9 @@ class Engine:
     def where(self) -> dict[str, Any]:
         """What every line says about the circumstances."""
         device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
-        return {"dtype": self.options.dtype, "threads": self.threads, "device": device, "isa": isa()}
+        options = self.options
+        isa_used = isa(options.kernels)
+        return {"dtype": options.dtype, "threads": options.cpu.threads, "device": device, "isa": isa_used}
 
     def line(self, name: str, run: Run, number: int) -> dict[str, Any]:
         """What the bench prints of a run."""

@@ -68,7 +68,7 @@ def iteration(engine: Engine, name: str, shape: Shape, vocabulary: range) -> Sub
     stage, rows = engine.stage, range(shape.requests)
     length = max(shape.initiations or shape.contexts)
     blocks = -(-(length + 1) // BLOCK_SIZE)
-    begin = worker_pb2.Iteration(free_rows=rows)
+    begin = worker_pb2.Iteration(free_rows={*rows, *(row for row, _, _ in stage.rows.held())})
     for row, one in enumerate(fixed(shape.requests, length, 1, vocabulary=vocabulary)):
         mine = range(row * blocks, (row + 1) * blocks)
         begin.initiations.add(row=row, claim=row + 1, token_ids=one.prompt, blocks=mine)
@@ -179,7 +179,7 @@ def lines(options: EngineOptions, only: str = "", seconds: float = TIMED) -> Ite
         raise FailedPrecondition(f"model: the kernels of {checkpoint.model_type} are not known to the bench")
     largest = max(*(batch * (context + 1 + BLOCK_SIZE) for batch, context in DECODES), PREFILL + 1 + BLOCK_SIZE)
     engine = Engine(options, checkpoint, largest - largest % BLOCK_SIZE)
-    on = of_device(engine.device, engine.threads)
+    on = of_device(engine.device, engine.options.cpu.threads)
     if on is not None:
         rates = {f"{dtype}_GFLOP_per_s": round(peak / 1e9, 1) for dtype, peak in on.peak.items()}
         yield {"ceilings": on.name, "read_GB_per_s": round(on.bandwidth / 1e9, 2), **rates, **engine.where}

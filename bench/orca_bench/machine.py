@@ -1,8 +1,10 @@
 """The machine that a number was measured on: what each line of the bench says about it."""
 
 import os
-from importlib import import_module
 from pathlib import Path
+
+from orca_kernels.cpu.build import CannotBuild
+from orca_kernels.cpu.library import instruction_sets
 
 # The best first: an instruction set, and the flags of /proc/cpuinfo that it needs.
 SETS = (
@@ -13,13 +15,14 @@ SETS = (
 )
 
 
-def isa() -> str:
-    """The instruction set that our kernels run with, or the machine's best if no compiled kernels are there."""
+def isa(kernels: str = "auto") -> str:
+    """The instruction set that our kernels run with, or with plain torch the machine's best."""
+    if kernels not in ("auto", "torch"):
+        return kernels
     try:
-        kernels = import_module("orca_kernels.cpu")
-    except ModuleNotFoundError:
+        return instruction_sets()[0] if kernels == "auto" else best_isa(Path("/proc/cpuinfo").read_text())
+    except CannotBuild:
         return best_isa(Path("/proc/cpuinfo").read_text())
-    return str(kernels.isa())
 
 
 def best_isa(cpuinfo: str) -> str:

@@ -27,6 +27,7 @@ Model = Annotated[str | None, typer.Option(help="Checkpoint folder or hub name; 
 Dtype = Annotated[str, typer.Option(help="Type of the weights: float32 or bfloat16.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of a CPU's operations; 0: one for each core.")]
+Kernels = Annotated[str, typer.Option(help="Kernels of a CPU, by instruction set; torch: plain torch, none of them.")]
 MaxBatchSize = Annotated[int, typer.Option(min=1, help="Requests of a batch at most.")]
 Cases = Annotated[Path | None, typer.Option(help="A file of cases; the bench's own if not given.")]
 CaseNames = Annotated[
@@ -45,13 +46,14 @@ def engine(
     threads: Threads = 0,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
     max_batch_size: MaxBatchSize = 32,
+    kernels: Kernels = "auto",
     json_file: JsonFile = None,
 ) -> None:
     """Times whole cases on the engine alone: scheduler core and worker in one process, no network."""
     from orca_bench.engine import EngineOptions, lines
 
     with reported(json_file) as say:
-        options = EngineOptions(model, dtype, device, threads, max_batch_size)
+        options = EngineOptions(model, dtype, device, threads, max_batch_size, kernels)
         for line in lines(options, cases, case or [], runs):
             say(line)
 

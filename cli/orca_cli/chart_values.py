@@ -28,7 +28,7 @@ class EngineValues:
     engines: int = 1
     gpus_per_pod: int | None = None
     gpus_per_node: int | None = None
-    dtype: str = "bfloat16"
+    dtype: str = "auto"
     source: str = ""  # one of SOURCES; "" when none is given
     model: str | None = None  # the folder or the hub's name, if it can be read from this machine
 
@@ -81,7 +81,7 @@ def read_values(files: Iterable[Path]) -> EngineValues:
         engines=1 if (engines := _count(values, "engines", least=0)) is None else engines,
         gpus_per_pod=_count(values, "gpusPerPod"),
         gpus_per_node=_count(values, "gpusPerNode"),
-        dtype=str(values.get("dtype", "bfloat16")),
+        dtype=str(values.get("dtype", "auto")),
         source=source,
         model=model,
     )

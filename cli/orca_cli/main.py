@@ -115,7 +115,7 @@ def topology(
     ] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor ranks: how many share each layer of a stage.")] = None,
     pp: Annotated[int | None, typer.Option(help="Pipeline stages: how many share the layers of the model.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Type of the weights: float32 or bfloat16.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Type of the weights: auto, float32, bfloat16 or float16.")] = None,
     slices: Annotated[bool, typer.Option("--slices", help="Also shows each tensor's slice on each rank.")] = False,
     values: Annotated[
         list[Path] | None,

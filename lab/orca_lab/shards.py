@@ -37,7 +37,7 @@ from orca_worker.models.families import topology
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.models.gpt2.model import GPT2
 from orca_worker.models.gpt2.slices import slices_of
-from orca_worker.models.model import Model
+from orca_worker.models.model import CPU, Model
 from orca_worker.partition import ITEM_BYTES, Place, RankShare, Slice
 from orca_worker.process_groups import Group, ProcessGroups, open_store
 from orca_worker.rank import open_device
@@ -172,7 +172,7 @@ def formed(shape: Shape, place: Place, dtype: str, device: torch.device, slots: 
     """A rank that has formed an engine alone. Raises SystemExit when its memory is too small."""
     config = shape.config
     load = partial(load_random, config, dtype=dtype, device=device)
-    stage = Stage(config.checkpoint(shape.name), dtype, device, slots, 0, load)
+    stage = Stage(config.checkpoint(shape.name), dtype, device, slots, CPU(), load)
     plane = FakeGroups(place, device) if place.ranks > 1 else Loopback()
     try:
         memory = stage.form(BLOCK_SIZE, place, plane)

@@ -21,8 +21,8 @@ class StackSettings(Settings):
 
     model: str | None = None
     """Checkpoint folder or hub name; the demo model if not given."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Type of the weights, and of keys and values."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the weights, and of keys and values; auto: the fastest on this machine."""
     tp: int = Field(default=1, ge=1)
     """Tensor ranks: how many share each layer of a stage."""
     pp: int = Field(default=1, ge=1)
@@ -44,7 +44,7 @@ class StackSettings(Settings):
     run_dir: str | None = None
     """Folder of logs, journals, processes.json and the pool; a temporary one if not given."""
     threads: int | None = Field(default=None, ge=0)
-    """Threads of a rank's operations on a CPU, 0 is torch's own choice; its share of the cores if not given."""
+    """Threads of a rank's operations on a CPU, 0: one for each core; its share of the cores if not given."""
     drain_seconds: float = Field(default=30.0, ge=0)
     """Bound of each process's orderly end, in seconds; a process that takes 15 s more is killed."""
 

@@ -18,12 +18,12 @@ from orca_lab.shapes import SHAPES, Shape, gpt
 from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, RandomWeights, Row, formed, measure_place, places
 from orca_worker.models.gpt2.model import GPT2
 from orca_worker.models.gpt2.slices import slices_of
-from orca_worker.models.model import Model
+from orca_worker.models.model import CPU, Model
 from orca_worker.partition import SINGLE, Place
 from orca_worker.sampling import SamplingModel
 from orca_worker.stage import Stage
 
-CPU = torch.device("cpu")
+DEVICE = torch.device("cpu")
 HIDDEN = 48
 TINY = Shape("tiny", gpt(4, HIDDEN, 4, positions=64, vocab_size=101), 2, 2)
 
@@ -46,7 +46,7 @@ def test_table_1() -> None:
 @pytest.mark.parametrize("place", places(2, 2), ids=str)
 def test_a_shard_runs_and_sends_what_its_shapes_say(place: Place) -> None:
     todo = [Case(INITIATION, 3, 20), Case(INCREMENT, 3, 20)]
-    rows = measure_place(TINY, place, "float32", CPU, todo, repetitions=2)
+    rows = measure_place(TINY, place, "float32", DEVICE, todo, repetitions=2)
     assert [row.case for row in rows] == todo
     for row, tokens in zip(rows, (60, 3), strict=True):
         assert len(row.seconds) == 2
@@ -63,7 +63,7 @@ def test_matrices_are_those_of_the_partition(place: Place) -> None:
     """What torch multiplies, counted by torch, on a shard as it runs."""
     share = shards.share_of(TINY, place, "float32")
     todo = [Case(INITIATION, 3, 20), Case(INCREMENT, 3, 20)]
-    with formed(TINY, place, "float32", CPU, 2 * 3 * 2 * BLOCK_SIZE) as stage:
+    with formed(TINY, place, "float32", DEVICE, 2 * 3 * 2 * BLOCK_SIZE) as stage:
         for case in todo:
             with FlopCounterMode(display=False) as count:
                 stage.run(case.message(TINY.config.vocab_size))
@@ -89,13 +89,13 @@ class Kept(RandomWeights):
 def test_random_weights_make_the_model_that_transformers_knows() -> None:
     config = gpt(3, HIDDEN, 4, positions=64, vocab_size=101)
     torch.manual_seed(5)
-    kept = Kept(slices_of(config, SINGLE), torch.float32, CPU, spread=0.5)
+    kept = Kept(slices_of(config, SINGLE), torch.float32, DEVICE, spread=0.5)
     kept.given = {}
 
     def load(place: Place) -> tuple[Model, int]:
-        return SamplingModel(GPT2(config, place, kept, torch.float32, CPU)), kept.bytes_made
+        return SamplingModel(GPT2(config, place, kept, torch.float32, DEVICE)), kept.bytes_made
 
-    stage = Stage(config.checkpoint("random"), "float32", CPU, 480, 1, load)
+    stage = Stage(config.checkpoint("random"), "float32", DEVICE, 480, CPU(1), load)
     stage.form(4)
     stage.allocate(480, 4)
     chance = random.Random(3)
@@ -135,7 +135,7 @@ def test_floors() -> None:
 def test_too_many_slots_are_refused() -> None:
     with (
         pytest.raises(SystemExit, match="slots of 384 bytes are needed"),
-        formed(TINY, Place(2, 2), "float32", CPU, 1 << 40),
+        formed(TINY, Place(2, 2), "float32", DEVICE, 1 << 40),
     ):
         pass
 

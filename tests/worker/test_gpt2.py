@@ -20,8 +20,11 @@ from orca_worker.batch import Batch
 from orca_worker.models.gpt2.configuration import ACTIVATIONS, GPT2Config
 from orca_worker.models.gpt2.layers import Layer
 from orca_worker.models.gpt2.model import GPT2
+from orca_worker.models.model import CPU
 from orca_worker.sampling import SamplingModel
 from orca_worker.stage import Stage
+
+KERNELS = pytest.mark.parametrize("kernels", ["auto", "torch"])
 
 
 @pytest.fixture(autouse=True)
@@ -50,9 +53,9 @@ def requests_for(vocab: int, count: int, seed: int, longest: int = 23, new_token
     ]
 
 
-def check_against_transformers(folder: Path, vocab: int, block_size: int, seed: int) -> TinyEngine:
+def check_against_transformers(folder: Path, vocab: int, block_size: int, seed: int, kernels: str) -> TinyEngine:
     slots = 12 * 48
-    engine = TinyEngine(make_stage(folder, slots, block_size), slots, block_size, seed)
+    engine = TinyEngine(make_stage(folder, slots, block_size, kernels=kernels), slots, block_size, seed)
     requests = requests_for(vocab, 10, seed)
     engine.run(requests)
     assert len({tuple(request.made) for request in requests}) >= 8, (
@@ -63,18 +66,20 @@ def check_against_transformers(folder: Path, vocab: int, block_size: int, seed: 
     return engine
 
 
+@KERNELS
 @pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize(
     ("heads", "layers", "hidden", "vocab"), [(1, 1, 8, 97), (3, 2, 36, 211), (5, 5, 40, 97), (4, 3, 32, 600)]
 )
 def test_tokens_equal_transformers(
-    tmp_path: Path, heads: int, layers: int, hidden: int, vocab: int, block_size: int
+    tmp_path: Path, heads: int, layers: int, hidden: int, vocab: int, block_size: int, kernels: str
 ) -> None:
     folder = make_gpt2(tmp_path, heads=heads, layers=layers, hidden=hidden, vocab=vocab, positions=48, seed=heads)
-    engine = check_against_transformers(folder, vocab, block_size, seed=layers)
+    engine = check_against_transformers(folder, vocab, block_size, layers, kernels)
     assert engine.mixed > 2
 
 
+@KERNELS
 @pytest.mark.parametrize(
     "config",
     [
@@ -86,9 +91,9 @@ def test_tokens_equal_transformers(
     ],
     ids=str,
 )
-def test_variants_of_the_family(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_variants_of_the_family(tmp_path: Path, config: dict[str, Any], kernels: str) -> None:
     folder = make_gpt2(tmp_path, heads=3, layers=3, hidden=24, vocab=97, positions=48, seed=5, **config)
-    check_against_transformers(folder, 97, 4, seed=2)
+    check_against_transformers(folder, 97, 4, 2, kernels)
 
 
 @pytest.mark.parametrize("layout", ["bare names", "shards"])
@@ -120,7 +125,7 @@ def test_layouts_of_checkpoints(tmp_path: Path, layout: str) -> None:
 def test_figure_4_and_5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """x1 and x2 are in their increment phase, x3 begins with 2 tokens and x4 with 3: seven rows [7, H] in all."""
     folder = make_gpt2(tmp_path, heads=3, layers=2, hidden=24, vocab=97, positions=48, seed=7)
-    stage = make_stage(folder, 400, 4)
+    stage = make_stage(folder, 400, 4, kernels="torch")
     engine = TinyEngine(stage, 400, 4)
     x1, x2 = Sampled([3, 1, 4], 3), Sampled([15], 3)
     x3, x4 = Sampled([9, 2], 1), Sampled([6, 5, 35], 1)
@@ -184,9 +189,13 @@ def pb_iteration(**fields: Any) -> Any:
         ({"increment_rows": [7], "increment_positions": [2, 3], "increment_tokens": [1]}, "2 positions"),
         ({"increment_rows": [7], "increment_positions": [2], "increment_tokens": [1, 2]}, "1 positions and 2 tokens"),
         ({"increment_rows": [7], "increment_positions": [2], "increment_tokens": [97]}, "vocabulary"),
-        ({"initiations": [{"row": 8, "token_ids": [1] * 49, "blocks": range(13)}]}, "48 positions"),
+        ({"initiations": [{"row": 8, "token_ids": [1] * 49, "blocks": [*range(3), *range(4, 14)]}]}, "48 positions"),
         ({"initiations": [{"row": 8, "token_ids": [1] * 5, "blocks": [1]}]}, "hold 4 tokens"),
         ({"initiations": [{"row": 8, "token_ids": [1], "blocks": [16]}]}, "block 16 of 16"),
+        ({"initiations": [{"row": 8, "token_ids": [1], "blocks": [3]}]}, "block 3 belongs to row 7"),
+        ({"initiations": [{"row": 8, "token_ids": [1], "blocks": [2, 2]}]}, "block 2 belongs to row 8"),
+        ({"increment_rows": [7, 7], "increment_positions": [2, 2], "increment_tokens": [1, 1]}, "a row twice"),
+        ({"increment_rows": [7], "increment_positions": [1]}, "have come farther"),
         ({"initiations": [{"row": 1 << 30, "token_ids": [1], "blocks": [1]}]}, "larger than any"),
         ({"initiations": [{"row": 8, "token_ids": [1], "generated": 1, "blocks": [1]}]}, "at least one token"),
         ({"free_rows": [7], "increment_rows": [7], "increment_positions": [2], "increment_tokens": [1]}, "is not held"),
@@ -240,7 +249,7 @@ def test_bfloat16_stays_near_float32(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder = make_gpt2(tmp_path, heads=4, layers=2, hidden=64, vocab=97, positions=48, seed=10, initializer_range=0.1)
     logits: dict[str, list[Tensor]] = {}
     for dtype in ("float32", "bfloat16"):
-        stage = make_stage(folder, 480, 16, dtype)
+        stage = make_stage(folder, 480, 16, dtype, kernels="torch")
         logits[dtype] = spy = []
         model = stage._model
         assert isinstance(model, SamplingModel)
@@ -263,7 +272,7 @@ def test_bfloat16_stays_near_float32(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_formation_drops_rows_and_keeps_the_model(tmp_path: Path) -> None:
     folder = make_gpt2(tmp_path, heads=1, layers=1, hidden=8, vocab=97, positions=48, seed=9)
-    stage = Stage(read_checkpoint(folder), "float32", torch.device("cpu"), None, 1)
+    stage = Stage(read_checkpoint(folder), "float32", torch.device("cpu"), None, CPU(1))
     memory = stage.form(16)
     assert memory.slot_bytes == 2 * 8 * 4
     assert 0 < memory.slots * memory.slot_bytes <= memory.free_bytes

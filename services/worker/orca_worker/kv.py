@@ -44,11 +44,13 @@ class KVManager:
         self.n_blocks, self.block_size = 0, 1
         self._table = np.zeros((64, 8), np.int64)  # [row, i]: the row's block i
         self._capacity = np.zeros(64, np.int64)  # [row]: tokens that its blocks hold
+        self._owners: dict[int, int] = {}  # block -> the row that has it
 
     def release(self) -> None:
         """Frees the memory and forgets all rows."""
         self.n_blocks = 0
         self._capacity[:] = 0
+        self._owners.clear()
         if self._shape is not None and hasattr(self, "keys"):
             del self.keys, self.values
 
@@ -60,13 +62,22 @@ class KVManager:
         if shape is not None:
             import torch
 
-            # On a CPU, pages of zeros take memory only once they are touched.
             size = (shape.layers, self.n_blocks, shape.heads, block_size, shape.head_size)
-            self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
-            self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+            if shape.device.type == "cpu":
+                # Pages take memory only once they are touched. torch's zeros are written (torch 2.13), numpy's are not.
+                self.keys, self.values = (
+                    torch.from_numpy(np.zeros((*size[:-1], size[-1] * shape.dtype.itemsize), np.uint8)).view(
+                        shape.dtype
+                    )
+                    for _ in range(2)
+                )
+            else:
+                self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+                self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
 
     def admit(self, row: int, blocks: Sequence[int]) -> None:
-        """Gives a row its blocks, in order. Raises FailedPrecondition when there is no such block."""
+        """Gives a row its blocks, in order. Raises FailedPrecondition when one does not exist or is another row's."""
+        self.free((row,))
         rows, columns = self._table.shape
         if row >= rows or len(blocks) > columns:
             grown = np.zeros((max(rows, 2 * row), max(columns, 2 * len(blocks))), np.int64)
@@ -75,6 +86,10 @@ class KVManager:
             self._capacity = np.concatenate([self._capacity, np.zeros(len(grown) - rows, np.int64)])
         if any(block >= self.n_blocks for block in blocks):
             raise FailedPrecondition(f"row {row}: block {max(blocks)} of {self.n_blocks} blocks")
+        for block in blocks:
+            if block in self._owners:
+                raise FailedPrecondition(f"row {row}: block {block} belongs to row {self._owners[block]}")
+            self._owners[block] = row
         self._table[row, : len(blocks)] = blocks
         self._capacity[row] = len(blocks) * self.block_size
 
@@ -82,6 +97,8 @@ class KVManager:
         """Forgets the blocks of rows. The scheduler may give them to other rows."""
         for row in rows:
             if row < len(self._capacity):
+                for block in self._table[row, : self._capacity[row] // self.block_size].tolist():
+                    del self._owners[block]
                 self._capacity[row] = 0
 
     def slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:

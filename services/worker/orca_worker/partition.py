@@ -10,7 +10,7 @@ from math import prod
 
 from orca_common.errors import FailedPrecondition
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}  # auto: float32 only on an old CPU without kernels
 
 
 def share(n: int, parts: int, index: int) -> range:

@@ -28,7 +28,9 @@ from orca_common.errors import FailedPrecondition, OrcaError
 from orca_common.telemetry import Telemetry
 
 from .controller import Controller
+from .dtype import choose_dtype, kernels_are_used
 from .models.families import family_of
+from .models.model import CPU
 from .process import die_with_parent
 from .rendezvous import Rendezvous
 from .server import listen, new_server
@@ -74,6 +76,10 @@ def prepare(settings: RankSettings) -> Checkpoint:
     if family.needs_torch:  # whose import takes 1 to 2 s
         for module in ("orca_worker.process_groups", *family.modules):
             import_module(module)
+        if settings.device != "cuda":
+            kernels_are_used(
+                CPU(settings.threads, settings.kernels)
+            )  # loads them; a checkout's first start builds them
     gc.collect()
     gc.freeze()  # modules stay: no later collection looks at them, which saves 70 ms when a model is loaded
     return checkpoint
@@ -109,7 +115,12 @@ class RankApp:
         self._open.callback(telemetry.close)
 
         self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        stage = Stage(checkpoint, settings.dtype, device, settings.slots, settings.threads)
+        cpu = CPU(settings.threads, settings.kernels)
+        try:
+            dtype = choose_dtype(settings.dtype, device, cpu)
+        except FailedPrecondition as error:
+            raise SystemExit(f"ORCA_DTYPE: {error}") from None
+        stage = Stage(checkpoint, dtype, device, settings.slots, cpu)
         rendezvous = Rendezvous(host, device)
         self._controller = Controller(checkpoint, stage, telemetry, rendezvous, self._failure.set_result)
         status = service.StatusPort(settings.host, settings.status_port, self._controller.ready, pulse.alive)

@@ -134,6 +134,10 @@ class HiddenModel:
         self.model = model
 
     @property
+    def kernels(self) -> str:
+        return "torch"
+
+    @property
     def kv_shape(self) -> KVShape | None:
         return self.model.kv_shape
 
@@ -150,6 +154,10 @@ class SamplingModel:
 
     def __init__(self, model: StageModel) -> None:
         self.model = model
+
+    @property
+    def kernels(self) -> str:
+        return "torch"
 
     @property
     def kv_shape(self) -> KVShape | None:

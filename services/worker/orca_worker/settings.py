@@ -13,8 +13,8 @@ class WorkerSettings(ServiceSettings):
 
     model: str
     """Checkpoint folder or hub name."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Type of the weights, and of keys and values."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the weights, and of keys and values; auto: the fastest on this machine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the GPU when there is one."""
     first_gpu: int = Field(default=0, ge=0)
@@ -26,7 +26,9 @@ class WorkerSettings(ServiceSettings):
     slots: int | None = Field(default=None, ge=1)
     """Tokens whose keys and values a rank holds at most; what its memory holds if not given."""
     threads: int = Field(default=0, ge=0)
-    """Threads of a rank's operations on a CPU; 0 is torch's own choice."""
+    """Threads of a rank on a CPU; 0: one for each core that the process may use."""
+    kernels: Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "portable", "torch"] = "auto"
+    """Kernels on a CPU, by instruction set; auto: the best that the machine runs; torch: plain torch, none of them."""
 
     @property
     def reachable_host(self) -> str:

@@ -18,7 +18,7 @@ from .data_plane import DataPlane, Loopback, PeerLost
 from .kv import KVManager
 from .memory import SLOTS_OF_NOTHING, free_bytes
 from .models.families import load_model
-from .models.model import Model, Output
+from .models.model import CPU, Model, Output
 from .partition import SINGLE, Place
 from .rows import Rows
 
@@ -57,12 +57,12 @@ class Stage:
         dtype: str,
         device: torch.device | None,
         max_slots: int | None,
-        threads: int,
+        cpu: CPU,
         load: Callable[[Place], tuple[Model, int]] | None = None,
     ) -> None:
         self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
-        self._max_slots, self._threads = max_slots, threads
-        self._load_model = load or (lambda place: load_model(checkpoint, place, dtype, device))
+        self._max_slots, self._cpu = max_slots, cpu
+        self._load_model = load or (lambda place: load_model(checkpoint, place, dtype, device, cpu))
         self._model: Model | None = None
         self._place = SINGLE  # of the model
         self._plane: DataPlane = Loopback()
@@ -96,8 +96,8 @@ class Stage:
         if self._device is not None:
             import torch
 
-            if self._threads:
-                torch.set_num_threads(self._threads)
+            if self._cpu.threads:
+                torch.set_num_threads(self._cpu.threads)
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)  # this thread's current device
         started = time.monotonic()
@@ -109,6 +109,7 @@ class Stage:
             extra={
                 "model": self._checkpoint.name,
                 "dtype": self._dtype,
+                "kernels": model.kernels,
                 "stage": place.stage,
                 "tensor_rank": place.tensor_rank,
                 "bytes_read": bytes_read,

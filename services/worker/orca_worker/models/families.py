@@ -13,7 +13,7 @@ from orca_common.errors import FailedPrecondition
 
 from ..partition import Place, RankShare
 from .gpt2.family import GPT2Family
-from .model import Family, Model
+from .model import CPU, Family, Model
 from .timed import TimedFamily
 
 if TYPE_CHECKING:
@@ -34,12 +34,14 @@ def family_of(checkpoint: Checkpoint) -> Family:
     return family
 
 
-def load_model(checkpoint: Checkpoint, place: Place, dtype: str, device: torch.device | None) -> tuple[Model, int]:
+def load_model(
+    checkpoint: Checkpoint, place: Place, dtype: str, device: torch.device | None, cpu: CPU
+) -> tuple[Model, int]:
     """Loads a rank's slice: the model, and how many bytes of weights were read.
 
     `device` is None only if the family needs no torch. Raises FailedPrecondition with a sentence.
     """
-    return family_of(checkpoint).load(checkpoint, place, dtype, device)
+    return family_of(checkpoint).load(checkpoint, place, dtype, device, cpu)
 
 
 def check_partition(checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:

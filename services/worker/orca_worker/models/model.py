@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from ..partition import Place, RankShare
 
 
+class CPU(NamedTuple):
+    """How a model uses a CPU."""
+
+    threads: int = 0  # 0: one for each core that the process may use
+    kernels: str = "auto"  # an instruction set of orca_kernels.cpu; auto: the best; torch: plain torch, none of them
+
+
 class Output(NamedTuple):
     """What one iteration made on this rank."""
 
@@ -29,6 +36,11 @@ class Model(Protocol):
     @property
     def kv_shape(self) -> KVShape | None:
         """What it keeps for each token; None: nothing."""
+        ...
+
+    @property
+    def kernels(self) -> str:
+        """What computes it, in words for the log."""
         ...
 
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
@@ -64,7 +76,9 @@ class Family(Protocol):
         """What the rank at a place holds."""
         ...
 
-    def load(self, checkpoint: Checkpoint, place: Place, dtype: str, device: torch.device | None) -> tuple[Model, int]:
+    def load(
+        self, checkpoint: Checkpoint, place: Place, dtype: str, device: torch.device | None, cpu: CPU
+    ) -> tuple[Model, int]:
         """The slice of a place, and how many bytes of weights were read.
 
         `device` is None only if no torch is needed. Raises FailedPrecondition with a sentence when the weights are

@@ -21,7 +21,7 @@ from ..batch import Batch
 from ..data_plane import DataPlane
 from ..kv import KVManager, KVShape
 from ..partition import Place, RankShare
-from .model import Model, Output
+from .model import CPU, Model, Output
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,9 @@ class TimedFamily:
     def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:
         return RankShare(place.stage, place.tensor_rank, range(0), {}, weight_bytes=0, slot_bytes=0)
 
-    def load(self, checkpoint: Checkpoint, place: Place, dtype: str, device: torch.device | None) -> tuple[Model, int]:
+    def load(
+        self, checkpoint: Checkpoint, place: Place, dtype: str, device: torch.device | None, cpu: CPU
+    ) -> tuple[Model, int]:
         return TimedModel(checkpoint, place), 0
 
 
@@ -59,6 +61,10 @@ class TimedModel:
             import torch
 
             self._one = torch.ones(1)
+
+    @property
+    def kernels(self) -> str:
+        return "none"
 
     @property
     def kv_shape(self) -> KVShape | None:

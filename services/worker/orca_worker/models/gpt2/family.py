@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from orca_common.checkpoint import Checkpoint
 
+from ...dtype import kernels_are_used
 from ...partition import ITEM_BYTES, Place, RankShare
-from ..model import Model
+from ..model import CPU, Model
 from .configuration import GPT2Config
 from .slices import check_cut, slices_of
 
@@ -19,7 +20,7 @@ class GPT2Family:
     """`Family` of `model_type` "gpt2"."""
 
     needs_torch = True
-    modules = ("orca_worker.sampling", "orca_worker.models.gpt2.model")
+    modules = ("orca_worker.sampling", "orca_worker.models.gpt2.model", "orca_worker.models.gpt2.cpu")
 
     def check(self, checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
         check_cut(GPT2Config.read(checkpoint), tensor_parallel, pipeline_parallel)
@@ -37,7 +38,9 @@ class GPT2Family:
             slot_bytes=item * 2 * len(layers) * heads * config.head_size,
         )
 
-    def load(self, checkpoint: Checkpoint, place: Place, dtype: str, device: torch.device | None) -> tuple[Model, int]:
+    def load(
+        self, checkpoint: Checkpoint, place: Place, dtype: str, device: torch.device | None, cpu: CPU
+    ) -> tuple[Model, int]:
         import torch
 
         from ...sampling import HiddenModel, SamplingModel
@@ -47,5 +50,9 @@ class GPT2Family:
         assert device is not None
         config, kind = GPT2Config.read(checkpoint), getattr(torch, dtype)
         weights = Weights(checkpoint.folder, "transformer.", slices_of(config, place), kind, device)
+        if device.type == "cpu" and kernels_are_used(cpu):
+            from .cpu import GPT2OnCPU
+
+            return GPT2OnCPU(config, place, weights, kind, cpu), weights.bytes_read
         model = GPT2(config, place, weights, kind, device)
         return (SamplingModel(model) if place.is_last else HiddenModel(model)), weights.bytes_read

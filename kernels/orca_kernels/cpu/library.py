@@ -1,0 +1,70 @@
+"""The compiled kernels as Python calls them: one shared library, built by `build.py`.
+
+It holds a table of kernels for each instruction set (src/isa.h).
+"""
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from functools import cache
+
+from .build import library_path
+
+
+class BatchPointers(ctypes.Structure):
+    """`orca_batch` of src/program.h."""
+
+    _fields_ = (
+        ("tokens", c_int64),
+        ("requests", c_int64),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("starts", c_void_p),
+        ("blocks", c_void_p),
+        ("columns", c_int64),
+        ("selected", c_int64),
+        ("selection", c_void_p),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("layer_bytes", c_int64),
+        ("block_size", c_int32),
+        ("logits", c_void_p),
+        ("logits_stride", c_int64),
+        ("best", c_void_p),
+        ("best_index", c_void_p),
+    )
+
+
+SIGNATURES = {
+    "orca_isas": (c_char_p, ()),
+    "orca_model": (c_void_p, (c_char_p, c_int)),
+    "orca_free": (None, (c_void_p,)),
+    "orca_multiplies_bf16": (c_int, (c_void_p,)),
+    "orca_pack": (c_void_p, (c_void_p, c_void_p, c_int, c_int64, c_int64, c_int, c_int, c_int, c_void_p)),
+    "orca_floats": (c_void_p, (c_void_p, c_void_p, c_int)),
+    "orca_buffer": (c_int, (c_void_p, c_int, c_int, c_int)),
+    "orca_rows": (c_void_p, (c_void_p, c_int, c_int64, POINTER(c_int64))),
+    "orca_steps": (c_int, (c_void_p,)),
+    "orca_embed": (None, (c_void_p, c_int, c_void_p, c_int64, c_void_p, c_int)),
+    "orca_normalize": (None, (c_void_p, c_int, c_int, c_void_p, c_void_p, c_float, c_int, c_int)),
+    "orca_linear": (None, (c_void_p, c_int, c_void_p, c_int, c_int, c_int)),
+    "orca_write_kv": (None, (c_void_p, c_int, c_int, c_int, c_int, c_int, c_int)),
+    "orca_attend": (None, (c_void_p, c_int, c_int, c_int, c_int, c_int, c_int, c_int, c_float)),
+    "orca_add": (None, (c_void_p, c_int, c_int)),
+    "orca_run": (None, (c_void_p, c_int, c_int, POINTER(BatchPointers))),
+}
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The compiled kernels. Raises `build.CannotBuild` with a sentence where they are not built and cannot be."""
+    loaded = ctypes.CDLL(str(library_path()))
+    for name, (result, arguments) in SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+def instruction_sets() -> list[str]:
+    """Those that this machine runs, the best first. Raises as `library` does."""
+    return library().orca_isas().decode().split()

@@ -1,0 +1,177 @@
+"""A stage of a model as a program for the CPU's kernels: recorded once when the model is loaded, run for each batch.
+
+What a CUDA graph is to a GPU. Hidden states are float32 whatever the type of the weights; only what a linear operation
+multiplies is narrowed, where the instruction set multiplies bfloat16.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import NamedTuple, NewType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .library import BatchPointers, instruction_sets, library
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1}
+STORE, ADD, OPERAND, GREEDY = range(4)  # Epilogue of src/isa.h
+ACTIVATIONS = {"none": 0, "gelu": 1, "tanh_gelu": 2, "relu": 3, "silu": 4, "tanh": 5}
+
+Rows = NewType("Rows", int)  # a buffer of float32 rows [T, width]
+Operand = NewType("Operand", int)  # a buffer that a linear operation multiplies
+Packed = NewType("Packed", int)  # weights and bias of a linear operation
+
+
+def cores() -> int:
+    """Cores that this process may use: its affinity, and its container's quota (cgroup v2)."""
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except OSError:
+        return allowed
+    return allowed if quota == "max" else max(1, min(allowed, int(quota) // int(period)))
+
+
+class Norm(NamedTuple):
+    """A normalization's weights; without bias it is an RMSNorm."""
+
+    weight: int
+    bias: int | None
+    epsilon: float
+    width: int
+
+
+class Attention(NamedTuple):
+    """The attention of one layer. `group` query heads share a key/value head."""
+
+    layer: int
+    kv_heads: int
+    group: int
+    head_size: int
+    dtype: torch.dtype  # of keys and values
+    scale: float
+
+
+class Program:
+    """`dtype` of the weights. `threads` 0: one for each core that this process may use.
+
+    Raises ValueError when the machine does not run the instruction set, `build.CannotBuild` when nothing is built.
+    Whatever takes weights raises MemoryError when they do not fit.
+    """
+
+    def __init__(self, dtype: torch.dtype, threads: int = 0, instruction_set: str = "auto") -> None:
+        self._library, have = library(), instruction_sets()
+        if instruction_set not in ("auto", *have):
+            raise ValueError(f"kernels {instruction_set}: this machine runs {', '.join(have)}")
+        self.instruction_set = have[0] if instruction_set == "auto" else instruction_set
+        self.dtype = dtype
+        self.threads = threads or cores()
+        self._model = self._library.orca_model(self.instruction_set.encode(), self.threads)
+        self._kept: list[Tensor] = []  # what the program points to
+        narrows = dtype is torch.bfloat16 and self._library.orca_multiplies_bf16(self._model)
+        self._operands_are_bf16 = int(bool(narrows))
+
+    def __del__(self) -> None:
+        if model := getattr(self, "_model", None):
+            self._library.orca_free(model)
+
+    # Weights
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
+        """weight [N, K] of any strides, bias [N]."""
+        n, k = weight.shape
+        weight = weight if weight.dtype in TYPES else weight.float()
+        bias = bias.float().contiguous() if bias is not None else None
+        packed = self._library.orca_pack(
+            self._model,
+            weight.data_ptr(),
+            TYPES[weight.dtype],
+            *weight.stride(),
+            n,
+            k,
+            TYPES[self.dtype],
+            bias.data_ptr() if bias is not None else None,
+        )
+        if not packed:
+            raise MemoryError(f"no memory for packed weights of {n} x {k}")
+        return Packed(packed)
+
+    def norm(self, weight: Tensor, bias: Tensor | None, epsilon: float) -> Norm:
+        return Norm(self._floats(weight), self._floats(bias) if bias is not None else None, epsilon, len(weight))
+
+    def _floats(self, x: Tensor) -> int:
+        x = x.float().contiguous()
+        if not (copy := self._library.orca_floats(self._model, x.data_ptr(), len(x))):
+            raise MemoryError(f"no memory for {len(x)} weights")
+        return copy
+
+    # Recording
+
+    def rows(self, width: int) -> Rows:
+        return Rows(self._library.orca_buffer(self._model, width, 0, 0))
+
+    def operand(self, width: int) -> Operand:
+        return Operand(self._library.orca_buffer(self._model, width, 1, self._operands_are_bf16))
+
+    @property
+    def length(self) -> int:
+        """Steps recorded so far."""
+        return self._library.orca_steps(self._model)
+
+    def embed(self, x: Rows, tokens: Packed, first_token: int, positions: Tensor | None) -> None:
+        """x = tokens' rows (nothing for a token that this rank does not hold) + positions' rows [n, width]."""
+        if positions is not None:
+            positions = positions.contiguous()
+            self._kept.append(positions)
+        pointer = positions.data_ptr() if positions is not None else None
+        kind = TYPES[positions.dtype] if positions is not None else 0
+        self._library.orca_embed(self._model, x, tokens, first_token, pointer, kind)
+
+    def normalize(self, x: Rows, norm: Norm, out: Operand, selected: bool = False) -> None:
+        """`selected`: only of the rows that go into the head."""
+        self._library.orca_normalize(self._model, x, out, *norm, selected)
+
+    def linear(self, x: Operand, weights: Packed, out: Rows) -> None:
+        self._library.orca_linear(self._model, x, weights, out, STORE, 0)
+
+    def linear_add(self, x: Operand, weights: Packed, out: Rows) -> None:
+        """out += the product: the residual."""
+        self._library.orca_linear(self._model, x, weights, out, ADD, 0)
+
+    def linear_act(self, x: Operand, weights: Packed, out: Operand, activation: str) -> None:
+        self._library.orca_linear(self._model, x, weights, out, OPERAND, ACTIVATIONS[activation])
+
+    def head(self, x: Operand, weights: Packed) -> None:
+        """The largest logit of each selected row, and all logits where the run asks for them."""
+        self._library.orca_linear(self._model, x, weights, 0, GREEDY, 0)
+
+    def write_kv(self, qkv: Rows, a: Attention) -> None:
+        """Writes keys and values of qkv [T, (group + 2) * kv_heads * head_size] to their slots."""
+        self._library.orca_write_kv(self._model, qkv, a.layer, a.kv_heads, a.group, a.head_size, TYPES[a.dtype])
+
+    def attend(self, qkv: Rows, a: Attention, out: Operand) -> None:
+        """Split attention of all requests (paper section 3.2), over keys and values that have been written."""
+        self._library.orca_attend(
+            self._model, qkv, out, a.layer, a.kv_heads, a.group, a.head_size, TYPES[a.dtype], a.scale
+        )
+
+    def add(self, x: Rows, y: Rows) -> None:
+        self._library.orca_add(self._model, x, y)
+
+    # Running
+
+    def run(self, batch: BatchPointers, first: int = 0, last: int | None = None) -> None:
+        """Runs steps [first, last). One thread at a time."""
+        last = self.length if last is None else last
+        self._library.orca_run(self._model, first, last, ctypes.byref(batch))
+
+    def view(self, x: Rows, rows: int, columns: int) -> np.ndarray:
+        """The first rows and columns of a buffer, [rows, columns] float32. Valid until a larger batch is run."""
+        width = ctypes.c_int64()
+        start = self._library.orca_rows(self._model, x, rows, ctypes.byref(width))
+        whole = (ctypes.c_float * (rows * width.value)).from_address(start)
+        return np.frombuffer(whole, np.float32).reshape(rows, width.value)[:, :columns]

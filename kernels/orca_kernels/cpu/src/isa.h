@@ -1,0 +1,88 @@
+// What an instruction set provides: one table of kernels each. kernels.h makes most of them, from one source.
+#pragma once
+
+#include "formats.h"
+
+namespace orca {
+
+enum class Epilogue : int {
+  store,     // out = y
+  add,       // out += y: the residual
+  operand,   // the next operation's operand = activation(y)
+  greedy,    // the largest column of each row, and out = y where it is asked for
+};
+
+// Rows of an operand times packed weights, plus bias. A row's result depends on nothing but the row: every element is
+// accumulated over k in ascending order, in one accumulator, whatever else is computed beside it.
+struct Gemm {
+  const Packed* weights;
+  const void* operand;
+  int rows;
+  Epilogue epilogue;
+  Activation activation;
+  float* out;  // store, add: [rows][ld]; greedy: the logits, or null
+  int ld;
+  void* out_operand;  // operand: of out_steps
+  int out_steps;
+  bool out_bf16;
+  float* best;    // greedy: [rows], for the columns of this call
+  int32_t* index;
+};
+
+struct Norm {
+  const float *weight, *bias;  // [width]; bias null: RMSNorm
+  float epsilon;
+  int width;
+};
+
+// One layer's keys and values, [n_blocks, kv_heads, block_size, head_size] each.
+struct Cache {
+  Type type;
+  void *keys, *values;
+  int kv_heads, block_size, head_size;
+
+  size_t at(int64_t block, int head, int offset) const {
+    return ((size_t(block) * kv_heads + head) * block_size + offset) * head_size;
+  }
+};
+
+// Queries of one request and one key/value head: `queries` tokens from position `first` on, `group` heads each.
+struct Attention {
+  const float* q;  // of the first query and head: [queries][group][head_size], a token every ld
+  int ld;
+  int queries, group;
+  int64_t first;
+  const int64_t* blocks;  // of the request
+  Cache cache;
+  int head;
+  float scale;
+  void* out;  // an operand of out_steps
+  size_t out_row;
+  int out_column, out_steps;
+  bool out_bf16;
+};
+
+struct Isa {
+  const char* name;
+  bool (*runs_here)();
+  bool multiplies_bf16;  // operands of bfloat16 weights are bfloat16
+  void (*enter)();       // in each thread, before its first kernel of a run
+  void (*leave)();
+  void (*gemm_bf16)(const Gemm&, int first_panel, int last_panel);
+  void (*gemm_f32)(const Gemm&, int first_panel, int last_panel);
+  void (*norm)(const Norm&, const float* x, void* operand, size_t row, int steps, bool is_bf16);
+  // Scratch of attention_scratch(...) floats.
+  void (*attention)(const Attention&, float* scratch);
+};
+
+constexpr int KEYS = 32;     // keys of a tile of attention: softmax is rescaled once a tile, from key 0 on
+constexpr int QUERIES = 64;  // rows (queries x group) of one call at most
+
+inline size_t attention_scratch(int head_size) {
+  size_t d = rounded(head_size, 32);
+  return 2 * KEYS * d + QUERIES * (2 * d + 2 + KEYS) + 64;
+}
+
+extern const Isa portable, avx2, avx512, avx512_bf16, amx;
+
+}  // namespace orca

@@ -1,0 +1,10 @@
+// AVX-512 (F, BW, DQ, VL).
+#define LANES 16
+#include "kernels.h"
+
+static bool runs_here() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+const orca::Isa orca::avx512 = {"avx512", runs_here, false, nothing, nothing, gemm<true>, gemm<false>, norm, attention};

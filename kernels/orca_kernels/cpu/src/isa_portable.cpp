@@ -1,0 +1,7 @@
+// Any processor: vectors of four floats, which the compiler lowers to what the architecture has.
+#define LANES 4
+#include "kernels.h"
+
+static bool runs_here() { return true; }
+
+const orca::Isa orca::portable = {"portable", runs_here, false, nothing, nothing, gemm<true>, gemm<false>, norm, attention};

@@ -1,0 +1,436 @@
+// The kernels, over vectors of LANES floats. Each isa_*.cpp includes this once, compiled for its instruction set.
+//
+// No function here may have a name that another instruction set's file defines too, so all are in an anonymous
+// namespace: the linker must never take one file's code for the other's.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "isa.h"
+
+namespace {
+
+using namespace orca;
+
+typedef float vf __attribute__((vector_size(LANES * 4)));
+typedef int32_t vi __attribute__((vector_size(LANES * 4)));
+typedef uint16_t vh __attribute__((vector_size(LANES * 2)));
+typedef float vf_u __attribute__((vector_size(LANES * 4), aligned(4)));
+typedef int32_t vi_u __attribute__((vector_size(LANES * 4), aligned(4)));
+typedef uint16_t vh_u __attribute__((vector_size(LANES * 2), aligned(2)));
+
+constexpr int VECTORS = PANEL / LANES;  // of a panel
+
+inline vf load(const float* p) { return *reinterpret_cast<const vf_u*>(p); }
+inline void save(float* p, vf x) { *reinterpret_cast<vf_u*>(p) = x; }
+inline vf splat(float x) { return x - vf{}; }
+inline vf bits(vi x) { return reinterpret_cast<vf>(x); }
+inline vi bits(vf x) { return reinterpret_cast<vi>(x); }
+inline vf larger(vf a, vf b) { return a > b ? a : b; }
+
+inline vf load(const bf16* p) { return bits(__builtin_convertvector(*reinterpret_cast<const vh_u*>(p), vi) << 16); }
+inline void save(bf16* p, vf x) {
+  vi b = bits(x);
+  b = (b + 0x7fff + ((b >> 16) & 1)) >> 16;
+  b = x == x ? b : (vi{} + 0x7fc0);
+  *reinterpret_cast<vh_u*>(p) = __builtin_convertvector(b, vh);
+}
+inline float load_one(const float* p) { return *p; }
+inline float load_one(const bf16* p) { return widen(*p); }
+inline void save_one(float* p, float x) { *p = x; }
+inline void save_one(bf16* p, float x) { *p = narrow(x); }
+
+// The sum of the lanes, always in the same order.
+inline float total(vf x) {
+  float lane[LANES];
+  save(lane, x);
+  for (int half = LANES / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+  return lane[0];
+}
+inline float largest(vf x) {
+  float lane[LANES];
+  save(lane, x);
+  return *std::max_element(lane, lane + LANES);
+}
+
+// e^x to about an ulp: 2^n by the exponent's bits, and a polynomial for the rest (Cephes' expf). Below -87.3 it is not 0
+// but 1.2e-38.
+inline vf exponential(vf x) {
+  x = larger(x, splat(-87.3365f));
+  x = x < 88.3762f ? x : splat(88.3762f);
+  const vf magic = splat(12582912.0f);
+  vf shifted = x * 1.44269504f + magic;
+  vf n = shifted - magic;
+  vf r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  vf p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  return bits(bits(p) + ((bits(shifted) - bits(magic)) << 23));
+}
+
+// 1 - 2 / (1 + e^2x)
+inline vf hyperbolic_tangent(vf x) { return 1.0f - 2.0f / (1.0f + exponential(2.0f * x)); }
+
+// Abramowitz and Stegun 7.1.26: an absolute error of 1.5e-7.
+inline vf error_function(vf x) {
+  vf a = x < 0.0f ? -x : x;
+  vf t = 1.0f / (1.0f + 0.3275911f * a);
+  vf p = splat(1.061405429f);
+  p = p * t - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  vf y = 1.0f - p * t * exponential(-a * a);
+  return x < 0.0f ? -y : y;
+}
+
+template <Activation A>
+inline vf activate(vf x) {
+  if constexpr (A == Activation::gelu) return 0.5f * x * (1.0f + error_function(x * 0.70710678f));
+  // 0.5 (1 + tanh u) = 1 / (1 + e^-2u)
+  if constexpr (A == Activation::tanh_gelu)
+    return x / (1.0f + exponential(-1.5957691216f * (x + 0.044715f * x * x * x)));
+  if constexpr (A == Activation::relu) return larger(x, vf{});
+  if constexpr (A == Activation::silu) return x / (1.0f + exponential(-x));
+  if constexpr (A == Activation::tanh) return hyperbolic_tangent(x);
+  return x;
+}
+
+// What becomes of `rows` x 16 sums of one panel: sums[r * stride ...], of the rows from `first` on.
+
+template <class F>
+inline void with_bias(const Gemm& g, int panel, int rows, const float* sums, int stride, F use) {
+  vf bias[VECTORS] = {};
+  if (g.weights->bias)
+    for (int v = 0; v < VECTORS; v++) bias[v] = load(g.weights->bias + panel * PANEL + v * LANES);
+  for (int r = 0; r < rows; r++)
+    for (int v = 0; v < VECTORS; v++) use(r, v * LANES, load(sums + r * stride + v * LANES) + bias[v]);
+}
+
+template <Activation A, class T>
+inline void finish_operand(const Gemm& g, int panel, int first, int rows, const float* sums, int stride) {
+  const int column = panel * PANEL;
+  T* out = static_cast<T*>(g.out_operand) + column / STEP * (TILE * STEP) + column % STEP;
+  with_bias(g, panel, rows, sums, stride,
+            [&](int r, int c, vf y) { save(out + operand_row(first + r, g.out_steps) + c, activate<A>(y)); });
+}
+
+template <Activation A>
+inline void finish_operand(const Gemm& g, int panel, int first, int rows, const float* sums, int stride) {
+  if (g.out_bf16) finish_operand<A, bf16>(g, panel, first, rows, sums, stride);
+  else finish_operand<A, float>(g, panel, first, rows, sums, stride);
+}
+
+void finish(const Gemm& g, int panel, int first, int rows, const float* sums, int stride) {
+  const int column = panel * PANEL;
+  float* out = g.out + size_t(first) * g.ld + column;
+  switch (g.epilogue) {
+    case Epilogue::store:
+      return with_bias(g, panel, rows, sums, stride, [&](int r, int c, vf y) { save(out + size_t(r) * g.ld + c, y); });
+    case Epilogue::add:
+      return with_bias(g, panel, rows, sums, stride, [&](int r, int c, vf y) {
+        float* to = out + size_t(r) * g.ld + c;
+        save(to, load(to) + y);
+      });
+    case Epilogue::operand:
+      switch (g.activation) {
+        case Activation::none: return finish_operand<Activation::none>(g, panel, first, rows, sums, stride);
+        case Activation::gelu: return finish_operand<Activation::gelu>(g, panel, first, rows, sums, stride);
+        case Activation::tanh_gelu: return finish_operand<Activation::tanh_gelu>(g, panel, first, rows, sums, stride);
+        case Activation::relu: return finish_operand<Activation::relu>(g, panel, first, rows, sums, stride);
+        case Activation::silu: return finish_operand<Activation::silu>(g, panel, first, rows, sums, stride);
+        case Activation::tanh: return finish_operand<Activation::tanh>(g, panel, first, rows, sums, stride);
+      }
+      return;
+    case Epilogue::greedy: {
+      const int n = std::min(PANEL, g.weights->n - column);
+      for (int r = 0; r < rows; r++) {
+        const float* y = sums + r * stride;
+        if (g.out) std::copy(y, y + n, out + size_t(r) * g.ld);
+        vf most = load(y);
+        for (int v = 1; v < VECTORS; v++) most = larger(most, load(y + v * LANES));
+        const int row = first + r;
+        if (n == PANEL && !(largest(most) > g.best[row])) continue;
+        for (int c = 0; c < n; c++)  // the first of equals: panels come in ascending order
+          if (y[c] > g.best[row]) g.best[row] = y[c], g.index[row] = column + c;
+      }
+      return;
+    }
+  }
+}
+
+// R rows from `first` on times P panels, by multiplying and adding float32. bfloat16 weights are widened in registers.
+template <int R, int P, bool WIDEN>
+inline void multiply(const Gemm& g, int panel, int first) {
+  const int steps = g.weights->steps;
+  const float* a[R];
+  for (int r = 0; r < R; r++) a[r] = static_cast<const float*>(g.operand) + operand_row(first + r, steps);
+  const char* w[P];
+  for (int p = 0; p < P; p++) w[p] = g.weights->panel(panel + p);
+  vf sum[R][P][VECTORS] = {};
+  for (int step = 0; step < steps; step++) {
+    for (int k = 0; k < STEP; k += 2) {
+      for (int p = 0; p < P; p++) {
+        __builtin_prefetch(w[p] + 2048);
+        for (int v = 0; v < VECTORS; v++) {
+          vf even, odd;
+          if (WIDEN) {
+            vi pair = *reinterpret_cast<const vi_u*>(w[p] + v * LANES * 4);
+            even = bits(pair << 16), odd = bits(pair & int32_t(0xffff0000));
+          } else {
+            even = load(reinterpret_cast<const float*>(w[p]) + v * LANES);
+            odd = load(reinterpret_cast<const float*>(w[p]) + PANEL + v * LANES);
+          }
+          for (int r = 0; r < R; r++) {
+            sum[r][p][v] += a[r][k] * even;
+            sum[r][p][v] += a[r][k + 1] * odd;
+          }
+        }
+        w[p] += WIDEN ? 64 : 128;
+      }
+    }
+    for (int r = 0; r < R; r++) a[r] += TILE * STEP;
+  }
+  float sums[R][PANEL];
+  for (int p = 0; p < P; p++) {
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < VECTORS; v++) save(sums[r] + v * LANES, sum[r][p][v]);
+    finish(g, panel + p, first, R, sums[0], PANEL);
+  }
+}
+
+// All rows from `first` on, R at a time, the rest in smaller pieces.
+template <int R, int P, bool WIDEN>
+inline void multiply_rows(const Gemm& g, int panel, int first) {
+  for (; first + R <= g.rows; first += R) multiply<R, P, WIDEN>(g, panel, first);
+  if constexpr (R > 1) multiply_rows<R / 2, P, WIDEN>(g, panel, first);
+}
+
+template <int R, int P, bool WIDEN>
+inline void multiply_panels(const Gemm& g, int& panel, int last) {
+  for (; panel + P <= last; panel += P) multiply_rows<R, P, WIDEN>(g, panel, 0);
+}
+
+// Sums that fill the registers: many rows of few columns, or few rows of many columns.
+template <bool WIDEN>
+void gemm(const Gemm& g, int panel, int last) {
+  constexpr int MANY = LANES == 16 ? 12 : LANES == 8 ? 6 : 2, WIDE = LANES == 16 ? 2 : 1;
+  constexpr int FEW = LANES == 16 ? 4 : 2, WIDEST = LANES == 16 ? 4 : 2;
+  if (g.rows <= FEW) multiply_panels<FEW, WIDEST, WIDEN>(g, panel, last);
+  multiply_panels<MANY, WIDE, WIDEN>(g, panel, last);
+  multiply_panels<MANY, 1, WIDEN>(g, panel, last);
+}
+
+template <class T>
+inline void normalize(const Norm& n, const float* x, T* out, int steps) {
+  const int whole = n.width / LANES * LANES;
+  float mean = 0;
+  if (n.bias) {
+    vf sum{};
+    for (int i = 0; i < whole; i += LANES) sum += load(x + i);
+    mean = total(sum);
+    for (int i = whole; i < n.width; i++) mean += x[i];
+    mean /= n.width;
+  }
+  vf squares{};
+  for (int i = 0; i < whole; i += LANES) {
+    vf d = load(x + i) - mean;
+    squares += d * d;
+  }
+  float variance = total(squares);
+  for (int i = whole; i < n.width; i++) variance += (x[i] - mean) * (x[i] - mean);
+  const float factor = 1.0f / std::sqrt(variance / n.width + n.epsilon);
+  for (int step = 0; step < steps; step++, out += TILE * STEP)
+    for (int c = 0; c < STEP; c += LANES) {
+      const int i = step * STEP + c;
+      if (i + LANES <= n.width) {
+        vf y = (load(x + i) - mean) * factor * load(n.weight + i);
+        save(out + c, n.bias ? y + load(n.bias + i) : y);
+      } else {
+        for (int j = 0; j < LANES; j++) {
+          float y = 0;
+          if (i + j < n.width) {
+            y = (x[i + j] - mean) * factor * n.weight[i + j];
+            if (n.bias) y += n.bias[i + j];
+          }
+          save_one(out + c + j, y);
+        }
+      }
+    }
+}
+
+void norm(const Norm& n, const float* x, void* operand, size_t row, int steps, bool is_bf16) {
+  if (is_bf16) normalize(n, x, static_cast<bf16*>(operand) + operand_row(row, steps), steps);
+  else normalize(n, x, static_cast<float*>(operand) + operand_row(row, steps), steps);
+}
+
+// Pairwise sums of a's lanes, then of b's.
+inline vf pairs(vf a, vf b) {
+  vi even, odd;
+  for (int i = 0; i < LANES; i++) even[i] = 2 * i, odd[i] = 2 * i + 1;
+  return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
+}
+
+// The dot products of q with 2^LEVEL keys: after log2(LANES) levels of `pairs`, lane i has key i's.
+template <int LEVEL, int D>
+inline vf dots(const vf* q, const float* keys, int d) {
+  if constexpr (LEVEL == 0) {
+    vf sum = q[0] * load(keys);
+    for (int i = 1; i < (D ? D : d) / LANES; i++) sum += q[i] * load(keys + i * LANES);
+    return sum;
+  } else {
+    vf a = dots<LEVEL - 1, D>(q, keys, d);
+    return pairs(a, dots<LEVEL - 1, D>(q, keys + (size_t(1) << (LEVEL - 1)) * (D ? D : d), d));
+  }
+}
+
+constexpr int LEVELS = LANES == 16 ? 4 : LANES == 8 ? 3 : 2;
+
+// Calls use(j, x, n) for runs of tokens that lie together: n tokens from position first + j on, whose keys (or values)
+// begin at element x.
+template <class F>
+inline void runs(const Attention& a, int64_t first, int n, F use) {
+  const int size = a.cache.block_size;
+  int64_t block = first / size;
+  int offset = int(first - block * size);
+  for (int j = 0; j < n; block++, offset = 0) {
+    const int here = std::min(n - j, size - offset);
+    use(j, a.cache.at(a.blocks[block], a.head, offset), here);
+    j += here;
+  }
+}
+
+// Keys and values from position `first` on as float32 rows of d columns, padded with zeros. Asks for those of the next
+// head too, which follow them in memory.
+template <class T>
+inline void gather(const Attention& a, int64_t first, int n, float* keys, float* values, int d) {
+  const int size = a.cache.head_size, whole = size / LANES * LANES;
+  auto copy = [&](const T* x, float* y, int tokens) {
+    if (size == d) {
+      for (int i = 0; i < tokens * d; i += LANES) save(y + i, load(x + i));
+      return;
+    }
+    for (int j = 0; j < tokens; j++, x += size, y += d) {
+      for (int i = 0; i < whole; i += LANES) save(y + i, load(x + i));
+      for (int i = whole; i < size; i++) y[i] = load_one(x + i);
+    }
+  };
+  runs(a, first, n, [&](int j, size_t at, int tokens) {
+    const T* k = static_cast<const T*>(a.cache.keys) + at;
+    const T* v = static_cast<const T*>(a.cache.values) + at;
+    const size_t next = size_t(a.cache.block_size) * size;
+    for (size_t i = 0; i < size_t(tokens) * size; i += 64 / sizeof(T)) {
+      __builtin_prefetch(k + next + i);
+      __builtin_prefetch(v + next + i);
+    }
+    copy(k, keys + size_t(j) * d, tokens);
+    copy(v, values + size_t(j) * d, tokens);
+  });
+}
+
+// Softmax over tiles of 32 keys from key 0 on, rescaled at each tile (Milakov and Gimelshein, "Online normalizer
+// calculation for softmax"). A query meets the same tiles and the same order of operations whether it is an increment or
+// one of an initiation's many, so its result is the same bits.
+template <int D>
+void attend(const Attention& a, float* scratch, int padded) {
+  const int d = D ? D : padded, vectors = d / LANES, size = a.cache.head_size, rows = a.queries * a.group;
+  float* keys = scratch;
+  float* values = keys + KEYS * d;
+  float* q = values + KEYS * d;        // [rows][d]
+  float* sums = q + QUERIES * d;       // [rows][d]
+  float* maximum = sums + QUERIES * d;  // [rows]
+  float* weight = maximum + QUERIES;    // [rows]: the sum of e^(score - maximum)
+  float* p = weight + QUERIES;          // [KEYS]
+  if (size < d) std::memset(keys, 0, sizeof(float) * 2 * KEYS * d);
+  for (int r = 0; r < rows; r++) {
+    const float* from = a.q + size_t(r / a.group) * a.ld + size_t(r % a.group) * size;
+    for (int i = 0; i < d; i++) q[r * d + i] = i < size ? from[i] * a.scale : 0.0f;
+    std::memset(sums + r * d, 0, sizeof(float) * d);
+    maximum[r] = -std::numeric_limits<float>::infinity();
+    weight[r] = 0;
+  }
+  const int64_t end = a.first + a.queries;  // keys that the last query sees
+  for (int64_t first = 0; first < end; first += KEYS) {
+    const int n = int(std::min<int64_t>(KEYS, end - first));
+    if (a.cache.type == Type::bf16) gather<bf16>(a, first, n, keys, values, d);
+    else gather<float>(a, first, n, keys, values, d);
+    for (int r = 0; r < rows; r++) {
+      const int seen = int(std::min<int64_t>(n, a.first + r / a.group + 1 - first));
+      if (seen <= 0) continue;
+      const vf* query = reinterpret_cast<const vf*>(q + r * d);
+      const vf nothing = splat(-std::numeric_limits<float>::infinity());
+      vf most = nothing;
+      for (int j = 0; j < KEYS; j += LANES) {
+        vf s = nothing;
+        if (j < seen) {
+          s = dots<LEVELS, D>(query, keys + j * d, d);
+          if (j + LANES > seen) {
+            vi lane;
+            for (int i = 0; i < LANES; i++) lane[i] = i;
+            s = lane < seen - j ? s : nothing;
+          }
+        }
+        save(p + j, s);
+        most = larger(most, s);
+      }
+      const float now = std::max(maximum[r], largest(most));
+      vf all{};
+      for (int j = 0; j < KEYS; j += LANES) {
+        vf s = load(p + j);
+        vf e = exponential(s - now);
+        e = s == nothing ? vf{} : e;
+        save(p + j, e);
+        all += e;
+      }
+      const float old = exponential(splat(maximum[r] - now))[0];
+      weight[r] = weight[r] * old + total(all);
+      maximum[r] = now;
+      vf* sum = reinterpret_cast<vf*>(sums + r * d);
+      if constexpr (D != 0) {
+        vf o[D / LANES];
+        for (int i = 0; i < D / LANES; i++) o[i] = sum[i] * old;
+        for (int j = 0; j < seen; j++)
+          for (int i = 0; i < D / LANES; i++) o[i] += p[j] * load(values + j * D + i * LANES);
+        for (int i = 0; i < D / LANES; i++) sum[i] = o[i];
+      } else {
+        for (int i = 0; i < vectors; i++) {
+          vf o = sum[i] * old;
+          for (int j = 0; j < seen; j++) o += p[j] * load(values + j * d + i * LANES);
+          sum[i] = o;
+        }
+      }
+    }
+  }
+  for (int r = 0; r < rows; r++) {
+    const float share = 1.0f / weight[r];
+    const size_t at = operand_row(a.out_row + r / a.group, a.out_steps);
+    const int column = a.out_column + r % a.group * size;
+    for (int i = 0; i < size; i++) {
+      const size_t to = at + size_t((column + i) / STEP) * (TILE * STEP) + (column + i) % STEP;
+      const float y = sums[r * d + i] * share;
+      if (a.out_bf16) static_cast<bf16*>(a.out)[to] = narrow(y);
+      else static_cast<float*>(a.out)[to] = y;
+    }
+  }
+}
+
+void attention(const Attention& a, float* scratch) {
+  switch (a.cache.head_size) {
+    case 64: return attend<64>(a, scratch, 64);
+    case 128: return attend<128>(a, scratch, 128);
+    default: return attend<0>(a, scratch, rounded(a.cache.head_size, 32));
+  }
+}
+
+[[maybe_unused]] void nothing() {}
+
+}  // namespace

@@ -1,0 +1,463 @@
+#include "program.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+namespace orca {
+
+constexpr size_t HUGE_PAGE = size_t(2) << 20;
+
+HugePages::HugePages(size_t bytes) : size_((bytes + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1)) {
+  // One page more, so that the whole pages begin at a multiple of their size.
+  void* start = mmap(nullptr, size_ + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (start == MAP_FAILED) {
+    size_ = 0;
+    return;
+  }
+  char* first = static_cast<char*>(start);
+  data_ = first + (-reinterpret_cast<uintptr_t>(first) & (HUGE_PAGE - 1));
+  if (data_ > first) munmap(first, data_ - first);
+  const size_t after = HUGE_PAGE - (data_ - first);
+  if (after) munmap(data_ + size_, after);
+  madvise(data_, size_, MADV_HUGEPAGE);
+}
+
+HugePages::~HugePages() {
+  if (data_) munmap(data_, size_);
+}
+
+void Buffer::hold(int64_t rows) {
+  const size_t bytes = size_t(rounded(int(rows), 2 * TILE)) * row_bytes();
+  if (memory.size() < bytes) memory = HugePages(bytes);  // of zeros: padding stays zero
+}
+
+int Program::buffer(int width, bool operand, bool is_bf16) {
+  Buffer made;
+  made.width = rounded(width, operand ? STEP : PANEL), made.operand = operand, made.is_bf16 = is_bf16;
+  buffers.push_back(std::move(made));
+  return int(buffers.size()) - 1;
+}
+
+void Program::run(int first, int last, const orca_batch& b) {
+  batch = &b;
+  for (Buffer& buffer : buffers) buffer.hold(std::max(b.tokens, b.selected));
+  plan();
+  best.resize(best_of_a_row * size_t(b.selected));
+  best_index.resize(best.size());
+  pool.run(*this, first, last);
+}
+
+// Cuts the requests' queries into calls of attention, the costly ones last: tasks are taken from the last one on.
+void Program::plan() {
+  queries.clear();
+  if (!head_size) return;
+  const int most = std::max(1, QUERIES / group);
+  for (int64_t r = 0; r < batch->requests; r++)
+    for (int64_t t = batch->starts[r]; t < batch->starts[r + 1]; t += most)
+      queries.push_back({r, t, int(std::min<int64_t>(most, batch->starts[r + 1] - t))});
+  auto cost = [this](const Queries& q) { return q.count * (batch->positions[q.token] + q.count); };
+  std::sort(queries.begin(), queries.end(), [&](const Queries& a, const Queries& b) { return cost(a) < cost(b); });
+  scratch.resize(pool.threads());
+  for (auto& of_thread : scratch) of_thread.resize(attention_scratch(head_size) + 16);
+}
+
+namespace {
+
+constexpr int ROWS_OF_A_TASK = 8;
+
+uint32_t pieces(int64_t n, int64_t each) { return uint32_t((n + each - 1) / each); }
+
+struct Embed : Step {
+  int x;
+  const Packed* tokens;
+  int64_t first_token;  // of this rank's share of the vocabulary
+  const void* positions;  // [n, width], or null
+  Type type;
+
+  uint32_t tasks(const Program& p) const override { return pieces(p.batch->tokens, ROWS_OF_A_TASK); }
+
+  void run(Program& p, uint32_t task, int) override {
+    const Buffer& out = p.buffers[x];
+    const int64_t end = std::min<int64_t>(p.batch->tokens, int64_t(task + 1) * ROWS_OF_A_TASK);
+    for (int64_t t = int64_t(task) * ROWS_OF_A_TASK; t < end; t++) {
+      float* row = reinterpret_cast<float*>(out.data() + t * out.row_bytes());
+      const int64_t token = p.batch->token_ids[t] - first_token;
+      const int width = tokens->k;
+      if (token < 0 || token >= tokens->n) {
+        std::memset(row, 0, sizeof(float) * width);
+      } else {
+        const char* panel = tokens->panel(int(token / PANEL));
+        const int column = int(token % PANEL);
+        if (tokens->type == Type::bf16) {
+          const bf16* from = reinterpret_cast<const bf16*>(panel) + 2 * column;
+          for (int k = 0; k < width; k++) row[k] = widen(from[k / 2 * 32 + k % 2]);
+        } else {
+          const float* from = reinterpret_cast<const float*>(panel) + column;
+          for (int k = 0; k < width; k++) row[k] = from[k * PANEL];
+        }
+      }
+      if (!positions) continue;
+      const size_t at = size_t(p.batch->positions[t]) * width;
+      if (type == Type::bf16)
+        for (int k = 0; k < width; k++) row[k] += widen(static_cast<const bf16*>(positions)[at + k]);
+      else
+        for (int k = 0; k < width; k++) row[k] += static_cast<const float*>(positions)[at + k];
+    }
+  }
+};
+
+struct Normalize : Step {
+  int x, out;
+  Norm norm;
+  bool selects;  // the rows that go into the head, and no others
+
+  int64_t rows(const Program& p) const { return selects ? p.batch->selected : p.batch->tokens; }
+  uint32_t tasks(const Program& p) const override { return pieces(rows(p), ROWS_OF_A_TASK); }
+
+  void run(Program& p, uint32_t task, int) override {
+    const Buffer &from = p.buffers[x], &to = p.buffers[out];
+    const int64_t end = std::min<int64_t>(rows(p), int64_t(task + 1) * ROWS_OF_A_TASK);
+    for (int64_t i = int64_t(task) * ROWS_OF_A_TASK; i < end; i++) {
+      const int64_t t = selects ? p.batch->selection[i] : i;
+      p.isa.norm(norm, reinterpret_cast<float*>(from.data() + t * from.row_bytes()), to.data(), i, to.width / STEP,
+                 to.is_bf16);
+    }
+  }
+};
+
+struct Linear : Step {
+  int operand, out;
+  const Packed* weights;
+  Epilogue epilogue;
+  Activation activation;
+
+  // Panels of a task: enough for streams of memory, few enough that threads end together.
+  int each(const Program& p) const {
+    const int parts = p.pool.threads() * (rows(p) > 64 ? 2 : 4);
+    return std::clamp(weights->panels / parts / 4 * 4, 4, 32);
+  }
+  int rows(const Program& p) const {
+    return int(epilogue == Epilogue::greedy ? p.batch->selected : p.batch->tokens);
+  }
+  uint32_t tasks(const Program& p) const override {
+    return rows(p) ? pieces(weights->panels, each(p)) : 0;
+  }
+
+  void run(Program& p, uint32_t task, int) override {
+    const Buffer& from = p.buffers[operand];
+    Gemm g{};
+    g.weights = weights, g.operand = from.data(), g.rows = rows(p), g.epilogue = epilogue, g.activation = activation;
+    if (epilogue == Epilogue::greedy) {
+      g.out = p.batch->logits, g.ld = int(p.batch->logits_stride);
+      g.best = p.best.data() + size_t(task) * g.rows, g.index = p.best_index.data() + size_t(task) * g.rows;
+      std::fill(g.best, g.best + g.rows, -std::numeric_limits<float>::infinity());
+      std::fill(g.index, g.index + g.rows, 0);
+    } else {
+      const Buffer& to = p.buffers[out];
+      if (to.operand) g.out_operand = to.data(), g.out_steps = to.width / STEP, g.out_bf16 = to.is_bf16;
+      else g.out = reinterpret_cast<float*>(to.data()), g.ld = to.width;
+    }
+    const int first = int(task) * each(p), last = std::min(weights->panels, first + each(p));
+    (weights->type == Type::bf16 ? p.isa.gemm_bf16 : p.isa.gemm_f32)(g, first, last);
+  }
+};
+
+// The largest of all tasks of the head; the first of equals.
+struct Greediest : Step {
+  const Linear* head;
+
+  uint32_t tasks(const Program&) const override { return 1; }
+
+  void run(Program& p, uint32_t, int) override {
+    const int64_t rows = p.batch->selected;
+    const uint32_t parts = rows ? head->tasks(p) : 0;
+    for (int64_t r = 0; r < rows; r++) {
+      p.batch->best[r] = -std::numeric_limits<float>::infinity(), p.batch->best_index[r] = 0;
+      for (uint32_t part = 0; part < parts; part++)
+        if (p.best[part * rows + r] > p.batch->best[r])
+          p.batch->best[r] = p.best[part * rows + r], p.batch->best_index[r] = p.best_index[part * rows + r];
+    }
+  }
+};
+
+struct Heads {
+  int layer, kv_heads, group, head_size;
+  Type type;
+
+  Cache cache(const orca_batch& b) const {
+    const size_t at = size_t(layer) * b.layer_bytes;
+    return {type, b.keys + at, b.values + at, kv_heads, b.block_size, head_size};
+  }
+};
+
+struct WriteKV : Step {
+  int qkv;
+  Heads heads;
+
+  uint32_t tasks(const Program& p) const override { return pieces(p.batch->tokens, ROWS_OF_A_TASK); }
+
+  void run(Program& p, uint32_t task, int) override {
+    const Buffer& from = p.buffers[qkv];
+    const Cache cache = heads.cache(*p.batch);
+    const int size = heads.head_size, keys = heads.kv_heads * heads.group * size, values = keys + heads.kv_heads * size;
+    const int64_t end = std::min<int64_t>(p.batch->tokens, int64_t(task + 1) * ROWS_OF_A_TASK);
+    for (int64_t t = int64_t(task) * ROWS_OF_A_TASK; t < end; t++) {
+      const float* row = reinterpret_cast<const float*>(from.data() + t * from.row_bytes());
+      const int64_t slot = p.batch->slots[t];
+      for (int head = 0; head < heads.kv_heads; head++) {
+        const size_t to = cache.at(slot / cache.block_size, head, int(slot % cache.block_size));
+        put(cache, cache.keys, to, row + keys + head * size);
+        put(cache, cache.values, to, row + values + head * size);
+      }
+    }
+  }
+
+  static void put(const Cache& cache, void* into, size_t to, const float* from) {
+    if (cache.type == Type::bf16)
+      for (int i = 0; i < cache.head_size; i++) static_cast<bf16*>(into)[to + i] = narrow(from[i]);
+    else
+      std::memcpy(static_cast<float*>(into) + to, from, sizeof(float) * cache.head_size);
+  }
+};
+
+struct Attend : Step {
+  int qkv, out;
+  Heads heads;
+  float scale;
+
+  // Key/value heads of a task.
+  int each(const Program& p) const {
+    return std::clamp(int(p.queries.size()) * heads.kv_heads / (p.pool.threads() * 16), 1, heads.kv_heads);
+  }
+  uint32_t tasks(const Program& p) const override {
+    return uint32_t(p.queries.size()) * pieces(heads.kv_heads, each(p));
+  }
+
+  void run(Program& p, uint32_t task, int thread) override {
+    const int parts = int(pieces(heads.kv_heads, each(p)));
+    const Program::Queries& queries = p.queries[task / parts];
+    const Buffer &from = p.buffers[qkv], &to = p.buffers[out];
+    float* scratch = p.scratch[thread].data();
+    scratch += (-reinterpret_cast<uintptr_t>(scratch) & 63) / 4;
+    const int first = int(task % parts) * each(p), last = std::min(heads.kv_heads, first + each(p));
+    for (int head = first; head < last; head++) {
+      const int column = head * heads.group * heads.head_size;
+      Attention a{};
+      a.q = reinterpret_cast<const float*>(from.data() + queries.token * from.row_bytes()) + column, a.ld = from.width;
+      a.queries = queries.count, a.group = heads.group, a.first = p.batch->positions[queries.token];
+      a.blocks = p.batch->blocks + queries.request * p.batch->columns;
+      a.cache = heads.cache(*p.batch), a.head = head, a.scale = scale;
+      a.out = to.data(), a.out_row = size_t(queries.token), a.out_column = column, a.out_steps = to.width / STEP;
+      a.out_bf16 = to.is_bf16;
+      p.isa.attention(a, scratch);
+    }
+  }
+};
+
+// x += y, after an all-reduce of y.
+struct Add : Step {
+  int x, y;
+
+  uint32_t tasks(const Program& p) const override { return pieces(p.batch->tokens, ROWS_OF_A_TASK); }
+
+  void run(Program& p, uint32_t task, int) override {
+    const int64_t begin = int64_t(task) * ROWS_OF_A_TASK;
+    const int64_t rows = std::min<int64_t>(ROWS_OF_A_TASK, p.batch->tokens - begin);
+    const Buffer &to = p.buffers[x], &from = p.buffers[y];
+    float* into = reinterpret_cast<float*>(to.data() + begin * to.row_bytes());
+    const float* what = reinterpret_cast<const float*>(from.data() + begin * from.row_bytes());
+    for (int64_t i = 0; i < rows * to.width; i++) into[i] += what[i];
+  }
+};
+
+// A model's packed weights, one after the other in large pieces.
+class Arena {
+ public:
+  // Null when memory is short.
+  void* take(size_t bytes) {
+    bytes = (bytes + 63) & ~size_t(63);
+    if (bytes > left_) {
+      HugePages piece(std::max(bytes, PIECE));
+      if (!piece.data()) return nullptr;
+      next_ = piece.data(), left_ = piece.size();
+      pieces_.push_back(std::move(piece));
+    }
+    void* taken = next_;
+    next_ += bytes, left_ -= bytes;
+    return taken;
+  }
+
+ private:
+  static constexpr size_t PIECE = size_t(32) << 20;
+  std::vector<HugePages> pieces_;
+  char* next_ = nullptr;
+  size_t left_ = 0;
+};
+
+// Packs W, whose element (n, k) is source[n * row + k * column]. A task is a panel.
+template <class T>
+struct Packing final : Region {
+  Packed* to;
+  const T* source;
+  int64_t row, column;
+
+  uint32_t tasks(int) const override { return uint32_t(to->panels); }
+
+  void run(int, uint32_t panel, int) override {
+    const int n = std::min(PANEL, to->n - int(panel) * PANEL);
+    char* into = const_cast<char*>(to->panel(int(panel)));  // of zeros
+    for (int k = 0; k < to->k; k++)
+      for (int c = 0; c < n; c++) {
+        const T x = source[(int64_t(panel) * PANEL + c) * row + k * column];
+        if (to->type == Type::bf16)
+          reinterpret_cast<bf16*>(into)[(k / 2 * PANEL + c) * 2 + k % 2] = as_bf16(x);
+        else
+          reinterpret_cast<float*>(into)[k * PANEL + c] = as_float(x);
+      }
+  }
+
+  static bf16 as_bf16(bf16 x) { return x; }
+  static bf16 as_bf16(float x) { return narrow(x); }
+  static float as_float(bf16 x) { return widen(x); }
+  static float as_float(float x) { return x; }
+};
+
+const Isa* const ISAS[] = {&amx, &avx512_bf16, &avx512, &avx2, &portable};
+
+}  // namespace
+
+// A model's slice on this machine: its weights, its threads, its program.
+struct Model {
+  const Isa& isa;
+  Arena arena;
+  std::vector<std::unique_ptr<Packed>> weights;
+  Pool pool;
+  Program program;
+
+  Model(const Isa& isa, int threads) : isa(isa), pool(threads, isa.enter, isa.leave), program(isa, pool) {}
+
+  template <class S>
+  S& add() {
+    auto step = std::make_unique<S>();
+    S& made = *step;
+    program.steps.push_back(std::move(step));
+    return made;
+  }
+};
+
+}  // namespace orca
+
+using namespace orca;
+
+extern "C" {
+
+// The names of the instruction sets that this machine runs, the best first, with spaces between them.
+const char* orca_isas() {
+  static const std::string names = [] {
+    std::string all;
+    for (const Isa* isa : ISAS)
+      if (isa->runs_here()) all += (all.empty() ? "" : " ") + std::string(isa->name);
+    return all;
+  }();
+  return names.c_str();
+}
+
+Model* orca_model(const char* isa_name, int threads) {
+  for (const Isa* isa : ISAS)
+    if (isa->name == std::string(isa_name) && isa->runs_here()) return new Model(*isa, threads);
+  return nullptr;
+}
+
+void orca_free(Model* model) { delete model; }
+
+int orca_multiplies_bf16(const Model* model) { return model->isa.multiplies_bf16; }
+
+// Packs W [n, k] in the given type; null when memory is short. The bias [n] is copied.
+Packed* orca_pack(Model* model, const void* source, int source_type, int64_t row, int64_t column, int n, int k,
+                  int type, const float* bias) {
+  auto packed = std::make_unique<Packed>();
+  packed->type = Type(type), packed->n = n, packed->k = k;
+  packed->panels = rounded(n, PANEL) / PANEL, packed->steps = rounded(k, STEP) / STEP;
+  const size_t elements = size_t(packed->panels) * packed->steps * STEP * PANEL;
+  packed->data = model->arena.take(elements * (packed->type == Type::bf16 ? 2 : 4));
+  packed->bias = nullptr;
+  if (bias) packed->bias = static_cast<float*>(model->arena.take(sizeof(float) * packed->panels * PANEL));
+  if (!packed->data || (bias && !packed->bias)) return nullptr;
+  if (bias) std::copy(bias, bias + n, packed->bias);
+  auto pack = [&](auto* from) {
+    Packing<std::remove_const_t<std::remove_pointer_t<decltype(from)>>> packing;
+    packing.to = packed.get(), packing.source = from, packing.row = row, packing.column = column;
+    model->pool.run(packing, 0, 1);
+  };
+  if (Type(source_type) == Type::bf16) pack(static_cast<const bf16*>(source));
+  else pack(static_cast<const float*>(source));
+  model->weights.push_back(std::move(packed));
+  return model->weights.back().get();
+}
+
+// Copies n floats, for norms.
+float* orca_floats(Model* model, const float* source, int n) {
+  float* copy = static_cast<float*>(model->arena.take(sizeof(float) * n));
+  if (copy) std::copy(source, source + n, copy);
+  return copy;
+}
+
+int orca_buffer(Model* model, int width, int operand, int is_bf16) {
+  return model->program.buffer(width, operand, is_bf16);
+}
+
+// Row 0 of a buffer that holds at least `rows`, and the elements of a row.
+void* orca_rows(Model* model, int buffer, int64_t rows, int64_t* width) {
+  Buffer& found = model->program.buffers[buffer];
+  found.hold(rows);
+  *width = found.width;
+  return found.data();
+}
+
+int orca_steps(const Model* model) { return int(model->program.steps.size()); }
+
+// `positions` [n, width] stays the caller's.
+void orca_embed(Model* model, int x, const Packed* tokens, int64_t first_token, const void* positions, int type) {
+  Embed& step = model->add<Embed>();
+  step.x = x, step.tokens = tokens, step.first_token = first_token, step.positions = positions, step.type = Type(type);
+}
+
+void orca_normalize(Model* model, int x, int out, const float* weight, const float* bias, float epsilon, int width,
+                    int selects) {
+  Normalize& step = model->add<Normalize>();
+  step.x = x, step.out = out, step.norm = {weight, bias, epsilon, width}, step.selects = selects;
+}
+
+void orca_linear(Model* model, int operand, const Packed* weights, int out, int epilogue, int activation) {
+  Linear& step = model->add<Linear>();
+  step.operand = operand, step.weights = weights, step.out = out;
+  step.epilogue = Epilogue(epilogue), step.activation = Activation(activation);
+  if (step.epilogue != Epilogue::greedy) return;
+  model->program.best_of_a_row = pieces(weights->panels, 4);
+  model->add<Greediest>().head = &step;
+}
+
+void orca_write_kv(Model* model, int qkv, int layer, int kv_heads, int group, int head_size, int type) {
+  WriteKV& step = model->add<WriteKV>();
+  step.qkv = qkv, step.heads = {layer, kv_heads, group, head_size, Type(type)};
+}
+
+void orca_attend(Model* model, int qkv, int out, int layer, int kv_heads, int group, int head_size, int type,
+                 float scale) {
+  Attend& step = model->add<Attend>();
+  step.qkv = qkv, step.out = out, step.heads = {layer, kv_heads, group, head_size, Type(type)}, step.scale = scale;
+  model->program.group = group, model->program.head_size = head_size;
+}
+
+void orca_add(Model* model, int x, int y) {
+  Add& step = model->add<Add>();
+  step.x = x, step.y = y;
+}
+
+void orca_run(Model* model, int first, int last, const orca_batch* batch) { model->program.run(first, last, *batch); }
+}

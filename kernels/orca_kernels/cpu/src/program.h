@@ -1,0 +1,110 @@
+// A program: the operations of a stage of a model, recorded once when the model is loaded, run for each batch. What a
+// CUDA graph is to a GPU.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "isa.h"
+#include "pool.h"
+
+extern "C" {
+
+// The batch of one run: T tokens of B requests, one request after the other.
+struct orca_batch {
+  int64_t tokens, requests;
+  const int64_t* token_ids;   // [T]
+  const int64_t* positions;   // [T]
+  const int64_t* slots;       // [T] block * block_size + offset
+  const int64_t* starts;      // [B + 1] first token of each request
+  const int64_t* blocks;      // [B, columns] block ids
+  int64_t columns;
+  int64_t selected;           // rows that go into the head
+  const int64_t* selection;   // [selected] their tokens
+  char* keys;                 // [layers, n_blocks, kv_heads, block_size, head_size]
+  char* values;
+  int64_t layer_bytes;
+  int32_t block_size;
+  float* logits;              // [selected, logits_stride], or null: only the largest
+  int64_t logits_stride;
+  float* best;                // [selected]
+  int32_t* best_index;        // [selected]
+};
+}
+
+namespace orca {
+
+// Zeroed memory of its own that the kernel backs with huge pages, where it has them.
+class HugePages {
+ public:
+  HugePages() = default;
+  explicit HugePages(size_t bytes);  // rounded up to whole huge pages; data() is null when memory is short
+  HugePages(HugePages&& other) noexcept : data_(other.data_), size_(other.size_) { other.data_ = nullptr, other.size_ = 0; }
+  HugePages& operator=(HugePages&& other) noexcept {
+    std::swap(data_, other.data_), std::swap(size_, other.size_);
+    return *this;
+  }
+  ~HugePages();
+  char* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  char* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Activations of a program: T rows, rounded up to a whole block of tiles.
+struct Buffer {
+  int width;      // columns: of float32 rows padded to whole panels, of operands to whole steps
+  bool operand;   // in the format of operands
+  bool is_bf16;
+  HugePages memory;
+
+  char* data() const { return memory.data(); }
+  size_t row_bytes() const { return size_t(width) * (is_bf16 ? 2 : 4); }
+  void hold(int64_t rows);
+};
+
+class Program;
+
+struct Step {
+  virtual uint32_t tasks(const Program&) const = 0;
+  virtual void run(Program&, uint32_t task, int thread) = 0;
+  virtual ~Step() = default;
+};
+
+class Program final : public Region {
+ public:
+  Program(const Isa& isa, Pool& pool) : isa(isa), pool(pool) {}
+
+  int buffer(int width, bool operand, bool is_bf16);
+  void run(int first, int last, const orca_batch& batch);
+
+  uint32_t tasks(int step) const override { return steps[step]->tasks(*this); }
+  void run(int step, uint32_t task, int thread) override { steps[step]->run(*this, task, thread); }
+
+  const Isa& isa;
+  Pool& pool;
+  std::vector<Buffer> buffers;
+  std::vector<std::unique_ptr<Step>> steps;
+
+  // Of the run.
+  const orca_batch* batch = nullptr;
+  struct Queries {  // of one request, in one call of attention
+    int64_t request, token;
+    int count;
+  };
+  std::vector<Queries> queries;
+  std::vector<std::vector<float>> scratch;  // of each thread
+  std::vector<float> best;                  // [tasks of the head, selected]
+  std::vector<int32_t> best_index;
+  size_t best_of_a_row = 0;  // tasks of the head
+  int group = 1, head_size = 0;
+
+ private:
+  void plan();
+};
+
+}  // namespace orca

@@ -1,0 +1,227 @@
+"""GPT-2 on a CPU: one stage as a program of the compiled kernels.
+
+Every kernel computes a row by the same operations in the same order, whatever else is in the batch. So a request's
+logits are the same bits alone, in any batch, as increments or as an initiation after a recovery, in one piece or
+several.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orca_common.errors import FailedPrecondition
+from orca_kernels.cpu.library import BatchPointers
+from orca_kernels.cpu.program import Attention, Operand, Packed, Program, Rows
+
+from ...batch import Batch
+from ...data_plane import DataPlane
+from ...kv import KVManager, KVShape
+from ...partition import Place, share
+from ...sampling import sample
+from ...weights import WeightSource
+from ..model import CPU, Output
+from .configuration import GPT2Config
+
+# Tokens that run through the layers at once. It bounds the memory of activations, and keeps them in the level-2 cache
+# while each weight is read once a piece.
+PIECE = 512
+
+
+class Section(NamedTuple):
+    """Steps [first, last) of the program, and the rows to sum over the tensor ranks after them."""
+
+    first: int
+    last: int
+    sums: Rows | None
+
+
+class GPT2OnCPU:
+    """`Model` of one stage. Raises FailedPrecondition when the machine does not run the kernels that are asked for."""
+
+    def __init__(self, config: GPT2Config, place: Place, weights: WeightSource, dtype: torch.dtype, cpu: CPU):
+        self.config, self.place, self.dtype = config, place, dtype
+        self.heads = config.heads // place.tensor_parallel
+        self.vocabulary_shares = [
+            len(share(config.vocab_size, place.tensor_parallel, rank)) for rank in range(place.tensor_parallel)
+        ]
+        try:
+            self.program = Program(dtype, cpu.threads, cpu.kernels)
+        except ValueError as error:
+            raise FailedPrecondition(str(error)) from None
+        self._sections: list[Section] = []
+        self._record(weights)
+
+    @property
+    def kernels(self) -> str:
+        threads = self.program.threads
+        return f"{self.program.instruction_set}, {threads} thread{'s' * (threads > 1)}"
+
+    @property
+    def kv_shape(self) -> KVShape:
+        layers = len(self.place.layers(self.config.layers))
+        return KVShape(layers, self.heads, self.config.head_size, self.dtype, torch.device("cpu"))
+
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
+        return ((tokens, self.config.hidden), torch.float32) if not self.place.is_first else None
+
+    # Recording
+
+    def _record(self, weights: WeightSource) -> None:
+        program, config, place = self.program, self.config, self.place
+        hidden, inner = config.hidden, len(place.tensor_share(config.inner))
+        attention = self.heads * config.head_size
+        self._x, self._sum = program.rows(hidden), program.rows(hidden)
+        qkv = program.rows(3 * attention)
+        normed, attended, middle = program.operand(hidden), program.operand(attention), program.operand(inner)
+
+        embedding = None
+        if place.is_first:
+            embedding = program.pack(weights.get("wte.weight"))
+            first_token = place.tensor_share(config.vocab_size).start
+            program.embed(self._x, embedding, first_token, weights.find("wpe.weight"))
+            self._all_reduce(self._x)
+        for layer, index in enumerate(place.layers(config.layers)):
+            name = f"h.{index}."
+            scale = config.head_size**-0.5 if config.scale_attention else 1.0
+            if config.scale_by_layer:
+                scale /= index + 1
+            a = Attention(layer, self.heads, 1, config.head_size, self.dtype, scale)
+            self._norm(weights, name + "ln_1", normed)
+            program.linear(normed, self._pack(weights, name + "attn.c_attn"), qkv)
+            program.write_kv(qkv, a)
+            program.attend(qkv, a, attended)
+            self._residual(attended, self._pack(weights, name + "attn.c_proj"))
+            self._norm(weights, name + "ln_2", normed)
+            program.linear_act(normed, self._pack(weights, name + "mlp.c_fc"), middle, config.activation)
+            self._residual(middle, self._pack(weights, name + "mlp.c_proj"))
+        if place.is_last:
+            self._norm(weights, "ln_f", normed, selected=True)
+            if not config.tied:
+                head = program.pack(weights.get("lm_head.weight"))
+            else:
+                head = embedding if embedding is not None else program.pack(weights.get("wte.weight"))
+            program.head(normed, head)
+        self._close_section(None)
+
+    def _norm(self, weights: WeightSource, name: str, out: Operand, selected: bool = False) -> None:
+        norm = self.program.norm(weights.get(name + ".weight"), weights.get(name + ".bias"), self.config.epsilon)
+        self.program.normalize(self._x, norm, out, selected)
+
+    def _pack(self, weights: WeightSource, name: str) -> Packed:
+        return self.program.pack(weights.get(name + ".weight").t(), weights.find(name + ".bias"))
+
+    def _residual(self, x: Operand, weights: Packed) -> None:
+        """The hidden states += x W, summed over the tensor ranks."""
+        if self.place.tensor_parallel == 1:
+            self.program.linear_add(x, weights, self._x)
+        else:
+            self.program.linear(x, weights, self._sum)
+            self._all_reduce(self._sum)
+            self.program.add(self._x, self._sum)
+
+    def _all_reduce(self, x: Rows) -> None:
+        if self.place.tensor_parallel > 1:
+            self._close_section(x)
+
+    def _close_section(self, sums: Rows | None) -> None:
+        first = self._sections[-1].last if self._sections else 0
+        self._sections.append(Section(first, self.program.length, sums))
+
+    # Running
+
+    def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
+        requests = batch.requests
+        needs_logits = bool(((requests["temperature"] > 0) | requests["logprobs"]).any())
+        results = Results(len(batch), self.vocabulary_shares[self.place.tensor_rank] if needs_logits else 0)
+        states = None if self.place.is_last else torch.empty(len(batch.token_ids), self.config.hidden)
+        for start in range(0, len(batch.token_ids), PIECE):
+            end = min(start + PIECE, len(batch.token_ids))
+            self._run_piece(batch, kv, plane, x, start, end, results)
+            if states is not None:
+                states[start:end] = torch.from_numpy(self.program.view(self._x, end - start, self.config.hidden))
+        if states is not None:
+            return Output([], [], states)
+        return self._sample(batch, plane, results)
+
+    def _run_piece(
+        self,
+        batch: Batch,
+        kv: KVManager,
+        plane: DataPlane,
+        x: Tensor | None,
+        start: int,
+        end: int,
+        results: Results,
+    ) -> None:
+        """Runs tokens [start, end) of the flat batch."""
+        tokens, hidden = end - start, self.config.hidden
+        begin = batch.last + 1 - batch.query_lengths  # [B] first token of each request
+        members = np.flatnonzero((begin < end) & (batch.last >= start))
+        starts = np.append(np.maximum(begin[members], start), end) - start
+        selected = members[batch.last[members] < end] if self.place.is_last else members[:0]
+        selection = batch.last[selected] - start
+        blocks = np.ascontiguousarray(kv.block_table(batch.rows[members], int(batch.ends.max())))
+        token_ids, positions, slots = batch.token_ids[start:end], batch.positions[start:end], batch.slots[start:end]
+        keys, values = kv.keys, kv.values
+        best, best_index = results.best, results.index
+        logits = results.logits
+        at = int(selected[0]) if len(selected) else 0  # the requests that end in a piece follow one another
+        pointers = BatchPointers(
+            tokens,
+            len(members),
+            token_ids.ctypes.data,
+            positions.ctypes.data,
+            slots.ctypes.data,
+            starts.ctypes.data,
+            blocks.ctypes.data,
+            blocks.shape[1],
+            len(selected),
+            selection.ctypes.data,
+            keys.data_ptr(),
+            values.data_ptr(),
+            keys.stride(0) * keys.itemsize,
+            kv.block_size,
+            logits[at:].ctypes.data if logits is not None else None,
+            logits.shape[1] if logits is not None else 0,
+            best[at:].ctypes.data,
+            best_index[at:].ctypes.data,
+        )
+        if x is not None:
+            self.program.view(self._x, tokens, hidden)[:] = x[start:end].numpy()
+        for section in self._sections:
+            self.program.run(pointers, section.first, section.last)
+            if section.sums is not None:
+                view = self.program.view(section.sums, tokens, hidden)
+                summed = plane.all_reduce(torch.from_numpy(np.ascontiguousarray(view)))
+                view[:] = summed.numpy()
+
+    def _sample(self, batch: Batch, plane: DataPlane, results: Results) -> Output:
+        if results.logits is not None:
+            logits = plane.gather(torch.from_numpy(results.logits), self.vocabulary_shares)
+            return sample(logits, batch.requests, batch.draws) if logits is not None else Output([], [])
+        place = self.place
+        index = results.index
+        if place.tensor_parallel > 1:
+            first = place.tensor_share(self.config.vocab_size).start
+            mine = np.stack([results.best.astype(np.float64), index + first], 1)  # exact in float64
+            of_all = plane.gather(torch.from_numpy(mine), [2] * place.tensor_parallel)
+            if of_all is None:
+                return Output([], [])
+            pairs = of_all.numpy().reshape(len(batch), place.tensor_parallel, 2)
+            winner = pairs[:, :, 0].argmax(1)  # the first of equals, as on one rank
+            index = pairs[np.arange(len(batch)), winner, 1].astype(np.int64)
+        return Output(index.tolist(), [math.nan] * len(batch))
+
+
+class Results:
+    """What the head makes of B requests: the largest logit of each, and all V logits where they are asked for."""
+
+    def __init__(self, requests: int, vocabulary: int) -> None:
+        self.best = np.empty(requests, np.float32)
+        self.index = np.empty(requests, np.int32)
+        self.logits = np.empty((requests, vocabulary), np.float32) if vocabulary else None

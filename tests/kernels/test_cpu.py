@@ -1,0 +1,324 @@
+"""The CPU kernels on each instruction set that this machine runs: near float64, and bit for bit their own equals."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from orca_kernels.cpu.library import BatchPointers, instruction_sets
+from orca_kernels.cpu.program import Attention, Program
+
+ISAS = instruction_sets()
+DTYPES = (torch.float32, torch.bfloat16)
+# Of a result of about 1. A bfloat16 operand carries 8 bits, half an ulp of 1 is 2e-3, and two are rounded on the way.
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
+
+each_isa = pytest.mark.parametrize("isa", ISAS)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+class Pointers(NamedTuple):
+    """A batch, and the arrays that it points to."""
+
+    batch: BatchPointers
+    kept: dict[str, np.ndarray]
+
+
+def rows_alone(tokens: int, **more: Any) -> Pointers:
+    """A batch for operations that know of nothing but rows: `tokens` requests of one token each."""
+    kept = {
+        "token_ids": np.zeros(tokens, np.int64),
+        "positions": np.zeros(tokens, np.int64),
+        "slots": np.zeros(tokens, np.int64),
+        "starts": np.arange(tokens + 1),
+        "blocks": np.zeros((tokens, 1), np.int64),
+        "selection": np.arange(tokens),
+        "best": np.zeros(tokens, np.float32),
+        "best_index": np.zeros(tokens, np.int32),
+        **more,
+    }
+    return Pointers(pointers(kept), kept)
+
+
+def pointers(kept: dict[str, Any]) -> BatchPointers:
+    batch = BatchPointers(
+        tokens=len(kept["token_ids"]),
+        requests=len(kept["starts"]) - 1,
+        columns=kept["blocks"].shape[1],
+        selected=len(kept["selection"]),
+        block_size=kept.get("block_size", 1),
+    )
+    for name in ("token_ids", "positions", "slots", "starts", "blocks", "selection", "best", "best_index"):
+        kept[name] = np.ascontiguousarray(kept[name])
+        setattr(batch, name, kept[name].ctypes.data)
+    if "logits" in kept:
+        batch.logits, batch.logits_stride = kept["logits"].ctypes.data, kept["logits"].shape[1]
+    if "keys" in kept:
+        batch.keys, batch.values = kept["keys"].data_ptr(), kept["values"].data_ptr()
+        batch.layer_bytes = kept["keys"].nbytes
+    return batch
+
+
+def close(got: np.ndarray | Tensor, want: Tensor, dtype: torch.dtype) -> None:
+    got = (torch.from_numpy(got.copy()) if isinstance(got, np.ndarray) else got).double()
+    assert got.shape == want.shape
+    assert not got.isnan().any()
+    scale = want.double().abs().max().clamp(min=1)
+    assert (got - want.double()).abs().max() <= TOLERANCE[dtype] * scale
+
+
+# Linear operations: rows around the blocks of each kernel, columns and inputs that fill no panel and no tile.
+ROWS = (1, 2, 3, 4, 5, 11, 12, 13, 16, 17, 31, 32, 33, 48, 50, 100)
+SHAPES = ((1, 1), (16, 32), (97, 24), (50, 33), (144, 96), (256, 70))
+
+
+def linear(
+    isa: str, dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor | None, act: str | None, threads: int = 1
+) -> np.ndarray:
+    """act(norm(x) W^T + b) through an operand, and W = 1 behind it where there is an activation."""
+    program = Program(dtype, threads, isa)
+    n, k = weight.shape
+    x_rows, out = program.rows(k), program.rows(n)
+    operand = program.operand(k)
+    program.normalize(x_rows, program.norm(torch.ones(k), torch.zeros(k), 0.0), operand)
+    if act is None:
+        program.linear(operand, program.pack(weight, bias), out)
+    else:
+        middle = program.operand(n)
+        program.linear_act(operand, program.pack(weight, bias), middle, act)
+        program.linear(middle, program.pack(torch.eye(n)), out)
+    program.view(x_rows, len(x), k)[:] = x.numpy()
+    program.run(rows_alone(len(x)).batch)
+    return program.view(out, len(x), n).copy()
+
+
+def normed(x: Tensor) -> Tensor:
+    x = x.double()
+    return (x - x.mean(1, keepdim=True)) / x.var(1, unbiased=False, keepdim=True).sqrt()
+
+
+@each_isa
+@each_dtype
+@pytest.mark.parametrize(("n", "k"), [shape for shape in SHAPES if shape[1] > 1])
+def test_linear(isa: str, dtype: torch.dtype, n: int, k: int) -> None:
+    torch.manual_seed(n)
+    weight, bias = torch.randn(n, k) / k**0.5, torch.randn(n)
+    x = torch.randn(max(ROWS), k)
+    want = normed(x) @ weight.to(dtype).double().t() + bias.double()
+    for rows in ROWS:
+        close(linear(isa, dtype, x[:rows], weight, bias, None), want[:rows], dtype)
+
+
+@each_isa
+@each_dtype
+@pytest.mark.parametrize("act", ["gelu", "tanh_gelu", "relu", "silu", "tanh"])
+def test_activations(isa: str, dtype: torch.dtype, act: str) -> None:
+    torch.manual_seed(3)
+    weight, bias, x = torch.randn(40, 24) / 5, torch.randn(40) * 4, torch.randn(19, 24)
+    before = normed(x) @ weight.to(dtype).double().t() + bias.double()
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "gelu": torch.nn.functional.gelu,
+        "tanh_gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        "relu": torch.relu,
+        "silu": torch.nn.functional.silu,
+        "tanh": torch.tanh,
+    }
+    close(linear(isa, dtype, x, weight, bias, act), functions[act](before), dtype)
+
+
+@each_isa
+@each_dtype
+def test_a_residual_is_added_and_norms_have_their_weights(isa: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(4)
+    x, y = torch.randn(7, 50), torch.randn(7, 50)
+    weight, bias, matrix = torch.randn(50), torch.randn(50), torch.randn(50, 50) / 7
+    for with_bias in (True, False):
+        program = Program(dtype, 1, isa)
+        x_rows, y_rows, operand = program.rows(50), program.rows(50), program.operand(50)
+        program.normalize(x_rows, program.norm(weight, bias if with_bias else None, 1e-3), operand)
+        program.linear_add(operand, program.pack(matrix), y_rows)
+        program.add(x_rows, y_rows)
+        program.view(x_rows, 7, 50)[:], program.view(y_rows, 7, 50)[:] = x.numpy(), y.numpy()
+        program.run(rows_alone(7).batch)
+        if with_bias:
+            norm = torch.nn.functional.layer_norm(x.double(), [50], weight.double(), bias.double(), 1e-3)
+        else:
+            norm = x.double() / (x.double().square().mean(1, keepdim=True) + 1e-3).sqrt() * weight.double()
+        want = y.double() + norm @ matrix.to(dtype).double().t()
+        close(program.view(y_rows, 7, 50), want, dtype)
+        close(program.view(x_rows, 7, 50), x.double() + want, dtype)
+
+
+@each_isa
+@each_dtype
+def test_the_embedding_reads_the_head(isa: str, dtype: torch.dtype) -> None:
+    """Tied weights are kept once: the embedding finds a token's row in the panels. A rank has a part of them."""
+    torch.manual_seed(5)
+    table, positions = torch.randn(97, 24).to(dtype), torch.randn(48, 24).to(dtype)
+    program = Program(dtype, 1, isa)
+    x = program.rows(24)
+    program.embed(x, program.pack(table), 100, positions)
+    ids, at = np.array([100, 196, 99, 197, 150] * 5), np.arange(25)
+    program.run(rows_alone(25, token_ids=ids, positions=at).batch)
+    want = positions[at].float()
+    inside = (ids >= 100) & (ids < 197)
+    want[inside] += table[ids[inside] - 100].float()
+    assert torch.equal(torch.tensor(program.view(x, 25, 24)), want)
+
+
+@each_isa
+@each_dtype
+@pytest.mark.parametrize("vocabulary", [15, 97, 1000])
+def test_the_head(isa: str, dtype: torch.dtype, vocabulary: int) -> None:
+    torch.manual_seed(6)
+    weight, x = torch.randn(vocabulary, 24), torch.randn(40, 24)
+    weight[vocabulary // 2] = weight[3]  # equals: the first counts
+    program = Program(dtype, 2, isa)
+    rows, operand = program.rows(24), program.operand(24)
+    program.normalize(rows, program.norm(torch.ones(24), torch.zeros(24), 0.0), operand, selected=True)
+    program.head(operand, program.pack(weight))
+    selection = np.array([39, 0, 7, 8, 21])
+    want = normed(x)[torch.tensor(selection)] @ weight.to(dtype).double().t()
+    for logits in (np.full((5, vocabulary + 3), np.nan, np.float32), None):
+        program.view(rows, 40, 24)[:] = x.numpy()
+        found = rows_alone(40, selection=selection, **({} if logits is None else {"logits": logits}))
+        program.run(found.batch)
+        best, index = found.kept["best"][:5], found.kept["best_index"][:5]
+        close(best.copy(), want.max(1).values, dtype)
+        close(want[torch.arange(5), torch.tensor(index).long()], want.max(1).values, dtype)
+        if logits is not None:
+            close(logits[:, :vocabulary], want, dtype)
+            assert np.isnan(logits[:, vocabulary:]).all()
+            assert (logits[:, :vocabulary].argmax(1) == index).all()
+            assert (logits[np.arange(5), index] == best).all()
+
+
+# Attention
+
+
+class Requests(NamedTuple):
+    contexts: Sequence[int]
+    lengths: Sequence[int]  # queries
+
+
+def attention(
+    isa: str,
+    dtype: torch.dtype,
+    requests: Requests,
+    *,
+    heads: int,
+    group: int = 1,
+    size: int,
+    block_size: int,
+    threads: int = 1,
+    seed: int = 0,
+    members: Sequence[int] | None = None,
+) -> tuple[np.ndarray, Tensor]:
+    """Attention of requests whose keys and values of earlier tokens are in shuffled blocks among NaN.
+
+    Only of `members`, if they are given. Returns the result [T, heads * group * size] and that of float64.
+    """
+    generator, shuffle = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(1)
+    ends = [context + length for context, length in zip(*requests, strict=True)]
+    columns = -(-max(ends) // block_size)
+    n_blocks = len(ends) * columns + 3
+    order = torch.randperm(n_blocks, generator=shuffle)[: len(ends) * columns].reshape(len(ends), columns).numpy()
+    keys = torch.full((n_blocks, heads, block_size, size), torch.nan, dtype=dtype)
+    values = keys.clone()
+    rows, wants, slots, positions = [], [], [], []
+    for r, (context, length) in enumerate(zip(*requests, strict=True)):
+        end = context + length
+        k, v = (torch.randn(end, heads, size, generator=generator) for _ in range(2))
+        q = torch.randn(length, heads * group, size, generator=generator)
+        at = torch.arange(end)
+        block = torch.tensor(order[r])[at // block_size]
+        keys[block[:context], :, at[:context] % block_size] = k[:context].to(dtype)
+        values[block[:context], :, at[:context] % block_size] = v[:context].to(dtype)
+        if members is not None and r not in members:
+            continue
+        rows.append(torch.cat([q.flatten(1), k[context:].flatten(1), v[context:].flatten(1)], 1))
+        slots.append((block * block_size + at % block_size)[context:])
+        positions.append(at[context:])
+        kd, vd = (x.to(dtype).double().repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
+        scores = q.double().transpose(0, 1) @ kd.transpose(1, 2) * 0.3
+        scores = scores.masked_fill(at > at[context:, None], -torch.inf)
+        wants.append((scores.softmax(-1) @ vd).transpose(0, 1).flatten(1))
+    chosen = range(len(ends)) if members is None else members
+    lengths = [requests.lengths[r] for r in chosen]
+    x = torch.cat(rows)
+    program = Program(dtype, threads, isa)
+    a = Attention(0, heads, group, size, dtype, 0.3)
+    width = heads * group * size
+    qkv, out, done = program.rows(x.shape[1]), program.operand(width), program.rows(width)
+    program.write_kv(qkv, a)
+    program.attend(qkv, a, out)
+    program.linear(out, program.pack(torch.eye(width)), done)
+    program.view(qkv, len(x), x.shape[1])[:] = x.numpy()
+    kept: dict[str, Any] = rows_alone(len(x)).kept | {
+        "positions": torch.cat(positions).numpy(),
+        "slots": torch.cat(slots).numpy(),
+        "starts": np.cumsum([0, *lengths]),
+        "blocks": order[list(chosen)],
+        "selection": np.zeros(0, np.int64),
+        "keys": keys,
+        "values": values,
+        "block_size": block_size,
+    }
+    program.run(pointers(kept))
+    return program.view(done, len(x), width).copy(), torch.cat(wants)
+
+
+MIXED = Requests([0, 0, 5, 15, 16, 31, 32, 0, 70], [1, 37, 1, 1, 1, 1, 1, 70, 3])
+
+
+@each_isa
+@each_dtype
+@pytest.mark.parametrize(("heads", "group", "size"), [(2, 1, 64), (3, 1, 20), (1, 4, 32), (2, 3, 8), (1, 1, 128)])
+@pytest.mark.parametrize("block_size", [1, 16, 20, 32])
+def test_attention(isa: str, dtype: torch.dtype, heads: int, group: int, size: int, block_size: int) -> None:
+    got, want = attention(isa, dtype, MIXED, heads=heads, group=group, size=size, block_size=block_size)
+    close(got, want, dtype)
+
+
+@each_isa
+@each_dtype
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_attention_of_any_company_is_the_same_bits(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
+    """A request's rows are the same bits alone, in a batch, with another block size and more threads."""
+    ends = data.draw(st.lists(st.integers(1, 80), min_size=2, max_size=5))
+    lengths = [data.draw(st.integers(1, end)) for end in ends]
+    requests = Requests([end - length for end, length in zip(ends, lengths, strict=True)], lengths)
+    chosen = data.draw(st.integers(0, len(ends) - 1))
+    shape: dict[str, Any] = {"heads": 2, "size": data.draw(st.sampled_from([16, 64])), "seed": chosen}
+    together, _ = attention(isa, dtype, requests, **shape, block_size=16, threads=2)
+    alone, _ = attention(
+        isa, dtype, requests, **shape, block_size=data.draw(st.sampled_from([1, 5, 32])), members=[chosen]
+    )
+    first = sum(lengths[:chosen])
+    assert np.array_equal(together[first : first + lengths[chosen]], alone)
+
+
+@each_isa
+@each_dtype
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_a_row_of_a_product_is_the_same_bits_in_any_company(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
+    n, k = data.draw(st.sampled_from([(97, 24), (144, 96), (50, 70)]))
+    torch.manual_seed(n)
+    weight, bias, x = torch.randn(n, k), torch.randn(n), torch.randn(100, k)
+    act = data.draw(st.sampled_from([None, "tanh_gelu"]))
+    rows = data.draw(st.integers(1, 100))
+    first = data.draw(st.integers(0, rows - 1))
+    together = linear(isa, dtype, x[:rows], weight, bias, act, threads=2)
+    assert np.array_equal(linear(isa, dtype, x[first : first + 1], weight, bias, act), together[first : first + 1])
+
+
+def test_an_instruction_set_that_the_machine_lacks_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"this machine runs .*portable"):
+        Program(torch.float32, 1, "avx1024")
