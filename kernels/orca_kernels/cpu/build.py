@@ -64,7 +64,7 @@ def build(into: Path) -> None:
 
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             objects = list(threads.map(compile_file, files(), files().values()))
-        run("-shared", "-pthread", "-o", f"{folder}/kernels.so", *objects)
+        run("-shared", "-pthread", "-static-libstdc++", "-static-libgcc", "-o", f"{folder}/kernels.so", *objects)
         try:
             into.parent.mkdir(parents=True, exist_ok=True)
             arriving = into.with_name(f"{into.name}.{os.getpid()}")

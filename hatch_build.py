@@ -1,0 +1,31 @@
+"""Compiles the CPU's kernels into a wheel, so that whoever installs it needs no compiler."""
+
+import runpy
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+CPU = Path("kernels/orca_kernels/cpu")
+
+
+class Kernels(BuildHookInterface):  # type: ignore[type-arg]
+    """Runs for wheels. An editable install compiles on first use instead."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable":
+            return
+        built = Path(self.root) / CPU / "kernels.so"
+        build = runpy.run_path(str(Path(self.root) / CPU / "build.py"))
+        try:
+            build["build"](built)
+        except build["CannotBuild"] as error:  # the client needs none, and a worker runs plain torch then
+            self.app.display_warning(f"no compiled kernels in this wheel: {error}")
+            return
+        build_data["force_include"][str(built)] = "orca_kernels/cpu/kernels.so"
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        (Path(self.root) / CPU / "kernels.so").unlink(missing_ok=True)  # a checkout's own follows its sources
