@@ -80,7 +80,7 @@ constexpr int QUERIES = 64;  // rows (queries x group) of one call at most
 
 inline size_t attention_scratch(int head_size) {
   size_t d = rounded(head_size, 32);
-  return 2 * KEYS * d + QUERIES * (2 * d + 2 + KEYS) + 64;
+  return 2 * KEYS * d + QUERIES * (2 * d + KEYS + 3);
 }
 
 extern const Isa portable, avx2, avx512, avx512_bf16, amx;

@@ -43,18 +43,20 @@ inline float load_one(const bf16* p) { return widen(*p); }
 inline void save_one(float* p, float x) { *p = x; }
 inline void save_one(bf16* p, float x) { *p = narrow(x); }
 
-// The sum of the lanes, always in the same order.
-inline float total(vf x) {
-  float lane[LANES];
-  save(lane, x);
-  for (int half = LANES / 2; half; half /= 2)
-    for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-  return lane[0];
+inline vi lanes() {
+  vi lane;
+  for (int i = 0; i < LANES; i++) lane[i] = i;
+  return lane;
 }
-inline float largest(vf x) {
-  float lane[LANES];
-  save(lane, x);
-  return *std::max_element(lane, lane + LANES);
+
+// The sum, or the largest, of all lanes, in each lane. Always in the same order.
+inline vf total(vf x) {
+  for (int half = LANES / 2; half; half /= 2) x += __builtin_shuffle(x, lanes() ^ half);
+  return x;
+}
+inline vf largest(vf x) {
+  for (int half = LANES / 2; half; half /= 2) x = larger(x, __builtin_shuffle(x, lanes() ^ half));
+  return x;
 }
 
 // e^x to about an ulp: 2^n by the exponent's bits, and a polynomial for the rest (Cephes' expf). Below -87.3 it is not 0
@@ -159,7 +161,7 @@ void finish(const Gemm& g, int panel, int first, int rows, const float* sums, in
         vf most = load(y);
         for (int v = 1; v < VECTORS; v++) most = larger(most, load(y + v * LANES));
         const int row = first + r;
-        if (n == PANEL && !(largest(most) > g.best[row])) continue;
+        if (n == PANEL && !(largest(most)[0] > g.best[row])) continue;
         for (int c = 0; c < n; c++)  // the first of equals: panels come in ascending order
           if (y[c] > g.best[row]) g.best[row] = y[c], g.index[row] = column + c;
       }
@@ -237,7 +239,7 @@ inline void normalize(const Norm& n, const float* x, T* out, int steps) {
   if (n.bias) {
     vf sum{};
     for (int i = 0; i < whole; i += LANES) sum += load(x + i);
-    mean = total(sum);
+    mean = total(sum)[0];
     for (int i = whole; i < n.width; i++) mean += x[i];
     mean /= n.width;
   }
@@ -246,7 +248,7 @@ inline void normalize(const Norm& n, const float* x, T* out, int steps) {
     vf d = load(x + i) - mean;
     squares += d * d;
   }
-  float variance = total(squares);
+  float variance = total(squares)[0];
   for (int i = whole; i < n.width; i++) variance += (x[i] - mean) * (x[i] - mean);
   const float factor = 1.0f / std::sqrt(variance / n.width + n.epsilon);
   for (int step = 0; step < steps; step++, out += TILE * STEP)
@@ -275,21 +277,23 @@ void norm(const Norm& n, const float* x, void* operand, size_t row, int steps, b
 
 // Pairwise sums of a's lanes, then of b's.
 inline vf pairs(vf a, vf b) {
-  vi even, odd;
-  for (int i = 0; i < LANES; i++) even[i] = 2 * i, odd[i] = 2 * i + 1;
+  const vi even = 2 * lanes(), odd = even + 1;
   return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
 }
 
-// The dot products of q with 2^LEVEL keys: after log2(LANES) levels of `pairs`, lane i has key i's.
-template <int LEVEL, int D>
-inline vf dots(const vf* q, const float* keys, int d) {
+// The dot products of R queries with 2^LEVEL keys: after log2(LANES) levels of `pairs`, lane i has key i's.
+template <int LEVEL, int R, int D>
+inline void dots(const float* q, const float* keys, int d, vf* out) {
+  const int width = D ? D : d;
   if constexpr (LEVEL == 0) {
-    vf sum = q[0] * load(keys);
-    for (int i = 1; i < (D ? D : d) / LANES; i++) sum += q[i] * load(keys + i * LANES);
-    return sum;
+    for (int r = 0; r < R; r++) out[r] = load(q + r * width) * load(keys);
+    for (int i = LANES; i < width; i += LANES)
+      for (int r = 0; r < R; r++) out[r] += load(q + r * width + i) * load(keys + i);
   } else {
-    vf a = dots<LEVEL - 1, D>(q, keys, d);
-    return pairs(a, dots<LEVEL - 1, D>(q, keys + (size_t(1) << (LEVEL - 1)) * (D ? D : d), d));
+    vf a[R], b[R];
+    dots<LEVEL - 1, R, D>(q, keys, d, a);
+    dots<LEVEL - 1, R, D>(q, keys + (size_t(1) << (LEVEL - 1)) * width, d, b);
+    for (int r = 0; r < R; r++) out[r] = pairs(a[r], b[r]);
   }
 }
 
@@ -337,19 +341,86 @@ inline void gather(const Attention& a, int64_t first, int n, float* keys, float*
   });
 }
 
+// The scores of R rows with a tile's keys. `seen`: how many of them each row sees; the others are -infinity.
+template <int R, int D>
+inline void score(const float* q, const float* keys, int d, const int* seen, float* p) {
+  const vf nothing = splat(-std::numeric_limits<float>::infinity());
+  for (int j = 0; j < KEYS; j += LANES) {
+    vf s[R];
+    for (int r = 0; r < R; r++) s[r] = nothing;
+    if (j < seen[R - 1]) dots<LEVELS, R, D>(q, keys + j * (D ? D : d), d, s);  // the last row sees most
+    for (int r = 0; r < R; r++) save(p + r * KEYS + j, lanes() < seen[r] - j ? s[r] : nothing);
+  }
+}
+
+// p = e^(score - maximum), and what this does to the row's maximum and weight. Returns what to scale earlier sums with.
+inline float soften(float* p, float& maximum, float& weight) {
+  vf most = load(p);
+  for (int j = LANES; j < KEYS; j += LANES) most = larger(most, load(p + j));
+  const float now = std::max(maximum, largest(most)[0]);
+  vf all{};
+  for (int j = 0; j < KEYS; j += LANES) {
+    const vf s = load(p + j);
+    vf e = exponential(s - now);
+    e = s == splat(-std::numeric_limits<float>::infinity()) ? vf{} : e;
+    save(p + j, e);
+    all += e;
+  }
+  const float old = exponential(splat(maximum - now))[0];
+  weight = weight * old + total(all)[0];
+  maximum = now;
+  return old;
+}
+
+// sums = sums * old + p * values, of R rows. Even and odd keys are summed apart where registers allow it: one row's sums
+// alone would wait for each other.
+template <int R, int D>
+inline void blend(const float* p, const float* values, int d, int n, const float* old, float* sums) {
+  constexpr int APART = LANES == 16 ? 2 : 1;
+  if constexpr (D != 0) {
+    constexpr int V = D / LANES;
+    vf part[APART][R][V] = {};
+    int j = 0;
+    for (; j + APART <= n; j += APART)
+      for (int odd = 0; odd < APART; odd++)
+        for (int i = 0; i < V; i++)
+          for (int r = 0; r < R; r++)
+            part[odd][r][i] += p[r * KEYS + j + odd] * load(values + (j + odd) * D + i * LANES);
+    if (j < n)
+      for (int i = 0; i < V; i++)
+        for (int r = 0; r < R; r++) part[0][r][i] += p[r * KEYS + j] * load(values + j * D + i * LANES);
+    for (int r = 0; r < R; r++)
+      for (int i = 0; i < V; i++) {
+        if (APART == 2) part[0][r][i] += part[APART - 1][r][i];
+        float* sum = sums + r * D + i * LANES;
+        save(sum, load(sum) * old[r] + part[0][r][i]);
+      }
+  } else {
+    for (int r = 0; r < R; r++)
+      for (int i = 0; i < d; i += LANES) {
+        vf part{};
+        for (int j = 0; j < n; j++) part += p[r * KEYS + j] * load(values + j * d + i);
+        save(sums + r * d + i, load(sums + r * d + i) * old[r] + part);
+      }
+  }
+}
+
 // Softmax over tiles of 32 keys from key 0 on, rescaled at each tile (Milakov and Gimelshein, "Online normalizer
 // calculation for softmax"). A query meets the same tiles and the same order of operations whether it is an increment or
-// one of an initiation's many, so its result is the same bits.
+// one of an initiation's many, so its result is the same bits. (A key that a row does not see, because a row beside it
+// does, adds 0.)
 template <int D>
 void attend(const Attention& a, float* scratch, int padded) {
-  const int d = D ? D : padded, vectors = d / LANES, size = a.cache.head_size, rows = a.queries * a.group;
+  const int d = D ? D : padded, size = a.cache.head_size, rows = a.queries * a.group;
   float* keys = scratch;
   float* values = keys + KEYS * d;
-  float* q = values + KEYS * d;        // [rows][d]
-  float* sums = q + QUERIES * d;       // [rows][d]
-  float* maximum = sums + QUERIES * d;  // [rows]
+  float* q = values + KEYS * d;         // [rows][d]
+  float* sums = q + QUERIES * d;        // [rows][d]
+  float* p = sums + QUERIES * d;        // [rows][KEYS]: scores, then e^(score - maximum)
+  float* maximum = p + QUERIES * KEYS;  // [rows]
   float* weight = maximum + QUERIES;    // [rows]: the sum of e^(score - maximum)
-  float* p = weight + QUERIES;          // [KEYS]
+  float* old = weight + QUERIES;        // [rows]
+  int seen[QUERIES];
   if (size < d) std::memset(keys, 0, sizeof(float) * 2 * KEYS * d);
   for (int r = 0; r < rows; r++) {
     const float* from = a.q + size_t(r / a.group) * a.ld + size_t(r % a.group) * size;
@@ -358,57 +429,27 @@ void attend(const Attention& a, float* scratch, int padded) {
     maximum[r] = -std::numeric_limits<float>::infinity();
     weight[r] = 0;
   }
-  const int64_t end = a.first + a.queries;  // keys that the last query sees
+  constexpr int TOGETHER = LANES == 16 && D != 0 && D <= 64 ? 2 : 1;  // rows whose sums fit the registers
+  const int64_t end = a.first + a.queries;                           // keys that the last query sees
   for (int64_t first = 0; first < end; first += KEYS) {
     const int n = int(std::min<int64_t>(KEYS, end - first));
     if (a.cache.type == Type::bf16) gather<bf16>(a, first, n, keys, values, d);
     else gather<float>(a, first, n, keys, values, d);
+    int begin = 0;  // the first row that sees a key of this tile
     for (int r = 0; r < rows; r++) {
-      const int seen = int(std::min<int64_t>(n, a.first + r / a.group + 1 - first));
-      if (seen <= 0) continue;
-      const vf* query = reinterpret_cast<const vf*>(q + r * d);
-      const vf nothing = splat(-std::numeric_limits<float>::infinity());
-      vf most = nothing;
-      for (int j = 0; j < KEYS; j += LANES) {
-        vf s = nothing;
-        if (j < seen) {
-          s = dots<LEVELS, D>(query, keys + j * d, d);
-          if (j + LANES > seen) {
-            vi lane;
-            for (int i = 0; i < LANES; i++) lane[i] = i;
-            s = lane < seen - j ? s : nothing;
-          }
-        }
-        save(p + j, s);
-        most = larger(most, s);
-      }
-      const float now = std::max(maximum[r], largest(most));
-      vf all{};
-      for (int j = 0; j < KEYS; j += LANES) {
-        vf s = load(p + j);
-        vf e = exponential(s - now);
-        e = s == nothing ? vf{} : e;
-        save(p + j, e);
-        all += e;
-      }
-      const float old = exponential(splat(maximum[r] - now))[0];
-      weight[r] = weight[r] * old + total(all);
-      maximum[r] = now;
-      vf* sum = reinterpret_cast<vf*>(sums + r * d);
-      if constexpr (D != 0) {
-        vf o[D / LANES];
-        for (int i = 0; i < D / LANES; i++) o[i] = sum[i] * old;
-        for (int j = 0; j < seen; j++)
-          for (int i = 0; i < D / LANES; i++) o[i] += p[j] * load(values + j * D + i * LANES);
-        for (int i = 0; i < D / LANES; i++) sum[i] = o[i];
-      } else {
-        for (int i = 0; i < vectors; i++) {
-          vf o = sum[i] * old;
-          for (int j = 0; j < seen; j++) o += p[j] * load(values + j * d + i * LANES);
-          sum[i] = o;
-        }
-      }
+      seen[r] = int(std::clamp<int64_t>(a.first + r / a.group + 1 - first, 0, n));
+      if (!seen[r]) begin = r + 1;
     }
+    auto each = [&](auto together, auto alone) {
+      int r = begin;
+      for (; r + TOGETHER <= rows; r += TOGETHER) together(r);
+      for (; r < rows; r++) alone(r);
+    };
+    each([&](int r) { score<TOGETHER, D>(q + r * d, keys, d, seen + r, p + r * KEYS); },
+         [&](int r) { score<1, D>(q + r * d, keys, d, seen + r, p + r * KEYS); });
+    for (int r = begin; r < rows; r++) old[r] = soften(p + r * KEYS, maximum[r], weight[r]);
+    each([&](int r) { blend<TOGETHER, D>(p + r * KEYS, values, d, seen[r + TOGETHER - 1], old + r, sums + r * d); },
+         [&](int r) { blend<1, D>(p + r * KEYS, values, d, seen[r], old + r, sums + r * d); });
   }
   for (int r = 0; r < rows; r++) {
     const float share = 1.0f / weight[r];
