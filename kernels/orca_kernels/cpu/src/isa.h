@@ -46,15 +46,16 @@ struct Cache {
   }
 };
 
-// Queries of one request and one key/value head: `queries` tokens from position `first` on, `group` heads each.
+// Queries of one request: `queries` tokens from position `first` on, of `heads` key/value heads with `group` query heads
+// each.
 struct Attention {
-  const float* q;  // of the first query and head: [queries][group][head_size], a token every ld
+  const float* q;  // of the first query and head: [queries][heads][group][head_size], a token every ld
   int ld;
-  int queries, group;
+  int queries, heads, group;
   int64_t first;
   const int64_t* blocks;  // of the request
   Cache cache;
-  int head;
+  int head;  // the first one
   float scale;
   void* out;  // an operand of out_steps
   size_t out_row;
@@ -76,7 +77,7 @@ struct Isa {
 };
 
 constexpr int KEYS = 32;     // keys of a tile of attention: softmax is rescaled once a tile, from key 0 on
-constexpr int QUERIES = 64;  // rows (queries x group) of one call at most
+constexpr int QUERIES = 64;  // rows (queries x heads x group) of one call at most
 
 inline size_t attention_scratch(int head_size) {
   size_t d = rounded(head_size, 32);

@@ -302,13 +302,13 @@ constexpr int LEVELS = LANES == 16 ? 4 : LANES == 8 ? 3 : 2;
 // Calls use(j, x, n) for runs of tokens that lie together: n tokens from position first + j on, whose keys (or values)
 // begin at element x.
 template <class F>
-inline void runs(const Attention& a, int64_t first, int n, F use) {
+inline void runs(const Attention& a, int head, int64_t first, int n, F use) {
   const int size = a.cache.block_size;
   int64_t block = first / size;
   int offset = int(first - block * size);
   for (int j = 0; j < n; block++, offset = 0) {
     const int here = std::min(n - j, size - offset);
-    use(j, a.cache.at(a.blocks[block], a.head, offset), here);
+    use(j, a.cache.at(a.blocks[block], head, offset), here);
     j += here;
   }
 }
@@ -316,7 +316,7 @@ inline void runs(const Attention& a, int64_t first, int n, F use) {
 // Keys and values from position `first` on as float32 rows of d columns, padded with zeros. Asks for those of the next
 // head too, which follow them in memory.
 template <class T>
-inline void gather(const Attention& a, int64_t first, int n, float* keys, float* values, int d) {
+inline void gather(const Attention& a, int head, int64_t first, int n, float* keys, float* values, int d) {
   const int size = a.cache.head_size, whole = size / LANES * LANES;
   auto copy = [&](const T* x, float* y, int tokens) {
     if (size == d) {
@@ -328,7 +328,7 @@ inline void gather(const Attention& a, int64_t first, int n, float* keys, float*
       for (int i = whole; i < size; i++) y[i] = load_one(x + i);
     }
   };
-  runs(a, first, n, [&](int j, size_t at, int tokens) {
+  runs(a, head, first, n, [&](int j, size_t at, int tokens) {
     const T* k = static_cast<const T*>(a.cache.keys) + at;
     const T* v = static_cast<const T*>(a.cache.values) + at;
     const size_t next = size_t(a.cache.block_size) * size;
@@ -409,32 +409,34 @@ inline void blend(const float* p, const float* values, int d, int n, const float
 // calculation for softmax"). A query meets the same tiles and the same order of operations whether it is an increment or
 // one of an initiation's many, so its result is the same bits. (A key that a row does not see, because a row beside it
 // does, adds 0.)
+//
+// Tiles are the outer loop and heads the inner one: the heads of a block follow one another in memory.
 template <int D>
 void attend(const Attention& a, float* scratch, int padded) {
-  const int d = D ? D : padded, size = a.cache.head_size, rows = a.queries * a.group;
+  const int d = D ? D : padded, size = a.cache.head_size, rows = a.queries * a.group;  // of a head
   float* keys = scratch;
   float* values = keys + KEYS * d;
-  float* q = values + KEYS * d;         // [rows][d]
-  float* sums = q + QUERIES * d;        // [rows][d]
+  float* q = values + KEYS * d;         // [heads * rows][d]
+  float* sums = q + QUERIES * d;        // [heads * rows][d]
   float* p = sums + QUERIES * d;        // [rows][KEYS]: scores, then e^(score - maximum)
-  float* maximum = p + QUERIES * KEYS;  // [rows]
-  float* weight = maximum + QUERIES;    // [rows]: the sum of e^(score - maximum)
+  float* maximum = p + QUERIES * KEYS;  // [heads * rows]
+  float* weight = maximum + QUERIES;    // [heads * rows]: the sum of e^(score - maximum)
   float* old = weight + QUERIES;        // [rows]
   int seen[QUERIES];
   if (size < d) std::memset(keys, 0, sizeof(float) * 2 * KEYS * d);
-  for (int r = 0; r < rows; r++) {
-    const float* from = a.q + size_t(r / a.group) * a.ld + size_t(r % a.group) * size;
-    for (int i = 0; i < d; i++) q[r * d + i] = i < size ? from[i] * a.scale : 0.0f;
-    std::memset(sums + r * d, 0, sizeof(float) * d);
-    maximum[r] = -std::numeric_limits<float>::infinity();
-    weight[r] = 0;
-  }
+  for (int head = 0; head < a.heads; head++)
+    for (int r = 0; r < rows; r++) {
+      const int row = head * rows + r;
+      const float* from = a.q + size_t(r / a.group) * a.ld + size_t(head * a.group + r % a.group) * size;
+      for (int i = 0; i < d; i++) q[row * d + i] = i < size ? from[i] * a.scale : 0.0f;
+      std::memset(sums + row * d, 0, sizeof(float) * d);
+      maximum[row] = -std::numeric_limits<float>::infinity();
+      weight[row] = 0;
+    }
   constexpr int TOGETHER = LANES == 16 && D != 0 && D <= 64 ? 2 : 1;  // rows whose sums fit the registers
   const int64_t end = a.first + a.queries;                           // keys that the last query sees
   for (int64_t first = 0; first < end; first += KEYS) {
     const int n = int(std::min<int64_t>(KEYS, end - first));
-    if (a.cache.type == Type::bf16) gather<bf16>(a, first, n, keys, values, d);
-    else gather<float>(a, first, n, keys, values, d);
     int begin = 0;  // the first row that sees a key of this tile
     for (int r = 0; r < rows; r++) {
       seen[r] = int(std::clamp<int64_t>(a.first + r / a.group + 1 - first, 0, n));
@@ -445,23 +447,32 @@ void attend(const Attention& a, float* scratch, int padded) {
       for (; r + TOGETHER <= rows; r += TOGETHER) together(r);
       for (; r < rows; r++) alone(r);
     };
-    each([&](int r) { score<TOGETHER, D>(q + r * d, keys, d, seen + r, p + r * KEYS); },
-         [&](int r) { score<1, D>(q + r * d, keys, d, seen + r, p + r * KEYS); });
-    for (int r = begin; r < rows; r++) old[r] = soften(p + r * KEYS, maximum[r], weight[r]);
-    each([&](int r) { blend<TOGETHER, D>(p + r * KEYS, values, d, seen[r + TOGETHER - 1], old + r, sums + r * d); },
-         [&](int r) { blend<1, D>(p + r * KEYS, values, d, seen[r], old + r, sums + r * d); });
-  }
-  for (int r = 0; r < rows; r++) {
-    const float share = 1.0f / weight[r];
-    const size_t at = operand_row(a.out_row + r / a.group, a.out_steps);
-    const int column = a.out_column + r % a.group * size;
-    for (int i = 0; i < size; i++) {
-      const size_t to = at + size_t((column + i) / STEP) * (TILE * STEP) + (column + i) % STEP;
-      const float y = sums[r * d + i] * share;
-      if (a.out_bf16) static_cast<bf16*>(a.out)[to] = narrow(y);
-      else static_cast<float*>(a.out)[to] = y;
+    for (int head = 0; head < a.heads; head++) {
+      const int before = head * rows;
+      if (a.cache.type == Type::bf16) gather<bf16>(a, a.head + head, first, n, keys, values, d);
+      else gather<float>(a, a.head + head, first, n, keys, values, d);
+      const float* queries = q + before * d;
+      float* outs = sums + before * d;
+      each([&](int r) { score<TOGETHER, D>(queries + r * d, keys, d, seen + r, p + r * KEYS); },
+           [&](int r) { score<1, D>(queries + r * d, keys, d, seen + r, p + r * KEYS); });
+      for (int r = begin; r < rows; r++) old[r] = soften(p + r * KEYS, maximum[before + r], weight[before + r]);
+      each([&](int r) { blend<TOGETHER, D>(p + r * KEYS, values, d, seen[r + TOGETHER - 1], old + r, outs + r * d); },
+           [&](int r) { blend<1, D>(p + r * KEYS, values, d, seen[r], old + r, outs + r * d); });
     }
   }
+  for (int head = 0; head < a.heads; head++)
+    for (int r = 0; r < rows; r++) {
+      const int row = head * rows + r;
+      const float share = 1.0f / weight[row];
+      const size_t at = operand_row(a.out_row + r / a.group, a.out_steps);
+      const int column = a.out_column + (head * a.group + r % a.group) * size;
+      for (int i = 0; i < size; i++) {
+        const size_t to = at + size_t((column + i) / STEP) * (TILE * STEP) + (column + i) % STEP;
+        const float y = sums[row * d + i] * share;
+        if (a.out_bf16) static_cast<bf16*>(a.out)[to] = narrow(y);
+        else static_cast<float*>(a.out)[to] = y;
+      }
+    }
 }
 
 void attention(const Attention& a, float* scratch) {

@@ -245,11 +245,13 @@ struct Attend : Step {
     float* scratch = p.scratch[thread].data();
     scratch += (-reinterpret_cast<uintptr_t>(scratch) & 63) / 4;
     const int first = int(task % parts) * each(p), last = std::min(heads.kv_heads, first + each(p));
-    for (int head = first; head < last; head++) {
+    const int at_once = std::max(1, QUERIES / (queries.count * heads.group));
+    for (int head = first; head < last; head += at_once) {
       const int column = head * heads.group * heads.head_size;
       Attention a{};
       a.q = reinterpret_cast<const float*>(from.data() + queries.token * from.row_bytes()) + column, a.ld = from.width;
-      a.queries = queries.count, a.group = heads.group, a.first = p.batch->positions[queries.token];
+      a.queries = queries.count, a.heads = std::min(at_once, last - head), a.group = heads.group;
+      a.first = p.batch->positions[queries.token];
       a.blocks = p.batch->blocks + queries.request * p.batch->columns;
       a.cache = heads.cache(*p.batch), a.head = head, a.scale = scale;
       a.out = to.data(), a.out_row = size_t(queries.token), a.out_column = column, a.out_steps = to.width / STEP;
