@@ -1,0 +1,159 @@
+"""Tile planning: the host cuts a batch's queries into tiles, once an iteration; all layers use the plan.
+
+A tile is some rows of one request. A row is a pair of a token and a query head, seen from one key/value head: with
+`group` query heads to a key/value head, row r is token r // group, head r % group of the group. So any number of grouped
+heads fills a tile, and an increment of a model without grouped heads is a tile of one row.
+
+Everything that a kernel reads about the batch is in one int32 buffer on the device, written by one copy. The buffer's
+size follows from `Bounds` alone, so a CUDA graph can be captured with a plan and replayed after `Plan.load`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Keys of one split. Softmax over a row's keys is computed split by split and merged in order of the splits, in whatever
+# kernel; that is why a row's result is the same bits in all of them. Smaller splits give a small batch more programs,
+# larger ones have fewer partial results. With 256 keys of 128 elements in 16 bits a partial result is 0.8 % of the
+# bytes of its keys and values.
+SPLIT = 256
+
+INCREMENT_ROWS = 16  # rows of an increment's tile: what one matrix instruction takes at least
+INITIATION_ROWS = 32  # rows of an initiation's tile, see attention.py
+
+TILE = 4  # numbers of a tile: request, first row, rows, position of the flat batch's token 0 if it were the request's
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a plan has room for, and which kernels it runs. A CUDA graph is captured for one of these."""
+
+    requests: int
+    tokens: int
+    tiles: int
+    blocks: int  # of one request
+    keys: int  # of one request
+    increments_only: bool
+
+    @property
+    def splits(self) -> int:
+        return -(-self.keys // SPLIT)
+
+    @property
+    def numbers(self) -> int:
+        return TILE * self.tiles + self.requests * self.blocks + 2 * self.tokens
+
+    @classmethod
+    def of_increments(cls, requests: int, keys: int, *, group: int, block_size: int) -> Bounds:
+        """Room for that many increments, each with at most `keys` tokens behind and with it."""
+        tiles = requests * -(-group // INCREMENT_ROWS)
+        return cls(requests, requests, tiles, -(-keys // block_size), keys, increments_only=True)
+
+
+class HostPlan:
+    """A batch's plan on the host.
+
+    block_table [B, n] int64: block ids of each request, in order (entries after its last token are not read);
+    query_lengths [B], contexts [B]: how many tokens each request has in this batch, and how many before them;
+    slots [T] int64: where each token's key and value go: block * block_size + offset;
+    group: query heads to a key/value head.
+    """
+
+    def __init__(
+        self,
+        block_table: Tensor,
+        query_lengths: Sequence[int],
+        contexts: Sequence[int],
+        slots: Tensor,
+        *,
+        group: int,
+    ) -> None:
+        lengths, before = torch.tensor(query_lengths), torch.tensor(contexts)
+        first = lengths.cumsum(0) - lengths  # [B] flat index of each request's first token
+        tokens = int(lengths.sum())
+        increments_only = tokens == len(lengths)
+        rows, size = lengths * group, INCREMENT_ROWS if increments_only else INITIATION_ROWS
+        each = (rows + size - 1) // size
+        request = torch.arange(len(lengths)).repeat_interleave(each)
+        offset = (torch.arange(len(request)) - (each.cumsum(0) - each)[request]) * size
+        count = (rows[request] - offset).clamp(max=size)
+        keys = (offset + count - 1) // group + before[request] + 1
+        tiles = torch.stack([request, first[request] * group + offset, count, (before - first)[request]], 1)
+        self.tiles = tiles[keys.argsort(descending=True, stable=True)]  # the longest first: none is left for the end
+        self.table, self.slots = block_table, slots
+        self.positions = torch.arange(tokens) + (before - first).repeat_interleave(lengths)
+        self.bounds = Bounds(
+            requests=len(lengths),
+            tokens=tokens,
+            tiles=len(tiles),
+            blocks=block_table.shape[1],
+            keys=int((lengths + before).max()),
+            increments_only=increments_only,
+        )
+
+    def packed(self, bounds: Bounds) -> Tensor:
+        """All numbers of the plan, int32, padded to the bounds. What pads computes nothing and writes nothing."""
+        mine = self.bounds
+        assert mine.increments_only == bounds.increments_only, "a plan of the other kind"
+        assert mine.requests <= bounds.requests, (mine, bounds)
+        assert mine.tokens <= bounds.tokens, (mine, bounds)
+        assert mine.tiles <= bounds.tiles, (mine, bounds)
+        assert mine.keys <= bounds.keys, (mine, bounds)
+        numbers = torch.empty(bounds.numbers, dtype=torch.int32)
+        tiles, table, slots, positions = _parts(numbers, bounds)
+        tiles[: mine.tiles] = self.tiles
+        tiles[mine.tiles :] = 0  # tiles of no rows
+        blocks = min(mine.blocks, bounds.blocks)  # a table may be wider than its requests are long
+        table[: mine.requests, :blocks] = self.table[:, :blocks]
+        table[mine.requests :] = 0
+        table[:, blocks:] = 0
+        slots[: mine.tokens], slots[mine.tokens :] = self.slots, -1
+        positions[: mine.tokens], positions[mine.tokens :] = self.positions, -1
+        return numbers
+
+
+class Plan:
+    """A plan on a device, where kernels read it."""
+
+    tiles: Tensor  # [n, TILE]
+    table: Tensor  # [requests, blocks]
+    slots: Tensor  # [tokens]; -1: no token
+    positions: Tensor  # [tokens] index of each token in its request; -1: no token
+
+    def __init__(self, bounds: Bounds, device: torch.device) -> None:
+        self.bounds = bounds
+        self._numbers = torch.zeros(bounds.numbers, dtype=torch.int32, device=device)
+        self.tiles, self.table, self.slots, self.positions = _parts(self._numbers, bounds)
+
+    def load(self, plan: HostPlan) -> Plan:
+        """Copies a batch's plan to the device, in the order of its stream. The host does not wait."""
+        numbers = plan.packed(self.bounds)
+        if self._numbers.device.type == "cuda":
+            numbers = numbers.pin_memory()
+        self._numbers.copy_(numbers, non_blocking=True)
+        return self
+
+
+def plan_batch(
+    block_table: Tensor,
+    query_lengths: Sequence[int],
+    contexts: Sequence[int],
+    slots: Tensor,
+    *,
+    group: int,
+    device: torch.device,
+) -> Plan:
+    """The plan of one batch, with no room to spare. The arguments are those of `HostPlan`, all on the host."""
+    plan = HostPlan(block_table, query_lengths, contexts, slots, group=group)
+    return Plan(plan.bounds, device).load(plan)
+
+
+def _parts(numbers: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    tiles, table, slots, positions = numbers.split(
+        [TILE * bounds.tiles, bounds.requests * bounds.blocks, bounds.tokens, bounds.tokens]
+    )
+    return tiles.view(-1, TILE), table.view(bounds.requests, bounds.blocks), slots, positions
