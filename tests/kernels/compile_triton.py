@@ -1,9 +1,9 @@
-"""Compiles the kernels ahead of time, as their launchers would on a GPU, and prints what each needs: a JSON line a kernel.
+"""Compiles the kernels ahead of time, as on a GPU their launches would, and prints what each needs, a JSON line each.
 
     python tests/kernels/compile_triton.py 90        compute capability 9.0, an H100
 
-No GPU is needed: the launchers get tensors without memory (torch's device "meta"), and instead of a launch the kernel is
-compiled with the launch's own arguments. ptxas, cuobjdump and nvdisasm come with Triton.
+No GPU is needed. The launching functions get tensors without memory (torch's device "meta"), and instead of a launch
+the kernel is compiled with the launch's own arguments. ptxas, cuobjdump and nvdisasm come with Triton.
 """
 
 import json
@@ -60,11 +60,15 @@ class Compiler:
             assert parameter.name == name
             if isinstance(value, Tensor):
                 signature[name], attributes[(i,)] = "*" + TYPES[value.dtype], [["tt.divisibility", 16]]
-            elif parameter.is_constexpr or value == 1:
+            elif parameter.is_constexpr:
+                signature[name], constants[name] = "constexpr", value
+            elif isinstance(value, float):
+                signature[name] = "fp32"
+            elif value == 1 and not parameter.do_not_specialize:
                 signature[name], constants[name] = "constexpr", value
             else:
-                signature[name] = "fp32" if isinstance(value, float) else "i32"
-                if isinstance(value, int) and value % 16 == 0:
+                signature[name] = "i32"
+                if value % 16 == 0 and not parameter.do_not_specialize:
                     attributes[(i,)] = [["tt.divisibility", 16]]
         source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
         built = triton.compile(source, target=self._target, options=options)
@@ -131,7 +135,11 @@ SHAPES: dict[str, Callable[[], None]] = {
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         compiler = Compiler(int(sys.argv[1]), Path(folder))
-        JITFunction.run = lambda kernel, *args, **kwargs: compiler.run(kernel, *args, **kwargs)
+
+        def run(kernel: JITFunction, *args: Any, **kwargs: Any) -> None:
+            compiler.run(kernel, *args, **kwargs)
+
+        setattr(JITFunction, "run", run)  # noqa: B010
         for compiler.shape in sys.argv[2:] or SHAPES:
             SHAPES[compiler.shape]()
     for name, needs in compiler.found.items():

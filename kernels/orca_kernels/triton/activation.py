@@ -1,7 +1,7 @@
 """What stands between the two products of a feed-forward network: bias and activation, or SwiGLU. float32 inside.
 
-    tanh_gelu(x) = 0.5 x (1 + tanh(u)) = x sigmoid(2 u),  u = sqrt(2 / pi) (x + 0.044715 x^3)
-    swiglu(gate, up) = gate sigmoid(gate) up     (Shazeer, "GLU Variants Improve Transformer")
+tanh_gelu(x) = 0.5 x (1 + tanh(u)) = x sigmoid(2 u),  u = sqrt(2 / pi) (x + 0.044715 x^3)
+swiglu(gate, up) = gate sigmoid(gate) up     (Shazeer, "GLU Variants Improve Transformer")
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from .launch import launch
 
 ACTIVATIONS = ("gelu", "tanh_gelu", "relu", "silu", "tanh")
 ELEMENTS = 1024  # of a program; not tuned
@@ -60,9 +62,9 @@ def bias_act(x: Tensor, bias: Tensor | None, act: str) -> Tensor:
     assert x.is_contiguous(), x.stride()
     tokens, width = x.shape
     out = torch.empty_like(x)
-    add_and_activate[tokens, triton.cdiv(width, ELEMENTS)](
-        x, x if bias is None else bias, out, WIDTH=width, N=ELEMENTS, BIAS=bias is not None, ACT=act,
-        enable_fp_fusion=False,
+    launch(
+        add_and_activate, (tokens, -(-width // ELEMENTS)), x, x if bias is None else bias, out,
+        WIDTH=width, N=ELEMENTS, BIAS=bias is not None, ACT=act,
     )  # fmt: skip
     return out
 
@@ -72,7 +74,5 @@ def swiglu(gate_up: Tensor) -> Tensor:
     assert gate_up.is_contiguous(), gate_up.stride()
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
-    gate_and_multiply[tokens, triton.cdiv(width, ELEMENTS)](
-        gate_up, out, WIDTH=width, N=ELEMENTS, enable_fp_fusion=False
-    )  # fmt: skip
+    launch(gate_and_multiply, (tokens, -(-width // ELEMENTS)), gate_up, out, WIDTH=width, N=ELEMENTS)
     return out

@@ -7,28 +7,31 @@ For query i of a request whose first query is at position `context`:
 Two launches, chosen by the batch:
 
 - `increments`: a batch of increments alone. A program has one tile of rows, one key/value head and one split of the
-  keys, so that few long requests still fill the device (split-K/V). If there is more than one split, partial results go
-  to memory and `merge_splits` adds them up.
-- `mixed`: a batch with initiations. One launch has the tiles of all requests, one after the other, as the paper's fused
-  kernel has thread blocks. A program goes through all keys of its tile.
+  keys, so that few long requests still fill the device (split-K/V). If there is more than one split, partial results
+  go to memory and `merge_splits` adds them up.
+- `mixed`: a batch with initiations. One launch has the tiles of all requests, one after the other, as the paper's
+  fused kernel has thread blocks. A program goes through all keys of its tile.
 
 **Batch invariance.** A row's result is the same bits in both, whatever else is in the batch and in its tile:
 
-1. Splits and tiles of keys begin at absolute positions. Each split starts its softmax anew; splits are merged in order,
-   by the same function, in registers or in memory (a float32 that is stored and loaded is the same).
+1. Splits, and steps through them, begin at absolute positions. Each split starts its softmax anew. Splits are merged in
+   order, by the same function, from registers or from memory (a float32 that is stored and loaded is the same).
 2. Keys that a row does not see add zeros to it and rescale it by one.
-3. All matrix products are instructions of the same kind (mma.sync m16n8k16), in which a row of the result depends on its
-   own row of the left side alone, summed in order of k. Hopper's wgmma, with 64 rows, may add in another order. So tiles
-   have 16 or 32 rows, one or two warps, which Triton never compiles to wgmma. (tests/kernels/test_triton_compiled.py
-   looks at the machine code.)
+3. All matrix products are instructions of the same kind (mma.sync m16n8k16), in which a row of the result depends on
+   its own row of the left side alone, summed in order of k. Hopper's wgmma, with 64 rows, may add in another order. So
+   tiles have 16 or 32 rows and two warps, which Triton never compiles to wgmma.
+   (tests/kernels/test_triton_compiled.py looks at the machine code.)
 4. The sum of a row's weights is a matrix product with ones, and its maximum does not depend on an order. So nothing is
    summed over threads, in an order that a layout would decide.
-5. No atomics. No contraction of a product and a sum (`enable_fp_fusion=False`) but where `tl.fma` asks for one.
+5. No atomics. No contraction of a product and a sum but where `tl.fma` asks for one (launch.py).
 
-What this costs, estimated: keys and values are read from the L2 cache once for 32 rows, not for 64 or 128. For 512 tokens
-in GPT-3 13B's shape attention is 1 % of an initiation's FLOP; from some 10,000 tokens on it would matter. In an
+What this costs, estimated: keys and values are read from the L2 cache once for 32 rows, not for 64 or 128. For 512
+tokens in GPT-3 13B's shape attention is 1 % of an initiation's FLOP; from some 10,000 tokens on it would matter. In an
 increment 15 of 16 rows of a product are padding, which bandwidth hides.
 """
+
+# pyright: reportGeneralTypeIssues=false
+# (a kernel calls functions of Triton's language, which pyright takes for functions that never return)
 
 from __future__ import annotations
 
@@ -39,6 +42,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import launch
 from .plan import INCREMENT_ROWS, INITIATION_ROWS, SPLIT, Plan
 
 LOG2_E = 1.4426950408889634
@@ -46,7 +50,7 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class Tiling:
-    """How many keys a program takes at a time, and how many such steps it loads ahead. Not tuned: no GPU was at hand."""
+    """How many keys a program takes at a time, and how many stages its loads have. Not tuned: no GPU was at hand."""
 
     keys: int
     stages: int
@@ -61,15 +65,15 @@ def tiling(head_size: int, item_size: int) -> Tiling:
 
 
 @triton.jit
-def merge(m, l, acc, m_split, l_split, acc_split):
-    """Adds a later split to a softmax: maxima m [M], sums of weights l [M], weighted sums of values acc [M, D]."""
+def merge(m, total, acc, m_split, total_split, acc_split):
+    """Adds a later split to a softmax: maxima m [M], sums of weights total [M], weighted sums of values acc [M, D]."""
     m_new = tl.maximum(m, m_split)
     safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # a row that has seen nothing yet
     old = tl.exp2(m - safe)
     new = tl.exp2(m_split - safe)
-    l = tl.fma(l_split, new, l * old)
+    total = tl.fma(total_split, new, total * old)
     acc = tl.fma(acc_split, tl.broadcast_to(new[:, None], acc.shape), acc * old[:, None])
-    return m_new, l, acc
+    return m_new, total, acc
 
 
 @triton.jit
@@ -117,7 +121,7 @@ def softmax_of_split(
 
 @triton.jit
 def rows_of_tile(tile, kv_head, M: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr):
-    """-> rows as numbers of the flat batch, token * HEADS + head [M]; which are real [M]; keys each sees [M]; of all."""
+    """-> rows [M], as token * HEADS + head of the flat batch; which are real; how many keys each sees; the most."""
     first, count, shift = tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
     r = tl.arange(0, M)
     real = r < count
@@ -128,19 +132,17 @@ def rows_of_tile(tile, kv_head, M: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.
 
 
 @triton.jit
-def load_queries(
-    q, q_stride, row, real, HEADS: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr
-):
+def load_queries(q, q_stride, row, real, HEADS: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr):
     d = tl.arange(0, D_PADDED)
     at = row // HEADS * q_stride + row % HEADS * D
     return tl.load(q + at[:, None] + d[None, :], mask=real[:, None] & (d < D)[None, :], other=0.0)
 
 
 @triton.jit
-def store_result(out, row, real, l, acc, D: tl.constexpr, D_PADDED: tl.constexpr):
+def store_result(out, row, real, total, acc, D: tl.constexpr, D_PADDED: tl.constexpr):
     d = tl.arange(0, D_PADDED)
-    l = tl.where(l == 0.0, 1.0, l)  # padding
-    result = tl.div_rn(acc, tl.broadcast_to(l[:, None], acc.shape))
+    total = tl.where(total == 0.0, 1.0, total)  # padding
+    result = tl.div_rn(acc, tl.broadcast_to(total[:, None], acc.shape))
     tl.store(
         out + row[:, None] * D + d[None, :], result.to(out.dtype.element_ty), mask=real[:, None] & (d < D)[None, :]
     )
@@ -172,18 +174,18 @@ def attend_tile(
     queries = load_queries(q, q_stride, row, real, HEADS, D, D_PADDED)
     blocks = table + tl.load(tile).to(tl.int64) * table_stride
     m = tl.full([M], float("-inf"), tl.float32)
-    l = tl.zeros([M], tl.float32)
+    total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, D_PADDED], tl.float32)
     for first in range(0, end, SPLIT):
-        m_split, l_split, acc_split = softmax_of_split(
+        m_split, total_split, acc_split = softmax_of_split(
             queries, visible, keys, values, blocks, first, tl.minimum(first + SPLIT, end), kv_head, scale,
             KV_HEADS, BLOCK_SIZE, D, D_PADDED, N,
         )  # fmt: skip
-        m, l, acc = merge(m, l, acc, m_split, l_split, acc_split)
-    store_result(out, row, real, l, acc, D, D_PADDED)
+        m, total, acc = merge(m, total, acc, m_split, total_split, acc_split)
+    store_result(out, row, real, total, acc, D, D_PADDED)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def mixed(
     q,
     q_stride,
@@ -204,7 +206,7 @@ def mixed(
     N: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Grid: tiles, key/value heads. Tiles have at most MANY rows; those with at most FEW (increments) take less work."""
+    """Grid: tiles, key/value heads. Tiles have at most MANY rows; those with at most FEW (increments) are less work."""
     tile = tiles + tl.program_id(0) * 4
     count = tl.load(tile + 2)
     if count > FEW:
@@ -219,7 +221,7 @@ def mixed(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def increments(
     q,
     q_stride,
@@ -254,21 +256,21 @@ def increments(
     if tl.load(tile + 2) > 0 and first < end:
         queries = load_queries(q, q_stride, row, real, HEADS, D, D_PADDED)
         blocks = table + tl.load(tile).to(tl.int64) * table_stride
-        m, l, acc = softmax_of_split(
+        m, total, acc = softmax_of_split(
             queries, visible, keys, values, blocks, first, tl.minimum(first + SPLIT, end), kv_head, scale,
             KV_HEADS, BLOCK_SIZE, D, D_PADDED, N,
         )  # fmt: skip
         if DIRECT:
-            store_result(out, row, real, l, acc, D, D_PADDED)
+            store_result(out, row, real, total, acc, D, D_PADDED)
         else:
             d = tl.arange(0, D_PADDED)
             at = row * tl.num_programs(2) + split
             tl.store(partial + at[:, None] * D + d[None, :], acc, mask=real[:, None] & (d < D)[None, :])
             tl.store(statistics + at * 2, m, mask=real)
-            tl.store(statistics + at * 2 + 1, l, mask=real)
+            tl.store(statistics + at * 2 + 1, total, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def merge_splits(
     partial,
     statistics,
@@ -287,14 +289,14 @@ def merge_splits(
     one = tl.arange(0, 1)
     position = tl.load(positions + token)
     m = tl.full([1], float("-inf"), tl.float32)
-    l = tl.zeros([1], tl.float32)
+    total = tl.zeros([1], tl.float32)
     acc = tl.zeros([1, D_PADDED], tl.float32)
     for split in range(0, position // SPLIT + 1):
         at = row * splits + split
         acc_split = tl.load(partial + at * D + d[None, :], mask=(d < D)[None, :], other=0.0)
-        m_split, l_split = tl.load(statistics + at * 2 + one), tl.load(statistics + at * 2 + 1 + one)
-        m, l, acc = merge(m, l, acc, m_split, l_split, acc_split)
-    store_result(out, row + one, one + position >= 0, l, acc, D, D_PADDED)
+        m_split, total_split = tl.load(statistics + at * 2 + one), tl.load(statistics + at * 2 + 1 + one)
+        m, total, acc = merge(m, total, acc, m_split, total_split, acc_split)
+    store_result(out, row + one, one + position >= 0, total, acc, D, D_PADDED)
 
 
 def split_attention(q: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale: float) -> Tensor:
@@ -323,25 +325,24 @@ def split_attention(q: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale: 
         "N": how.keys,
         "SPLIT": SPLIT,
         "num_stages": how.stages,
-        "enable_fp_fusion": False,
     }
     work = (plan.tiles, plan.table, plan.table.stride(0), scale * LOG2_E)
     if not bounds.increments_only:
-        mixed[bounds.tiles, kv_heads](
-            q, q.stride(0), keys, values, out, *work,
+        launch(
+            mixed, (bounds.tiles, kv_heads), q, q.stride(0), keys, values, out, *work,
             FEW=INCREMENT_ROWS, MANY=INITIATION_ROWS, num_warps=2, **common,
         )  # fmt: skip
         return out
     direct = bounds.splits == 1
     partial = torch.empty((0 if direct else tokens * heads, bounds.splits, size), dtype=torch.float32, device=q.device)
     statistics = torch.empty((len(partial), bounds.splits, 2), dtype=torch.float32, device=q.device)
-    increments[bounds.tiles, kv_heads, bounds.splits](
-        q, q.stride(0), keys, values, out, partial, statistics, *work,
-        DIRECT=direct, M=INCREMENT_ROWS, num_warps=2, **common,
+    launch(
+        increments, (bounds.tiles, kv_heads, bounds.splits), q, q.stride(0), keys, values, out,
+        partial, statistics, *work, DIRECT=direct, M=INCREMENT_ROWS, num_warps=2, **common,
     )  # fmt: skip
     if not direct:
-        merge_splits[tokens, heads](
-            partial, statistics, out, plan.positions, bounds.splits,
-            HEADS=heads, D=size, D_PADDED=common["D_PADDED"], SPLIT=SPLIT, num_warps=1, enable_fp_fusion=False,
+        launch(
+            merge_splits, (tokens, heads), partial, statistics, out, plan.positions, bounds.splits,
+            HEADS=heads, D=size, D_PADDED=common["D_PADDED"], SPLIT=SPLIT, num_warps=1,
         )  # fmt: skip
     return out

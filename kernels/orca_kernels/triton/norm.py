@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import launch
+
 
 @dataclass(frozen=True)
 class Norm:
@@ -73,9 +75,10 @@ def add_norm(x: Tensor, residual: Tensor | None, norm: Norm) -> tuple[Tensor, Te
         assert residual.dtype == x.dtype, (residual.dtype, x.dtype)
         total = torch.empty_like(x)
     padded = triton.next_power_of_2(hidden)
-    add_and_normalize[(tokens,)](
-        x, residual if residual is not None else x, norm.weight, norm.bias if norm.bias is not None else x, y, total,
-        norm.epsilon, H=hidden, H_PADDED=padded, ADD=residual is not None, CENTERED=norm.centered,
-        BIAS=norm.bias is not None, num_warps=min(8, max(1, padded // 512)), enable_fp_fusion=False,
+    launch(
+        add_and_normalize, (tokens,), x, x if residual is None else residual,
+        norm.weight, x if norm.bias is None else norm.bias, y, total, norm.epsilon,
+        H=hidden, H_PADDED=padded, ADD=residual is not None, CENTERED=norm.centered, BIAS=norm.bias is not None,
+        num_warps=min(8, max(1, padded // 512)),
     )  # fmt: skip
     return y, total

@@ -1,8 +1,8 @@
 """Tile planning: the host cuts a batch's queries into tiles, once an iteration; all layers use the plan.
 
 A tile is some rows of one request. A row is a pair of a token and a query head, seen from one key/value head: with
-`group` query heads to a key/value head, row r is token r // group, head r % group of the group. So any number of grouped
-heads fills a tile, and an increment of a model without grouped heads is a tile of one row.
+`group` query heads to a key/value head, row r is token r // group, head r % group of the group. So any number of
+grouped heads fills a tile, and an increment of a model without grouped heads is a tile of one row.
 
 Everything that a kernel reads about the batch is in one int32 buffer on the device, written by one copy. The buffer's
 size follows from `Bounds` alone, so a CUDA graph can be captured with a plan and replayed after `Plan.load`.
@@ -44,8 +44,12 @@ class Bounds:
         return -(-self.keys // SPLIT)
 
     @property
-    def numbers(self) -> int:
-        return TILE * self.tiles + self.requests * self.blocks + 2 * self.tokens
+    def parts(self) -> list[int]:
+        """How many numbers the tiles, the block table, the slots and the positions take.
+
+        Each begins at a multiple of 16 bytes: Triton would compile a kernel once more for a pointer that does not.
+        """
+        return [-(-n // 4) * 4 for n in (TILE * self.tiles, self.requests * self.blocks, self.tokens, self.tokens)]
 
     @classmethod
     def of_increments(cls, requests: int, keys: int, *, group: int, block_size: int) -> Bounds:
@@ -103,7 +107,7 @@ class HostPlan:
         assert mine.tokens <= bounds.tokens, (mine, bounds)
         assert mine.tiles <= bounds.tiles, (mine, bounds)
         assert mine.keys <= bounds.keys, (mine, bounds)
-        numbers = torch.empty(bounds.numbers, dtype=torch.int32)
+        numbers = torch.zeros(sum(bounds.parts), dtype=torch.int32)
         tiles, table, slots, positions = _parts(numbers, bounds)
         tiles[: mine.tiles] = self.tiles
         tiles[mine.tiles :] = 0  # tiles of no rows
@@ -126,7 +130,7 @@ class Plan:
 
     def __init__(self, bounds: Bounds, device: torch.device) -> None:
         self.bounds = bounds
-        self._numbers = torch.zeros(bounds.numbers, dtype=torch.int32, device=device)
+        self._numbers = torch.zeros(sum(bounds.parts), dtype=torch.int32, device=device)
         self.tiles, self.table, self.slots, self.positions = _parts(self._numbers, bounds)
 
     def load(self, plan: HostPlan) -> Plan:
@@ -153,7 +157,10 @@ def plan_batch(
 
 
 def _parts(numbers: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    tiles, table, slots, positions = numbers.split(
-        [TILE * bounds.tiles, bounds.requests * bounds.blocks, bounds.tokens, bounds.tokens]
+    tiles, table, slots, positions = numbers.split(bounds.parts)
+    return (
+        tiles.view(-1, TILE),
+        table[: bounds.requests * bounds.blocks].view(bounds.requests, bounds.blocks),
+        slots[: bounds.tokens],
+        positions[: bounds.tokens],
     )
-    return tiles.view(-1, TILE), table.view(bounds.requests, bounds.blocks), slots, positions

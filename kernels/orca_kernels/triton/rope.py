@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import launch
+
 
 @dataclass(frozen=True)
 class Rope:
@@ -34,10 +36,7 @@ class Rope:
 @triton.jit
 def partner(d, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
     """The element that element d of a head is paired with; itself, if none."""
-    if INTERLEAVED:
-        other = d ^ 1
-    else:
-        other = tl.where(d < HALF, d + HALF, d - HALF)
+    other = d ^ 1 if INTERLEAVED else tl.where(d < HALF, d + HALF, d - HALF)
     return tl.where(d < 2 * HALF, other, d)
 
 
@@ -83,9 +82,7 @@ def rotate_heads(
         value = tl.load(at + d[None, :], mask=real, other=0.0).to(tl.float32)
         other = tl.load(at + partner(d, HALF, INTERLEAVED)[None, :], mask=real, other=0.0).to(tl.float32)
         value = turned(value, other, d, position, cosines, sines, HALF, INTERLEAVED)
-        tl.store(
-            out + (token * HEADS + head[:, None]) * D + d[None, :], value.to(out.dtype.element_ty), mask=real
-        )
+        tl.store(out + (token * HEADS + head[:, None]) * D + d[None, :], value.to(out.dtype.element_ty), mask=real)
 
 
 def rotary(x: Tensor, positions: Tensor, rope: Rope) -> Tensor:
@@ -94,9 +91,9 @@ def rotary(x: Tensor, positions: Tensor, rope: Rope) -> Tensor:
     assert x.stride()[1:] == (size, 1), x.stride()
     assert 2 * rope.half <= size, (rope.half, size)
     out = torch.empty((tokens, heads, size), dtype=x.dtype, device=x.device)
-    rotate_heads[(tokens,)](
-        x, x.stride(0), out, positions, rope.cosines, rope.sines,
+    launch(
+        rotate_heads, (tokens,), x, x.stride(0), out, positions, rope.cosines, rope.sines,
         HEADS=heads, HEADS_PADDED=triton.next_power_of_2(heads), D=size, D_PADDED=triton.next_power_of_2(size),
-        HALF=rope.half, INTERLEAVED=rope.interleaved, enable_fp_fusion=False,
+        HALF=rope.half, INTERLEAVED=rope.interleaved,
     )  # fmt: skip
     return out

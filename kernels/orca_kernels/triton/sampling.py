@@ -4,11 +4,14 @@
 `greedy_row` merges the pieces in order: the likeliest token (the first of equals) and its log probability.
 
 With a temperature the token is found as `orca_worker.sampling` finds it, by inverting the cumulative distribution in
-the vocabulary's order with a draw of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11),
-key seed, counter index. The draw is exact, all of its 53 bits. So a token is a function of seed, index and the row's
-logits. Sums of probabilities are float64, but exponentials are the device's: where the draw falls within a float32
-rounding of the border of two tokens, another device may choose the other.
+the vocabulary's order with a draw of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+SC'11), key seed, counter index. The draw is exact, all of its 53 bits. So a token is a function of seed, index and the
+row's logits. Sums of probabilities are float64, but exponentials are the device's: where the draw falls within a
+float32 rounding of the border of two tokens, another device may choose the other.
 """
+
+# pyright: reportGeneralTypeIssues=false
+# (a kernel calls functions of Triton's language, which pyright takes for functions that never return)
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from .launch import launch
 
 PIECE = 1024  # tokens of the vocabulary in a piece: part of what a result is a function of
 
@@ -25,13 +30,11 @@ def piece_of_row(logits, V: tl.constexpr, N: tl.constexpr, piece):
     """-> indexes [N], logits [N] in float32; -inf behind the vocabulary and where a logit is not a number."""
     i = piece * N + tl.arange(0, N)
     x = tl.load(logits + i, mask=i < V, other=float("-inf")).to(tl.float32)
-    return i, tl.where(x == x, x, float("-inf"))
+    return i, tl.where(x == x, x, float("-inf"))  # noqa: PLR0124
 
 
 @triton.jit
-def piece_statistics(
-    logits, stride, maxima, at_maxima, sums, V: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr
-):
+def piece_statistics(logits, stride, maxima, at_maxima, sums, V: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr):
     """Grid: rows, pieces. maxima, at_maxima, sums [B, PIECES]."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     _, x = piece_of_row(logits + row * stride, V, N, piece)
@@ -137,12 +140,10 @@ def sample(logits: Tensor, temperatures: Tensor, seeds: Tensor, indexes: Tensor)
     (rows, size), pieces = logits.shape, maxima.shape[1]
     shape = {"V": size, "N": PIECE, "PIECES": pieces, "PIECES_PADDED": triton.next_power_of_2(pieces)}
     weights = torch.empty((rows, pieces), dtype=torch.float64, device=logits.device)
-    piece_weights[rows, pieces](
-        logits, logits.stride(0), maxima, temperatures, weights, **shape, enable_fp_fusion=False
-    )
-    drawn_row[(rows,)](
-        logits, logits.stride(0), maxima, weights, temperatures, seeds.view(torch.uint64), indexes.view(torch.uint64),
-        ids, logprobs, sums, **shape, enable_fp_fusion=False,
+    launch(piece_weights, (rows, pieces), logits, logits.stride(0), maxima, temperatures, weights, **shape)
+    launch(
+        drawn_row, (rows,), logits, logits.stride(0), maxima, weights, temperatures,
+        seeds.view(torch.uint64), indexes.view(torch.uint64), ids, logprobs, sums, **shape,
     )  # fmt: skip
     return ids, logprobs
 
@@ -151,16 +152,17 @@ def _greedy(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """-> ids, logprobs [B]; maxima, sums [B, pieces]."""
     rows, size = logits.shape
     assert logits.stride(1) == 1, logits.stride()
-    pieces = triton.cdiv(size, PIECE)
+    pieces = -(-size // PIECE)
     maxima, sums = torch.empty((2, rows, pieces), dtype=torch.float32, device=logits.device)
     at_maxima = torch.empty((rows, pieces), dtype=torch.int32, device=logits.device)
     ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    piece_statistics[rows, pieces](
-        logits, logits.stride(0), maxima, at_maxima, sums, V=size, N=PIECE, PIECES=pieces, enable_fp_fusion=False
-    )
-    greedy_row[(rows,)](
-        maxima, at_maxima, sums, ids, logprobs, PIECES=pieces, PIECES_PADDED=triton.next_power_of_2(pieces),
-        enable_fp_fusion=False,
+    launch(
+        piece_statistics, (rows, pieces), logits, logits.stride(0), maxima, at_maxima, sums,
+        V=size, N=PIECE, PIECES=pieces,
+    )  # fmt: skip
+    launch(
+        greedy_row, (rows,), maxima, at_maxima, sums, ids, logprobs,
+        PIECES=pieces, PIECES_PADDED=triton.next_power_of_2(pieces),
     )  # fmt: skip
     return ids, logprobs, maxima, sums

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import launch
 from .plan import Plan
 from .rope import Rope, partner, turned
 
@@ -59,7 +60,9 @@ def split_and_write(
             x = tl.where((head < HEADS + KV_HEADS)[:, None], rotated, x)
         result = x.to(q.dtype.element_ty)
         if FIRST < HEADS:
-            tl.store(q + (token * HEADS + head[:, None]) * D + d[None, :], result, mask=(head < HEADS)[:, None] & inside)
+            tl.store(
+                q + (token * HEADS + head[:, None]) * D + d[None, :], result, mask=(head < HEADS)[:, None] & inside
+            )
         is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
         is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
         kv_head = tl.where(is_key, head - HEADS, head - HEADS - KV_HEADS)
@@ -93,12 +96,12 @@ def write_kv(
     else:
         q = torch.empty((tokens, heads, size), dtype=qkv.dtype, device=qkv.device)
     first = heads if as_is else 0
-    split_and_write[tokens, triton.cdiv(heads + 2 * kv_heads - first, PROGRAM_HEADS)](
+    launch(
+        split_and_write, (tokens, -(-(heads + 2 * kv_heads - first) // PROGRAM_HEADS)),
         qkv, qkv if bias is None else bias, q, keys, values, plan.slots, plan.positions,
         qkv if rope is None else rope.cosines, qkv if rope is None else rope.sines,
         FIRST=first, HEADS=heads, KV_HEADS=kv_heads, BLOCK_SIZE=block_size, D=size,
         D_PADDED=triton.next_power_of_2(size), H=PROGRAM_HEADS, BIAS=bias is not None,
         HALF=0 if rope is None else rope.half, INTERLEAVED=rope is not None and rope.interleaved,
-        enable_fp_fusion=False,
     )  # fmt: skip
     return q

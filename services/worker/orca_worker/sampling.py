@@ -9,7 +9,7 @@ last bit (from another batch shape) then hardly ever change the token. In sorted
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -148,8 +148,8 @@ class HiddenModel:
 class SamplingModel:
     """`Model` of the last stage: its logits are gathered on tensor rank 0, which samples."""
 
-    def __init__(self, model: StageModel) -> None:
-        self.model = model
+    def __init__(self, model: StageModel, sample: Callable[[Tensor, np.ndarray, np.ndarray], Output] = sample) -> None:
+        self.model, self._sample = model, sample
 
     @property
     def kv_shape(self) -> KVShape | None:
@@ -161,4 +161,4 @@ class SamplingModel:
     @torch.inference_mode()
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
         logits = plane.gather(self.model.forward(batch, kv, plane, x), self.model.vocabulary_shares)
-        return sample(logits, batch.requests, batch.draws) if logits is not None else Output([], [])
+        return self._sample(logits, batch.requests, batch.draws) if logits is not None else Output([], [])

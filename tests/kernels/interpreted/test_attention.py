@@ -8,15 +8,15 @@ from kernels.requests_in_blocks import Part, Requests
 
 from orca_kernels.triton.plan import Bounds
 
-TOTALS = [1, 15, 16, 17, 300, 600]
+TOTALS = [1, 15, 16, 17, 300, 520]
 SHAPES = {  # heads, key/value heads, head size, block size
-    "plain": (2, 2, 64, 16),
+    "plain": (1, 1, 64, 16),
     "grouped, odd": (6, 2, 20, 7),
-    "one for all": (20, 1, 8, 1),
+    "one for all": (20, 1, 8, 1),  # more heads than an increment's tile has rows
 }
 BATCHES = {
     "increments in one split": [Part(0, 0), Part(1, 14), Part(2, 15), Part(3, 16), Part(4, 255)],
-    "increments in many": [Part(0, 0), Part(2, 15), Part(4, 256), Part(5, 599)],
+    "increments in many": [Part(0, 0), Part(2, 15), Part(4, 256), Part(5, 519)],
     "initiations": [Part(0, 0), Part(1, 0, 15), Part(2, 0, 16), Part(3, 0, 17), Part(4, 0, 40)],
     "mixed, and a chunk": [Part(5, 250, 20), Part(3, 16), Part(4, 256), Part(2, 0, 16)],
 }
@@ -37,9 +37,11 @@ def requests(shape: str, dtype: torch.dtype) -> Requests:
     )
 
 
-@pytest.mark.parametrize("dtype", ERROR)
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [("plain", torch.float16), ("one for all", torch.float16), ("grouped, odd", torch.float32)],
+)
 def test_agrees_with_float64(shape: str, batch: str, dtype: torch.dtype) -> None:
     parts, those = BATCHES[batch], requests(shape, dtype)
     for part, result in zip(parts, those.attend(parts), strict=True):
@@ -65,7 +67,7 @@ def test_a_row_is_the_same_bits_whatever_the_batch(heads: int, kv_heads: int, dt
             assert torch.equal(other[0], row), position
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", ["grouped, odd", "one for all"])
 def test_a_padded_plan(shape: str) -> None:
     """As for a CUDA graph, whose bounds are larger than its batch: the same bits, and nothing else is written."""
     those = requests(shape, torch.float16)

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from orca_kernels.triton.launch import launch
 from orca_kernels.triton.sampling import draw_of, greedy, sample
 from orca_worker.rows import ROW
 from orca_worker.sampling import sample as sample_in_torch
@@ -13,17 +14,17 @@ from orca_worker.sampling import uniform
 
 
 @triton.jit
-def draw(seeds, indexes, out, N: tl.constexpr):
-    for i in range(N):
-        at = i + tl.arange(0, 1)
-        tl.store(out + at, draw_of(tl.load(seeds + at), tl.load(indexes + at)))
+def draw(seeds, indexes, out):
+    """Grid: draws."""
+    at = tl.program_id(0) + tl.arange(0, 1)
+    tl.store(out + at, draw_of(tl.load(seeds + at), tl.load(indexes + at)))
 
 
 def test_draws_are_those_of_the_host() -> None:
     seeds = np.array([0, 1, 2**32 - 1, 2**32, 2**63 + 12345, 2**64 - 1, 987654321987654321], np.uint64)
     indexes = np.array([0, 1, 77, 2**31, 2**32 + 5, 3, 4], np.int64)
     out = torch.empty(len(seeds), dtype=torch.float64)
-    draw[(1,)](torch.from_numpy(seeds), torch.from_numpy(indexes).view(torch.uint64), out, N=len(seeds))
+    launch(draw, (len(seeds),), torch.from_numpy(seeds), torch.from_numpy(indexes).view(torch.uint64), out)
     assert out.tolist() == uniform(seeds, indexes).tolist()
 
 

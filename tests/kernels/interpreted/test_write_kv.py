@@ -29,8 +29,10 @@ def turned(x: Tensor, positions: Tensor, rope: Rope) -> Tensor:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rope", [None, rope_of(10, False), rope_of(10, True), rope_of(4, False)])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 9), (6, 2)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "rope"),
+    [(9, 9, None), (6, 2, None), (6, 2, rope_of(10, False)), (6, 2, rope_of(10, True)), (3, 1, rope_of(4, False))],
+)
 def test_write_kv(heads: int, kv_heads: int, rope: Rope | None, bias: bool) -> None:
     those = Requests([9, 9, 3], heads=heads, kv_heads=kv_heads, size=20, block_size=7, dtype=torch.float16, device=CPU)
     parts = [Part(0, 4, 2), Part(1, 0, 8), Part(2, 2)]

@@ -48,4 +48,8 @@ class GPT2Family:
         config, kind = GPT2Config.read(checkpoint), getattr(torch, dtype)
         weights = Weights(checkpoint.folder, "transformer.", slices_of(config, place), kind, device)
         model = GPT2(config, place, weights, kind, device)
+        if device.type == "cuda" and torch.cuda.is_available():
+            from .cuda import on_cuda
+
+            return on_cuda(model, place), weights.bytes_read
         return (SamplingModel(model) if place.is_last else HiddenModel(model)), weights.bytes_read
