@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from kernels.triton_device import DEVICE, EPSILON, TYPES
 from torch import Tensor
 from torch.nn import functional
 
@@ -23,18 +24,18 @@ def test_all_are_here() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of the interpreter's sigmoid, which is 0 then
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("act", RIGHT)
 def test_bias_act(act: str, dtype: torch.dtype) -> None:
-    x, bias = torch.randn(3, 1500).mul(4).to(dtype), torch.randn(1500).to(dtype)
+    x, bias = torch.randn(3, 1500).mul(4).to(DEVICE, dtype), torch.randn(1500).to(DEVICE, dtype)
     for added in (bias, None):
         right = RIGHT[act](x.double() if added is None else x.double() + added.double())
-        error = 1e-6 if dtype == torch.float32 else 1e-3
+        error = max(EPSILON[dtype], 1e-6)
         torch.testing.assert_close(bias_act(x, added, act).double(), right, rtol=error, atol=error)
 
 
 @pytest.mark.parametrize("width", [5, 1024, 1100])
 def test_swiglu(width: int) -> None:
-    x = torch.randn(3, 2 * width).mul(4)
+    x = torch.randn(3, 2 * width).mul(4).to(DEVICE)
     gate, up = x.double().split(width, dim=1)
     torch.testing.assert_close(swiglu(x).double(), functional.silu(gate) * up, rtol=1e-6, atol=1e-6)

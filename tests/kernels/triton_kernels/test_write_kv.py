@@ -3,18 +3,17 @@
 import pytest
 import torch
 from kernels.requests_in_blocks import Part, Requests
+from kernels.triton_device import DEVICE
 from torch import Tensor
 
 from orca_kernels.triton.plan import Bounds, Plan
 from orca_kernels.triton.rope import Rope, rotary
 from orca_kernels.triton.write_kv import write_kv
 
-CPU = torch.device("cpu")
-
 
 def rope_of(half: int, interleaved: bool) -> Rope:
     angles = torch.arange(64)[:, None] * 100.0 ** -(torch.arange(half) / half)
-    return Rope(angles.cos(), angles.sin(), interleaved)
+    return Rope(angles.cos().to(DEVICE), angles.sin().to(DEVICE), interleaved)
 
 
 def turned(x: Tensor, positions: Tensor, rope: Rope) -> Tensor:
@@ -34,24 +33,26 @@ def turned(x: Tensor, positions: Tensor, rope: Rope) -> Tensor:
     [(9, 9, None), (6, 2, None), (6, 2, rope_of(10, False)), (6, 2, rope_of(10, True)), (3, 1, rope_of(4, False))],
 )
 def test_write_kv(heads: int, kv_heads: int, rope: Rope | None, bias: bool) -> None:
-    those = Requests([9, 9, 3], heads=heads, kv_heads=kv_heads, size=20, block_size=7, dtype=torch.float16, device=CPU)
+    those = Requests(
+        [9, 9, 3], heads=heads, kv_heads=kv_heads, size=20, block_size=7, dtype=torch.float16, device=DEVICE
+    )
     parts = [Part(0, 4, 2), Part(1, 0, 8), Part(2, 2)]
     host = those.plan(parts)
     tokens = host.bounds.tokens
     padded = Bounds(4, tokens + 2, host.bounds.tiles, host.bounds.blocks, host.bounds.keys, increments_only=False)
-    plan = Plan(padded, CPU).load(host)
+    plan = Plan(padded, DEVICE).load(host)
     qkv = torch.cat([those.qkv[p.request][p.context : p.context + p.length] for p in parts])
-    added = torch.randn(qkv.shape[1:], dtype=torch.float16) if bias else None
-    keys, values = torch.full((2, those.n_blocks, kv_heads, 7, 20), torch.nan, dtype=torch.float16)
-    flat = torch.cat([qkv.flatten(1), torch.full((2, qkv[0].numel()), torch.nan, dtype=torch.float16)])
+    added = torch.randn(qkv.shape[1:]).to(DEVICE, torch.float16) if bias else None
+    keys, values = torch.full((2, those.n_blocks, kv_heads, 7, 20), torch.nan, dtype=torch.float16, device=DEVICE)
+    flat = torch.cat([qkv.flatten(1), qkv[:2].flatten(1) * torch.nan])
     q = write_kv(flat, keys, values, plan, rope, added if added is None else added.flatten())
 
     want = qkv.double() if added is None else qkv.double() + added.double()
     wanted = want.split([heads, kv_heads, kv_heads], dim=1)
     if rope is not None:
-        positions = torch.cat([torch.arange(p.context, p.context + p.length) for p in parts])
+        positions = torch.cat([torch.arange(p.context, p.context + p.length) for p in parts]).to(DEVICE)
         wanted = turned(wanted[0], positions, rope), turned(wanted[1], positions, rope), wanted[2]
-    slots = host.slots
+    slots = host.slots.to(DEVICE)
     got = q[:tokens], keys[slots // 7, :, slots % 7], values[slots // 7, :, slots % 7]
     exact = rope is None and added is None
     for mine, right in zip(got, wanted, strict=True):
@@ -64,7 +65,7 @@ def test_write_kv(heads: int, kv_heads: int, rope: Rope | None, bias: bool) -> N
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rotary(interleaved: bool) -> None:
     rope, positions = rope_of(8, interleaved), torch.tensor([3, 0, -1, 63], dtype=torch.int32)
-    x = torch.randn(4, 5, 20)
+    x, positions = torch.randn(4, 5, 20).to(DEVICE), positions.to(DEVICE)
     out = rotary(x, positions, rope)
     real = positions >= 0
     torch.testing.assert_close(out[real].double(), turned(x[real], positions[real], rope), rtol=1e-6, atol=1e-6)

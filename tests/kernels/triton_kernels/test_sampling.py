@@ -5,6 +5,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from kernels.triton_device import DEVICE, TYPES
 
 from orca_kernels.triton.launch import launch
 from orca_kernels.triton.sampling import draw_of, greedy, sample
@@ -23,15 +24,16 @@ def draw(seeds, indexes, out):
 def test_draws_are_those_of_the_host() -> None:
     seeds = np.array([0, 1, 2**32 - 1, 2**32, 2**63 + 12345, 2**64 - 1, 987654321987654321], np.uint64)
     indexes = np.array([0, 1, 77, 2**31, 2**32 + 5, 3, 4], np.int64)
-    out = torch.empty(len(seeds), dtype=torch.float64)
-    launch(draw, (len(seeds),), torch.from_numpy(seeds), torch.from_numpy(indexes).view(torch.uint64), out)
+    out = torch.empty(len(seeds), dtype=torch.float64, device=DEVICE)
+    on_device = (torch.from_numpy(seeds).to(DEVICE), torch.from_numpy(indexes).to(DEVICE).view(torch.uint64))
+    launch(draw, (len(seeds),), *on_device, out)
     assert out.tolist() == uniform(seeds, indexes).tolist()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("vocabulary", [1, 1000, 1024, 5000])
 def test_greedy(vocabulary: int, dtype: torch.dtype) -> None:
-    logits = torch.randn(3, vocabulary).mul(5).to(dtype)
+    logits = torch.randn(3, vocabulary).mul(5).to(DEVICE, dtype)
     logits[1, vocabulary // 2 :] = 40  # ties: the first one wins
     logits[2, : vocabulary // 2] = -torch.inf
     ids, logprobs = greedy(logits)
@@ -41,7 +43,7 @@ def test_greedy(vocabulary: int, dtype: torch.dtype) -> None:
 
 
 def test_a_row_that_is_not_a_number_gives_a_token() -> None:
-    logits = torch.full((2, 1500), torch.nan)
+    logits = torch.full((2, 1500), torch.nan, device=DEVICE)
     logits[1, 1300] = 3
     assert greedy(logits)[0].tolist() == [0, 1300]
 
@@ -59,11 +61,13 @@ def test_sample_is_that_of_the_host() -> None:
     right = sample_in_torch(logits, requests, draws)
     temperatures = torch.from_numpy(requests["temperature"].astype(np.float32))
     seeds = torch.from_numpy(requests["seed"].copy()).view(torch.int64)
-    tokens, logprobs = sample(logits, temperatures, seeds, torch.from_numpy(draws))
+    indexes = torch.from_numpy(draws).to(DEVICE)
+    logits, temperatures, seeds = logits.to(DEVICE), temperatures.to(DEVICE), seeds.to(DEVICE)
+    tokens, logprobs = sample(logits, temperatures, seeds, indexes)
     assert tokens.tolist() == right.token_ids
     assert logprobs.tolist() == pytest.approx(right.logprobs, abs=1e-5)
 
     at = [7, 30]  # alone: the same bits
-    tokens_alone, logprobs_alone = sample(logits[at], temperatures[at], seeds[at], torch.from_numpy(draws)[at])
+    tokens_alone, logprobs_alone = sample(logits[at], temperatures[at], seeds[at], indexes[at])
     assert torch.equal(tokens_alone, tokens[at])
     assert torch.equal(logprobs_alone, logprobs[at])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from kernels.triton_device import DEVICE
 from torch import Tensor
 from worker.driver import Sampled, TinyEngine
 
@@ -18,7 +19,6 @@ from orca_worker.partition import Place
 from orca_worker.rows import ROW
 from orca_worker.sampling import HiddenModel, SamplingModel, sample
 
-CPU = torch.device("cpu")
 TINY = Shape("tiny", gpt(2, 36, 4, positions=96, vocab_size=211), 1, 1)
 
 
@@ -43,11 +43,12 @@ class Both(GPT2):
 def test_logits_and_hidden_states(place: Place) -> None:
     torch.use_deterministic_algorithms(False)  # it would poison memory of the fake process groups too
     torch.manual_seed(3)
-    with formed(TINY, place, "float32", CPU, 960) as stage:
+    with formed(TINY, place, "float32", DEVICE, 960) as stage:
         held = stage._model
         assert isinstance(held, SamplingModel | HiddenModel)
-        assert isinstance(held.model, GPT2)
-        both = held.model = Both(held.model)
+        model = held.model._model if isinstance(held.model, FusedGPT2) else held.model  # on a GPU, and elsewhere
+        assert isinstance(model, GPT2)
+        both = held.model = Both(model)
         if place.is_last:
             TinyEngine(stage, 960, 16, seed=1).run([Sampled([5 + n] * (1 + 8 * n), 3) for n in range(3)])
             assert both.mixed
@@ -59,13 +60,14 @@ def test_logits_and_hidden_states(place: Place) -> None:
 
 def test_sampling_of_a_mixed_batch() -> None:
     """Greedy, drawn, and cut by top-k or top-p, beside one another: as in plain torch."""
+    torch.use_deterministic_algorithms(False)  # plain torch, on a GPU, sums as it likes
     torch.manual_seed(2)
     logits, requests = torch.randn(12, 3000).mul(3), np.zeros(12, ROW)
     requests["temperature"] = [0, 0.7, 1.3] * 4
     requests["top_k"][3:8], requests["top_p"][6:] = 20, 0.8
     requests["seed"], requests["logprobs"] = np.arange(12), np.arange(12) % 2
     for rows in (slice(0, 12), slice(0, 3), slice(0, 1)):
-        mine = sample_on_device(logits[rows], requests[rows], np.arange(12)[rows])
+        mine = sample_on_device(logits[rows].to(DEVICE), requests[rows], np.arange(12)[rows])
         right = sample(logits[rows], requests[rows], np.arange(12)[rows])
         assert mine.token_ids == right.token_ids
         assert mine.logprobs == pytest.approx(right.logprobs, abs=1e-5, nan_ok=True)
