@@ -70,7 +70,7 @@ class Layer:
             table[i, : each[i]] = ids[i]
             at = torch.arange(context, context + length)
             slots.append(table[i, at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE)
-        plan: Plan = plan_batch(table, lengths, contexts, torch.cat(slots), group=1, device=self.device)
+        plan: Plan = plan_batch(table.numpy(), lengths, contexts, torch.cat(slots).numpy(), group=1, device=self.device)
         token = heads * size * self.dtype.itemsize  # bytes of a query, a key, a value, a result
         copies = -(-NOT_CACHED // (2 * sum(each) * BLOCK_SIZE * token)) if self.device.type == "cuda" else 1
         layers = [

@@ -57,7 +57,7 @@ def test_agrees_with_plain_torch(dtype: torch.dtype) -> None:
             those.table[[p.request for p in parts]].to(CUDA).clamp(max=those.n_blocks - 1),
             lengths,
             contexts,
-            host.slots.to(CUDA),
+            torch.from_numpy(host.slots).to(CUDA),
             heads=those.heads,
             block_size=16,
         )

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from torch import Tensor
@@ -88,15 +89,14 @@ class Compiler:
             "warps": built.metadata.num_warps,
             "instructions": {
                 name: len(re.findall(rf"\b{name}\b", code))
-                for name in ("HMMA", "HGMMA", "LDGSTS", "LDG", "ATOM", "ATOMG", "RED")
+                for name in ("HMMA", "HGMMA", "FFMA", "LDGSTS", "ATOM", "ATOMG", "RED")
             },
         }
 
 
 def batch(lengths: list[int], contexts: list[int], group: int) -> Plan:
     blocks = max(map(int.__add__, lengths, contexts)) // BLOCK_SIZE + 1
-    table = torch.zeros((len(lengths), blocks), dtype=torch.int64)
-    slots = torch.zeros(sum(lengths), dtype=torch.int64)
+    table, slots = np.zeros((len(lengths), blocks), np.int64), np.zeros(sum(lengths), np.int64)
     return plan_batch(table, lengths, contexts, slots, group=group, device=META)
 
 

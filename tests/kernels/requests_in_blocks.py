@@ -66,10 +66,10 @@ class Requests:
     def plan(self, parts: Sequence[Part]) -> HostPlan:
         slots = [self.slots(p.request, torch.arange(p.context, p.context + p.length)) for p in parts]
         return HostPlan(
-            self.table[[p.request for p in parts]],
+            self.table[[p.request for p in parts]].numpy(),
             [p.length for p in parts],
             [p.context for p in parts],
-            torch.cat(slots),
+            torch.cat(slots).numpy(),
             group=self.heads // self.kv_heads,
         )
 

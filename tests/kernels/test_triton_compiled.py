@@ -56,3 +56,4 @@ def check(needs: dict[str, Any], shared: int) -> None:
         assert done["LDGSTS"], needs  # keys and values are loaded ahead
     if (shape, kernel) == ("13b-fp16", "increments"):
         assert needs["registers"] <= INCREMENTS_OF_13B, needs
+        assert not done["FFMA"], needs  # the compiler has contracted nothing: this kernel does not ask for it

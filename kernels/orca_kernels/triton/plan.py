@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,47 +61,47 @@ class Bounds:
 
 
 class HostPlan:
-    """A batch's plan on the host.
+    """A batch's plan on the host. (numpy: 25 operations on small arrays cost a quarter of torch's.)
 
-    block_table [B, n] int64: block ids of each request, in order (entries after its last token are not read);
+    block_table [B, n]: block ids of each request, in order (entries after its last token are not read);
     query_lengths [B], contexts [B]: how many tokens each request has in this batch, and how many before them;
-    slots [T] int64: where each token's key and value go: block * block_size + offset;
+    slots [T]: where each token's key and value go: block * block_size + offset;
     group: query heads to a key/value head.
     """
 
     def __init__(
         self,
-        block_table: Tensor,
+        block_table: np.ndarray,
         query_lengths: Sequence[int],
         contexts: Sequence[int],
-        slots: Tensor,
+        slots: np.ndarray,
         *,
         group: int,
     ) -> None:
-        lengths, before = torch.tensor(query_lengths), torch.tensor(contexts)
-        first = lengths.cumsum(0) - lengths  # [B] flat index of each request's first token
-        tokens = int(lengths.sum())
-        increments_only = tokens == len(lengths)
+        lengths, before = np.array(query_lengths), np.array(contexts)
+        first = lengths.cumsum() - lengths  # [B] flat index of each request's first token
+        shift = before - first
+        increments_only = len(slots) == len(lengths)
         rows, size = lengths * group, INCREMENT_ROWS if increments_only else INITIATION_ROWS
-        each = (rows + size - 1) // size
-        request = torch.arange(len(lengths)).repeat_interleave(each)
-        offset = (torch.arange(len(request)) - (each.cumsum(0) - each)[request]) * size
-        count = (rows[request] - offset).clamp(max=size)
+        each = -(-rows // size)  # [B] tiles of each request
+        request = np.arange(len(lengths)).repeat(each)
+        offset = (np.arange(len(request)) - (each.cumsum() - each)[request]) * size
+        count = np.minimum(rows[request] - offset, size)
         keys = (offset + count - 1) // group + before[request] + 1
-        tiles = torch.stack([request, first[request] * group + offset, count, (before - first)[request]], 1)
-        self.tiles = tiles[keys.argsort(descending=True, stable=True)]  # the longest first: none is left for the end
+        order = (-keys).argsort(kind="stable")  # the longest first: none is left for the end
+        self.tiles = np.stack([request, first[request] * group + offset, count, shift[request]], 1)[order]
         self.table, self.slots = block_table, slots
-        self.positions = torch.arange(tokens) + (before - first).repeat_interleave(lengths)
+        self.positions = np.arange(len(slots)) + shift.repeat(lengths)
         self.bounds = Bounds(
             requests=len(lengths),
-            tokens=tokens,
-            tiles=len(tiles),
+            tokens=len(slots),
+            tiles=len(request),
             blocks=block_table.shape[1],
             keys=int((lengths + before).max()),
             increments_only=increments_only,
         )
 
-    def packed(self, bounds: Bounds) -> Tensor:
+    def packed(self, bounds: Bounds) -> np.ndarray:
         """All numbers of the plan, int32, padded to the bounds. What pads computes nothing and writes nothing."""
         mine = self.bounds
         assert mine.increments_only == bounds.increments_only, "a plan of the other kind"
@@ -107,14 +109,15 @@ class HostPlan:
         assert mine.tokens <= bounds.tokens, (mine, bounds)
         assert mine.tiles <= bounds.tiles, (mine, bounds)
         assert mine.keys <= bounds.keys, (mine, bounds)
-        numbers = torch.zeros(sum(bounds.parts), dtype=torch.int32)
-        tiles, table, slots, positions = _parts(numbers, bounds)
-        tiles[: mine.tiles] = self.tiles
-        tiles[mine.tiles :] = 0  # tiles of no rows
         blocks = min(mine.blocks, bounds.blocks)  # a table may be wider than its requests are long
-        table[: mine.requests, :blocks] = self.table[:, :blocks]
-        table[mine.requests :] = 0
-        table[:, blocks:] = 0
+        numbers = np.zeros(sum(bounds.parts), np.int32)  # a tile of zeros has no rows
+        tiles, table, slots, positions = (
+            numbers[end - size : end] for size, end in zip(bounds.parts, accumulate(bounds.parts), strict=True)
+        )
+        tiles[: self.tiles.size] = self.tiles.ravel()
+        table[: bounds.requests * bounds.blocks].reshape(bounds.requests, -1)[: mine.requests, :blocks] = self.table[
+            :, :blocks
+        ]
         slots[: mine.tokens], slots[mine.tokens :] = self.slots, -1
         positions[: mine.tokens], positions[mine.tokens :] = self.positions, -1
         return numbers
@@ -131,11 +134,14 @@ class Plan:
     def __init__(self, bounds: Bounds, device: torch.device) -> None:
         self.bounds = bounds
         self._numbers = torch.zeros(sum(bounds.parts), dtype=torch.int32, device=device)
-        self.tiles, self.table, self.slots, self.positions = _parts(self._numbers, bounds)
+        tiles, table, slots, positions = self._numbers.split(bounds.parts)
+        self.tiles = tiles[: TILE * bounds.tiles].view(-1, TILE)
+        self.table = table[: bounds.requests * bounds.blocks].view(bounds.requests, bounds.blocks)
+        self.slots, self.positions = slots[: bounds.tokens], positions[: bounds.tokens]
 
     def load(self, plan: HostPlan) -> Plan:
         """Copies a batch's plan to the device, in the order of its stream. The host does not wait."""
-        numbers = plan.packed(self.bounds)
+        numbers = torch.from_numpy(plan.packed(self.bounds))
         if self._numbers.device.type == "cuda":
             numbers = numbers.pin_memory()
         self._numbers.copy_(numbers, non_blocking=True)
@@ -143,10 +149,10 @@ class Plan:
 
 
 def plan_batch(
-    block_table: Tensor,
+    block_table: np.ndarray,
     query_lengths: Sequence[int],
     contexts: Sequence[int],
-    slots: Tensor,
+    slots: np.ndarray,
     *,
     group: int,
     device: torch.device,
@@ -154,13 +160,3 @@ def plan_batch(
     """The plan of one batch, with no room to spare. The arguments are those of `HostPlan`, all on the host."""
     plan = HostPlan(block_table, query_lengths, contexts, slots, group=group)
     return Plan(plan.bounds, device).load(plan)
-
-
-def _parts(numbers: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    tiles, table, slots, positions = numbers.split(bounds.parts)
-    return (
-        tiles.view(-1, TILE),
-        table[: bounds.requests * bounds.blocks].view(bounds.requests, bounds.blocks),
-        slots[: bounds.tokens],
-        positions[: bounds.tokens],
-    )

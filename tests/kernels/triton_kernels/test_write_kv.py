@@ -52,7 +52,7 @@ def test_write_kv(heads: int, kv_heads: int, rope: Rope | None, bias: bool) -> N
     if rope is not None:
         positions = torch.cat([torch.arange(p.context, p.context + p.length) for p in parts]).to(DEVICE)
         wanted = turned(wanted[0], positions, rope), turned(wanted[1], positions, rope), wanted[2]
-    slots = host.slots.to(DEVICE)
+    slots = torch.from_numpy(host.slots).to(DEVICE)
     got = q[:tokens], keys[slots // 7, :, slots % 7], values[slots // 7, :, slots % 7]
     exact = rope is None and added is None
     for mine, right in zip(got, wanted, strict=True):

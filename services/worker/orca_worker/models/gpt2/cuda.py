@@ -84,10 +84,10 @@ class FusedGPT2:
     def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor:
         """As that of `GPT2`. `x` is the sum without its last term `update`, which the next norm's kernel adds."""
         plan = plan_batch(
-            torch.from_numpy(kv.block_table(batch.rows, int(batch.ends.max()))),
+            kv.block_table(batch.rows, int(batch.ends.max())),
             batch.query_lengths,
             batch.contexts,
-            torch.from_numpy(batch.slots),
+            batch.slots,
             group=1,
             device=self._model.device,
         )
