@@ -1,5 +1,5 @@
 """Marks the slow tests, which `make check` leaves out: those of whole stacks and of processes that die and restart, and
-two files that compute for long (35 and 11 s on two busy cores, where all the others together took 120 s)."""
+four files that compute for long (10 to 35 s each on two busy cores, where all the others together took 120 s)."""
 
 from pathlib import Path
 
@@ -22,6 +22,8 @@ SLOW = [
     "e2e/test_rolling_restart.py",
     "e2e/test_tokens.py",
     "e2e/test_traces.py",
+    "kernels/test_triton_compiled.py",
+    "kernels/test_triton_interpreted.py",
     "scheduler/test_core_properties.py",
     "scheduler/test_losses.py",
     "scheduler/test_takeover.py",

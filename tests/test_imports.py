@@ -105,9 +105,9 @@ RULES = [
         lambda i: ours(i, "orca_worker", "orca_kernels", "orca_common", "orca.v1") and not i.within("kubernetes"),
     ),
     Rule(
-        "orca_kernels -> numpy, torch, triton; nothing of ours",
+        "orca_kernels -> torch, triton, numpy; nothing of ours",
         "orca_kernels",
-        lambda i: ours(i, "orca_kernels") and third_party(i, "numpy", "torch", "triton"),
+        lambda i: ours(i, "orca_kernels") and third_party(i, "torch", "triton", "numpy"),
     ),
     Rule(
         "orca_client -> orca.v1; grpcio, protobuf and google.rpc only",

@@ -76,6 +76,10 @@ def load_random(config: GPT2Config, place: Place, dtype: str, device: torch.devi
     kind = getattr(torch, dtype)
     weights = RandomWeights(slices_of(config, place), kind, device)
     model = GPT2(config, place, weights, kind, device)
+    if device.type == "cuda" and torch.cuda.is_available():
+        from orca_worker.models.gpt2.cuda import on_cuda
+
+        return on_cuda(model, place), weights.bytes_made
     return (SamplingModel(model) if place.is_last else HiddenModel(model)), weights.bytes_made
 
 

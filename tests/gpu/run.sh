@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# On a machine with a GPU: the tests that need one, then the iteration times of shards. Results go to $OUT (build/gpu).
+# On a machine with a GPU: the tests that need one, the times of kernels and of shards. Results go to $OUT (build/gpu).
 #
 #   make gpu            where `make setup` works
 #   tests/gpu/run.sh    on a bare machine with Python 3.12, torch and transformers, and no network: it installs, into a
 #                       folder of its own, the wheels that tests/gpu/fetch.sh left in .whl
 #
-# Made for ten minutes: every step has its bound, and what is there counts when a later one fails.
+# Made for ten minutes: every step has its bound, which it should not need, and what is there counts when a later one
+# fails.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 OUT=${OUT:-build/gpu}
@@ -29,10 +30,14 @@ fi
 } 2>&1 | tee "$OUT/device.txt" || exit 1
 
 status=0
-timeout 270 "$PYTHON" -m pytest tests/gpu -rs -p no:cacheprovider --durations=5 "${warnings[@]}" 2>&1 |
+# The kernels first: without them no token is right. Neither they nor this part of the script have run on a GPU yet.
+timeout 200 "$PYTHON" -m pytest tests/kernels/triton_kernels tests/gpu/test_triton.py -rs -p no:cacheprovider \
+    --durations=5 "${warnings[@]}" 2>&1 | tee "$OUT/kernels.log" || status=1
+timeout 60 "$PYTHON" -m orca_lab.cuda_kernels --model gpt3-13b --dtype float16 2>&1 | tee "$OUT/kernels.jsonl" || status=1
+timeout 200 "$PYTHON" -m pytest tests/gpu/test_cuda.py -rs -p no:cacheprovider --durations=5 "${warnings[@]}" 2>&1 |
     tee "$OUT/tests.log" || status=1
 for model in 175b 13b 101b 341b; do
-    timeout 75 "$PYTHON" -m orca_lab.shards --model "gpt3-$model" --device cuda --batch 1 8 32 --prompt 32 128 \
+    timeout 60 "$PYTHON" -m orca_lab.shards --model "gpt3-$model" --device cuda --batch 1 8 32 --prompt 32 128 \
         --json "$OUT/shards-$model.json" 2>&1 | tee -a "$OUT/shards.txt" || status=1
 done
 exit $status

@@ -5,7 +5,6 @@ on the company, and with it the last bits of a logit, and now and then a token. 
 """
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ VOCABULARY, POSITIONS, SLOTS = 211, 64, 64 * 64
 
 
 @pytest.fixture
-def logits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
+def logits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The logits that each iteration samples from: [B, V] in the batch's order."""
     seen: list[Tensor] = []
     sample = cpu.sample
@@ -32,7 +31,7 @@ def logits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
         return sample(of_batch, *rest)
 
     monkeypatch.setattr(cpu, "sample", look)
-    yield seen
+    return seen
 
 
 def some_requests(count: int, seed: int) -> list[Sampled]:

@@ -59,6 +59,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         Tensor, "pin_memory", lambda x: torch.empty(x.shape, dtype=x.dtype)
     )  # x itself may be a known number
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: setattr(watch, "current", device))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # no Triton kernels: they would need the data
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (78 << 30, 80 << 30))
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -9,7 +9,7 @@ last bit (from another batch shape) then hardly ever change the token. In sorted
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -118,6 +118,7 @@ class StageModel(Protocol):
     """The layers of a stage, which make hidden states or, at the last stage, logits."""
 
     vocabulary_shares: list[int]  # how many tokens of the vocabulary each tensor rank has
+    kernels: str  # what computes it, in words for the log
 
     @property
     def kv_shape(self) -> KVShape | None: ...
@@ -135,7 +136,7 @@ class HiddenModel:
 
     @property
     def kernels(self) -> str:
-        return "torch"
+        return self.model.kernels
 
     @property
     def kv_shape(self) -> KVShape | None:
@@ -152,12 +153,12 @@ class HiddenModel:
 class SamplingModel:
     """`Model` of the last stage: its logits are gathered on tensor rank 0, which samples."""
 
-    def __init__(self, model: StageModel) -> None:
-        self.model = model
+    def __init__(self, model: StageModel, sample: Callable[[Tensor, np.ndarray, np.ndarray], Output] = sample) -> None:
+        self.model, self._sample = model, sample
 
     @property
     def kernels(self) -> str:
-        return "torch"
+        return self.model.kernels
 
     @property
     def kv_shape(self) -> KVShape | None:
@@ -169,4 +170,4 @@ class SamplingModel:
     @torch.inference_mode()
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
         logits = plane.gather(self.model.forward(batch, kv, plane, x), self.model.vocabulary_shares)
-        return sample(logits, batch.requests, batch.draws) if logits is not None else Output([], [])
+        return self._sample(logits, batch.requests, batch.draws) if logits is not None else Output([], [])

@@ -55,4 +55,8 @@ class GPT2Family:
 
             return GPT2OnCPU(config, place, weights, kind, cpu), weights.bytes_read
         model = GPT2(config, place, weights, kind, device)
+        if device.type == "cuda" and torch.cuda.is_available():
+            from .cuda import on_cuda
+
+            return on_cuda(model, place), weights.bytes_read
         return (SamplingModel(model) if place.is_last else HiddenModel(model)), weights.bytes_read

@@ -18,6 +18,8 @@ from .layers import Embedding, Head, Layer, arrived, hidden_states
 class GPT2:
     """One stage: a beginning, its layers, an end."""
 
+    kernels = "torch"
+
     def __init__(
         self, config: GPT2Config, place: Place, weights: WeightSource, dtype: torch.dtype, device: torch.device
     ):

@@ -1,0 +1,168 @@
+"""From logits to tokens on the device: greedy, and with a temperature. Of a row at a time, in pieces of fixed size.
+
+`piece_statistics` reads the logits once: each piece's maximum, its first index, and the sum of exp(logit - maximum).
+`greedy_row` merges the pieces in order: the likeliest token (the first of equals) and its log probability.
+
+With a temperature the token is found as `orca_worker.sampling` finds it, by inverting the cumulative distribution in
+the vocabulary's order with a draw of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+SC'11), key seed, counter index. The draw is exact, all of its 53 bits. So a token is a function of seed, index and the
+row's logits. Sums of probabilities are float64, but exponentials are the device's: where the draw falls within a
+float32 rounding of the border of two tokens, another device may choose the other.
+"""
+
+# pyright: reportGeneralTypeIssues=false
+# (a kernel calls functions of Triton's language, which pyright takes for functions that never return)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import launch
+
+PIECE = 1024  # tokens of the vocabulary in a piece: part of what a result is a function of
+
+
+@triton.jit
+def piece_of_row(logits, V: tl.constexpr, N: tl.constexpr, piece):
+    """-> indexes [N], logits [N] in float32; -inf behind the vocabulary and where a logit is not a number."""
+    i = piece * N + tl.arange(0, N)
+    x = tl.load(logits + i, mask=i < V, other=float("-inf")).to(tl.float32)
+    return i, tl.where(x == x, x, float("-inf"))  # noqa: PLR0124
+
+
+@triton.jit
+def piece_statistics(logits, stride, maxima, at_maxima, sums, V: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr):
+    """Grid: rows, pieces. maxima, at_maxima, sums [B, PIECES]."""
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    _, x = piece_of_row(logits + row * stride, V, N, piece)
+    maximum, at = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)
+    total = tl.sum(tl.exp(x - tl.where(maximum == float("-inf"), 0.0, maximum)), 0)
+    out = row * PIECES + piece
+    tl.store(maxima + out, maximum)
+    tl.store(at_maxima + out, piece * N + at)
+    tl.store(sums + out, total)
+
+
+@triton.jit
+def greedy_row(maxima, at_maxima, sums, ids, logprobs, PIECES: tl.constexpr, PIECES_PADDED: tl.constexpr):
+    """Grid: rows."""
+    row = tl.program_id(0).to(tl.int64)
+    p = tl.arange(0, PIECES_PADDED)
+    real = p < PIECES
+    m = tl.load(maxima + row * PIECES + p, mask=real, other=float("-inf"))
+    maximum, piece = tl.max(m, 0, return_indices=True, return_indices_tie_break_left=True)
+    s = tl.load(sums + row * PIECES + p, mask=real, other=0.0)
+    total = tl.sum(s * tl.exp(m - tl.where(maximum == float("-inf"), 0.0, maximum)), 0)
+    tl.store(ids + row, tl.load(at_maxima + row * PIECES + piece).to(tl.int64))
+    tl.store(logprobs + row, -tl.log(tl.where(total > 0.0, total, float("nan"))))
+
+
+@triton.jit
+def draw_of(seed, index):
+    """Philox4x32-10 of a seed and an index, uint64 each -> [0, 1) in float64, 53 bits."""
+    low, high = tl.full([1], 0xFFFFFFFF, tl.uint64), tl.full([1], 32, tl.uint64)
+    c0, c1 = (index & low).to(tl.uint32), (index >> high).to(tl.uint32)
+    k0, k1 = (seed & low).to(tl.uint32), (seed >> high).to(tl.uint32)
+    zero = tl.zeros([1], tl.uint32)
+    a, b, _, _ = tl.philox_impl(c0, c1, zero, zero, k0, k1, 10)
+    return ((a >> 5).to(tl.float64) * 67108864.0 + (b >> 6).to(tl.float64)) * 1.1102230246251565e-16
+
+
+@triton.jit
+def share_of_piece(logits, row, stride, piece, maximum, temperature, V: tl.constexpr, N: tl.constexpr):
+    """-> indexes [N], weights [N] in float64: exp((logit - maximum) / temperature)."""
+    i, x = piece_of_row(logits + row * stride, V, N, piece)
+    x = tl.div_rn(x - maximum, tl.broadcast_to(temperature, x.shape))
+    return i, tl.exp(x).to(tl.float64)
+
+
+@triton.jit
+def piece_weights(
+    logits, stride, maxima, temperatures, weights, V: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr,
+    PIECES_PADDED: tl.constexpr,
+):  # fmt: skip
+    """Grid: rows, pieces. weights [B, PIECES] float64: the sum of each piece at the row's temperature."""
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    p = tl.arange(0, PIECES_PADDED)
+    maximum = tl.max(tl.load(maxima + row * PIECES + p, mask=p < PIECES, other=float("-inf")), 0)
+    temperature = tl.load(temperatures + row)
+    if temperature > 0:
+        temperature = tl.maximum(temperature, 1e-30)
+        _, w = share_of_piece(logits, row, stride, piece, maximum, temperature, V, N)
+        tl.store(weights + row * PIECES + piece, tl.sum(w, 0))
+
+
+@triton.jit
+def drawn_row(
+    logits, stride, maxima, weights, temperatures, seeds, indexes, ids, logprobs, sums,
+    V: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr, PIECES_PADDED: tl.constexpr,
+):  # fmt: skip
+    """Grid: rows. Where the temperature is above 0: replaces the likeliest token by the drawn one."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature = tl.load(temperatures + row)
+    if temperature > 0:
+        p = tl.arange(0, PIECES_PADDED)
+        real = p < PIECES
+        m = tl.load(maxima + row * PIECES + p, mask=real, other=float("-inf"))
+        maximum = tl.max(m, 0)
+        w = tl.load(weights + row * PIECES + p, mask=real, other=0.0)
+        one = tl.arange(0, 1)
+        u = tl.sum(draw_of(tl.load(seeds + row + one), tl.load(indexes + row + one)), 0)
+        threshold = u * tl.sum(w, 0)
+        cumulative = tl.cumsum(w, 0)
+        piece = tl.minimum(tl.min(tl.where(real & (cumulative > threshold), p, PIECES), 0), PIECES - 1)
+        before = tl.sum(tl.where(p < piece, w, 0.0), 0)
+        i, x = share_of_piece(logits, row, stride, piece, maximum, tl.maximum(temperature, 1e-30), V, N)
+        found = before + tl.cumsum(x, 0) > threshold
+        token = tl.min(tl.where(found & (x > 0), i, V), 0)
+        if token < V:  # rounding can lift the threshold above the last sum: the likeliest token stays
+            tl.store(ids + row, token.to(tl.int64))
+            s = tl.load(sums + row * PIECES + p, mask=real, other=0.0)
+            total = tl.sum(s * tl.exp(m - maximum), 0)
+            logit = tl.load(logits + row * stride + token).to(tl.float32)
+            tl.store(logprobs + row, logit - maximum - tl.log(total))
+
+
+def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """logits [B, V] -> the likeliest tokens [B] int64, the first of equals, and their log probabilities [B] float32."""
+    ids, logprobs, _, _ = _greedy(logits)
+    return ids, logprobs
+
+
+def sample(logits: Tensor, temperatures: Tensor, seeds: Tensor, indexes: Tensor) -> tuple[Tensor, Tensor]:
+    """logits [B, V]; temperatures [B] float32, 0: greedy; seeds, indexes [B] int64, read as bits
+    -> tokens [B] int64 and their log probabilities [B] float32 (of the model, without the temperature).
+    """
+    ids, logprobs, maxima, sums = _greedy(logits)
+    (rows, size), pieces = logits.shape, maxima.shape[1]
+    shape = {"V": size, "N": PIECE, "PIECES": pieces, "PIECES_PADDED": triton.next_power_of_2(pieces)}
+    weights = torch.empty((rows, pieces), dtype=torch.float64, device=logits.device)
+    launch(piece_weights, (rows, pieces), logits, logits.stride(0), maxima, temperatures, weights, **shape)
+    launch(
+        drawn_row, (rows,), logits, logits.stride(0), maxima, weights, temperatures,
+        seeds.view(torch.uint64), indexes.view(torch.uint64), ids, logprobs, sums, **shape,
+    )  # fmt: skip
+    return ids, logprobs
+
+
+def _greedy(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """-> ids, logprobs [B]; maxima, sums [B, pieces]."""
+    rows, size = logits.shape
+    assert logits.stride(1) == 1, logits.stride()
+    pieces = -(-size // PIECE)
+    maxima, sums = torch.empty((2, rows, pieces), dtype=torch.float32, device=logits.device)
+    at_maxima = torch.empty((rows, pieces), dtype=torch.int32, device=logits.device)
+    ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    launch(
+        piece_statistics, (rows, pieces), logits, logits.stride(0), maxima, at_maxima, sums,
+        V=size, N=PIECE, PIECES=pieces,
+    )  # fmt: skip
+    launch(
+        greedy_row, (rows,), maxima, at_maxima, sums, ids, logprobs,
+        PIECES=pieces, PIECES_PADDED=triton.next_power_of_2(pieces),
+    )  # fmt: skip
+    return ids, logprobs, maxima, sums

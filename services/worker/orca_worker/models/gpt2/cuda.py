@@ -1,0 +1,112 @@
+"""GPT-2 on a CUDA device: attention, norms and activations are Triton kernels, linear operations stay with torch.
+
+**Not run on a GPU yet.** tests/kernels/interpreted/test_gpt2.py runs it in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from orca_kernels.transfer import to_device
+from orca_kernels.triton.activation import bias_act
+from orca_kernels.triton.attention import split_attention
+from orca_kernels.triton.norm import Norm, add_norm
+from orca_kernels.triton.plan import plan_batch
+from orca_kernels.triton.write_kv import write_kv
+
+from ...batch import Batch
+from ...data_plane import DataPlane
+from ...device_sampling import sample_on_device
+from ...kv import KVManager, KVShape
+from ...partition import Place
+from ...sampling import HiddenModel, SamplingModel
+from ..model import Model
+from .layers import Head, Layer, LayerNorm
+from .model import GPT2
+
+MAX_HEAD_SIZE = 256  # a row of a tile is in registers
+
+log = logging.getLogger(__name__)
+
+
+def on_cuda(model: GPT2, place: Place) -> Model:
+    """The `Model` of a place, with the kernels, or without where this machine cannot run them. The log says which."""
+    problem = obstacle(model)
+    if problem is not None:
+        log.warning("no Triton kernels: plain torch", extra={"reason": problem})
+        return SamplingModel(model) if place.is_last else HiddenModel(model)
+    log.info("Triton kernels", extra={"gpu": torch.cuda.get_device_name(model.device)})
+    fused = FusedGPT2(model)
+    return SamplingModel(fused, sample_on_device) if place.is_last else HiddenModel(fused)
+
+
+def obstacle(model: GPT2) -> str | None:
+    """Why the kernels cannot run this model here; None if they can."""
+    if torch.cuda.get_device_capability(model.device) < (8, 0):
+        return "the GPU is older than sm_80"
+    if model.config.head_size > MAX_HEAD_SIZE:
+        return f"a head of {model.config.head_size} elements is larger than {MAX_HEAD_SIZE}"
+    if not (shutil.which("gcc") or shutil.which("clang")):
+        return "there is no C compiler, with which Triton builds its launcher"
+    return None
+
+
+class FusedLayer:
+    """A layer of `GPT2` and what the kernels need of it."""
+
+    def __init__(self, layer: Layer, activation: str) -> None:
+        self.norm_1, self.norm_2 = norm(layer.norm_1), norm(layer.norm_2)
+        self.qkv, self.merge, self.up, self.down = layer.qkv, layer.merge, layer.up, layer.down
+        self.scale, self.activation = layer.scale, activation
+
+
+class FusedGPT2:
+    """`StageModel`: the weights are those of a `GPT2`."""
+
+    kernels = "triton"
+
+    def __init__(self, model: GPT2) -> None:
+        self._model = model
+        self.vocabulary_shares = model.vocabulary_shares
+        self.layers = [FusedLayer(layer, model.config.activation) for layer in model.layers]
+        self.head = model.end if isinstance(model.end, Head) else None
+
+    @property
+    def kv_shape(self) -> KVShape:
+        return self._model.kv_shape
+
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
+        return self._model.incoming(tokens)
+
+    def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor:
+        """As that of `GPT2`. `x` is the sum without its last term `update`, which the next norm's kernel adds."""
+        plan = plan_batch(
+            kv.block_table(batch.rows, int(batch.ends.max())),
+            batch.query_lengths,
+            batch.contexts,
+            batch.slots,
+            group=1,
+            device=self._model.device,
+        )
+        x, update = self._model.begin(batch, x, plane.all_reduce), None
+        for layer, keys, values in zip(self.layers, kv.keys, kv.values, strict=True):
+            y, x = add_norm(x, update, layer.norm_1)
+            q = write_kv(layer.qkv(y), keys, values, plan)
+            out = split_attention(q, keys, values, plan, layer.scale)
+            y, x = add_norm(x, plane.all_reduce(layer.merge(out.flatten(1))), layer.norm_2)
+            up = bias_act(functional.linear(y, layer.up.weight), layer.up.bias, layer.activation)
+            update = plane.all_reduce(layer.down(up))
+        if self.head is None:
+            return x if update is None else x + update
+        last = to_device(torch.from_numpy(batch.last), self._model.device)
+        y, _ = add_norm(x[last], None if update is None else update[last], norm(self.head.norm))
+        return functional.linear(y, self.head.weight)
+
+
+def norm(of: LayerNorm) -> Norm:
+    return Norm(of.weight, of.bias, of.epsilon)

@@ -1,0 +1,150 @@
+"""Compiles the kernels ahead of time, as on a GPU their launches would, and prints what each needs, a JSON line each.
+
+    python tests/kernels/compile_triton.py 90        compute capability 9.0, an H100
+
+No GPU is needed. The launching functions get tensors without memory (torch's device "meta"), and instead of a launch
+the kernel is compiled with the launch's own arguments. ptxas, cuobjdump and nvdisasm come with Triton.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from orca_kernels.triton.activation import bias_act, swiglu
+from orca_kernels.triton.attention import split_attention
+from orca_kernels.triton.norm import Norm, add_norm
+from orca_kernels.triton.plan import Plan, plan_batch
+from orca_kernels.triton.rope import Rope, rotary
+from orca_kernels.triton.sampling import sample
+from orca_kernels.triton.write_kv import write_kv
+
+META = torch.device("meta")
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+BLOCK_SIZE = 16
+TYPES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint64: "u64",
+}
+
+
+class Compiler:
+    """Takes the place of a launch: compiles, once for the same kernel and types, and notes what came out."""
+
+    def __init__(self, capability: int, folder: Path) -> None:
+        self._target, self._folder = GPUTarget("cuda", capability, 32), folder
+        self.shape = ""
+        self.found: dict[str, dict[str, Any]] = {}
+
+    def run(self, kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        options = {name: kwargs.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion") if name in kwargs}
+        signature, constants, attributes = {}, {}, {}
+        for i, (name, value) in enumerate((dict(zip(kernel.arg_names, args, strict=False)) | kwargs).items()):
+            parameter = kernel.params[i]
+            assert parameter.name == name
+            if isinstance(value, Tensor):
+                signature[name], attributes[(i,)] = "*" + TYPES[value.dtype], [["tt.divisibility", 16]]
+            elif parameter.is_constexpr:
+                signature[name], constants[name] = "constexpr", value
+            elif isinstance(value, float):
+                signature[name] = "fp32"
+            elif value == 1 and not parameter.do_not_specialize:
+                signature[name], constants[name] = "constexpr", value
+            else:
+                signature[name] = "i32"
+                if value % 16 == 0 and not parameter.do_not_specialize:
+                    attributes[(i,)] = [["tt.divisibility", 16]]
+        source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+        built = triton.compile(source, target=self._target, options=options)
+        self.found[f"{self.shape} {kernel.__name__}"] = self._look(built)
+
+    def _look(self, built: Any) -> dict[str, Any]:
+        cubin = self._folder / "kernel.cubin"
+        cubin.write_bytes(built.asm["cubin"])
+        use = subprocess.run([TOOLS / "cuobjdump", "-res-usage", cubin], capture_output=True, text=True, check=True)
+        code = subprocess.run([TOOLS / "nvdisasm", cubin], capture_output=True, text=True, check=True).stdout
+        resources = re.search(r"REG:(\d+) STACK:(\d+)", use.stdout)
+        assert resources is not None, use.stdout
+        return {
+            "registers": int(resources[1]),
+            "spilled": int(resources[2]),  # bytes a thread
+            "shared": built.metadata.shared,  # bytes a program
+            "warps": built.metadata.num_warps,
+            "instructions": {
+                name: len(re.findall(rf"\b{name}\b", code))
+                for name in ("HMMA", "HGMMA", "FFMA", "LDGSTS", "ATOM", "ATOMG", "RED")
+            },
+        }
+
+
+def batch(lengths: list[int], contexts: list[int], group: int) -> Plan:
+    blocks = max(map(int.__add__, lengths, contexts)) // BLOCK_SIZE + 1
+    table, slots = np.zeros((len(lengths), blocks), np.int64), np.zeros(sum(lengths), np.int64)
+    return plan_batch(table, lengths, contexts, slots, group=group, device=META)
+
+
+def attention(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
+    """One split, many splits, and a batch with an initiation."""
+    keys = torch.empty((1000, kv_heads, BLOCK_SIZE, size), dtype=dtype, device=META)
+    for lengths, contexts in (([1] * 32, [600] * 32), ([70, 1], [0, 600])):
+        plan = batch(lengths, contexts, heads // kv_heads)
+        qkv = torch.empty((plan.bounds.tokens, (heads + 2 * kv_heads) * size), dtype=dtype, device=META)
+        split_attention(write_kv(qkv, keys, keys, plan), keys, keys, plan, size**-0.5)
+
+
+def everything_else(hidden: int, vocabulary: int, dtype: torch.dtype) -> None:
+    def empty(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=kind, device=META)
+
+    x = empty(32, hidden)
+    add_norm(x, x, Norm(x[0], x[0], 1e-5))
+    bias_act(empty(32, 4 * hidden), empty(4 * hidden), "tanh_gelu")
+    swiglu(empty(32, 8 * hidden))
+    table = empty(2048, 64, kind=torch.float32)
+    rotary(empty(32, hidden // 128, 128), empty(32, kind=torch.int32), Rope(table, table))
+    whole = empty(32, kind=torch.int64)
+    sample(empty(32, vocabulary), empty(32, kind=torch.float32), whole, whole)
+
+
+SHAPES: dict[str, Callable[[], None]] = {
+    "13b-fp16": lambda: attention(40, 40, 128, torch.float16),
+    "13b-rest": lambda: everything_else(5120, 50257, torch.float16),
+    "grouped-bf16": lambda: attention(32, 8, 128, torch.bfloat16),
+    "gpt2-bf16": lambda: attention(12, 12, 64, torch.bfloat16),
+    "gpt2-fp32": lambda: attention(12, 12, 64, torch.float32),
+}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        compiler = Compiler(int(sys.argv[1]), Path(folder))
+
+        def run(kernel: JITFunction, *args: Any, **kwargs: Any) -> None:
+            compiler.run(kernel, *args, **kwargs)
+
+        setattr(JITFunction, "run", run)  # noqa: B010
+        for compiler.shape in sys.argv[2:] or SHAPES:
+            SHAPES[compiler.shape]()
+    for name, needs in compiler.found.items():
+        print(json.dumps({"kernel": name, **needs}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""What the kernels need of a GPU, read from their machine code: no GPU is needed to compile them.
+
+Budgets are per thread (registers, bytes that spill) and per program (shared memory). Registers of an attention kernel
+decide how many programs share a multiprocessor: of 65,536, two warps with 192 registers take 12,288, so five fit.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHARED = {"80": 163 * 1024, "90": 227 * 1024}  # bytes that a program may have
+REGISTERS = {"mixed": 255, "increments": 255, "merge_splits": 64, "rotate_heads": 96}
+FEW = 64  # of the others
+# The kernel of mixed batches keeps two sums of values. One is touched only once a split: what spills is part of it.
+SPILLED = {"mixed": 128}
+INCREMENTS_OF_13B = 192  # registers: where speed counts most
+TENSOR_CORES = ("increments", "mixed")
+
+
+@pytest.mark.parametrize(
+    ("capability", "shapes"),
+    [("90", ["13b-fp16", "13b-rest", "gpt2-fp32"]), ("80", ["13b-fp16"])],
+)
+def test_budgets(capability: str, shapes: list[str], tmp_path: Path) -> None:
+    script = Path(__file__).with_name("compile_triton.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, script, capability, *shapes],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    found = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(found) >= 4 * len(shapes)
+    for needs in found:
+        check(needs, SHARED[capability])
+
+
+def check(needs: dict[str, Any], shared: int) -> None:
+    shape, kernel = needs["kernel"].split()
+    assert needs["registers"] <= REGISTERS.get(kernel, FEW), needs
+    assert needs["spilled"] <= SPILLED.get(kernel, 0), needs
+    assert needs["shared"] <= shared, needs
+    done = needs["instructions"]
+    assert not done["ATOM"] + done["ATOMG"] + done["RED"], needs  # sums would depend on who comes first
+    assert not done["HGMMA"], needs  # wgmma: increments and initiations would no longer be the same bits
+    if kernel in TENSOR_CORES:
+        assert bool(done["HMMA"]) == (not shape.endswith("fp32")), needs
+        assert done["LDGSTS"], needs  # keys and values are loaded ahead
+    if (shape, kernel) == ("13b-fp16", "increments"):
+        assert needs["registers"] <= INCREMENTS_OF_13B, needs
+        assert not done["FFMA"], needs  # the compiler has contracted nothing: this kernel does not ask for it

@@ -1,0 +1,23 @@
+"""Runs `triton_kernels/` in Triton's interpreter, which must be chosen before a process imports Triton.
+
+To see one of them: TRITON_INTERPRET=1 pytest tests/kernels/triton_kernels -k NAME
+
+The interpreter shows what a kernel computes, not how fast, nor races. On a machine
+with a GPU, `pytest tests/kernels/triton_kernels` runs the same tests there, in bfloat16 too.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_kernels_in_the_interpreter() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", Path(__file__).parent / "triton_kernels"],
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]

@@ -1,0 +1,80 @@
+"""Split attention against float64, one query at a time; and the same bits whatever the batch."""
+
+from functools import cache
+
+import pytest
+import torch
+from kernels.requests_in_blocks import Part, Requests
+from kernels.triton_device import DEVICE, EPSILON, INTERPRETED, TYPES
+
+from orca_kernels.triton.plan import Bounds
+
+TOTALS = [1, 15, 16, 17, 300, 520]
+SHAPES = {  # heads, key/value heads, head size, block size
+    "plain": (1, 1, 64, 16),
+    "grouped, odd": (6, 2, 20, 7),
+    "one for all": (20, 1, 8, 1),  # more heads than an increment's tile has rows
+}
+BATCHES = {
+    "increments in one split": [Part(0, 0), Part(1, 14), Part(2, 15), Part(3, 16), Part(4, 255)],
+    "increments in many": [Part(0, 0), Part(2, 15), Part(4, 256), Part(5, 519)],
+    "initiations": [Part(0, 0), Part(1, 0, 15), Part(2, 0, 16), Part(3, 0, 17), Part(4, 0, 40)],
+    "mixed, and a chunk": [Part(5, 250, 20), Part(3, 16), Part(4, 256), Part(2, 0, 16)],
+}
+# On a GPU all; in the interpreter, which is slow, each shape in one type.
+FEW = [("plain", torch.float16), ("one for all", torch.float16), ("grouped, odd", torch.float32)]
+SHAPES_AND_TYPES = FEW if INTERPRETED else [(shape, dtype) for shape in SHAPES for dtype in TYPES]
+
+
+@cache
+def requests(shape: str, dtype: torch.dtype) -> Requests:
+    heads, kv_heads, size, block_size = SHAPES[shape]
+    return Requests(
+        TOTALS,
+        heads=heads,
+        kv_heads=kv_heads,
+        size=size,
+        block_size=block_size,
+        dtype=dtype,
+        device=DEVICE,
+    )
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("shape", "dtype"), SHAPES_AND_TYPES)
+def test_agrees_with_float64(shape: str, batch: str, dtype: torch.dtype) -> None:
+    parts, those = BATCHES[batch], requests(shape, dtype)
+    for part, result in zip(parts, those.attend(parts), strict=True):
+        torch.testing.assert_close(result.double(), those.expected(part), rtol=0, atol=max(2 * EPSILON[dtype], 5e-6))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 1)])
+def test_a_row_is_the_same_bits_whatever_the_batch(heads: int, kv_heads: int, dtype: torch.dtype) -> None:
+    """Alone and beside others, as an increment, in an initiation, in a chunk; in one split and in two."""
+    those = Requests([300, 17, 290], heads=heads, kv_heads=kv_heads, size=20, block_size=7, dtype=dtype, device=DEVICE)
+    initiation = those.attend([Part(0, 0, 40)])[0]
+    chunk = those.attend([Part(1, 16), Part(0, 230, 45)])[1]
+    known = {0: initiation[0], 15: initiation[15], 33: initiation[33], 255: chunk[25], 256: chunk[26], 274: chunk[44]}
+    for position, row in known.items():
+        alone = those.attend([Part(0, position)])[0]
+        beside = those.attend([Part(1, 14), Part(0, position), Part(2, 289)])[1]
+        mixed = those.attend([Part(1, 0, 17), Part(0, position)])[1]
+        for other in (alone, beside, mixed):
+            assert torch.equal(other[0], row), position
+
+
+@pytest.mark.parametrize("shape", ["grouped, odd", "one for all"])
+def test_a_padded_plan(shape: str) -> None:
+    """As for a CUDA graph, whose bounds are larger than its batch: the same bits, and nothing else is written."""
+    those = requests(shape, torch.float16)
+    group = those.heads // those.kv_heads
+    parts = [Part(1, 14), Part(4, 255)]
+    bounds = Bounds.of_increments(5, 600, group=group, block_size=those.block_size)
+    for result, padded in zip(those.attend(parts), those.attend(parts, bounds), strict=True):
+        assert torch.equal(result, padded)
+    parts = [Part(2, 0, 16), Part(3, 16)]
+    exact = those.plan(parts).bounds
+    bounds = Bounds(4, exact.tokens + 3, exact.tiles + 2, exact.blocks + 5, exact.keys + 300, increments_only=False)
+    for result, padded in zip(those.attend(parts), those.attend(parts, bounds), strict=True):
+        assert torch.equal(result, padded)

@@ -1,0 +1,73 @@
+"""GPT-2 with the kernels against GPT-2 in plain torch: the same weights, the same batches."""
+
+import numpy as np
+import pytest
+import torch
+from kernels.triton_device import DEVICE
+from torch import Tensor
+from worker.driver import Sampled, TinyEngine
+
+from orca_lab.shapes import Shape, gpt
+from orca_lab.shards import INCREMENT, INITIATION, Case, formed
+from orca_worker.batch import Batch
+from orca_worker.data_plane import DataPlane
+from orca_worker.device_sampling import sample_on_device
+from orca_worker.kv import KVManager
+from orca_worker.models.gpt2.cuda import FusedGPT2
+from orca_worker.models.gpt2.model import GPT2
+from orca_worker.partition import Place
+from orca_worker.rows import ROW
+from orca_worker.sampling import HiddenModel, SamplingModel, sample
+
+TINY = Shape("tiny", gpt(2, 36, 4, positions=96, vocab_size=211), 1, 1)
+
+
+class Both(GPT2):
+    """Runs an iteration in both ways and compares. Keys and values are those of the kernels' way."""
+
+    def __init__(self, model: GPT2) -> None:
+        self.__dict__ = model.__dict__
+        self.fused = FusedGPT2(model)
+        self.mixed = self.iterations = 0
+
+    def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor:
+        plain = super().forward(batch, kv, plane, x)
+        fused = self.fused.forward(batch, kv, plane, x)
+        torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
+        self.iterations += 1
+        self.mixed += 1 < len(batch) < len(batch.token_ids)
+        return fused
+
+
+@pytest.mark.parametrize("place", [Place(1, 1), Place(1, 2, 0), Place(2, 2, 1)], ids=str)
+def test_logits_and_hidden_states(place: Place) -> None:
+    torch.use_deterministic_algorithms(False)  # it would poison memory of the fake process groups too
+    torch.manual_seed(3)
+    with formed(TINY, place, "float32", DEVICE, 960) as stage:
+        held = stage._model
+        assert isinstance(held, SamplingModel | HiddenModel)
+        model = held.model._model if isinstance(held.model, FusedGPT2) else held.model  # on a GPU, and elsewhere
+        assert isinstance(model, GPT2)
+        both = held.model = Both(model)
+        if place.is_last:
+            TinyEngine(stage, 960, 16, seed=1).run([Sampled([5 + n] * (1 + 8 * n), 3) for n in range(3)])
+            assert both.mixed
+        else:
+            for case in (Case(INITIATION, 2, 20), Case(INCREMENT, 2, 20)):
+                stage.run(case.message(TINY.config.vocab_size))
+        assert both.iterations > 1
+
+
+def test_sampling_of_a_mixed_batch() -> None:
+    """Greedy, drawn, and cut by top-k or top-p, beside one another: as in plain torch."""
+    torch.use_deterministic_algorithms(False)  # plain torch, on a GPU, sums as it likes
+    torch.manual_seed(2)
+    logits, requests = torch.randn(12, 3000).mul(3), np.zeros(12, ROW)
+    requests["temperature"] = [0, 0.7, 1.3] * 4
+    requests["top_k"][3:8], requests["top_p"][6:] = 20, 0.8
+    requests["seed"], requests["logprobs"] = np.arange(12), np.arange(12) % 2
+    for rows in (slice(0, 12), slice(0, 3), slice(0, 1)):
+        mine = sample_on_device(logits[rows].to(DEVICE), requests[rows], np.arange(12)[rows])
+        right = sample(logits[rows], requests[rows], np.arange(12)[rows])
+        assert mine.token_ids == right.token_ids
+        assert mine.logprobs == pytest.approx(right.logprobs, abs=1e-5, nan_ok=True)
