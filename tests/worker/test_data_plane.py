@@ -81,6 +81,27 @@ def test_operations(pool: Pool) -> None:
         plane.abort("the end")
 
 
+def test_a_sum_does_not_depend_on_the_rest_of_the_batch(pool: Pool) -> None:
+    """Of three numbers there are several orders of addition. A row must get the same one alone and among others."""
+    store = RENDEZVOUS.open_store()
+    ranks = planes(3, 1, 1, store.port)
+    join(pool, ranks)
+    torch.manual_seed(0)
+    x = torch.randn(3, 50, 24) * 10 ** torch.randn(3, 50, 24)
+
+    def total(rows: slice) -> torch.Tensor:
+        sums = [pool.submit(plane.all_reduce, part[rows].clone()) for plane, part in zip(ranks, x, strict=True)]
+        of_each = [one.result(20) for one in sums]
+        assert all(torch.equal(one, of_each[0]) for one in of_each)
+        return of_each[0]
+
+    together = total(slice(0, 50))
+    for row in range(0, 50, 7):
+        assert torch.equal(total(slice(row, row + 1))[0], together[row])
+    for plane in ranks:
+        plane.abort("the end")
+
+
 @pytest.mark.parametrize(
     "wait",
     [

@@ -92,7 +92,7 @@ async def test_every_rank_reports_every_iteration(tmp_path: Path) -> None:
             tokens = len(request.prompt) if number == 1 else 1
             hidden = tokens * 16 * 4  # bytes of the hidden states
             reduces = 2 * (2 if rank < 2 else 1) + (rank < 2)  # 2 a layer, of 2 layers and 1; the embedding
-            logits = (rank == 3) * 49 * 4  # of the shares of 49 and 48, the first sets the width
+            logits = (rank == 3) * 16  # a greedy request: its largest logit and that token, two float64
             assert times.data_bytes == reduces * hidden + (rank < 2) * hidden + logits
             assert times.control_bytes == master.times[0, number].control_bytes > 0
         formed = await master.form()
