@@ -10,7 +10,7 @@
 namespace orca {
 namespace {
 
-constexpr int SPINS = 20000;  // 10 to 30 us: an operation of a small model is shorter, a switch to another process longer
+constexpr int SPINS = 2000;  // 50 to 100 us: most operations are shorter, and another process may have the core for longer
 
 void relax() {
 #if defined(__x86_64__)
