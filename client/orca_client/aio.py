@@ -44,16 +44,16 @@ class AsyncStream(BaseStream):
 
     async def __anext__(self) -> Event:
         while self._resumption.finished is None:
-            response = await self._read()
-            if response is None:
-                continue
             try:
-                event = self._resumption.take(response, time.monotonic())
+                event = self._resumption.event()
             except OrcaError:
                 self._drop()
                 raise
             if event is not None:
                 return event
+            response = await self._read()
+            if response is not None:
+                self._resumption.take(response, time.monotonic())
         await self._drain()
         raise StopAsyncIteration
 

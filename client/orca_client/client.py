@@ -42,16 +42,16 @@ class Stream(BaseStream):
 
     def __next__(self) -> Event:
         while self._resumption.finished is None:
-            response = self._read()
-            if response is None:
-                continue
             try:
-                event = self._resumption.take(response, time.monotonic())
+                event = self._resumption.event()
             except OrcaError:
                 self._drop()
                 raise
             if event is not None:
                 return event
+            response = self._read()
+            if response is not None:
+                self._resumption.take(response, time.monotonic())
         self._drain()
         raise StopIteration
 

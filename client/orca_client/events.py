@@ -128,16 +128,15 @@ def model_of(message: pb.GetModelResponse) -> Model:
     )
 
 
-def message_of(event: Event) -> pb.GenerateResponse:
+def message_of(event: Event) -> pb.Accepted | pb.Token | pb.Finished:
     """The message that an event came from, for protobuf's JSON."""
     match event:
         case Accepted():
-            accepted = pb.Accepted(
+            return pb.Accepted(
                 request_id=event.request_id, input_tokens=event.input_tokens, queue_position=event.queue_position
             )
-            return pb.GenerateResponse(accepted=accepted)
         case Token():
-            token = pb.Token(
+            return pb.Token(
                 index=event.index,
                 token_id=event.token_id,
                 text=event.text,
@@ -145,12 +144,10 @@ def message_of(event: Event) -> pb.GenerateResponse:
                 iteration=event.iteration,
                 engine=event.engine,
             )
-            return pb.GenerateResponse(token=token)
         case Finished(timings=t):
-            finished = pb.Finished(
+            return pb.Finished(
                 reason=f"{_PREFIX}{event.reason}",
                 output_tokens=event.output_tokens,
                 text=event.text,
                 timings=pb.Timings(claimed=t.claimed, first_token=t.first_token, finished=t.finished),
             )
-            return pb.GenerateResponse(finished=finished)

@@ -1,16 +1,19 @@
 """How one request goes on over many calls. Pure: no I/O, no clock; `now` is in seconds of any monotonic clock.
 
-A driver (`client.py`, `aio.py`) makes the call that `call` returns, and gives each response to `take`. When the call
-fails, `failed` returns how long to wait before the next call, or raises the error that ends the request:
+A driver (`client.py`, `aio.py`) makes the call that `call` returns, gives each response to `take`, and shows what
+`event` returns until it returns None. When the call fails, `failed` returns how long to wait before the next call, or
+raises the error that ends the request:
 
-    call -> take* -> failed -> wait -> call -> take* -> .. -> finished
+    call -> (take -> event*)* -> failed -> wait -> call -> (take -> event*)* -> .. -> finished
 """
 
 import hashlib
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2 import GenerateRequest, GenerateResponse, ResumeRequest
 
 from .errors import DataLoss, OrcaError, ResourceExhausted, Unavailable
@@ -57,6 +60,7 @@ class Resumption:
         self._retry_when_full = retry_when_full
         self._from_index, self._seen = from_index, seen
         self._ended: OrcaError | None = None
+        self._parts: deque[pb.Accepted | pb.Token | pb.Finished] = deque()  # came, and not shown yet
 
     @property
     def ended(self) -> bool:
@@ -79,19 +83,35 @@ class Resumption:
         )
         return Call(request, timeout)
 
-    def take(self, response: GenerateResponse, now: float) -> Event | None:
-        """The event to show; None: it was shown before. Raises DataLoss when a token is missing or has changed."""
-        kind = response.WhichOneof("event")
-        if kind == "token":
-            return self._token(response)
-        if kind == "accepted":
+    def take(self, response: GenerateResponse, now: float) -> None:
+        """A response came. `event` tells what is in it."""
+        if response.HasField("accepted"):
             self._patience.working(now)
-            if self.accepted is None:
-                self.accepted = accepted_of(response.accepted)
-                return self.accepted
-        elif kind == "finished":
-            return self._finish(response)
-        return None  # Accepted of a later call, or an event that this client does not know yet
+            self._parts.append(response.accepted)
+        if response.tokens:
+            self._patience.progress()
+            self._parts.extend(response.tokens)
+        if response.HasField("finished"):
+            self._parts.append(response.finished)
+
+    def event(self) -> Event | None:
+        """The next event to show. None: all that came was shown.
+
+        Raises DataLoss when a token is missing or has changed.
+        """
+        while self._parts:
+            match self._parts.popleft():
+                case pb.Token() as message:
+                    token = self._token(message)
+                    if token is not None:
+                        return token
+                case pb.Accepted() as message:
+                    if self.accepted is None:  # and not of a later call
+                        self.accepted = accepted_of(message)
+                        return self.accepted
+                case pb.Finished() as message:
+                    return self._finish(message)
+        return None
 
     def failed(self, error: OrcaError, now: float) -> float:
         """Seconds to wait before `call`. Raises the error when the request must not be tried again."""
@@ -109,12 +129,11 @@ class Resumption:
         """The error of a call that ended without a failure although the request had not finished."""
         return Unavailable(f"request {self.request_id}: the stream ended before its last event")
 
-    # -- parts of `take` and `call`
-    def _token(self, response: GenerateResponse) -> Token | None:
-        message = response.token
+    # -- parts of `event` and `call`
+    def _token(self, message: pb.Token) -> Token | None:
+        """The token, unless it was shown before."""
         place = message.index - self._from_index - len(self.tokens)
         if place == 0:
-            self._patience.progress()
             token = token_of(message)
             self.tokens.append(token)
             return token
@@ -123,8 +142,8 @@ class Resumption:
             raise self._loss(f"token {message.index} came where {self._from_index + len(self.tokens)} was due")
         return None
 
-    def _finish(self, response: GenerateResponse) -> Finished:
-        finished = finished_of(response.finished)
+    def _finish(self, message: pb.Finished) -> Finished:
+        finished = finished_of(message)
         if finished.output_tokens != self._from_index + len(self.tokens):
             shown = self._from_index + len(self.tokens)
             raise self._loss(f"the request ended with {finished.output_tokens} tokens, but {shown} were shown")
@@ -134,6 +153,7 @@ class Resumption:
     def _loss(self, problem: str) -> DataLoss:
         error = DataLoss(f"request {self.request_id}: {problem}")
         self._ended = error
+        self._parts.clear()
         return error
 
     def _digest(self) -> bytes:

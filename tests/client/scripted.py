@@ -95,7 +95,7 @@ class Endpoint(OrcaServicer):
             yield pb.GenerateResponse(accepted=accepted)
         first = asked if act.first is None else act.first
         for index in range(first, act.upto):
-            yield pb.GenerateResponse(token=token(index, act.ids[index]))
+            yield pb.GenerateResponse(tokens=[token(index, act.ids[index])])
         match act.end:
             case "finish":
                 timings = pb.Timings(claimed=0.5, first_token=1, finished=2)

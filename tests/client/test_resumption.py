@@ -26,7 +26,7 @@ def patience(bound: float = 60, deadline: float | None = None) -> Patience:
 def served(request: pb.GenerateRequest | pb.ResumeRequest) -> list[pb.GenerateResponse]:
     """All responses of a sound endpoint to this request."""
     first = request.from_index if isinstance(request, pb.ResumeRequest) else 0
-    tokens = [pb.GenerateResponse(token=token(index, IDS[index])) for index in range(first, len(IDS))]
+    tokens = [pb.GenerateResponse(tokens=[token(index, IDS[index])]) for index in range(first, len(IDS))]
     finished = pb.Finished(
         reason=pb.FINISH_REASON_EOS, output_tokens=len(IDS), text="!", timings=pb.Timings(finished=2.5)
     )
@@ -34,9 +34,23 @@ def served(request: pb.GenerateRequest | pb.ResumeRequest) -> list[pb.GenerateRe
     return [pb.GenerateResponse(accepted=accepted), *tokens, pb.GenerateResponse(finished=finished)]
 
 
-@given(st.lists(st.integers(0, len(IDS) + 1), max_size=20))
-def test_any_breaks(breaks: list[int]) -> None:
-    """Wherever calls break, the caller gets one Accepted, every token once, and one Finished."""
+def joined(responses: list[pb.GenerateResponse], cuts: list[bool]) -> list[pb.GenerateResponse]:
+    """The same with fewer messages: after each response, `cuts` tells whether the next one begins a message."""
+    messages = responses[:1]
+    for response, cut in zip(responses[1:], cuts, strict=False):
+        if cut:
+            messages.append(response)
+        else:
+            messages[-1].MergeFrom(response)
+    return messages
+
+
+@given(
+    breaks=st.lists(st.integers(0, len(IDS) + 1), max_size=20),
+    cuts=st.lists(st.booleans(), min_size=len(IDS) + 1, max_size=len(IDS) + 1),
+)
+def test_any_breaks(breaks: list[int], cuts: list[bool]) -> None:
+    """Wherever calls break, whatever shares a message: the caller gets one Accepted, every token once, one Finished."""
     attempts = Attempts(lambda: 5_000)
     body = pb.GenerateRequest(request_id="mine", text="x")
     resumption = Resumption("mine", body, patience=patience(), next_attempt=attempts)
@@ -46,9 +60,9 @@ def test_any_breaks(breaks: list[int]) -> None:
         request = resumption.call(0).request
         requests.append(type(request)())
         requests[-1].CopyFrom(request)
-        for response in served(request)[:count]:
-            event = resumption.take(response, 0)
-            if event is not None:
+        for response in joined(served(request), cuts)[:count]:
+            resumption.take(response, 0)
+            while (event := resumption.event()) is not None:
                 events.append(event)
         if resumption.finished:
             break
@@ -64,16 +78,20 @@ def test_messages_and_events_are_one() -> None:
     """An event holds everything that its message holds."""
     resumption = Resumption("mine", None, patience=patience(), next_attempt=Attempts())
     for response in served(pb.GenerateRequest(request_id="mine")):
-        event = resumption.take(response, 0)
+        resumption.take(response, 0)
+        event = resumption.event()
         assert event is not None
-        assert message_of(event) == response
+        assert message_of(event) in (response.accepted, *response.tokens, response.finished)
+        assert resumption.event() is None
 
 
 def test_a_newer_server() -> None:
     """An unknown event and an unknown reason, of a newer server, do not end the stream."""
     resumption = Resumption("mine", None, patience=patience(), next_attempt=Attempts())
-    assert resumption.take(pb.GenerateResponse.FromString(b"\x7a\x02\x08\x01"), 0) is None
-    finished = resumption.take(pb.GenerateResponse.FromString(b"\x1a\x02\x08\x63"), 0)
+    resumption.take(pb.GenerateResponse.FromString(b"\x7a\x02\x08\x01"), 0)
+    assert resumption.event() is None
+    resumption.take(pb.GenerateResponse.FromString(b"\x1a\x02\x08\x63"), 0)
+    finished = resumption.event()
     assert isinstance(finished, Finished)
     assert finished.reason == "UNSPECIFIED"
 
@@ -81,8 +99,10 @@ def test_a_newer_server() -> None:
 def test_the_end_stays() -> None:
     """After DataLoss no further call is made."""
     resumption = Resumption("mine", None, patience=patience(), next_attempt=Attempts())
+    resumption.take(pb.GenerateResponse(tokens=[token(2, 7), token(0, 7)]), 0)
     with pytest.raises(DataLoss):
-        resumption.take(pb.GenerateResponse(token=token(2, 7)), 0)
+        resumption.event()
+    assert resumption.event() is None, "nothing that came after the hole is shown"
     assert resumption.ended
     with pytest.raises(DataLoss):
         resumption.call(0)

@@ -3,10 +3,26 @@
 import asyncio
 import hashlib
 import struct
+from pathlib import Path
 
 import grpc
 import pytest
-from endpoint.harness import World, collect, detail_of, field_of, generation, ids_of, serving, text_of, until
+from endpoint.harness import (
+    World,
+    collect,
+    detail_of,
+    events_in,
+    field_of,
+    generation,
+    ids_of,
+    make_model,
+    read,
+    serving,
+    text_of,
+    tokens_of,
+    until,
+    world,
+)
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
@@ -16,6 +32,7 @@ from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaStub
 from orca_client.channels import channel_options
 from orca_common.address import split_address
+from orca_common.errors import Internal
 from orca_endpoint.events import Accepted, Finished, Token
 from orca_pool.records import Committed, Reason
 
@@ -37,7 +54,7 @@ async def test_a_stream(orca: World) -> None:
     assert accepted.request_id == "one"
     assert accepted.input_tokens > 0
     assert ids_of(responses) == [300, 301, 302]
-    tokens = [r.token for r in responses[1:-1]]
+    tokens = tokens_of(responses)
     assert [t.logprob for t in tokens] == [-0.5] * 3
     assert [t.iteration for t in tokens] == [1, 2, 3]
     assert {t.engine for t in tokens} == {"engine-0"}
@@ -45,6 +62,71 @@ async def test_a_stream(orca: World) -> None:
     assert finished.output_tokens == 3
     times = finished.timings
     assert 0 < times.claimed < times.first_token <= times.finished < 10
+
+
+async def test_what_is_there_together_is_one_message(orca: World) -> None:
+    """The tokens of one packet, with the end if it is there; and everything of a request that has ended."""
+    call = orca.stub.Generate(generation(max_new_tokens=6, request_id="together"))
+    request = await orca.engine.claim()
+    [accepted] = await read(call, 1)
+    assert events_in(accepted) == 1
+    await orca.engine.commit(request, 0, [10, 11])
+    assert ids_of([await call.read()]) == [10, 11]  # type: ignore[list-item]
+    await orca.engine.commit(request, 2, [12, 13, 14, 15], Reason.LENGTH)
+    last = await call.read()
+    assert isinstance(last, pb.GenerateResponse)
+    assert ids_of([last]) == [12, 13, 14, 15]
+    assert last.finished.output_tokens == 6
+    for from_index in range(7):
+        again = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="together", from_index=from_index)))
+        assert len(again) == 1
+        assert [token.index for token in again[0].tokens] == list(range(from_index, 6))
+        assert again[0].HasField("accepted")
+        assert again[0].finished.output_tokens == 6
+
+
+async def test_packets_that_came_meanwhile_are_one_message(orca: World) -> None:
+    """A client that is slower than its engine costs less for each token: nothing is sent one by one that is there."""
+    ids = [10 + n for n in range(150)]
+    async with await orca.serving.app.endpoint.generate(generation(max_new_tokens=150), None, {}) as call:
+        pieces = call.pieces()
+        assert len(await anext(pieces)) == 1
+        request = await orca.engine.claim()
+        for n in range(150):
+            await orca.engine.commit(request, n, [ids[n]], Reason.LENGTH if n == 149 else None)
+        await until(lambda: call.buffered == 150)
+        piece = await anext(pieces)
+        assert [event.token_id for event in piece if isinstance(event, Token)] == ids
+        assert isinstance(piece[-1], Finished)
+
+
+async def test_a_message_holds_at_most_256_tokens(redis_url: str, model: Path) -> None:
+    """So that it stays far below the 4 MiB that clients accept, however much a resumed stream has to tell."""
+    folder = make_model(model.parent / "long", positions=2048)
+    async with world(redis_url, folder, slots=2048) as orca:
+        ids = [10 + n % 400 for n in range(1000)]
+        call = orca.stub.Generate(generation(max_new_tokens=1000, request_id="long"))
+        request = await orca.engine.claim()
+        await orca.engine.commit(request, 0, ids, Reason.LENGTH)
+        assert ids_of(await collect(call)) == ids
+        again = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="long")))
+        assert ids_of(again) == ids
+        assert max(len(response.tokens) for response in again) <= 256
+        assert len(again) == 4
+
+
+async def test_events_before_an_error_are_sent(orca: World) -> None:
+    """Tokens that came together with an end that is an error come before it."""
+    async with await orca.serving.app.endpoint.generate(generation(request_id="over"), None, {}) as call:
+        pieces = call.pieces()
+        await anext(pieces)
+        request = await orca.engine.claim()
+        await orca.engine.commit(request, 0, [10])
+        await orca.engine.commit(request, 1, [11], Reason.INTERNAL)
+        await until(lambda: call.buffered == 2)
+        assert [event.token_id for event in await anext(pieces) if isinstance(event, Token)] == [10, 11]
+        with pytest.raises(Internal):
+            await anext(pieces)
 
 
 async def test_text_is_the_decoded_text(orca: World) -> None:
@@ -63,7 +145,7 @@ async def test_text_is_the_decoded_text(orca: World) -> None:
 async def test_no_logprobs_unless_asked(orca: World) -> None:
     async with orca.background(lambda record: [5]):
         responses = await collect(orca.stub.Generate(generation(max_new_tokens=1)))
-    assert not responses[1].token.HasField("logprob")
+    assert not tokens_of(responses)[0].HasField("logprob")
 
 
 @pytest.mark.parametrize(
@@ -110,16 +192,17 @@ async def test_resume_from_an_index(orca: World) -> None:
     first = orca.stub.Generate(generation(max_new_tokens=6, request_id="long", attempt=1))
     request = await orca.engine.claim()
     await orca.engine.commit(request, 0, [10, 11, 12])
-    seen = [await first.read() for _ in range(4)]
-    assert ids_of(seen) == [10, 11, 12]  # type: ignore[arg-type]
+    seen = await read(first, 4)
+    assert ids_of(seen) == [10, 11, 12]
     digest = hashlib.sha1(struct.pack("<2I", 10, 11)).digest()
     second = orca.stub.Resume(pb.ResumeRequest(request_id="long", from_index=2, attempt=2, digest=digest))
-    assert (await second.read()).accepted.request_id == "long"  # type: ignore[union-attr]
+    head = await read(second, 2)
+    assert head[0].accepted.request_id == "long"
     assert (await error_of(first)).code() is CODE.ABORTED
     await orca.engine.commit(request, 3, [13, 14, 15], Reason.LENGTH)
-    rest = await collect(second)
+    rest = [*head, *await collect(second)]
     assert ids_of(rest) == [12, 13, 14, 15]
-    assert rest[0].token.index == 2
+    assert tokens_of(rest)[0].index == 2
     assert rest[-1].finished.output_tokens == 6
     ended = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="long", from_index=5, attempt=3)))
     assert ids_of(ended) == [15]
@@ -147,7 +230,7 @@ async def test_the_text_of_a_resumed_stream_begins_at_zero(orca: World) -> None:
         whole = await collect(orca.stub.Generate(generation(max_new_tokens=len(ids), request_id="emoji")))
     for start in range(len(ids)):
         rest = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="emoji", from_index=start)))
-        assert text_of(rest) == text_of(whole[start + 1 :])
+        assert text_of(rest) == "".join(t.text for t in tokens_of(whole)[start:]) + whole[-1].finished.text
 
 
 async def test_on_another_endpoint(orca: World) -> None:
@@ -155,8 +238,8 @@ async def test_on_another_endpoint(orca: World) -> None:
         first = orca.stub.Generate(generation(max_new_tokens=4, request_id="moved"))
         request = await orca.engine.claim()
         await orca.engine.commit(request, 0, [10, 11])
-        seen = [await first.read() for _ in range(3)]
-        assert ids_of(seen) == [10, 11]  # type: ignore[arg-type]
+        seen = await read(first, 3)
+        assert ids_of(seen) == [10, 11]
         second = other.stub.Resume(pb.ResumeRequest(request_id="moved", from_index=2))
         assert (await second.read()).HasField("accepted")  # type: ignore[union-attr]
         assert (await error_of(first)).code() is CODE.ABORTED
@@ -366,15 +449,17 @@ async def test_a_client_that_does_not_read(orca: World) -> None:
     async with serving(orca.redis_url, orca.name, orca.model, call_buffer=16) as other:
         ids = [10 + n % 400 for n in range(150)]
         async with await other.app.endpoint.generate(generation(max_new_tokens=150), None, {}) as call:
-            events = call.events()
-            assert isinstance(await anext(events), Accepted)
+            pieces = call.pieces()
+            [accepted] = await anext(pieces)
+            assert isinstance(accepted, Accepted)
             request = await orca.engine.claim()
             await orca.engine.commit(request, 0, ids[:1])
-            assert (await anext(events))[1] == ids[0]
+            [first] = await anext(pieces)
+            assert first[1] == ids[0]
             for n in range(1, 150):
                 await orca.engine.commit(request, n, [ids[n]], Reason.LENGTH if n == 149 else None)
                 assert call.buffered <= 16
-            tokens = [event async for event in events]
+            tokens = [event async for piece in pieces for event in piece]
         assert [event.token_id for event in tokens if isinstance(event, Token)] == ids[1:]
         assert isinstance(tokens[-1], Finished)
 
@@ -392,7 +477,7 @@ async def test_a_stream_outlives_its_connection_s_age(orca: World) -> None:
         call = other.stub.Generate(generation(max_new_tokens=2))
         request = await orca.engine.claim()
         await orca.engine.commit(request, 0, [10])
-        first = [await call.read() for _ in range(2)]
+        first = await read(call, 2)
         states = [grpc.ChannelConnectivity.READY]
         while len(states) < 5:  # the connection grew old and another one was made, twice
             await other.stub.GetModel(pb.GetModelRequest())
@@ -400,7 +485,7 @@ async def test_a_stream_outlives_its_connection_s_age(orca: World) -> None:
             if state is not states[-1]:
                 states.append(state)
         await orca.engine.commit(request, 1, [11], Reason.LENGTH)
-        assert ids_of([*first, *await collect(call)]) == [10, 11]  # type: ignore[list-item]
+        assert ids_of([*first, *await collect(call)]) == [10, 11]
 
 
 PING, ACK = 6, 1  # of HTTP/2: a frame's type, a flag
@@ -459,8 +544,8 @@ async def test_leaving(orca: World) -> None:
         call = other.stub.Generate(generation(max_new_tokens=2, request_id="drained"))
         request = await orca.engine.claim()
         await orca.engine.commit(request, 0, [10])
-        seen = [await call.read() for _ in range(2)]
-        assert ids_of(seen) == [10]  # type: ignore[arg-type]
+        seen = await read(call, 2)
+        assert ids_of(seen) == [10]
         draining = asyncio.create_task(other.app.drain())
         await until(lambda: other.app.endpoint.draining)
         refused = await error_of(other.stub.Generate(generation()))

@@ -60,7 +60,7 @@ class OrcaServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Generates text for one prompt. The first event is `accepted`: from then on the request is durable, and Resume can
+        """Generates text for one prompt. The first message holds `accepted`: from then on the request is durable, and Resume can
         continue a stream that breaks. A known request_id with the same body is the same as Resume from index 0; a known
         request_id with another body is ALREADY_EXISTS. The call's gRPC deadline is the deadline of the request.
         """
