@@ -68,13 +68,14 @@ class BaseClient(ABC, Generic[S]):
         timeout: float | None = None,
         detach_grace: float = 30.0,
         request_id: str | None = None,
+        model: str = "",
     ) -> S:
         """Sends a request, and returns its stream of Accepted, Tokens and Finished.
 
         prompt: text or token ids. temperature: 0 is greedy. timeout: seconds for the whole request, with all its
         resumptions. detach_grace: seconds for which the request lives on after its stream was dropped, so that it can
         be resumed. request_id: made when absent; one that the server knows with the same body gives the stream of that
-        request.
+        request. model: the name that the server must serve; empty: whichever it does.
 
         Raises InvalidArgument for a value that its field cannot hold. What the server refuses is raised by the stream.
         """
@@ -91,6 +92,7 @@ class BaseClient(ABC, Generic[S]):
             ignore_eos=ignore_eos,
             logprobs=logprobs,
             detach_grace=detach_grace,
+            model=model,
         )
         return self._open(
             Resumption(

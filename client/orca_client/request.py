@@ -27,6 +27,7 @@ def generate_request(
     ignore_eos: bool,
     logprobs: bool,
     detach_grace: float,
+    model: str,
 ) -> GenerateRequest:
     """Raises InvalidArgument with the field's name for a value that the field cannot hold, such as a negative count."""
     request = GenerateRequest(ignore_eos=ignore_eos, logprobs=logprobs)
@@ -49,6 +50,8 @@ def generate_request(
         request.stop.extend([stop] if isinstance(stop, str) else stop)
     with _field("stop_token_ids"):
         request.stop_token_ids.extend(stop_token_ids)
+    with _field("model"):
+        request.model = model
     with _field("detach_grace"):
         request.detach_grace.CopyFrom(_duration(detach_grace))
     return request

@@ -54,6 +54,7 @@ async def test_stream(stage: Stage, face: Face, connect: Connect) -> None:
         ignore_eos=True,
         logprobs=True,
         detach_grace=1.5,
+        model="demo",
     )
     events = await rest(face, stream)
     assert events[0] == Accepted(stream.request_id, input_tokens=3, queue_position=1) == stream.accepted
@@ -72,6 +73,7 @@ async def test_stream(stage: Stage, face: Face, connect: Connect) -> None:
         stop_token_ids=[5],
         ignore_eos=True,
         logprobs=True,
+        model="demo",
     )
     expected.detach_grace.FromMilliseconds(1500)
     assert without_attempt(call.request) == expected
@@ -191,7 +193,7 @@ async def test_refusals(stage: Stage, face: Face, connect: Connect, refusal: err
         await face.next(stream)
     assert str(raised.value) == str(refusal)
     assert raised.value.code is refusal.code
-    for field in ("field", "retry_after", "trace_id"):
+    for field in ("field", "reason", "retry_after", "trace_id"):
         assert getattr(raised.value, field, None) == getattr(refusal, field, None)
     with pytest.raises(kind):
         await face.next(stream)  # the error stays

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from client.scripted import IDS, token
+from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +29,7 @@ def served(request: pb.GenerateRequest | pb.ResumeRequest) -> list[pb.GenerateRe
     first = request.from_index if isinstance(request, pb.ResumeRequest) else 0
     tokens = [pb.GenerateResponse(tokens=[token(index, IDS[index])]) for index in range(first, len(IDS))]
     finished = pb.Finished(
-        reason=pb.FINISH_REASON_EOS, output_tokens=len(IDS), text="!", timings=pb.Timings(finished=2.5)
+        reason=pb.FINISH_REASON_EOS, output_tokens=len(IDS), text="!", timings=pb.Timings(finished=Duration(seconds=2))
     )
     accepted = pb.Accepted(request_id=request.request_id, input_tokens=3)
     return [pb.GenerateResponse(accepted=accepted), *tokens, pb.GenerateResponse(finished=finished)]

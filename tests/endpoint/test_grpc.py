@@ -32,7 +32,7 @@ from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaStub
 from orca_client.channels import channel_options
 from orca_common.address import split_address
-from orca_common.errors import Internal
+from orca_common.errors import ErrorReason, Internal
 from orca_endpoint.events import Accepted, Finished, Token
 from orca_pool.records import Committed, Reason
 
@@ -42,7 +42,19 @@ CODE = grpc.StatusCode
 async def error_of(call: grpc.aio.Call) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(call)
+    reason_of(caught.value)
     return caught.value
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """The reason of an error. Every error at the door has one, but those that gRPC itself makes."""
+    own = ("message larger than max", "Failed to connect", "Deadline Exceeded")
+    if any(sentence in (error.details() or "") for sentence in own):
+        return ""
+    info = detail_of(error, error_details_pb2.ErrorInfo())
+    assert info.domain == "orca.serving"
+    assert info.reason in set(ErrorReason) - {ErrorReason.UNSPECIFIED}
+    return info.reason
 
 
 async def test_a_stream(orca: World) -> None:
@@ -61,7 +73,8 @@ async def test_a_stream(orca: World) -> None:
     assert finished.reason == pb.FINISH_REASON_LENGTH
     assert finished.output_tokens == 3
     times = finished.timings
-    assert 0 < times.claimed < times.first_token <= times.finished < 10
+    moments = [duration.ToMicroseconds() for duration in (times.claimed, times.first_token, times.finished)]
+    assert 0 < moments[0] < moments[1] <= moments[2] < 10e6
 
 
 async def test_what_is_there_together_is_one_message(orca: World) -> None:
@@ -129,6 +142,51 @@ async def test_events_before_an_error_are_sent(orca: World) -> None:
             await anext(pieces)
 
 
+async def test_text_without_a_stream(orca: World) -> None:
+    """GenerateText: the same request, one answer. The same id and body bring the answer again."""
+    vocabulary = orca.serving.app.vocabulary
+    assert vocabulary is not None
+    ids = vocabulary.encode("naïve 東京")
+    request = generation(max_new_tokens=len(ids) - 1, request_id="whole", logprobs=True, model="tiny")
+    async with orca.background(lambda record: ids):
+        streamed = await collect(orca.stub.Generate(generation(max_new_tokens=len(ids) - 1)))
+        answer = await orca.stub.GenerateText(request)
+        assert (await orca.stub.GenerateText(request)) == answer
+    assert answer.request_id == "whole"
+    assert answer.input_tokens == 3
+    assert answer.text == text_of(streamed)
+    assert list(answer.token_ids) == ids[:-1]
+    assert list(answer.logprobs) == [-0.5] * (len(ids) - 1)
+    assert answer.reason == pb.FINISH_REASON_LENGTH
+    assert 0 < answer.timings.first_token.ToMicroseconds() <= answer.timings.finished.ToMicroseconds()
+    async with orca.background(lambda record: [5]):
+        plain = await orca.stub.GenerateText(generation(max_new_tokens=1))
+    assert not plain.logprobs
+
+
+async def test_a_cancelled_text_is_an_error(orca: World) -> None:
+    """An answer is never a part of one."""
+    call = asyncio.ensure_future(orca.stub.GenerateText(generation(request_id="part")))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10])
+    await orca.stub.Cancel(pb.CancelRequest(request_id="part"))
+    with pytest.raises(grpc.aio.AioRpcError, match="was cancelled after 1 tokens") as caught:
+        await call
+    assert caught.value.code() is CODE.CANCELLED
+    assert reason_of(caught.value) == "REQUEST_CANCELLED"
+
+
+async def test_another_model(orca: World) -> None:
+    """A model that is named is checked. It is no part of the body: there is one model here."""
+    error = await error_of(orca.stub.Generate(generation(model="gpt-5")))
+    assert (error.code(), reason_of(error)) == (CODE.NOT_FOUND, "UNKNOWN_MODEL")
+    assert "'gpt-5' is not served here; 'tiny' is" in (error.details() or "")
+    async with orca.background(lambda record: [10]):
+        named = generation(max_new_tokens=1, model="tiny", request_id="named")
+        assert ids_of(await collect(orca.stub.Generate(named))) == [10]
+        assert ids_of(await collect(orca.stub.Generate(generation(max_new_tokens=1, request_id="named")))) == [10]
+
+
 async def test_text_is_the_decoded_text(orca: World) -> None:
     text = "naïve café 東京 😀 grüße"
     vocabulary = orca.serving.app.vocabulary
@@ -179,7 +237,7 @@ async def test_a_stop_string_over_tokens(orca: World) -> None:
     finished = responses[-1].finished
     assert finished.reason == pb.FINISH_REASON_STOP
     assert finished.output_tokens == len(ids_of(responses)) < len(ids)
-    assert finished.timings.finished > 0
+    assert finished.timings.finished.ToMicroseconds() > 0
     assert await orca.engine.commit(request, len(ids) - 2, ids[-2:]) == Committed.GONE
     again = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="stopping")))
     assert ids_of(again) == ids_of(responses)
@@ -368,6 +426,7 @@ async def test_bytes_that_are_no_request(orca: World) -> None:
         error = await error_of(generate(sent))
         assert error.code() is CODE.INVALID_ARGUMENT
         assert field_of(error) == "message"
+        assert reason_of(error) == "UNREADABLE_MESSAGE"
         sentence = "message: not a valid request of /orca.v1.Orca/Generate (text fields must be UTF-8)"
         assert error.details() == sentence
     check = orca.serving.channel.unary_unary("/grpc.health.v1.Health/Check")
@@ -380,7 +439,7 @@ async def test_bytes_that_are_no_request(orca: World) -> None:
 
 async def test_what_can_never_fit(orca: World) -> None:
     error = await error_of(orca.stub.Generate(generation([1, 2], 220)))
-    assert error.code() is CODE.FAILED_PRECONDITION
+    assert (error.code(), reason_of(error)) == (CODE.FAILED_PRECONDITION, "TOO_LARGE")
     assert "needs 222 slots" in (error.details() or "")
     assert "the largest engine has 200" in (error.details() or "")
 
@@ -392,6 +451,7 @@ async def test_bounds_of_queue_and_calls(orca: World) -> None:
         await calls[0].read()
         error = await error_of(other.stub.Generate(generation()))
         assert error.code() is CODE.RESOURCE_EXHAUSTED
+        assert reason_of(error) == "QUEUE_FULL"
         assert "queue is full" in (error.details() or "")
         assert detail_of(error, error_details_pb2.RetryInfo()).retry_delay.ToSeconds() == 1
         await orca.engine.claim()
@@ -399,6 +459,7 @@ async def test_bounds_of_queue_and_calls(orca: World) -> None:
         await calls[1].read()
         error = await error_of(other.stub.Generate(generation()))
         assert error.code() is CODE.RESOURCE_EXHAUSTED
+        assert reason_of(error) == "ENDPOINT_FULL"
         assert "2 streams" in (error.details() or "")
 
 
@@ -551,7 +612,7 @@ async def test_leaving(orca: World) -> None:
         refused = await error_of(other.stub.Generate(generation()))
         assert refused.code() is CODE.UNAVAILABLE
         error = await error_of(call)
-        assert error.code() is CODE.UNAVAILABLE
+        assert (error.code(), reason_of(error)) == (CODE.UNAVAILABLE, "ENDPOINT_LEAVING")
         await draining
         assert await orca.engine.commit(request, 1, [11], Reason.LENGTH) == Committed.OK
     rest = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="drained", from_index=1)))

@@ -14,7 +14,7 @@ from typing import Self
 
 from opentelemetry.trace import Span
 
-from orca_common.errors import DataLoss, DeadlineExceeded, OrcaError, Unavailable
+from orca_common.errors import DataLoss, DeadlineExceeded, ErrorReason, OrcaError, Unavailable
 from orca_common.telemetry import trace_id_of
 from orca_pool.leases import DETACH_FLOOR_SECONDS
 from orca_pool.pool import Pool
@@ -205,7 +205,9 @@ class Call:
             if answer is not Refusal.UNREGISTERED:
                 break
             if self._leaving() or (give_up is not None and self._loop.time() > give_up):
-                raise Unavailable("this endpoint could not register with the request pool in time")
+                raise Unavailable(
+                    "this endpoint could not register with the request pool in time", reason=ErrorReason.POOL_AWAY
+                )
             await self._delivery.another(incarnation)
         if isinstance(answer, Attached):
             return answer
@@ -313,4 +315,6 @@ class Call:
 
 def leaving_error() -> Unavailable:
     """The error of a call that its endpoint ends."""
-    return Unavailable("this endpoint is leaving; resume the request at another one")
+    return Unavailable(
+        "this endpoint is leaving; resume the request at another one", reason=ErrorReason.ENDPOINT_LEAVING
+    )

@@ -5,10 +5,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orca_common.errors import InvalidArgument, OrcaError, ResourceExhausted, Unavailable
+from orca_common.errors import ErrorReason, InvalidArgument, NotFound, OrcaError, ResourceExhausted, Unavailable
 from orca_pool.records import Reason
 
-from .completion_request import ModelNotFound
 from .events import Finished, Token
 
 # HTTP status and OpenAI's error type of each error, by its gRPC status.
@@ -126,7 +125,7 @@ def failure(error: OrcaError) -> tuple[int, dict[str, str], dict[str, Any]]:
     match error:
         case InvalidArgument():
             param = error.field
-        case ModelNotFound():
+        case NotFound(reason=ErrorReason.UNKNOWN_MODEL):
             param, code = "model", "model_not_found"
         case BodyTooLarge():
             status, kind = 413, "invalid_request_error"

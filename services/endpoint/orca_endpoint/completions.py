@@ -53,7 +53,7 @@ class Completions:
     async def _serve(self, raw: bytes, request: Request, answer: "Answer") -> None:
         endpoint = self._endpoint
         deadline, carrier = deadline_of(request), dict(request.headers)
-        wanted = parse(raw, endpoint.name, endpoint.settings.max_prompts)
+        wanted = parse(raw, endpoint.settings.max_prompts)
         name = f"cmpl-{secrets.token_hex(12)}"
         calls: list[Call] = []
         try:

@@ -5,6 +5,7 @@ that it offers (a generator costs 3 us more). So what is there together is one m
 """
 
 import asyncio
+import math
 from collections.abc import Mapping
 
 import grpc
@@ -15,14 +16,16 @@ from grpc_reflection.v1alpha import reflection
 from orca.v1.orca_pb2 import (
     CancelRequest,
     CancelResponse,
+    FinishReason,
     GenerateRequest,
     GenerateResponse,
+    GenerateTextResponse,
     GetModelRequest,
     ResumeRequest,
     Timings,
 )
 from orca_common.address import join_address
-from orca_common.errors import Unavailable
+from orca_common.errors import Cancelled, Unavailable
 from orca_common.interceptor import StatusInterceptor
 from orca_pool.records import Times
 
@@ -46,13 +49,26 @@ OPTIONS = [
 
 
 class OrcaServicer:
-    """The four methods of orca.v1.Orca. Errors become statuses in the server's StatusInterceptor."""
+    """The methods of orca.v1.Orca. Errors become statuses in the server's StatusInterceptor."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
 
     async def generate(self, request: GenerateRequest, context: Context) -> None:
         await self._stream(await self._endpoint.generate(request, deadline_of(context), carrier_of(context)), context)
+
+    async def generate_text(self, request: GenerateRequest, context: Context) -> bytes:
+        call = await self._endpoint.generate(request, deadline_of(context), carrier_of(context))
+        answer = GenerateTextResponse()
+        texts: list[str] = []
+        async with call:
+            async for piece in call.pieces():
+                for event in piece:
+                    add(event, answer, texts, request.logprobs)
+        if answer.reason == FinishReason.FINISH_REASON_CANCELLED:
+            raise Cancelled(f"request {answer.request_id} was cancelled after {len(answer.token_ids)} tokens")
+        answer.text = "".join(texts)
+        return answer.SerializeToString()
 
     async def resume(self, request: ResumeRequest, context: Context) -> None:
         await self._stream(self._endpoint.resume(request, deadline_of(context), carrier_of(context)), context)
@@ -75,6 +91,7 @@ class OrcaServicer:
         stream, unary = grpc.unary_stream_rpc_method_handler, grpc.unary_unary_rpc_method_handler
         methods = {
             "Generate": stream(self.generate, GenerateRequest.FromString),
+            "GenerateText": unary(self.generate_text, GenerateRequest.FromString),
             "Resume": stream(self.resume, ResumeRequest.FromString),
             "Cancel": unary(self.cancel, CancelRequest.FromString),
             "GetModel": unary(self.get_model, GetModelRequest.FromString),
@@ -104,21 +121,42 @@ class Encoder:
             accepted.request_id, accepted.input_tokens, accepted.queue_position = event
         elif isinstance(event, Finished):
             finished = response.finished
-            # FinishReason's numbers are the first five of records.Reason
-            finished.reason = event.reason.value  # pyright: ignore[reportAttributeAccessIssue]
+            finished.reason = reason_of(event)
             finished.output_tokens, finished.text = event.output_tokens, event.text
             if event.times is not None:
                 finished.timings.CopyFrom(timings(event.times))
         return response.SerializeToString()
 
 
+def add(event: Event, answer: GenerateTextResponse, texts: list[str], logprobs: bool) -> None:
+    """Adds an event to an answer that is not streamed; its text to `texts`."""
+    if isinstance(event, Token):
+        answer.token_ids.append(event.token_id)
+        texts.append(event.text)
+        if logprobs:
+            answer.logprobs.append(math.nan if event.logprob is None else event.logprob)
+    elif isinstance(event, Accepted):
+        answer.request_id, answer.input_tokens = event.request_id, event.input_tokens
+    else:
+        answer.reason = reason_of(event)
+        texts.append(event.text)
+        if event.times is not None:
+            answer.timings.CopyFrom(timings(event.times))
+
+
+def reason_of(event: Finished) -> FinishReason:
+    """FinishReason's numbers are the first five of records.Reason."""
+    return event.reason.value  # pyright: ignore[reportReturnType]
+
+
 def timings(times: Times) -> Timings:
-    """Seconds since the submission; 0 for what did not happen."""
-
-    def since(moment: int) -> float:
-        return max(moment - times.submitted, 0) / 1e6 if moment else 0.0
-
-    return Timings(claimed=since(times.claimed), first_token=since(times.first_token), finished=since(times.finished))
+    """The durations since the submission, without those that did not happen."""
+    message = Timings()
+    for name in ("claimed", "first_token", "finished"):
+        moment = getattr(times, name)
+        if moment:
+            getattr(message, name).FromMicroseconds(max(moment - times.submitted, 0))
+    return message
 
 
 def deadline_of(context: Context) -> float | None:
