@@ -20,6 +20,7 @@ SLOW = [
     "e2e/test_rolling_restart.py",
     "e2e/test_tokens.py",
     "e2e/test_traces.py",
+    "endpoint/test_tools.py",
     "scheduler/test_core_properties.py",
     "scheduler/test_losses.py",
     "scheduler/test_takeover.py",

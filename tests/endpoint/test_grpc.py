@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import struct
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -23,6 +24,7 @@ from endpoint.harness import (
     until,
     world,
 )
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
@@ -359,7 +361,7 @@ async def test_a_deadline(orca: World) -> None:
     assert error.code() is CODE.DEADLINE_EXCEEDED
     resumed = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="late")))
     assert resumed.code() is CODE.DEADLINE_EXCEEDED
-    assert "its deadline has passed" in (resumed.details() or "")
+    assert "the deadline that its caller set has passed" in (resumed.details() or "")
     past = await error_of(orca.stub.Generate(generation(), timeout=-1))
     assert past.code() is CODE.DEADLINE_EXCEEDED
 
@@ -480,7 +482,8 @@ async def test_the_model(orca: World) -> None:
     assert [(engine.id, engine.slots) for engine in model.engines] == [("engine-0", 200)]
 
 
-async def test_health_and_reflection(orca: World) -> None:
+async def test_health(orca: World) -> None:
+    """Every service that is listed has its own status, and so has the server as a whole."""
     check = orca.serving.channel.unary_unary(
         "/grpc.health.v1.Health/Check",
         health_pb2.HealthCheckRequest.SerializeToString,
@@ -493,16 +496,76 @@ async def test_health_and_reflection(orca: World) -> None:
     async with asyncio.timeout(5):
         while await status("orca.v1.Orca") != health_pb2.HealthCheckResponse.SERVING:
             pass
-    assert await status("") == health_pb2.HealthCheckResponse.SERVING
-    ask = orca.serving.channel.stream_stream(
-        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-        reflection_pb2.ServerReflectionRequest.SerializeToString,
-        reflection_pb2.ServerReflectionResponse.FromString,
-    )
-    answers = ask(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-    names = [service.name async for answer in answers for service in answer.list_services_response.service]
-    assert "orca.v1.Orca" in names
-    assert "grpc.health.v1.Health" in names
+    for service in ["", *await services(orca)]:
+        assert await status(service) == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await status("orca.v2.Orca")
+    assert caught.value.code() is CODE.NOT_FOUND
+
+
+V1, V1ALPHA = "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"
+
+
+async def reflect(orca: World, version: str, *requests: bytes) -> list[reflection_pb2.ServerReflectionResponse]:
+    parse = reflection_pb2.ServerReflectionResponse.FromString
+    ask = orca.serving.channel.stream_stream(f"/{version}/ServerReflectionInfo", None, parse)
+    return [answer async for answer in ask(iter(requests))]
+
+
+async def question(orca: World, version: str, **fields: Any) -> reflection_pb2.ServerReflectionResponse:
+    request = reflection_pb2.ServerReflectionRequest(**fields)
+    [answer] = await reflect(orca, version, request.SerializeToString())
+    assert answer.original_request == request
+    return answer
+
+
+async def services(orca: World) -> list[str]:
+    answer = await question(orca, V1, list_services="")
+    return [service.name for service in answer.list_services_response.service]
+
+
+@pytest.mark.parametrize("version", [V1, V1ALPHA])
+async def test_reflection(orca: World, version: str) -> None:
+    """Services, messages and methods are found, with all files that they need; what is not known is an answer."""
+    assert await services(orca) == ["grpc.health.v1.Health", V1, V1ALPHA, "orca.v1.Orca"]
+    for symbol in ("orca.v1.Orca", "orca.v1.Orca.Generate", "orca.v1.Token", "orca.v1.FinishReason", V1, V1ALPHA):
+        answer = await question(orca, version, file_containing_symbol=symbol)
+        raw = answer.file_descriptor_response.file_descriptor_proto
+        files = [FileDescriptorProto.FromString(file) for file in raw]
+        assert files[0].package in symbol
+        names = {file.name for file in files}
+        assert all(needed in names for file in files for needed in file.dependency)
+    for unknown in ({"file_containing_symbol": "orca.v1.Orca.Invent"}, {"file_by_filename": "a.proto"}):
+        answer = await question(orca, version, **unknown)
+        assert answer.error_response.error_code == CODE.NOT_FOUND.value[0]  # type: ignore[index]
+    duration = await question(orca, version, file_by_filename="google/protobuf/duration.proto")
+    assert duration.HasField("file_descriptor_response")
+    numbers = await question(orca, version, all_extension_numbers_of_type="orca.v1.Token")
+    assert numbers.all_extension_numbers_response.base_type_name == "orca.v1.Token"
+    none = await question(orca, version)
+    assert none.error_response.error_code == CODE.INVALID_ARGUMENT.value[0]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("version", [V1, V1ALPHA])
+async def test_reflection_of_bytes_that_are_no_question(orca: World, version: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await reflect(orca, version, b"\xff\xff")
+    assert caught.value.code() is CODE.INVALID_ARGUMENT
+    assert reason_of(caught.value) == "UNREADABLE_MESSAGE"
+    assert await services(orca)
+
+
+async def test_the_log_tells_a_deadline_from_a_client_that_left(orca: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "orca_endpoint.call")
+    late = orca.stub.Generate(generation(request_id="late"), timeout=0.2)
+    left = orca.stub.Generate(generation(request_id="left"), timeout=60)
+    await left.read()
+    left.cancel()
+    with pytest.raises(grpc.aio.AioRpcError):
+        await collect(late)
+    await orca.serving.quiet()
+    reasons = {record.request: record.reason for record in caplog.records if record.message == "call ended"}  # type: ignore[attr-defined]
+    assert reasons == {"late": "DEADLINE_EXCEEDED", "left": "CLIENT_GONE"}
 
 
 async def test_a_client_that_does_not_read(orca: World) -> None:

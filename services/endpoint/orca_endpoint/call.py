@@ -29,6 +29,7 @@ from .validation import Work
 
 HEALING = 8.0  # seconds that a call waits until tokens that Redis lost are made again
 HEALING_STEP = 0.3  # seconds between looks at them
+DEADLINE_NEAR = 0.05  # seconds: a call that its client ends so shortly before its deadline ends because of it
 TOGETHER = 256  # events that are shown in one piece: orca.proto's bound, and 0.5 ms of the loop at most
 
 # Ends that are not this endpoint's fault: the client left, was done, or its deadline passed.
@@ -73,7 +74,8 @@ class Call:
     """Serves one stream. An asynchronous context manager: iterate `pieces()` inside.
 
     Leaving it detaches a request that goes on: the pool then ends the request after its detach grace. With a
-    `submission` the first operation submits the request; without one the request must be known.
+    `submission` the first operation submits the request; without one the request must be known. deadline: the call's,
+    a moment of the loop's clock.
     """
 
     def __init__(
@@ -85,12 +87,13 @@ class Call:
         *,
         attempt: int,
         submission: Submission | None = None,
+        deadline: float | None = None,
         span: Span | None = None,
     ) -> None:
         self.request_id, self.attempt = transcript.request_id, attempt
         self.buffered = 0  # tokens in the inbox
         self._pool, self._delivery, self._limits, self._transcript = pool, delivery, limits, transcript
-        self._submission, self._span = submission, span
+        self._submission, self._deadline, self._span = submission, deadline, span
         self._inbox: deque[Packet] = deque()
         self._must_attach = True
         self._refused = False  # the pool holds no call of ours
@@ -303,8 +306,12 @@ class Call:
             reason = error.code.name
         elif isinstance(error, Exception):
             reason = "INTERNAL"
+        elif transcript.finished is not None:
+            reason = transcript.finished.name
+        elif self._deadline is not None and self._loop.time() >= self._deadline - DEADLINE_NEAR:
+            reason = "DEADLINE_EXCEEDED"  # gRPC ends a call at its deadline as if its client had left
         else:
-            reason = transcript.finished.name if transcript.finished is not None else "CLIENT_GONE"
+            reason = "CLIENT_GONE"
         if self._span is not None:
             self._span.set_attributes({"orca.tokens": transcript.count, "orca.reason": reason})
             self._span.end()

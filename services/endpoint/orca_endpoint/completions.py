@@ -183,7 +183,7 @@ async def until(deadline: float | None) -> AsyncIterator[None]:
         async with asyncio.timeout_at(None if deadline is None else deadline + DEADLINE_SLACK):
             yield
     except TimeoutError:
-        raise DeadlineExceeded("the deadline has passed") from None
+        raise DeadlineExceeded("the deadline that X-Request-Timeout set has passed") from None
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -104,6 +104,7 @@ class Endpoint:
             Transcript(work.record.request_id, self._vocabulary),
             attempt=work.attempt,
             submission=Submission(work, deadline, self.settings.max_waiting),
+            deadline=deadline,
             span=span,
         )
 
@@ -117,6 +118,7 @@ class Endpoint:
             self._limits,
             Transcript(request.request_id, self._vocabulary, from_index=request.from_index, digest=request.digest),
             attempt=attempt,
+            deadline=deadline,
             span=self._span("orca.resume", request.request_id, carrier),
         )
 
@@ -164,7 +166,7 @@ class Endpoint:
         if self.draining:
             raise Unavailable("this endpoint is leaving; call another one", reason=ErrorReason.ENDPOINT_LEAVING)
         if deadline is not None and deadline <= asyncio.get_running_loop().time():
-            raise DeadlineExceeded("the deadline had passed when the request arrived")
+            raise DeadlineExceeded("the deadline that the caller set had passed when the request arrived")
         if self.delivery.count + self._validating >= self.settings.max_calls:
             raise ResourceExhausted(
                 f"this endpoint serves {self.settings.max_calls} streams already",

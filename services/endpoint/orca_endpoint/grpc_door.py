@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
-from grpc_reflection.v1alpha import reflection
 
 from orca.v1.orca_pb2 import (
     CancelRequest,
@@ -32,8 +31,10 @@ from orca_pool.records import Times
 from .call import Call
 from .endpoint import Endpoint
 from .events import Accepted, Event, Finished, Token
+from .reflection import SERVICES as REFLECTION
+from .reflection import Reflection
 
-ORCA = "orca.v1.Orca"
+ORCA, HEALTH = "orca.v1.Orca", "grpc.health.v1.Health"
 Context = grpc.aio.ServicerContext
 OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
@@ -188,7 +189,7 @@ class GrpcDoor:
         self._health = HealthServicer()
         self._server.add_generic_rpc_handlers((OrcaServicer(endpoint).handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((ORCA, "grpc.health.v1.Health", reflection.SERVICE_NAME), self._server)
+        self._server.add_generic_rpc_handlers(tuple(Reflection((ORCA, HEALTH)).handlers()))
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
@@ -201,9 +202,9 @@ class GrpcDoor:
         return bound
 
     async def serving(self, yes: bool) -> None:
-        """Sets what the health service says."""
+        """Sets what the health service says: of the server (the empty name) and of each service."""
         status = health_pb2.HealthCheckResponse.ServingStatus
-        for service in ("", ORCA):
+        for service in ("", ORCA, HEALTH, *REFLECTION):
             await self._health.set(service, status.SERVING if yes else status.NOT_SERVING)
 
     async def stop(self, grace: float) -> None:
