@@ -11,7 +11,7 @@ from orca.v1.orca_pb2 import CancelRequest, GenerateRequest, GenerateResponse, G
 
 from .base import CLOSING_TIMEOUT, UNARY_TIMEOUT, BaseClient, BaseStream
 from .channels import Channels, Options, Rpc
-from .errors import Cancelled, OrcaError, Unavailable
+from .errors import Cancelled, DeadlineExceeded, OrcaError, Unavailable
 from .events import Event, Model, model_of
 from .resumption import Resumption
 
@@ -53,6 +53,7 @@ class AsyncStream(BaseStream):
                 return event
             response = await self._read()
             if response is not None:
+                self._channels.answered = True
                 self._resumption.take(response, time.monotonic())
         await self._drain()
         raise StopAsyncIteration
@@ -184,13 +185,17 @@ class AsyncOrcaClient(BaseClient[AsyncStream]):
         while True:
             target = self._channels.pick()
             try:
-                return await self._channels.call(target, rpc, request, patience.remaining(time.monotonic()))
+                answer = await self._channels.call(target, rpc, request, patience.remaining(time.monotonic()))
+                self._channels.answered = True
+                return answer
             except grpc.RpcError as failure:
                 error = self._channels.error(failure, target)
             except asyncio.CancelledError:
                 if is_cancelled() or not self._channels.closed:
                     raise
                 error = Cancelled("the client was closed")
+            if isinstance(error, DeadlineExceeded) and not error.reason:
+                raise patience.expired()
             if not isinstance(error, Unavailable):
                 raise error
             await asyncio.sleep(patience.failed(error, time.monotonic()))

@@ -1,5 +1,6 @@
 """What the two clients share: their settings, the arguments of a request, and what a stream knows of its request."""
 
+import math
 import random
 import time
 import uuid
@@ -9,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from .addresses import Addresses
+from .addresses import Addresses, targets_of
 from .attempts import next_attempt
 from .channels import Channels, Options, channel_options
 from .errors import Cancelled, InvalidArgument
@@ -33,21 +34,24 @@ class BaseClient(ABC, Generic[S]):
         *,
         credentials: grpc.ChannelCredentials | None = None,
         metadata: Sequence[tuple[str, str]] = (),
+        connect_timeout: float = 10.0,
         resume_timeout: float = 60.0,
         retry_when_full: bool = False,
         keepalive: float = 10.0,
     ) -> None:
-        """Connects at the first call.
+        """Connects at the first call. Raises InvalidArgument for an address that is none.
 
         addresses: one or several gRPC targets ("host:port", "dns:///name:port"). credentials: for TLS; None: plaintext.
-        metadata: goes with every call. resume_timeout: a stream ends as Unavailable after so many seconds without a
-        working endpoint. retry_when_full: wait while the queue is full, as long as the request's timeout allows,
-        instead of raising ResourceExhausted. keepalive: check a connection after so many seconds of silence; a frozen
-        endpoint is noticed after one and a half times this.
+        metadata: goes with every call. connect_timeout: a stream ends as Unavailable after so many seconds in which no
+        endpoint has answered this client at all. resume_timeout: the same, once one has answered. retry_when_full: wait
+        while the queue is full, as long as the request's timeout allows, instead of raising ResourceExhausted.
+        keepalive: check a connection after so many seconds of silence; a frozen endpoint is noticed after one and a
+        half times this.
         """
-        targets = [addresses] if isinstance(addresses, str) else list(addresses)
+        targets = targets_of(addresses)
         self._rng = random.Random()
-        self._addresses = Addresses(targets, self._rng.randrange(max(1, len(targets))))
+        self._addresses = Addresses(targets, self._rng.randrange(len(targets)))
+        self._connect_timeout = connect_timeout
         self._resume_timeout, self._retry_when_full = resume_timeout, retry_when_full
         new_channel, options = type(self)._new_channel, channel_options(keepalive)
         self._channels = Channels(self._addresses, metadata, lambda target: new_channel(target, credentials, options))
@@ -131,13 +135,20 @@ class BaseClient(ABC, Generic[S]):
 
     def _patience(self, bound: float, timeout: float | None) -> Patience:
         """bound: seconds without a working endpoint. timeout: seconds for everything."""
-        now = time.monotonic()
-        return Patience(bound, now, None if timeout is None else now + timeout, self._rng)
+        _check_timeout(timeout)
+        connect = None if self._channels.answered else self._connect_timeout
+        return Patience(bound, time.monotonic(), timeout, self._rng, connect=connect)
 
     @staticmethod
     @abstractmethod
     def _new_channel(target: str, credentials: grpc.ChannelCredentials | None, options: Options) -> Any:
         """A gRPC channel to an endpoint."""
+
+
+def _check_timeout(timeout: Any) -> None:
+    """Raises InvalidArgument unless it is a number of seconds, or None."""
+    if timeout is not None and not (isinstance(timeout, int | float) and 0 <= timeout < math.inf):
+        raise InvalidArgument(f"timeout: must be a number of seconds; it is {timeout!r}", "timeout")
 
 
 class BaseStream:

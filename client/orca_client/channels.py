@@ -27,6 +27,7 @@ class Channels:
         self._channels: list[Any] = []
         self._stubs: dict[str, Any] = {}  # an OrcaStub for each address; the generated class has no types
         self.closed = False
+        self.answered = False  # whether any endpoint has answered anything
 
     def pick(self) -> str:
         """The address that the next call goes to."""
@@ -46,6 +47,10 @@ class Channels:
         if self.closed:
             return Cancelled("the client was closed")
         error = error_of(failure.code(), failure.details(), cast(Any, failure.trailing_metadata()))
+        if error.reason:
+            self.answered = True
+        elif isinstance(error, Unavailable):
+            error = Unavailable(f"{target}: {error}")
         error.__cause__ = failure
         if isinstance(error, Unavailable):
             self._addresses.failed(target, time.monotonic())

@@ -12,7 +12,7 @@ from orca.v1.orca_pb2 import CancelRequest, GenerateRequest, GenerateResponse, G
 
 from .base import CLOSING_TIMEOUT, UNARY_TIMEOUT, BaseClient, BaseStream
 from .channels import Channels, Options, Rpc
-from .errors import Cancelled, OrcaError, Unavailable
+from .errors import Cancelled, DeadlineExceeded, OrcaError, Unavailable
 from .events import Event, Model, model_of
 from .resumption import Resumption
 
@@ -51,6 +51,7 @@ class Stream(BaseStream):
                 return event
             response = self._read()
             if response is not None:
+                self._channels.answered = True
                 self._resumption.take(response, time.monotonic())
         self._drain()
         raise StopIteration
@@ -171,9 +172,13 @@ class OrcaClient(BaseClient[Stream]):
         while True:
             target = self._channels.pick()
             try:
-                return self._channels.call(target, rpc, request, patience.remaining(time.monotonic()))
+                answer = self._channels.call(target, rpc, request, patience.remaining(time.monotonic()))
+                self._channels.answered = True
+                return answer
             except grpc.RpcError as failure:
                 error = self._channels.error(failure, target)
+            if isinstance(error, DeadlineExceeded) and not error.reason:
+                raise patience.expired()
             if not isinstance(error, Unavailable):
                 raise error
             time.sleep(patience.failed(error, time.monotonic()))

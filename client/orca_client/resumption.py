@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2 import GenerateRequest, GenerateResponse, ResumeRequest
 
-from .errors import DataLoss, OrcaError, ResourceExhausted, Unavailable
+from .errors import DataLoss, DeadlineExceeded, OrcaError, ResourceExhausted, Unavailable
 from .events import Accepted, Event, Finished, Token, accepted_of, finished_of, token_of
 from .patience import Patience
 
@@ -116,13 +116,15 @@ class Resumption:
     def failed(self, error: OrcaError, now: float) -> float:
         """Seconds to wait before `call`. Raises the error when the request must not be tried again."""
         try:
+            if isinstance(error, DeadlineExceeded) and not error.reason:
+                raise self._patience.expired()
             if isinstance(error, Unavailable):
                 return self._patience.failed(error, now)
             if isinstance(error, ResourceExhausted) and self._retry_when_full and error.retry_after is not None:
                 return self._patience.refused(error, error.retry_after, now)
             raise error
-        except OrcaError:
-            self._ended = error
+        except OrcaError as ending:
+            self._ended = ending
             raise
 
     def broken(self) -> Unavailable:

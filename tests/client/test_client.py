@@ -28,6 +28,7 @@ from orca_client import (
     Unavailable,
 )
 from orca_common import errors
+from orca_common.address import split_address
 
 Connect = Callable[..., Any]
 ALL = list(range(len(IDS)))
@@ -215,11 +216,24 @@ async def test_resume_timeout(stage: Stage, face: Face, connect: Connect) -> Non
 async def test_nobody_there(stage: Stage, face: Face, connect: Connect) -> None:
     gone = await stage.endpoint(Script())
     await gone.server.stop(0)
-    client = connect(gone.address, resume_timeout=0.3)
-    with pytest.raises(Unavailable, match="Failed to connect"):
+    client = connect(gone.address, connect_timeout=0.3)
+    with pytest.raises(Unavailable, match=f"nothing answered within 0.3 s: {gone.address}: .*Failed to connect"):
         await face.next(client.generate("x", max_new_tokens=6))
     with pytest.raises(Unavailable, match="Failed to connect"):
         await face.run(client.get_model, timeout=0.3)
+
+
+async def test_an_endpoint_that_answered_is_waited_for(stage: Stage, face: Face, connect: Connect) -> None:
+    """The shorter bound is for a client that never reached anybody. Endpoints that restart are waited for."""
+    script = Script(FINISH, Act(accept=False, end="die"))
+    endpoint = await stage.endpoint(script)
+    client = connect(endpoint.address, connect_timeout=0)
+    await rest(face, client.generate("x", max_new_tokens=6))
+    reader = asyncio.create_task(rest(face, client.generate("x", max_new_tokens=6)))
+    await script.said.get()
+    await script.left.get()
+    await stage.endpoint(script, "b", port=split_address(endpoint.address)[1])
+    assert indexes(await reader) == ALL
 
 
 async def test_full_queue(stage: Stage, face: Face, connect: Connect) -> None:
@@ -245,7 +259,7 @@ async def test_deadline(stage: Stage, face: Face, connect: Connect) -> None:
     script = Script(Act(upto=1, end=AWAY), Act(upto=2, end=AWAY), Act(upto=3, end="hang"))
     stream = connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6, timeout=0.6)
     await take(face, stream, 4)
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(DeadlineExceeded, match=r"the timeout of 0\.6 s passed"):
         await face.next(stream)
     left = [call.remaining or 0 for call in script.calls]
     assert 0.7 > left[0] > left[1] > left[2] > 0
@@ -442,6 +456,14 @@ async def test_started_before_it_is_read(stage: Stage, face: Face, connect: Conn
         ("sampling.seed", {"seed": -1}),
         ("sampling.temperature", {"temperature": "hot"}),
         ("stop_token_ids", {"stop_token_ids": [1, 2**40]}),
+        ("prompt", {"prompt": b"bytes"}),
+        ("prompt", {"prompt": bytearray(b"bytes")}),
+        ("prompt", {"prompt": 5}),
+        ("prompt", {"prompt": None}),
+        ("token_ids.ids", {"prompt": ["a", "b"]}),
+        ("timeout", {"timeout": -1}),
+        ("timeout", {"timeout": float("nan")}),
+        ("timeout", {"timeout": "soon"}),
         ("text", {"prompt": "half a \udce9"}),
         ("token_ids.ids", {"prompt": [1, -1]}),
         ("detach_grace", {"detach_grace": float("inf")}),
@@ -452,6 +474,7 @@ async def test_what_the_wire_cannot_hold(connect: Connect, field: str, arguments
     with pytest.raises(InvalidArgument) as raised:
         connect("127.0.0.1:1").generate(**{"prompt": "x", "max_new_tokens": 1, **arguments})
     assert raised.value.field == field
+    assert str(raised.value).startswith(f"{field}: ")
 
 
 async def test_an_impatient_reader(stage: Stage) -> None:

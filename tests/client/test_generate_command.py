@@ -130,7 +130,7 @@ async def test_errors(stage: Stage) -> None:
     script = Script(Act(accept=False, end=errors.ResourceExhausted("the queue is full", 1)))
     endpoint = await stage.endpoint(script)
     assert await orca("x", "--address", endpoint.address) == (1, "", "the queue is full\n")
-    assert await orca("x", "--address", endpoint.address, "--timeout", "0") == (1, "", "the timeout passed\n")
+    assert await orca("x", "--address", endpoint.address, "--timeout", "0") == (1, "", "the timeout of 0 s passed\n")
     script.cancelled.append("by somebody else")
     code, out, err = await orca("x", "--address", endpoint.address)
     assert (code, out) == (1, TEXT + "\n")

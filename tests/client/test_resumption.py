@@ -2,6 +2,7 @@
 
 import random
 import re
+from typing import Any
 
 import pytest
 from client.scripted import IDS, token
@@ -10,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orca.v1 import orca_pb2 as pb
-from orca_client.addresses import SUSPECT, Addresses
+from orca_client.addresses import SUSPECT, Addresses, targets_of
 from orca_client.attempts import Attempts
-from orca_client.errors import DataLoss, DeadlineExceeded, OrcaError, Unavailable
+from orca_client.errors import DataLoss, DeadlineExceeded, InvalidArgument, OrcaError, Unavailable
 from orca_client.events import Accepted, Event, Finished, Token, message_of
 from orca_client.patience import FIRST_WAIT, LONGEST_WAIT, Patience
 from orca_client.resumption import Resumption
@@ -20,8 +21,8 @@ from orca_client.resumption import Resumption
 AWAY = Unavailable("away")
 
 
-def patience(bound: float = 60, deadline: float | None = None) -> Patience:
-    return Patience(bound, 0, deadline, random.Random(0))
+def patience(bound: float = 60, timeout: float | None = None, connect: float | None = None) -> Patience:
+    return Patience(bound, 0, timeout, random.Random(0), connect=connect)
 
 
 def served(request: pb.GenerateRequest | pb.ResumeRequest) -> list[pb.GenerateResponse]:
@@ -135,10 +136,10 @@ def test_the_bound_counts_only_outages() -> None:
 
 
 def test_the_deadline_is_last() -> None:
-    patient = patience(deadline=5)
+    patient = patience(timeout=5)
     assert patient.remaining(1) == 4
     assert patient.failed(AWAY, 4.99) == pytest.approx(0.01)
-    with pytest.raises(DeadlineExceeded, match=re.escape("the timeout passed; the last try failed: away")):
+    with pytest.raises(DeadlineExceeded, match=re.escape("the timeout of 5 s passed; the last try failed: away")):
         patient.remaining(5)
     assert patience().remaining(1e9) is None
 
@@ -159,5 +160,57 @@ def test_addresses() -> None:
     assert addresses.pick(12) == "c"  # failed longest ago
     assert addresses.pick(10 + SUSPECT) == "c"
     assert [addresses.pick(12 + SUSPECT) for _ in range(3)] == ["a", "b", "c"]
-    with pytest.raises(ValueError, match="at least one address"):
-        Addresses([], 0)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "127.0.0.1:50051",
+        "orca-endpoint:1",
+        "[::1]:50051",
+        "dns:///orca:50051",
+        "ipv4:127.0.0.1:1,127.0.0.1:2",
+        "unix:/s",
+    ],
+)
+def test_targets(target: str) -> None:
+    assert targets_of(target) == targets_of([target]) == [target]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "problem"),
+    [
+        ([], "at least one is needed"),
+        ("", "no host:port"),
+        ("127.0.0.1", "no host:port"),
+        ("http://127.0.0.1:8000/v1", "is a URL; give the endpoint's gRPC port as host:port, such as '127.0.0.1:50051'"),
+        ("https://orca.example:443", "is a URL"),
+        ("::1:50051", "stands in brackets"),
+        ("a b:1", "no host:port"),
+        (["127.0.0.1:1", None], "of type NoneType"),
+        ([5], "of type int"),
+    ],
+)
+def test_what_is_no_target(addresses: Any, problem: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(problem)) as raised:
+        targets_of(addresses)
+    assert raised.value.field == "addresses"
+
+
+def test_nothing_ever_answered() -> None:
+    """The bound of a client that nobody has answered yet is shorter. An answer of any kind lifts it."""
+    patient = patience(bound=60, connect=5)
+    patient.failed(AWAY, 4)
+    with pytest.raises(Unavailable, match=re.escape("nothing answered within 5 s: away")):
+        patient.failed(AWAY, 5)
+    said = Unavailable("the pool is away")
+    said.reason = "POOL_AWAY"
+    patient = patience(bound=60, connect=5)
+    patient.failed(said, 1)
+    patient.failed(AWAY, 50)
+    with pytest.raises(Unavailable, match=re.escape("away")):
+        patient.failed(AWAY, 60)
+    patient = patience(bound=60, connect=5)
+    patient.working(1)
+    patient.failed(AWAY, 2)
+    patient.failed(AWAY, 50)
