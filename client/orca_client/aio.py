@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
@@ -9,7 +11,7 @@ import grpc
 
 from orca.v1.orca_pb2 import CancelRequest, GenerateRequest, GenerateResponse, GetModelRequest
 
-from .base import CLOSING_TIMEOUT, UNARY_TIMEOUT, BaseClient, BaseStream
+from .base import CLOSING_TIMEOUT, UNARY_TIMEOUT, BaseClient, BaseStream, OnLeave
 from .channels import Channels, Options, Rpc
 from .errors import Cancelled, DeadlineExceeded, OrcaError, Unavailable
 from .events import Event, Model, model_of
@@ -19,28 +21,36 @@ from .resumption import Resumption
 class AsyncStream(BaseStream):
     """The events of one request: an async iterator that resumes by itself. Each token comes exactly once, in order.
 
-    The iteration stops after Finished, or raises the error that ended the request. A stream that is dropped before its
-    end (an `async for` that is left, a reading task that is cancelled) only detaches: the request lives on for its
-    `detach_grace`. Iterating again, or `client.resume(stream.request_id, len(stream.tokens))`, continues it. To cancel
-    the request, call `cancel` or `close`, or use `async with`, which closes the stream at the end of the block.
+    The iteration stops after Finished, or raises the error that ended the request. A stream that is left before its end
+    (an `async for` that is left, a task with such a loop that is cancelled, a stream that is dropped, a client that is
+    closed) cancels its request: nobody waits for the rest. With `on_leave="detach"`, or after `detach`, the request
+    lives on for its `detach_grace` instead, and `client.resume(stream.request_id, len(stream.tokens))` continues it.
     """
 
-    _call: Any = None  # of grpc.aio; None: no call is under way
+    _began = False  # whether the first call was made
+    _abandoned = False  # another thread may not set an asyncio.Event
 
-    def __init__(self, client: "AsyncOrcaClient", channels: Channels, resumption: Resumption) -> None:
-        super().__init__(resumption)
-        self._client, self._channels = client, channels
+    def __init__(
+        self,
+        client: "AsyncOrcaClient",
+        channels: Channels,
+        leaving: "AsyncLeaving",
+        resumption: Resumption,
+        on_leave: OnLeave,
+    ) -> None:
+        super().__init__(resumption, on_leave)
+        self._client, self._channels, self._leaving = client, channels, leaving
         self._loop = asyncio.get_running_loop()
         self._left = asyncio.Event()
         self._target = ""
-        self._call = self._start()
+        self._call: Any = self._start()  # of grpc.aio; None: no call is under way
+        self._began = True
 
-    def __del__(self) -> None:  # grpc.aio keeps a dropped call alive, so cancel it; any thread may run this
-        if self._call is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._call.cancel)
+    def __del__(self) -> None:  # any thread may run this
+        self.leave()
 
-    def __aiter__(self) -> Self:
-        return self
+    def __aiter__(self) -> "AsyncLoop":
+        return AsyncLoop(self)
 
     async def __anext__(self) -> Event:
         while self._resumption.finished is None:
@@ -52,7 +62,7 @@ class AsyncStream(BaseStream):
             if event is not None:
                 return event
             response = await self._read()
-            if response is not None:
+            if response is not None and not self._was_left():
                 self._channels.answered = True
                 self._resumption.take(response, time.monotonic())
         await self._drain()
@@ -74,10 +84,24 @@ class AsyncStream(BaseStream):
         if self._call is not None:
             self._call.cancel()
 
+    def leave(self) -> None:
+        """Ends the stream as one that is dropped: does what `on_leave` says, without waiting for it."""
+        if not self._began or self._was_left() or self._resumption.ended or self._loop.is_closed():
+            return
+        if self.on_leave == "cancel":
+            self._abandoned = True
+            target = self._target if self._call is not None else ""
+            self._loop.call_soon_threadsafe(self._leaving.add, self.request_id, target, self._call, self._left)
+        elif self._call is not None:  # grpc.aio keeps a dropped call alive
+            self._loop.call_soon_threadsafe(self._call.cancel)
+
+    def _was_left(self) -> bool:
+        return self._abandoned or self._left.is_set()
+
     async def close(self) -> None:
         """Cancels the request unless it has ended, and ends the stream."""
         try:
-            if not self._resumption.ended and not self._left.is_set():
+            if not self._resumption.ended and not self._was_left():
                 await self._client.cancel(self.request_id, timeout=CLOSING_TIMEOUT)
         except OrcaError:
             pass  # no endpoint can be reached: the request ends after its detach_grace
@@ -101,7 +125,7 @@ class AsyncStream(BaseStream):
 
     async def _read(self) -> GenerateResponse | None:
         """The next response. None: the call failed, and the next one continues."""
-        if self._left.is_set():
+        if self._was_left():
             raise self._was_closed()
         if self._call is None:
             self._call = self._start()
@@ -118,7 +142,7 @@ class AsyncStream(BaseStream):
                 raise
             error = Cancelled("the client was closed")  # or only the stream: then `_left` is set
         self._drop()
-        if not self._left.is_set():
+        if not self._was_left():
             await self._pause(self._resumption.failed(error, time.monotonic()))
         return None
 
@@ -132,7 +156,7 @@ class AsyncStream(BaseStream):
     async def _drain(self) -> None:
         """Reads the status that follows the last event, so that the server too sees the call end well."""
         call, self._call = self._call, None
-        if call is not None and not self._left.is_set():
+        if call is not None and not self._was_left():
             try:
                 await call.read()
             except grpc.RpcError:
@@ -145,6 +169,54 @@ class AsyncStream(BaseStream):
         if self._call is not None:
             self._call.cancel()
             self._call = None
+
+
+class AsyncLoop(AsyncIterator[Event]):
+    """One loop over a stream. When the loop is left before the stream's end, the stream is left, unless it detaches."""
+
+    def __init__(self, stream: AsyncStream) -> None:
+        self._stream = stream
+
+    def __del__(self) -> None:
+        if self._stream.on_leave == "cancel":
+            self._stream.leave()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        return await anext(self._stream)
+
+
+class AsyncLeaving:
+    """Cancels the requests of streams that were left, in tasks of its own."""
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, request_id: str, target: str, call: Any, left: asyncio.Event) -> None:
+        """Cancels a request, and then ends its call. target: "" is any. left: tells the stream's reader."""
+        left.set()
+        task = asyncio.get_running_loop().create_task(self._cancel(request_id, target, call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def settled(self) -> None:
+        """Waits until all have been cancelled, for some seconds at most."""
+        await asyncio.sleep(0)  # what other threads and the garbage collector have left is in `_tasks` now
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSING_TIMEOUT)
+
+    async def _cancel(self, request_id: str, target: str, call: Any) -> None:
+        try:
+            request = CancelRequest(request_id=request_id)
+            await self._channels.call(target or self._channels.pick(), "Cancel", request, CLOSING_TIMEOUT)
+        except (grpc.RpcError, OrcaError):
+            pass  # the request ends after its detach_grace
+        finally:
+            if call is not None:
+                call.cancel()
 
 
 class AsyncOrcaClient(BaseClient[AsyncStream]):
@@ -163,7 +235,10 @@ class AsyncOrcaClient(BaseClient[AsyncStream]):
         return model_of(await self._unary("GetModel", GetModelRequest(), timeout))
 
     async def close(self) -> None:
-        """Closes the channels. Streams that have not ended detach, and raise Cancelled."""
+        """Leaves the streams that have not ended, which then raise Cancelled, and closes the channels."""
+        for stream in list(self._streams):
+            stream.leave()
+        await self._leaving.settled()
         for channel in self._channels.close():
             await channel.close()
 
@@ -176,8 +251,14 @@ class AsyncOrcaClient(BaseClient[AsyncStream]):
         await self.close()
 
     # -- the drivers
-    def _open(self, resumption: Resumption) -> AsyncStream:
-        return AsyncStream(self, self._channels, resumption)
+    @cached_property
+    def _leaving(self) -> AsyncLeaving:
+        return AsyncLeaving(self._channels)
+
+    def _open(self, resumption: Resumption, on_leave: OnLeave) -> AsyncStream:
+        stream = AsyncStream(self, self._channels, self._leaving, resumption, on_leave)
+        self._streams.add(stream)
+        return stream
 
     async def _unary(self, rpc: Rpc, request: Any, timeout: float) -> Any:
         """Makes an idempotent call, at one address after the other, until one answers or the timeout passes."""

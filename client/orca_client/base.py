@@ -4,9 +4,10 @@ import math
 import random
 import time
 import uuid
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import grpc
 
@@ -20,6 +21,7 @@ from .request import generate_request
 from .resumption import Resumption
 
 S = TypeVar("S", bound="BaseStream")
+OnLeave = Literal["cancel", "detach"]
 
 UNARY_TIMEOUT = 10.0  # seconds for Cancel and GetModel, over all tries
 CLOSING_TIMEOUT = 2.0  # seconds for the Cancel of a stream that is closed before its end
@@ -54,6 +56,7 @@ class BaseClient(ABC, Generic[S]):
         self._connect_timeout = connect_timeout
         self._resume_timeout, self._retry_when_full = resume_timeout, retry_when_full
         new_channel, options = type(self)._new_channel, channel_options(keepalive)
+        self._streams: weakref.WeakSet[S] = weakref.WeakSet()  # left when the client is closed
         self._channels = Channels(self._addresses, metadata, lambda target: new_channel(target, credentials, options))
 
     def generate(
@@ -73,13 +76,15 @@ class BaseClient(ABC, Generic[S]):
         detach_grace: float = 30.0,
         request_id: str | None = None,
         model: str = "",
+        on_leave: OnLeave = "cancel",
     ) -> S:
         """Sends a request, and returns its stream of Accepted, Tokens and Finished.
 
         prompt: text or token ids. temperature: 0 is greedy. timeout: seconds for the whole request, with all its
-        resumptions. detach_grace: seconds for which the request lives on after its stream was dropped, so that it can
-        be resumed. request_id: made when absent; one that the server knows with the same body gives the stream of that
-        request. model: the name that the server must serve; empty: whichever it does.
+        resumptions. detach_grace: seconds for which the request lives on without a call, so that it can be resumed.
+        request_id: made when absent; one that the server knows with the same body gives the stream of that request.
+        model: the name that the server must serve; empty: whichever it does. on_leave: "cancel" ends the request when
+        its stream is left before the end, "detach" lets it live on.
 
         Raises InvalidArgument for a value that its field cannot hold. What the server refuses is raised by the stream.
         """
@@ -105,16 +110,23 @@ class BaseClient(ABC, Generic[S]):
                 patience=self._patience(self._resume_timeout, timeout),
                 next_attempt=next_attempt,
                 retry_when_full=self._retry_when_full,
-            )
+            ),
+            on_leave,
         )
 
     def resume(
-        self, request_id: str, from_index: int = 0, *, seen: Sequence[int] | None = None, timeout: float | None = None
+        self,
+        request_id: str,
+        from_index: int = 0,
+        *,
+        seen: Sequence[int] | None = None,
+        timeout: float | None = None,
+        on_leave: OnLeave = "cancel",
     ) -> S:
         """The stream of a request that was sent before, here or by another process, from token `from_index` on.
 
         The request's older stream ends as Aborted. seen: the ids of the tokens before `from_index`; the stream raises
-        DataLoss when the server has others.
+        DataLoss when the server has others. on_leave: as in `generate`.
         """
         if from_index < 0 or (seen is not None and len(seen) != from_index):
             raise InvalidArgument("from_index: must be the number of tokens seen", "from_index")
@@ -126,11 +138,12 @@ class BaseClient(ABC, Generic[S]):
                 next_attempt=next_attempt,
                 from_index=from_index,
                 seen=seen if from_index else (),
-            )
+            ),
+            on_leave,
         )
 
     @abstractmethod
-    def _open(self, resumption: Resumption) -> S:
+    def _open(self, resumption: Resumption, on_leave: OnLeave) -> S:
         """Makes the stream, which makes the first call."""
 
     def _patience(self, bound: float, timeout: float | None) -> Patience:
@@ -154,8 +167,8 @@ def _check_timeout(timeout: Any) -> None:
 class BaseStream:
     """What a stream knows of its request, whichever client reads it."""
 
-    def __init__(self, resumption: Resumption) -> None:
-        self._resumption = resumption
+    def __init__(self, resumption: Resumption, on_leave: OnLeave) -> None:
+        self._resumption, self.on_leave = resumption, on_leave
 
     @property
     def request_id(self) -> str:

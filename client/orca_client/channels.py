@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 import grpc
 
+from orca.v1.orca_pb2 import CancelRequest
 from orca.v1.orca_pb2_grpc import OrcaStub
 
 from .addresses import Addresses
@@ -35,12 +36,19 @@ class Channels:
 
     def call(self, target: str, rpc: Rpc, request: Any, timeout: float | None) -> Any:
         """Calls an endpoint. The channel is made at the first call. Raises Cancelled when the client is closed."""
+        return getattr(self._stub(target), rpc)(request, timeout=timeout, metadata=self._metadata)
+
+    def begin_cancel(self, target: str, request: CancelRequest, timeout: float) -> Any:
+        """Begins a call of Cancel, without waiting for its end; for the client for threads. target: "" is any."""
+        return self._stub(target or self.pick()).Cancel.future(request, timeout=timeout, metadata=self._metadata)
+
+    def _stub(self, target: str) -> Any:
         if self.closed:
             raise Cancelled("the client was closed")
         if target not in self._stubs:
             self._channels.append(self._new_channel(target))
             self._stubs[target] = OrcaStub(self._channels[-1])
-        return getattr(self._stubs[target], rpc)(request, timeout=timeout, metadata=self._metadata)
+        return self._stubs[target]
 
     def error(self, failure: grpc.RpcError, target: str) -> OrcaError:
         """The error of a call that an endpoint, or the way to it, ended with this failure."""

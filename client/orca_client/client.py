@@ -2,7 +2,9 @@
 
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
@@ -10,10 +12,11 @@ import grpc
 
 from orca.v1.orca_pb2 import CancelRequest, GenerateRequest, GenerateResponse, GetModelRequest
 
-from .base import CLOSING_TIMEOUT, UNARY_TIMEOUT, BaseClient, BaseStream
+from .base import CLOSING_TIMEOUT, UNARY_TIMEOUT, BaseClient, BaseStream, OnLeave
 from .channels import Channels, Options, Rpc
 from .errors import Cancelled, DeadlineExceeded, OrcaError, Unavailable
 from .events import Event, Model, model_of
+from .leaving import Leaving
 from .resumption import Resumption
 
 SINGLE_THREADED = "SingleThreadedUnaryStream"  # grpc.experimental.ChannelOptions, which its type stubs lack
@@ -22,23 +25,36 @@ SINGLE_THREADED = "SingleThreadedUnaryStream"  # grpc.experimental.ChannelOption
 class Stream(BaseStream):
     """The events of one request: an iterator that resumes by itself. Each token comes exactly once, in order.
 
-    The iteration stops after Finished, or raises the error that ended the request. A stream that is dropped before its
-    end (a `for` loop that is left) only detaches: the request lives on for its `detach_grace`, and
-    `client.resume(stream.request_id, len(stream.tokens))` continues it. To cancel the request, call `cancel` or
-    `close`, or use `with`, which closes the stream at the end of the block.
+    The iteration stops after Finished, or raises the error that ended the request. A stream that is left before its end
+    (a `for` loop that is left, a stream that is dropped, a client that is closed) cancels its request: nobody waits for
+    the rest. With `on_leave="detach"`, or after `detach`, the request lives on for its `detach_grace` instead, and
+    `client.resume(stream.request_id, len(stream.tokens))` continues it.
 
     One thread iterates; any thread may call `cancel`, `detach` and `close`.
     """
 
-    def __init__(self, client: "OrcaClient", channels: Channels, resumption: Resumption) -> None:
-        super().__init__(resumption)
-        self._client, self._channels = client, channels
+    _began = False  # whether the first call was made
+
+    def __init__(
+        self,
+        client: "OrcaClient",
+        channels: Channels,
+        leaving: Leaving,
+        resumption: Resumption,
+        on_leave: OnLeave,
+    ) -> None:
+        super().__init__(resumption, on_leave)
+        self._client, self._channels, self._leaving = client, channels, leaving
         self._left = threading.Event()
         self._target = ""
-        self._call: Any = self._start()  # gRPC cancels a call that is dropped; None: no call is under way
+        self._call: Any = self._start()  # None: no call is under way
+        self._began = True
 
-    def __iter__(self) -> Self:
-        return self
+    def __del__(self) -> None:
+        self.leave()
+
+    def __iter__(self) -> "Loop":
+        return Loop(self)
 
     def __next__(self) -> Event:
         while self._resumption.finished is None:
@@ -50,7 +66,7 @@ class Stream(BaseStream):
             if event is not None:
                 return event
             response = self._read()
-            if response is not None:
+            if response is not None and not self._left.is_set():
                 self._channels.answered = True
                 self._resumption.take(response, time.monotonic())
         self._drain()
@@ -70,6 +86,16 @@ class Stream(BaseStream):
         """Ends the stream; the request lives on for its `detach_grace`. Further iteration raises Cancelled."""
         self._left.set()
         self._cancel_call()
+
+    def leave(self) -> None:
+        """Ends the stream as one that is dropped: does what `on_leave` says, without waiting for it."""
+        if not self._began or self._resumption.ended or self._left.is_set():
+            return
+        if self.on_leave == "cancel":
+            self._left.set()
+            self._leaving.add(self.request_id, self._target if self._call is not None else "", self._call)
+        else:
+            self._cancel_call()
 
     def close(self) -> None:
         """Cancels the request unless it has ended, and ends the stream."""
@@ -136,6 +162,23 @@ class Stream(BaseStream):
             call.cancel()
 
 
+class Loop(Iterator[Event]):
+    """One loop over a stream. When the loop is left before the stream's end, the stream is left, unless it detaches."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def __del__(self) -> None:
+        if self._stream.on_leave == "cancel":
+            self._stream.leave()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Event:
+        return next(self._stream)
+
+
 class OrcaClient(BaseClient[Stream]):
     """Calls Orca from threads, which may share it.
 
@@ -152,7 +195,10 @@ class OrcaClient(BaseClient[Stream]):
         return model_of(self._unary("GetModel", GetModelRequest(), timeout))
 
     def close(self) -> None:
-        """Closes the channels. Streams that have not ended detach, and raise Cancelled."""
+        """Leaves the streams that have not ended, which then raise Cancelled, and closes the channels."""
+        for stream in list(self._streams):
+            stream.leave()
+        self._leaving.close()
         for channel in self._channels.close():
             channel.close()
 
@@ -163,8 +209,15 @@ class OrcaClient(BaseClient[Stream]):
         self.close()
 
     # -- the drivers
-    def _open(self, resumption: Resumption) -> Stream:
-        return Stream(self, self._channels, resumption)
+    @cached_property
+    def _leaving(self) -> Leaving:
+        return Leaving(self._channels, CLOSING_TIMEOUT)
+
+    def _open(self, resumption: Resumption, on_leave: OnLeave) -> Stream:
+        self._leaving.start()
+        stream = Stream(self, self._channels, self._leaving, resumption, on_leave)
+        self._streams.add(stream)
+        return stream
 
     def _unary(self, rpc: Rpc, request: Any, timeout: float) -> Any:
         """Makes an idempotent call, at one address after the other, until one answers or the timeout passes."""

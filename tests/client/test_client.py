@@ -219,7 +219,8 @@ async def test_nobody_there(stage: Stage, face: Face, connect: Connect) -> None:
     client = connect(gone.address, connect_timeout=0.3)
     with pytest.raises(Unavailable, match=f"nothing answered within 0.3 s: {gone.address}: .*Failed to connect"):
         await face.next(client.generate("x", max_new_tokens=6))
-    with pytest.raises(Unavailable, match="Failed to connect"):
+    # The bound of a call with a timeout is the timeout: on a busy machine it may have passed before the next try.
+    with pytest.raises((Unavailable, DeadlineExceeded), match="Failed to connect"):
         await face.run(client.get_model, timeout=0.3)
 
 
@@ -266,11 +267,87 @@ async def test_deadline(stage: Stage, face: Face, connect: Connect) -> None:
     assert left[0] - left[2] > 0.04  # the pauses between
 
 
-async def test_dropping_detaches(stage: Stage, face: Face, connect: Connect) -> None:
-    """A stream that is dropped ends its call without a Cancel. The request can be resumed."""
+async def leave_loop(face: Face, stream: Any) -> None:
+    """Reads an event in a `for` loop, and leaves the loop."""
+
+    def loop() -> None:
+        for _ in stream:
+            break
+
+    if isinstance(face, Threads):
+        await asyncio.to_thread(loop)
+    else:
+        async for _ in stream:
+            break
+
+
+@pytest.mark.parametrize("how", ["loop", "drop", "close the client"])
+async def test_leaving_cancels(stage: Stage, face: Face, connect: Connect, how: str) -> None:
+    """The request of a stream that is left before its end is cancelled, before its call ends."""
     script = Script(Act(upto=2))
     client = connect((await stage.endpoint(script)).address)
     stream = client.generate("x", max_new_tokens=6)
+    request_id = stream.request_id
+    await script.said.get()
+    if how == "loop":
+        await leave_loop(face, stream)
+        with pytest.raises(Cancelled, match="closed here"):
+            await rest(face, stream)
+    elif how == "drop":
+        await face.next(stream)
+        del stream
+    else:
+        await face.run(client.close)
+    await script.left.get()
+    assert script.cancelled == [request_id]
+
+
+async def test_leaving_an_ended_stream_cancels_nothing(stage: Stage, face: Face, connect: Connect) -> None:
+    """Neither after Finished nor after an error."""
+    script = Script(FINISH, Act(upto=1, end=errors.DataLoss("the pool lost tokens")))
+    client = connect((await stage.endpoint(script)).address)
+    finished, failed = client.generate("x", max_new_tokens=6), client.generate("x", max_new_tokens=6)
+    await rest(face, finished)
+    with pytest.raises(DataLoss):
+        await rest(face, failed)
+    del finished, failed
+    await face.run(client.close)
+    assert script.cancelled == []
+
+
+async def test_leaving_while_no_endpoint_answers(stage: Stage, face: Face, connect: Connect) -> None:
+    """Closing the client does not wait for longer than its bound; nothing is raised."""
+    script = Script(Act(upto=2))
+    endpoint = await stage.endpoint(script)
+    wire, address = await stage.wire(endpoint.address)
+    client = connect(address)
+    stream = client.generate("x", max_new_tokens=6)
+    await take(face, stream, 3)
+    wire.freeze()
+    stream.leave()
+    await face.run(client.close)
+    assert script.cancelled == []
+
+
+async def test_detaching_on_request(stage: Stage, face: Face, connect: Connect) -> None:
+    """With on_leave="detach" a stream that is left ends its call without a Cancel. The request can be resumed."""
+    script = Script(Act(upto=2), FINISH)
+    client = connect((await stage.endpoint(script)).address)
+    stream = client.generate("x", max_new_tokens=6, on_leave="detach")
+    await leave_loop(face, stream)
+    assert indexes(await take(face, stream, 2)) == ALL[:2]  # the loop was left, and not the stream
+    request_id = stream.request_id
+    del stream
+    await script.left.get()
+    assert script.cancelled == []
+    assert indexes(await rest(face, client.resume(request_id, 2))) == ALL[2:]
+
+
+async def test_dropping_detaches(stage: Stage, face: Face, connect: Connect) -> None:
+    """The same when the stream is dropped."""
+    script = Script(Act(upto=2))
+    client = connect((await stage.endpoint(script)).address)
+    stream = client.generate("x", max_new_tokens=6, on_leave="detach")
     request_id = stream.request_id
     await take(face, stream, 3)
     await script.said.get()
@@ -420,15 +497,15 @@ async def test_a_name_with_several_addresses(stage: Stage, face: Face, connect: 
 
 
 async def test_closing_the_client(stage: Stage, face: Face, connect: Connect) -> None:
-    """A closed client's streams detach and raise Cancelled. The client sends nothing any more."""
+    """A closed client's streams raise Cancelled. The client sends nothing any more."""
     script = Script(Act())
     client = connect((await stage.endpoint(script)).address)
-    stream = client.generate("x", max_new_tokens=6)
+    stream = client.generate("x", max_new_tokens=6, on_leave="detach")
     await face.next(stream)
     reader = asyncio.create_task(face.next(stream))
     await script.said.get()
     await face.run(client.close)
-    with pytest.raises(Cancelled, match="the client was closed"):
+    with pytest.raises(Cancelled, match="closed"):
         await reader
     await script.left.get()
     with pytest.raises(Cancelled, match="the client was closed"):

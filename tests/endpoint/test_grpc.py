@@ -30,8 +30,10 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+import orca_client
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaStub
+from orca_client import OrcaClient
 from orca_client.channels import channel_options
 from orca_common.address import split_address
 from orca_common.errors import ErrorReason, Internal
@@ -339,6 +341,23 @@ async def test_a_client_that_leaves(orca: World) -> None:
     await orca.serving.quiet()
     assert await orca.engine.commit(request, 0, [10], Reason.LENGTH) == Committed.OK
     assert ids_of(await collect(orca.stub.Resume(pb.ResumeRequest(request_id="back")))) == [10]
+
+
+async def test_the_loop_of_the_readme_left_early(orca: World) -> None:
+    """The client library cancels the request: no engine goes on with it."""
+
+    def loop(client: OrcaClient) -> None:
+        for event in client.generate([5, 6], max_new_tokens=8, request_id="readme"):
+            if isinstance(event, orca_client.Token):
+                break
+
+    with OrcaClient(orca.serving.addresses["grpc"]) as client:
+        reading = asyncio.create_task(asyncio.to_thread(loop, client))
+        request = await orca.engine.claim()
+        await orca.engine.commit(request, 0, [10])
+        await reading
+        await orca.serving.quiet()
+    assert await orca.engine.commit(request, 1, [11]) == Committed.GONE
 
 
 async def test_a_client_that_leaves_while_it_is_submitted(orca: World) -> None:
