@@ -16,6 +16,7 @@ from .channels import Channels, Options, Rpc
 from .errors import Cancelled, DeadlineExceeded, OrcaError, Unavailable
 from .events import Event, Model, model_of
 from .resumption import Resumption
+from .tracing import Trace
 
 
 class AsyncStream(BaseStream):
@@ -36,9 +37,10 @@ class AsyncStream(BaseStream):
         channels: Channels,
         leaving: "AsyncLeaving",
         resumption: Resumption,
+        trace: Trace,
         on_leave: OnLeave,
     ) -> None:
-        super().__init__(resumption, on_leave)
+        super().__init__(resumption, trace, on_leave)
         self._client, self._channels, self._leaving = client, channels, leaving
         self._loop = asyncio.get_running_loop()
         self._left = asyncio.Event()
@@ -80,6 +82,7 @@ class AsyncStream(BaseStream):
 
     def detach(self) -> None:
         """Ends the stream; the request lives on for its `detach_grace`. Further iteration raises Cancelled."""
+        self._end_trace()
         self._left.set()
         if self._call is not None:
             self._call.cancel()
@@ -88,6 +91,7 @@ class AsyncStream(BaseStream):
         """Ends the stream as one that is dropped: does what `on_leave` says, without waiting for it."""
         if not self._began or self._was_left() or self._resumption.ended or self._loop.is_closed():
             return
+        self._end_trace()
         if self.on_leave == "cancel":
             self._abandoned = True
             target = self._target if self._call is not None else ""
@@ -121,7 +125,7 @@ class AsyncStream(BaseStream):
         call = self._resumption.call(time.monotonic())
         self._target = self._channels.pick()
         rpc: Rpc = "Generate" if isinstance(call.request, GenerateRequest) else "Resume"
-        return self._channels.call(self._target, rpc, call.request, call.timeout)
+        return self._channels.call(self._target, rpc, call.request, call.timeout, self._trace.metadata)
 
     async def _read(self) -> GenerateResponse | None:
         """The next response. None: the call failed, and the next one continues."""
@@ -255,8 +259,8 @@ class AsyncOrcaClient(BaseClient[AsyncStream]):
     def _leaving(self) -> AsyncLeaving:
         return AsyncLeaving(self._channels)
 
-    def _open(self, resumption: Resumption, on_leave: OnLeave) -> AsyncStream:
-        stream = AsyncStream(self, self._channels, self._leaving, resumption, on_leave)
+    def _open(self, resumption: Resumption, trace: Trace, on_leave: OnLeave) -> AsyncStream:
+        stream = AsyncStream(self, self._channels, self._leaving, resumption, trace, on_leave)
         self._streams.add(stream)
         return stream
 

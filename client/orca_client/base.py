@@ -7,7 +7,7 @@ import uuid
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import grpc
 
@@ -19,6 +19,10 @@ from .events import Accepted, Finished, FinishReason, Token
 from .patience import Patience
 from .request import generate_request
 from .resumption import Resumption
+from .tracing import Trace
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 S = TypeVar("S", bound="BaseStream")
 OnLeave = Literal["cancel", "detach"]
@@ -40,6 +44,7 @@ class BaseClient(ABC, Generic[S]):
         resume_timeout: float = 60.0,
         retry_when_full: bool = False,
         keepalive: float = 10.0,
+        tracer: "Tracer | None" = None,
     ) -> None:
         """Connects at the first call. Raises InvalidArgument for an address that is none.
 
@@ -48,12 +53,12 @@ class BaseClient(ABC, Generic[S]):
         endpoint has answered this client at all. resume_timeout: the same, once one has answered. retry_when_full: wait
         while the queue is full, as long as the request's timeout allows, instead of raising ResourceExhausted.
         keepalive: check a connection after so many seconds of silence; a frozen endpoint is noticed after one and a
-        half times this.
+        half times this. tracer: of OpenTelemetry; each request then has a span, whose context goes with its calls.
         """
         targets = targets_of(addresses)
         self._rng = random.Random()
         self._addresses = Addresses(targets, self._rng.randrange(len(targets)))
-        self._connect_timeout = connect_timeout
+        self._connect_timeout, self._tracer = connect_timeout, tracer
         self._resume_timeout, self._retry_when_full = resume_timeout, retry_when_full
         new_channel, options = type(self)._new_channel, channel_options(keepalive)
         self._streams: weakref.WeakSet[S] = weakref.WeakSet()  # left when the client is closed
@@ -77,6 +82,7 @@ class BaseClient(ABC, Generic[S]):
         request_id: str | None = None,
         model: str = "",
         on_leave: OnLeave = "cancel",
+        metadata: Sequence[tuple[str, str]] = (),
     ) -> S:
         """Sends a request, and returns its stream of Accepted, Tokens and Finished.
 
@@ -84,7 +90,7 @@ class BaseClient(ABC, Generic[S]):
         resumptions. detach_grace: seconds for which the request lives on without a call, so that it can be resumed.
         request_id: made when absent; one that the server knows with the same body gives the stream of that request.
         model: the name that the server must serve; empty: whichever it does. on_leave: "cancel" ends the request when
-        its stream is left before the end, "detach" lets it live on.
+        its stream is left before the end, "detach" lets it live on. metadata: goes with the calls of this request.
 
         Raises InvalidArgument for a value that its field cannot hold. What the server refuses is raised by the stream.
         """
@@ -103,16 +109,17 @@ class BaseClient(ABC, Generic[S]):
             detach_grace=detach_grace,
             model=model,
         )
-        return self._open(
-            Resumption(
-                body.request_id,
-                body,
-                patience=self._patience(self._resume_timeout, timeout),
-                next_attempt=next_attempt,
-                retry_when_full=self._retry_when_full,
-            ),
-            on_leave,
+        patience = self._patience(self._resume_timeout, timeout)
+        trace = Trace(self._tracer, "orca.generate", body.request_id, metadata)
+        resumption = Resumption(
+            body.request_id,
+            body,
+            patience=patience,
+            next_attempt=next_attempt,
+            retry_when_full=self._retry_when_full,
+            on_end=trace.end,
         )
+        return self._open(resumption, trace, on_leave)
 
     def resume(
         self,
@@ -122,28 +129,30 @@ class BaseClient(ABC, Generic[S]):
         seen: Sequence[int] | None = None,
         timeout: float | None = None,
         on_leave: OnLeave = "cancel",
+        metadata: Sequence[tuple[str, str]] = (),
     ) -> S:
         """The stream of a request that was sent before, here or by another process, from token `from_index` on.
 
         The request's older stream ends as Aborted. seen: the ids of the tokens before `from_index`; the stream raises
-        DataLoss when the server has others. on_leave: as in `generate`.
+        DataLoss when the server has others. on_leave, metadata: as in `generate`.
         """
         if from_index < 0 or (seen is not None and len(seen) != from_index):
             raise InvalidArgument("from_index: must be the number of tokens seen", "from_index")
-        return self._open(
-            Resumption(
-                request_id,
-                None,
-                patience=self._patience(self._resume_timeout, timeout),
-                next_attempt=next_attempt,
-                from_index=from_index,
-                seen=seen if from_index else (),
-            ),
-            on_leave,
+        patience = self._patience(self._resume_timeout, timeout)
+        trace = Trace(self._tracer, "orca.resume", request_id, metadata)
+        resumption = Resumption(
+            request_id,
+            None,
+            patience=patience,
+            next_attempt=next_attempt,
+            from_index=from_index,
+            seen=seen if from_index else (),
+            on_end=trace.end,
         )
+        return self._open(resumption, trace, on_leave)
 
     @abstractmethod
-    def _open(self, resumption: Resumption, on_leave: OnLeave) -> S:
+    def _open(self, resumption: Resumption, trace: Trace, on_leave: OnLeave) -> S:
         """Makes the stream, which makes the first call."""
 
     def _patience(self, bound: float, timeout: float | None) -> Patience:
@@ -167,8 +176,8 @@ def _check_timeout(timeout: Any) -> None:
 class BaseStream:
     """What a stream knows of its request, whichever client reads it."""
 
-    def __init__(self, resumption: Resumption, on_leave: OnLeave) -> None:
-        self._resumption, self.on_leave = resumption, on_leave
+    def __init__(self, resumption: Resumption, trace: Trace, on_leave: OnLeave) -> None:
+        self._resumption, self._trace, self.on_leave = resumption, trace, on_leave
 
     @property
     def request_id(self) -> str:
@@ -189,6 +198,10 @@ class BaseStream:
     def finished(self) -> Finished | None:
         """The Finished event, once it has come."""
         return self._resumption.finished
+
+    def _end_trace(self) -> None:
+        """The stream is left. Does nothing when its request has ended before."""
+        self._trace.end(len(self._resumption.tokens), None, None)
 
     def _whole_text(self) -> str:
         """The text of a request that has finished. Raises Cancelled when the request or the stream was cut short."""

@@ -12,6 +12,7 @@ from orca.v1.orca_pb2_grpc import OrcaStub
 
 from .addresses import Addresses
 from .errors import Cancelled, OrcaError, Unavailable, error_of
+from .tracing import Metadata
 
 Rpc = Literal["Generate", "Resume", "Cancel", "GetModel"]
 Options = list[tuple[str, int | str]]
@@ -34,9 +35,12 @@ class Channels:
         """The address that the next call goes to."""
         return self._addresses.pick(time.monotonic())
 
-    def call(self, target: str, rpc: Rpc, request: Any, timeout: float | None) -> Any:
-        """Calls an endpoint. The channel is made at the first call. Raises Cancelled when the client is closed."""
-        return getattr(self._stub(target), rpc)(request, timeout=timeout, metadata=self._metadata)
+    def call(self, target: str, rpc: Rpc, request: Any, timeout: float | None, metadata: Metadata = ()) -> Any:
+        """Calls an endpoint. The channel is made at the first call. Raises Cancelled when the client is closed.
+
+        metadata: goes with the call, beside the client's own.
+        """
+        return getattr(self._stub(target), rpc)(request, timeout=timeout, metadata=self._metadata + metadata)
 
     def begin_cancel(self, target: str, request: CancelRequest, timeout: float) -> Any:
         """Begins a call of Cancel, without waiting for its end; for the client for threads. target: "" is any."""

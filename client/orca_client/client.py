@@ -18,6 +18,7 @@ from .errors import Cancelled, DeadlineExceeded, OrcaError, Unavailable
 from .events import Event, Model, model_of
 from .leaving import Leaving
 from .resumption import Resumption
+from .tracing import Trace
 
 SINGLE_THREADED = "SingleThreadedUnaryStream"  # grpc.experimental.ChannelOptions, which its type stubs lack
 
@@ -41,9 +42,10 @@ class Stream(BaseStream):
         channels: Channels,
         leaving: Leaving,
         resumption: Resumption,
+        trace: Trace,
         on_leave: OnLeave,
     ) -> None:
-        super().__init__(resumption, on_leave)
+        super().__init__(resumption, trace, on_leave)
         self._client, self._channels, self._leaving = client, channels, leaving
         self._left = threading.Event()
         self._target = ""
@@ -84,6 +86,7 @@ class Stream(BaseStream):
 
     def detach(self) -> None:
         """Ends the stream; the request lives on for its `detach_grace`. Further iteration raises Cancelled."""
+        self._end_trace()
         self._left.set()
         self._cancel_call()
 
@@ -91,6 +94,7 @@ class Stream(BaseStream):
         """Ends the stream as one that is dropped: does what `on_leave` says, without waiting for it."""
         if not self._began or self._resumption.ended or self._left.is_set():
             return
+        self._end_trace()
         if self.on_leave == "cancel":
             self._left.set()
             self._leaving.add(self.request_id, self._target if self._call is not None else "", self._call)
@@ -116,7 +120,7 @@ class Stream(BaseStream):
         self._target = self._channels.pick()
         rpc: Rpc = "Generate" if isinstance(call.request, GenerateRequest) else "Resume"
         try:
-            return self._channels.call(self._target, rpc, call.request, call.timeout)
+            return self._channels.call(self._target, rpc, call.request, call.timeout, self._trace.metadata)
         except ValueError:  # grpc raises it for a channel that another thread closed meanwhile
             if self._channels.closed:
                 raise Cancelled("the client was closed") from None
@@ -213,9 +217,9 @@ class OrcaClient(BaseClient[Stream]):
     def _leaving(self) -> Leaving:
         return Leaving(self._channels, CLOSING_TIMEOUT)
 
-    def _open(self, resumption: Resumption, on_leave: OnLeave) -> Stream:
+    def _open(self, resumption: Resumption, trace: Trace, on_leave: OnLeave) -> Stream:
         self._leaving.start()
-        stream = Stream(self, self._channels, self._leaving, resumption, on_leave)
+        stream = Stream(self, self._channels, self._leaving, resumption, trace, on_leave)
         self._streams.add(stream)
         return stream
 

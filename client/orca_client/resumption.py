@@ -20,6 +20,8 @@ from .errors import DataLoss, DeadlineExceeded, OrcaError, ResourceExhausted, Un
 from .events import Accepted, Event, Finished, Token, accepted_of, finished_of, token_of
 from .patience import Patience
 
+OnEnd = Callable[[int, Finished | None, OrcaError | None], None]
+
 
 @dataclass(frozen=True)
 class Call:
@@ -46,11 +48,13 @@ class Resumption:
         retry_when_full: bool = False,
         from_index: int = 0,
         seen: Sequence[int] | None = (),
+        on_end: OnEnd | None = None,
     ) -> None:
         """body: None for a request that was sent before. next_attempt: gives each call a higher number.
 
         retry_when_full: wait while the queue is full. from_index: the first token to ask for. seen: the ids of the
-        tokens before it; None: they are not known, and no digest is sent.
+        tokens before it; None: they are not known, and no digest is sent. on_end: called when `ended` becomes
+        true, with the number of tokens, Finished or None, the error or None.
         """
         self.request_id = request_id
         self.accepted: Accepted | None = None
@@ -59,18 +63,19 @@ class Resumption:
         self._body, self._patience, self._next_attempt = body, patience, next_attempt
         self._retry_when_full = retry_when_full
         self._from_index, self._seen = from_index, seen
-        self._ended: OrcaError | None = None
+        self.error: OrcaError | None = None  # that ended the request for this client
+        self._on_end = on_end
         self._parts: deque[pb.Accepted | pb.Token | pb.Finished] = deque()  # came, and not shown yet
 
     @property
     def ended(self) -> bool:
         """Whether nothing more will come, because the request has finished or an error ended it for this client."""
-        return self.finished is not None or self._ended is not None
+        return self.finished is not None or self.error is not None
 
     def call(self, now: float) -> Call:
         """The next call. Raises DeadlineExceeded, or the error that has ended the request already."""
-        if self._ended is not None:
-            raise self._ended
+        if self.error is not None:
+            raise self.error
         timeout = self._patience.remaining(now)
         if self._body is not None and self.accepted is None:
             self._body.attempt = self._next_attempt()
@@ -124,7 +129,8 @@ class Resumption:
                 return self._patience.refused(error, error.retry_after, now)
             raise error
         except OrcaError as ending:
-            self._ended = ending
+            self.error = ending
+            self._tell_end()
             raise
 
     def broken(self) -> Unavailable:
@@ -150,13 +156,19 @@ class Resumption:
             shown = self._from_index + len(self.tokens)
             raise self._loss(f"the request ended with {finished.output_tokens} tokens, but {shown} were shown")
         self.finished = finished
+        self._tell_end()
         return finished
 
     def _loss(self, problem: str) -> DataLoss:
         error = DataLoss(f"request {self.request_id}: {problem}")
-        self._ended = error
+        self.error = error
         self._parts.clear()
+        self._tell_end()
         return error
+
+    def _tell_end(self) -> None:
+        if self._on_end is not None:
+            self._on_end(len(self.tokens), self.finished, self.error)
 
     def _digest(self) -> bytes:
         """SHA-1 of the ids of all tokens seen, each as 4 bytes little-endian. Made once a call, not once a token."""

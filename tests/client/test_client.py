@@ -11,6 +11,10 @@ import grpc
 import pytest
 from client.conftest import Stage
 from client.scripted import FINISH, IDS, Act, Face, Script, Threads, indexes, rest, take, without_attempt
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_trace_id
 
 import orca_client
 from orca.v1 import orca_pb2 as pb
@@ -235,6 +239,46 @@ async def test_an_endpoint_that_answered_is_waited_for(stage: Stage, face: Face,
     await script.left.get()
     await stage.endpoint(script, "b", port=split_address(endpoint.address)[1])
     assert indexes(await reader) == ALL
+
+
+async def test_a_span_for_each_request(stage: Stage, face: Face, connect: Connect) -> None:
+    """Its context goes with every call of the request, over a resumption too; two requests have two contexts."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("test")
+    script = Script(Act(upto=2, end=AWAY), FINISH, Act(end=errors.DataLoss("the pool lost tokens")), Act())
+    client = connect((await stage.endpoint(script)).address, tracer=tracer, metadata=[("authorization", "Bearer k")])
+    with tracer.start_as_current_span("caller") as caller:
+        await rest(face, client.generate("x", max_new_tokens=6, request_id="whole"))
+        with pytest.raises(DataLoss):
+            await rest(face, client.generate("x", max_new_tokens=6))
+        left = client.generate("x", max_new_tokens=6)
+        await face.next(left)
+        left.detach()
+    whole, lost, gone, _ = exporter.get_finished_spans()
+    sent = [call.metadata["traceparent"].split("-") for call in script.calls]
+    for span, calls in ((whole, sent[:2]), (lost, sent[2:3]), (gone, sent[3:])):
+        assert span.context is not None
+        assert {(trace, parent) for _, trace, parent, _ in calls} == {
+            (format_trace_id(span.context.trace_id), format_span_id(span.context.span_id))
+        }
+        assert span.parent is not None
+        assert span.parent.span_id == caller.get_span_context().span_id
+    assert {call.metadata["authorization"] for call in script.calls} == {"Bearer k"}
+    assert dict(whole.attributes or {}) == {"orca.request_id": "whole", "orca.tokens": 6, "orca.reason": "LENGTH"}
+    assert (whole.name, whole.kind, whole.status.status_code) == ("orca.generate", SpanKind.CLIENT, StatusCode.UNSET)
+    assert (lost.attributes or {})["orca.reason"] == "TOKENS_LOST"
+    assert (lost.status.status_code, lost.status.description) == (StatusCode.ERROR, "the pool lost tokens")
+    assert (gone.attributes or {})["orca.reason"] == "LEFT"
+
+
+async def test_metadata_of_one_request(stage: Stage, face: Face, connect: Connect) -> None:
+    script = Script()
+    client = connect((await stage.endpoint(script)).address)
+    await rest(face, client.generate("x", max_new_tokens=6, metadata=[("x-tenant", "a")]))
+    await rest(face, client.generate("x", max_new_tokens=6))
+    assert [call.metadata.get("x-tenant") for call in script.calls] == ["a", None]
 
 
 async def test_full_queue(stage: Stage, face: Face, connect: Connect) -> None:
