@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +15,7 @@ from .base import CLOSING_TIMEOUT, UNARY_TIMEOUT, BaseClient, BaseStream, OnLeav
 from .channels import Channels, Options, Rpc
 from .errors import Cancelled, DeadlineExceeded, OrcaError, Unavailable
 from .events import Event, Model, model_of
+from .many import Answer, Many, Progress, Prompt
 from .resumption import Resumption
 from .tracing import Trace
 
@@ -229,6 +230,53 @@ class AsyncOrcaClient(BaseClient[AsyncStream]):
     async with AsyncOrcaClient("127.0.0.1:50051") as client:
         print(await client.generate("Once upon a time", max_new_tokens=64).text())
     """
+
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        max_new_tokens: int,
+        concurrency: int = 16,
+        in_order: bool = True,
+        progress: Progress | None = None,
+        **arguments: Any,
+    ) -> AsyncGenerator[Answer]:
+        """Generates for many prompts, `concurrency` of them at a time, and gives their answers.
+
+        A prompt that fails has its error in its answer; the others go on. in_order: answers in the order of the
+        prompts; False: as they come. progress: called after each prompt with how many have ended, and of how many
+        (None when `prompts` has no length). arguments: those of `generate`, for all prompts. When the iteration is left
+        early, the requests that run are cancelled.
+        """
+        many = Many(prompts, concurrency, in_order, progress)
+        return self._many(many, {**arguments, "max_new_tokens": max_new_tokens})
+
+    async def _many(self, many: Many, arguments: dict[str, Any]) -> AsyncGenerator[Answer]:
+        tasks: set[asyncio.Task[Answer]] = set()
+
+        async def run(position: int, prompt: Prompt) -> Answer:
+            try:
+                stream = self.generate(prompt, **arguments)
+            except OrcaError as error:
+                return Answer(position, prompt, "", "", (), None, error)
+            try:
+                return stream.answer(position, prompt, await stream.text(), None)
+            except OrcaError as error:
+                return stream.answer(position, prompt, "", error)
+
+        try:
+            while True:
+                tasks |= {asyncio.create_task(run(position, prompt)) for position, prompt in many.start()}
+                if not many.running:
+                    return
+                done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    for answer in many.end(task.result()):
+                        yield answer
+        finally:
+            for task in tasks:
+                task.cancel()  # their streams are left
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def cancel(self, request_id: str, *, timeout: float = UNARY_TIMEOUT) -> bool:
         """Cancels a request, wherever it is, and returns whether it was alive. Raises NotFound."""

@@ -14,8 +14,9 @@ import grpc
 from .addresses import Addresses, targets_of
 from .attempts import next_attempt
 from .channels import Channels, Options, channel_options
-from .errors import Cancelled, InvalidArgument
+from .errors import Cancelled, InvalidArgument, OrcaError
 from .events import Accepted, Finished, FinishReason, Token
+from .many import Answer, Prompt
 from .patience import Patience
 from .request import generate_request
 from .resumption import Resumption
@@ -198,6 +199,11 @@ class BaseStream:
     def finished(self) -> Finished | None:
         """The Finished event, once it has come."""
         return self._resumption.finished
+
+    def answer(self, position: int, prompt: Prompt, text: str, error: OrcaError | None) -> Answer:
+        """The stream's end as the answer to one of many prompts."""
+        finished = None if error is not None else self.finished
+        return Answer(position, prompt, self.request_id, text, self.tokens, finished, error)
 
     def _end_trace(self) -> None:
         """The stream is left. Does nothing when its request has ended before."""

@@ -1,8 +1,10 @@
 """The client for threads."""
 
+import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
 from types import TracebackType
@@ -17,6 +19,7 @@ from .channels import Channels, Options, Rpc
 from .errors import Cancelled, DeadlineExceeded, OrcaError, Unavailable
 from .events import Event, Model, model_of
 from .leaving import Leaving
+from .many import Answer, Many, Progress, Prompt
 from .resumption import Resumption
 from .tracing import Trace
 
@@ -189,6 +192,55 @@ class OrcaClient(BaseClient[Stream]):
     with OrcaClient("127.0.0.1:50051") as client:
         print(client.generate("Once upon a time", max_new_tokens=64).text())
     """
+
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        max_new_tokens: int,
+        concurrency: int = 16,
+        in_order: bool = True,
+        progress: Progress | None = None,
+        **arguments: Any,
+    ) -> Iterator[Answer]:
+        """Generates for many prompts, `concurrency` of them at a time, and gives their answers.
+
+        A prompt that fails has its error in its answer; the others go on. in_order: answers in the order of the
+        prompts; False: as they come. progress: called after each prompt with how many have ended, and of how many
+        (None when `prompts` has no length). arguments: those of `generate`, for all prompts. When the iteration is left
+        early, the requests that run are cancelled.
+        """
+        many = Many(prompts, concurrency, in_order, progress)
+        return self._many(many, concurrency, {**arguments, "max_new_tokens": max_new_tokens})
+
+    def _many(self, many: Many, concurrency: int, arguments: dict[str, Any]) -> Iterator[Answer]:
+        ended: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()
+        streams: dict[int, Stream] = {}
+
+        def run(position: int, prompt: Prompt) -> Answer:
+            try:
+                stream = streams[position] = self.generate(prompt, **arguments)
+            except OrcaError as error:
+                return Answer(position, prompt, "", "", (), None, error)
+            try:
+                return stream.answer(position, prompt, stream.text(), None)
+            except OrcaError as error:
+                return stream.answer(position, prompt, "", error)
+
+        with ThreadPoolExecutor(concurrency, "orca-many") as threads:
+            try:
+                while True:
+                    for position, prompt in many.start():
+                        threads.submit(run, position, prompt).add_done_callback(ended.put)
+                    if not many.running:
+                        return
+                    answer = ended.get().result()
+                    streams.pop(answer.position, None)
+                    yield from many.end(answer)
+            finally:
+                threads.shutdown(wait=False, cancel_futures=True)
+                for stream in list(streams.values()):
+                    stream.close()
 
     def cancel(self, request_id: str, *, timeout: float = UNARY_TIMEOUT) -> bool:
         """Cancels a request, wherever it is, and returns whether it was alive. Raises NotFound."""
