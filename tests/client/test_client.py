@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -538,6 +539,19 @@ async def test_a_name_with_several_addresses(stage: Stage, face: Face, connect: 
         for _ in range(4):
             assert indexes(await rest(face, client.generate("x", max_new_tokens=6))) == ALL
         assert {call.endpoint for call in script.calls} == {"b"}
+
+
+async def test_calls_are_balanced_over_the_addresses_of_a_name(stage: Stage, face: Face, connect: Connect) -> None:
+    """One after the other, so that no endpoint gets more than another."""
+    script = Script()
+    endpoints = [await stage.endpoint(script, name) for name in "abc"]
+    client = connect("ipv4:" + ",".join(endpoint.address for endpoint in endpoints))
+    while {call.endpoint for call in script.calls} != set("abc"):
+        await rest(face, client.generate("x", max_new_tokens=6))
+    script.calls.clear()
+    for _ in range(12):
+        await rest(face, client.generate("x", max_new_tokens=6))
+    assert Counter(call.endpoint for call in script.calls) == Counter("abc" * 4)
 
 
 async def test_closing_the_client(stage: Stage, face: Face, connect: Connect) -> None:
