@@ -93,12 +93,13 @@ class AsyncStream(BaseStream):
         if not self._began or self._was_left() or self._resumption.ended or self._loop.is_closed():
             return
         self._end_trace()
+        self._abandoned = True
+        call, tell = self._call, self._loop.call_soon_threadsafe
+        tell(self._left.set)
         if self.on_leave == "cancel":
-            self._abandoned = True
-            target = self._target if self._call is not None else ""
-            self._loop.call_soon_threadsafe(self._leaving.add, self.request_id, target, self._call, self._left)
-        elif self._call is not None:  # grpc.aio keeps a dropped call alive
-            self._loop.call_soon_threadsafe(self._call.cancel)
+            tell(self._leaving.add, self.request_id, self._target if call is not None else "", call)
+        elif call is not None:  # grpc.aio keeps a dropped call alive
+            tell(call.cancel)
 
     def _was_left(self) -> bool:
         return self._abandoned or self._left.is_set()
@@ -200,9 +201,8 @@ class AsyncLeaving:
         self._channels = channels
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def add(self, request_id: str, target: str, call: Any, left: asyncio.Event) -> None:
-        """Cancels a request, and then ends its call. target: "" is any. left: tells the stream's reader."""
-        left.set()
+    def add(self, request_id: str, target: str, call: Any) -> None:
+        """Cancels a request, and then ends its call. target: "" is any."""
         task = asyncio.get_running_loop().create_task(self._cancel(request_id, target, call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

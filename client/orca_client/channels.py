@@ -7,7 +7,6 @@ from typing import Any, Literal, cast
 
 import grpc
 
-from orca.v1.orca_pb2 import CancelRequest
 from orca.v1.orca_pb2_grpc import OrcaStub
 
 from .addresses import Addresses
@@ -40,19 +39,12 @@ class Channels:
 
         metadata: goes with the call, beside the client's own.
         """
-        return getattr(self._stub(target), rpc)(request, timeout=timeout, metadata=self._metadata + metadata)
-
-    def begin_cancel(self, target: str, request: CancelRequest, timeout: float) -> Any:
-        """Begins a call of Cancel, without waiting for its end; for the client for threads. target: "" is any."""
-        return self._stub(target or self.pick()).Cancel.future(request, timeout=timeout, metadata=self._metadata)
-
-    def _stub(self, target: str) -> Any:
         if self.closed:
             raise Cancelled("the client was closed")
         if target not in self._stubs:
             self._channels.append(self._new_channel(target))
             self._stubs[target] = OrcaStub(self._channels[-1])
-        return self._stubs[target]
+        return getattr(self._stubs[target], rpc)(request, timeout=timeout, metadata=self._metadata + metadata)
 
     def error(self, failure: grpc.RpcError, target: str) -> OrcaError:
         """The error of a call that an endpoint, or the way to it, ended with this failure."""

@@ -98,11 +98,9 @@ class Stream(BaseStream):
         if not self._began or self._resumption.ended or self._left.is_set():
             return
         self._end_trace()
-        if self.on_leave == "cancel":
-            self._left.set()
-            self._leaving.add(self.request_id, self._target if self._call is not None else "", self._call)
-        else:
-            self._cancel_call()
+        self._left.set()
+        request_id = self.request_id if self.on_leave == "cancel" else ""
+        self._leaving.add(request_id, self._target if self._call is not None else "", self._call)
 
     def close(self) -> None:
         """Cancels the request unless it has ended, and ends the stream."""
@@ -216,12 +214,15 @@ class OrcaClient(BaseClient[Stream]):
     def _many(self, many: Many, concurrency: int, arguments: dict[str, Any]) -> Iterator[Answer]:
         ended: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()
         streams: dict[int, Stream] = {}
+        left = threading.Event()
 
         def run(position: int, prompt: Prompt) -> Answer:
             try:
                 stream = streams[position] = self.generate(prompt, **arguments)
             except OrcaError as error:
                 return Answer(position, prompt, "", "", (), None, error)
+            if left.is_set():  # too late for the look at all streams below
+                stream.close()
             try:
                 return stream.answer(position, prompt, stream.text(), None)
             except OrcaError as error:
@@ -238,6 +239,7 @@ class OrcaClient(BaseClient[Stream]):
                     streams.pop(answer.position, None)
                     yield from many.end(answer)
             finally:
+                left.set()
                 threads.shutdown(wait=False, cancel_futures=True)
                 for stream in list(streams.values()):
                     stream.close()

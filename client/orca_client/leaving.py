@@ -3,10 +3,8 @@
 import queue
 import sys
 import threading
-import time
 import weakref
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import grpc
@@ -27,14 +25,14 @@ class Leaving:
     """
 
     def __init__(self, channels: Channels, timeout: float) -> None:
-        """timeout: seconds for each Cancel. The thread starts with the first `start`."""
+        """timeout: seconds for each Cancel."""
         self._channels, self._timeout = channels, timeout
         self._left: queue.SimpleQueue[Left | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
 
     def start(self) -> None:
-        """To be called before a stream can be left."""
+        """Starts the thread, once. To be called before a stream can be left."""
         with self._starting:
             if self._thread is None:
                 arguments = (self._channels, self._left, self._timeout)
@@ -43,7 +41,7 @@ class Leaving:
                 weakref.finalize(self, self._left.put, None)
 
     def add(self, request_id: str, target: str, call: Any) -> None:
-        """Cancels a request, and then ends its call. Returns at once."""
+        """Cancels a request, and then ends its call. Returns at once. request_id: "" only ends the call."""
         if not sys.is_finalizing():
             self._left.put((request_id, target, call))
 
@@ -55,22 +53,11 @@ class Leaving:
 
 
 def work(channels: Channels, left: "queue.SimpleQueue[Left | None]", timeout: float) -> None:
-    """The thread. None in the queue ends it."""
-    running: set[Any] = set()  # calls of Cancel
+    """The thread. None in the queue ends it. A request that cannot be cancelled ends after its detach_grace."""
     while (item := left.get()) is not None:
         request_id, target, call = item
-        running = {cancelling for cancelling in running if not cancelling.done()}
-        with suppress(OrcaError, ValueError):  # the client was closed, which has ended the call
-            cancelling = channels.begin_cancel(target, CancelRequest(request_id=request_id), timeout)
-            running.add(cancelling)
-            cancelling.add_done_callback(partial(end, call))
-    give_up = time.monotonic() + timeout
-    for cancelling in running:
-        with suppress(grpc.RpcError, grpc.FutureCancelledError, grpc.FutureTimeoutError):
-            cancelling.result(max(0.0, give_up - time.monotonic()))
-
-
-def end(call: Any, _: Any) -> None:
-    """Ends a stream's call when its Cancel has ended, whatever the answer: else detach_grace ends the request."""
-    if call is not None:
-        call.cancel()
+        if request_id:
+            with suppress(OrcaError, ValueError, grpc.RpcError):  # ValueError: of a channel that was closed meanwhile
+                channels.call(target or channels.pick(), "Cancel", CancelRequest(request_id=request_id), timeout)
+        if call is not None:
+            call.cancel()

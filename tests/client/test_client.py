@@ -351,8 +351,9 @@ async def test_leaving_an_ended_stream_cancels_nothing(stage: Stage, face: Face,
     """Neither after Finished nor after an error."""
     script = Script(FINISH, Act(upto=1, end=errors.DataLoss("the pool lost tokens")))
     client = connect((await stage.endpoint(script)).address)
-    finished, failed = client.generate("x", max_new_tokens=6), client.generate("x", max_new_tokens=6)
+    finished = client.generate("x", max_new_tokens=6)
     await rest(face, finished)
+    failed = client.generate("x", max_new_tokens=6)
     with pytest.raises(DataLoss):
         await rest(face, failed)
     del finished, failed
