@@ -93,9 +93,7 @@ class Resumption:
         if response.HasField("accepted"):
             self._patience.working(now)
             self._parts.append(response.accepted)
-        if response.tokens:
-            self._patience.progress()
-            self._parts.extend(response.tokens)
+        self._parts.extend(response.tokens)
         if response.HasField("finished"):
             self._parts.append(response.finished)
 
@@ -142,6 +140,7 @@ class Resumption:
         """The token, unless it was shown before."""
         place = message.index - self._from_index - len(self.tokens)
         if place == 0:
+            self._patience.progress()
             token = token_of(message)
             self.tokens.append(token)
             return token
