@@ -24,6 +24,7 @@ SLOW = [
     "e2e/test_traces.py",
     "kernels/test_triton_compiled.py",
     "kernels/test_triton_interpreted.py",
+    "endpoint/test_tools.py",
     "scheduler/test_core_properties.py",
     "scheduler/test_losses.py",
     "scheduler/test_takeover.py",

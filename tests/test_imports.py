@@ -110,9 +110,12 @@ RULES = [
         lambda i: ours(i, "orca_kernels") and third_party(i, "torch", "triton", "numpy"),
     ),
     Rule(
-        "orca_client -> orca.v1; grpcio, protobuf and google.rpc only",
+        "orca_client -> orca.v1; grpcio, protobuf and google.rpc, and opentelemetry for the caller's tracer",
         "orca_client",
-        lambda i: ours(i, "orca_client", "orca.v1") and third_party(i, "grpc", "google.protobuf", "google.rpc"),
+        lambda i: (
+            ours(i, "orca_client", "orca.v1")
+            and third_party(i, "grpc", "google.protobuf", "google.rpc", "opentelemetry")
+        ),
     ),
     Rule(
         "orca_lab -> the scheduler's pure core and its journal, orca_worker, orca_kernels, orca_client, orca.v1",

@@ -1,10 +1,18 @@
-"""The committed Python of the protos is what protos/generate.py makes of them."""
+"""The contract: its generated Python is current, other languages can use it, it keeps to buf's rules."""
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from orca.v1 import orca_pb2, pool_pb2, worker_pb2
+from orca_common.errors import ErrorReason
+
 PROTOS = Path(__file__).parents[1] / "protos"
+BUF = "1.75.0"  # in the npm registry
 
 
 def generated(folder: Path) -> dict[str, str]:
@@ -18,3 +26,49 @@ def test_generated_code_is_current(tmp_path: Path) -> None:
     assert set(fresh) == set(committed), "run `make protos`"
     stale = [name for name in fresh if fresh[name] != committed[name]]
     assert not stale, "run `make protos`"
+
+
+@pytest.mark.parametrize("module", [orca_pb2, pool_pb2, worker_pb2], ids=lambda module: module.__name__)
+def test_names_in_other_languages(module: object) -> None:
+    options = module.DESCRIPTOR.GetOptions()  # type: ignore[attr-defined]
+    assert options.go_package == "orca.serving/gen/orca/v1;orcav1"
+    assert (options.java_package, options.java_multiple_files) == ("serving.orca.v1", True)
+    assert options.csharp_namespace == "Orca.V1"
+
+
+def test_the_comments_name_every_reason() -> None:
+    """The contract says which method ends with which reason of google.rpc.ErrorInfo; docs/call.md says what to do."""
+    comments = re.findall(r"\[([A-Z][^\]]*)\]", (PROTOS / "orca/v1/orca.proto").read_text())
+    named = {word for comment in comments for word in re.findall(r"\b[A-Z]+(?:_[A-Z]+)*\b", comment)}
+    assert named == set(ErrorReason) - {ErrorReason.UNSPECIFIED}
+    page = (PROTOS.parent / "docs/call.md").read_text()
+    assert [reason for reason in named if f"`{reason}`" not in page] == []
+
+
+def test_buf(tmp_path: Path) -> None:
+    """buf's standard rules, and nothing that breaks callers since the last release."""
+    buf = buf_or_skip(tmp_path)
+    subprocess.run([buf, "lint", PROTOS], check=True)
+    tag = subprocess.run(
+        ["git", "describe", "--tags", "--abbrev=0", "--match", "v*"],
+        cwd=PROTOS,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if tag.returncode == 0:
+        against = f"{PROTOS.parent}/.git#tag={tag.stdout.strip()},subdir=protos"
+        subprocess.run([buf, "breaking", PROTOS, "--against", against], check=True)
+
+
+def buf_or_skip(folder: Path) -> str:
+    """The command buf: of this machine, or from its npm package."""
+    if buf := shutil.which("buf"):
+        return buf
+    if shutil.which("npm") is None:
+        pytest.skip("neither buf nor npm is installed")
+    install = ["npm", "install", "--no-save", "--no-audit", "--no-fund", "--prefer-offline", f"@bufbuild/buf@{BUF}"]
+    installed = subprocess.run(install, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    if installed.returncode != 0:
+        pytest.skip(f"npm cannot install buf here: {installed.stderr[-300:]}")
+    return str(folder / "node_modules/.bin/buf")

@@ -57,8 +57,7 @@ class GrpcDoor:
         answer.ended = clock()
         for moment, message in messages:  # parsed only now: the clock of the other streams does not wait for it
             event = pb.GenerateResponse.FromString(message)
-            match event.WhichOneof("event"):
-                case "token":
-                    answer.came.append(moment)
-                case "finished":
-                    answer.tokens = event.finished.output_tokens
+            if event.tokens:
+                answer.came.append(moment)
+            if event.HasField("finished"):
+                answer.tokens = event.finished.output_tokens

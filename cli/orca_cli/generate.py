@@ -1,7 +1,7 @@
 """`orca generate`: prompts in, tokens out as they come.
 
 One prompt streams as plain text. Several run at once: side by side on a terminal, else one block after the other.
-`--json` prints every event as one line, in protobuf's JSON of `orca.v1` with its field names:
+`--json` prints every event as one line: its message of `orca.v1` in protobuf's JSON, with the contract's field names:
 
     {"request_id": "..", "accepted": {"request_id": "..", "input_tokens": 4, "queue_position": 0}}
     {"request_id": "..", "token": {"index": 0, "token_id": 17, "text": " a", "iteration": "8", "engine": "engine-0"}}
@@ -182,9 +182,8 @@ class JsonLines:
     """Prints every event as it comes, as a line of JSON."""
 
     def show(self, n: int, request_id: str, event: Event) -> None:
-        response = message_of(event)
-        name = response.WhichOneof("event") or ""
-        message = getattr(response, name)
+        message = message_of(event)
+        name = type(event).__name__.lower()
         fields = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
         ordered = {field.name: fields[field.name] for field in message.DESCRIPTOR.fields if field.name in fields}
         print(json.dumps({"request_id": request_id, name: ordered}, ensure_ascii=False), flush=True)

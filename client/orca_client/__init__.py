@@ -17,11 +17,15 @@ from .errors import (
     Unavailable,
 )
 from .events import Accepted, Engine, Event, Finished, FinishReason, Model, Timings, Token, message_of
+from .many import Answer
+
+__version__ = "0.1.0"
 
 __all__ = [
     "Aborted",
     "Accepted",
     "AlreadyExists",
+    "Answer",
     "AsyncOrcaClient",
     "AsyncStream",
     "Cancelled",
@@ -43,5 +47,6 @@ __all__ = [
     "Timings",
     "Token",
     "Unavailable",
+    "__version__",
     "message_of",
 ]

@@ -1,6 +1,12 @@
 """Which of several endpoints the next call goes to."""
 
+import re
 from collections.abc import Sequence
+
+from .errors import InvalidArgument
+
+HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):\d{1,5}")
+SCHEMES = ("dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds")  # of gRPC's targets
 
 SUSPECT = 5.0  # seconds for which an endpoint that failed is avoided while another one is left
 
@@ -13,8 +19,6 @@ class Addresses:
 
     def __init__(self, targets: Sequence[str], start: int) -> None:
         """start: the position of the first address to pick; a random one spreads many clients over the list."""
-        if not targets:
-            raise ValueError("at least one address is needed")
         self.targets = tuple(targets)
         self._next = start
         self._suspect_until = [0.0] * len(self.targets)
@@ -32,3 +36,33 @@ class Addresses:
     def failed(self, target: str, now: float) -> None:
         """Avoids an address for a while."""
         self._suspect_until[self.targets.index(target)] = now + SUSPECT
+
+
+def targets_of(addresses: str | Sequence[str]) -> list[str]:
+    """One or several gRPC targets, as a list. Raises InvalidArgument for what is none.
+
+    gRPC itself would take "http://host:1" for a name to look up, and "host" for its port 443.
+    """
+    targets = [addresses] if isinstance(addresses, str) else list(addresses)
+    if not targets:
+        raise InvalidArgument("addresses: at least one is needed", "addresses")
+    for target in targets:
+        if problem := _problem(target):
+            raise InvalidArgument(f"addresses: {target!r} {problem}", "addresses")
+    return targets
+
+
+def _problem(target: str) -> str:
+    """Why this is no target; empty when it is one."""
+    if not isinstance(target, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return f"is of type {type(target).__name__}; give text such as '127.0.0.1:50051'"
+    scheme, colon, _ = target.partition(":")
+    if colon and scheme.lower() in SCHEMES and not HOST_AND_PORT.fullmatch(target):
+        return ""
+    if "://" in target:
+        return "is a URL; give the endpoint's gRPC port as host:port, such as '127.0.0.1:50051'"
+    if HOST_AND_PORT.fullmatch(target):
+        return ""
+    if target.count(":") > 1:
+        return "is no host:port; an IPv6 address stands in brackets, as in '[::1]:50051'"
+    return "is no host:port, such as '127.0.0.1:50051'"

@@ -1,24 +1,32 @@
 """What the two clients share: their settings, the arguments of a request, and what a stream knows of its request."""
 
+import math
 import random
 import time
 import uuid
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import grpc
 
-from .addresses import Addresses
+from .addresses import Addresses, targets_of
 from .attempts import next_attempt
 from .channels import Channels, Options, channel_options
-from .errors import Cancelled, InvalidArgument
+from .errors import Cancelled, InvalidArgument, OrcaError
 from .events import Accepted, Finished, FinishReason, Token
+from .many import Answer, Prompt
 from .patience import Patience
 from .request import generate_request
 from .resumption import Resumption
+from .tracing import Trace
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 S = TypeVar("S", bound="BaseStream")
+OnLeave = Literal["cancel", "detach"]
 
 UNARY_TIMEOUT = 10.0  # seconds for Cancel and GetModel, over all tries
 CLOSING_TIMEOUT = 2.0  # seconds for the Cancel of a stream that is closed before its end
@@ -33,23 +41,28 @@ class BaseClient(ABC, Generic[S]):
         *,
         credentials: grpc.ChannelCredentials | None = None,
         metadata: Sequence[tuple[str, str]] = (),
+        connect_timeout: float = 10.0,
         resume_timeout: float = 60.0,
         retry_when_full: bool = False,
         keepalive: float = 10.0,
+        tracer: "Tracer | None" = None,
     ) -> None:
-        """Connects at the first call.
+        """Connects at the first call. Raises InvalidArgument for an address that is none.
 
         addresses: one or several gRPC targets ("host:port", "dns:///name:port"). credentials: for TLS; None: plaintext.
-        metadata: goes with every call. resume_timeout: a stream ends as Unavailable after so many seconds without a
-        working endpoint. retry_when_full: wait while the queue is full, as long as the request's timeout allows,
-        instead of raising ResourceExhausted. keepalive: check a connection after so many seconds of silence; a frozen
-        endpoint is noticed after one and a half times this.
+        metadata: goes with every call. connect_timeout: a stream ends as Unavailable after so many seconds in which no
+        endpoint has answered this client at all. resume_timeout: the same, once one has answered. retry_when_full: wait
+        while the queue is full, as long as the request's timeout allows, instead of raising ResourceExhausted.
+        keepalive: check a connection after so many seconds of silence; a frozen endpoint is noticed after one and a
+        half times this. tracer: of OpenTelemetry; each request then has a span, whose context goes with its calls.
         """
-        targets = [addresses] if isinstance(addresses, str) else list(addresses)
+        targets = targets_of(addresses)
         self._rng = random.Random()
-        self._addresses = Addresses(targets, self._rng.randrange(max(1, len(targets))))
+        self._addresses = Addresses(targets, self._rng.randrange(len(targets)))
+        self._connect_timeout, self._tracer = connect_timeout, tracer
         self._resume_timeout, self._retry_when_full = resume_timeout, retry_when_full
         new_channel, options = type(self)._new_channel, channel_options(keepalive)
+        self._streams: weakref.WeakSet[S] = weakref.WeakSet()  # left when the client is closed
         self._channels = Channels(self._addresses, metadata, lambda target: new_channel(target, credentials, options))
 
     def generate(
@@ -68,13 +81,17 @@ class BaseClient(ABC, Generic[S]):
         timeout: float | None = None,
         detach_grace: float = 30.0,
         request_id: str | None = None,
+        model: str = "",
+        on_leave: OnLeave = "cancel",
+        metadata: Sequence[tuple[str, str]] = (),
     ) -> S:
         """Sends a request, and returns its stream of Accepted, Tokens and Finished.
 
         prompt: text or token ids. temperature: 0 is greedy. timeout: seconds for the whole request, with all its
-        resumptions. detach_grace: seconds for which the request lives on after its stream was dropped, so that it can
-        be resumed. request_id: made when absent; one that the server knows with the same body gives the stream of that
-        request.
+        resumptions. detach_grace: seconds for which the request lives on without a call, so that it can be resumed.
+        request_id: made when absent; one that the server knows with the same body gives the stream of that request.
+        model: the name that the server must serve; empty: whichever it does. on_leave: "cancel" ends the request when
+        its stream is left before the end, "detach" lets it live on. metadata: goes with the calls of this request.
 
         Raises InvalidArgument for a value that its field cannot hold. What the server refuses is raised by the stream.
         """
@@ -91,46 +108,59 @@ class BaseClient(ABC, Generic[S]):
             ignore_eos=ignore_eos,
             logprobs=logprobs,
             detach_grace=detach_grace,
+            model=model,
         )
-        return self._open(
-            Resumption(
-                body.request_id,
-                body,
-                patience=self._patience(self._resume_timeout, timeout),
-                next_attempt=next_attempt,
-                retry_when_full=self._retry_when_full,
-            )
+        patience = self._patience(self._resume_timeout, timeout)
+        trace = Trace(self._tracer, "orca.generate", body.request_id, metadata)
+        resumption = Resumption(
+            body.request_id,
+            body,
+            patience=patience,
+            next_attempt=next_attempt,
+            retry_when_full=self._retry_when_full,
+            on_end=trace.end,
         )
+        return self._open(resumption, trace, on_leave)
 
     def resume(
-        self, request_id: str, from_index: int = 0, *, seen: Sequence[int] | None = None, timeout: float | None = None
+        self,
+        request_id: str,
+        from_index: int = 0,
+        *,
+        seen: Sequence[int] | None = None,
+        timeout: float | None = None,
+        on_leave: OnLeave = "cancel",
+        metadata: Sequence[tuple[str, str]] = (),
     ) -> S:
         """The stream of a request that was sent before, here or by another process, from token `from_index` on.
 
         The request's older stream ends as Aborted. seen: the ids of the tokens before `from_index`; the stream raises
-        DataLoss when the server has others.
+        DataLoss when the server has others. on_leave, metadata: as in `generate`.
         """
         if from_index < 0 or (seen is not None and len(seen) != from_index):
             raise InvalidArgument("from_index: must be the number of tokens seen", "from_index")
-        return self._open(
-            Resumption(
-                request_id,
-                None,
-                patience=self._patience(self._resume_timeout, timeout),
-                next_attempt=next_attempt,
-                from_index=from_index,
-                seen=seen if from_index else (),
-            )
+        patience = self._patience(self._resume_timeout, timeout)
+        trace = Trace(self._tracer, "orca.resume", request_id, metadata)
+        resumption = Resumption(
+            request_id,
+            None,
+            patience=patience,
+            next_attempt=next_attempt,
+            from_index=from_index,
+            seen=seen if from_index else (),
+            on_end=trace.end,
         )
+        return self._open(resumption, trace, on_leave)
 
     @abstractmethod
-    def _open(self, resumption: Resumption) -> S:
+    def _open(self, resumption: Resumption, trace: Trace, on_leave: OnLeave) -> S:
         """Makes the stream, which makes the first call."""
 
     def _patience(self, bound: float, timeout: float | None) -> Patience:
         """bound: seconds without a working endpoint. timeout: seconds for everything."""
-        now = time.monotonic()
-        return Patience(bound, now, None if timeout is None else now + timeout, self._rng)
+        _check_timeout(timeout)
+        connect = None if self._channels.answered else self._connect_timeout
+        return Patience(bound, time.monotonic(), timeout, self._rng, connect=connect)
 
     @staticmethod
     @abstractmethod
@@ -138,11 +168,17 @@ class BaseClient(ABC, Generic[S]):
         """A gRPC channel to an endpoint."""
 
 
+def _check_timeout(timeout: Any) -> None:
+    """Raises InvalidArgument unless it is a number of seconds, or None."""
+    if timeout is not None and not (isinstance(timeout, int | float) and 0 <= timeout < math.inf):
+        raise InvalidArgument(f"timeout: must be a number of seconds; it is {timeout!r}", "timeout")
+
+
 class BaseStream:
     """What a stream knows of its request, whichever client reads it."""
 
-    def __init__(self, resumption: Resumption) -> None:
-        self._resumption = resumption
+    def __init__(self, resumption: Resumption, trace: Trace, on_leave: OnLeave) -> None:
+        self._resumption, self._trace, self.on_leave = resumption, trace, on_leave
 
     @property
     def request_id(self) -> str:
@@ -163,6 +199,15 @@ class BaseStream:
     def finished(self) -> Finished | None:
         """The Finished event, once it has come."""
         return self._resumption.finished
+
+    def answer(self, position: int, prompt: Prompt, text: str, error: OrcaError | None) -> Answer:
+        """The stream's end as the answer to one of many prompts."""
+        finished = None if error is not None else self.finished
+        return Answer(position, prompt, self.request_id, text, self.tokens, finished, error)
+
+    def _end_trace(self) -> None:
+        """The stream is left. Does nothing when its request has ended before."""
+        self._trace.end(len(self._resumption.tokens), None, None)
 
     def _whole_text(self) -> str:
         """The text of a request that has finished. Raises Cancelled when the request or the stream was cut short."""

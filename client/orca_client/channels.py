@@ -11,6 +11,7 @@ from orca.v1.orca_pb2_grpc import OrcaStub
 
 from .addresses import Addresses
 from .errors import Cancelled, OrcaError, Unavailable, error_of
+from .tracing import Metadata
 
 Rpc = Literal["Generate", "Resume", "Cancel", "GetModel"]
 Options = list[tuple[str, int | str]]
@@ -27,25 +28,33 @@ class Channels:
         self._channels: list[Any] = []
         self._stubs: dict[str, Any] = {}  # an OrcaStub for each address; the generated class has no types
         self.closed = False
+        self.answered = False  # whether any endpoint has answered anything
 
     def pick(self) -> str:
         """The address that the next call goes to."""
         return self._addresses.pick(time.monotonic())
 
-    def call(self, target: str, rpc: Rpc, request: Any, timeout: float | None) -> Any:
-        """Calls an endpoint. The channel is made at the first call. Raises Cancelled when the client is closed."""
+    def call(self, target: str, rpc: Rpc, request: Any, timeout: float | None, metadata: Metadata = ()) -> Any:
+        """Calls an endpoint. The channel is made at the first call. Raises Cancelled when the client is closed.
+
+        metadata: goes with the call, beside the client's own.
+        """
         if self.closed:
             raise Cancelled("the client was closed")
         if target not in self._stubs:
             self._channels.append(self._new_channel(target))
             self._stubs[target] = OrcaStub(self._channels[-1])
-        return getattr(self._stubs[target], rpc)(request, timeout=timeout, metadata=self._metadata)
+        return getattr(self._stubs[target], rpc)(request, timeout=timeout, metadata=self._metadata + metadata)
 
     def error(self, failure: grpc.RpcError, target: str) -> OrcaError:
         """The error of a call that an endpoint, or the way to it, ended with this failure."""
         if self.closed:
             return Cancelled("the client was closed")
         error = error_of(failure.code(), failure.details(), cast(Any, failure.trailing_metadata()))
+        if error.reason:
+            self.answered = True
+        elif isinstance(error, Unavailable):
+            error = Unavailable(f"{target}: {error}")
         error.__cause__ = failure
         if isinstance(error, Unavailable):
             self._addresses.failed(target, time.monotonic())

@@ -1,8 +1,12 @@
 """The client for threads."""
 
+import queue
 import threading
 import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
@@ -10,11 +14,14 @@ import grpc
 
 from orca.v1.orca_pb2 import CancelRequest, GenerateRequest, GenerateResponse, GetModelRequest
 
-from .base import CLOSING_TIMEOUT, UNARY_TIMEOUT, BaseClient, BaseStream
+from .base import CLOSING_TIMEOUT, UNARY_TIMEOUT, BaseClient, BaseStream, OnLeave
 from .channels import Channels, Options, Rpc
-from .errors import Cancelled, OrcaError, Unavailable
+from .errors import Cancelled, DeadlineExceeded, OrcaError, Unavailable
 from .events import Event, Model, model_of
+from .leaving import Leaving
+from .many import Answer, Many, Progress, Prompt
 from .resumption import Resumption
+from .tracing import Trace
 
 SINGLE_THREADED = "SingleThreadedUnaryStream"  # grpc.experimental.ChannelOptions, which its type stubs lack
 
@@ -22,36 +29,51 @@ SINGLE_THREADED = "SingleThreadedUnaryStream"  # grpc.experimental.ChannelOption
 class Stream(BaseStream):
     """The events of one request: an iterator that resumes by itself. Each token comes exactly once, in order.
 
-    The iteration stops after Finished, or raises the error that ended the request. A stream that is dropped before its
-    end (a `for` loop that is left) only detaches: the request lives on for its `detach_grace`, and
-    `client.resume(stream.request_id, len(stream.tokens))` continues it. To cancel the request, call `cancel` or
-    `close`, or use `with`, which closes the stream at the end of the block.
+    The iteration stops after Finished, or raises the error that ended the request. A stream that is left before its end
+    (a `for` loop that is left, a stream that is dropped, a client that is closed) cancels its request: nobody waits for
+    the rest. With `on_leave="detach"`, or after `detach`, the request lives on for its `detach_grace` instead, and
+    `client.resume(stream.request_id, len(stream.tokens))` continues it.
 
     One thread iterates; any thread may call `cancel`, `detach` and `close`.
     """
 
-    def __init__(self, client: "OrcaClient", channels: Channels, resumption: Resumption) -> None:
-        super().__init__(resumption)
-        self._client, self._channels = client, channels
+    _began = False  # whether the first call was made
+
+    def __init__(
+        self,
+        client: "OrcaClient",
+        channels: Channels,
+        leaving: Leaving,
+        resumption: Resumption,
+        trace: Trace,
+        on_leave: OnLeave,
+    ) -> None:
+        super().__init__(resumption, trace, on_leave)
+        self._client, self._channels, self._leaving = client, channels, leaving
         self._left = threading.Event()
         self._target = ""
-        self._call: Any = self._start()  # gRPC cancels a call that is dropped; None: no call is under way
+        self._call: Any = self._start()  # None: no call is under way
+        self._began = True
 
-    def __iter__(self) -> Self:
-        return self
+    def __del__(self) -> None:
+        self.leave()
+
+    def __iter__(self) -> "Loop":
+        return Loop(self)
 
     def __next__(self) -> Event:
         while self._resumption.finished is None:
-            response = self._read()
-            if response is None:
-                continue
             try:
-                event = self._resumption.take(response, time.monotonic())
+                event = self._resumption.event()
             except OrcaError:
                 self._drop()
                 raise
             if event is not None:
                 return event
+            response = self._read()
+            if response is not None and not self._left.is_set():
+                self._channels.answered = True
+                self._resumption.take(response, time.monotonic())
         self._drain()
         raise StopIteration
 
@@ -67,8 +89,18 @@ class Stream(BaseStream):
 
     def detach(self) -> None:
         """Ends the stream; the request lives on for its `detach_grace`. Further iteration raises Cancelled."""
+        self._end_trace()
         self._left.set()
         self._cancel_call()
+
+    def leave(self) -> None:
+        """Ends the stream as one that is dropped: does what `on_leave` says, without waiting for it."""
+        if not self._began or self._resumption.ended or self._left.is_set():
+            return
+        self._end_trace()
+        self._left.set()
+        request_id = self.request_id if self.on_leave == "cancel" else ""
+        self._leaving.add(request_id, self._target if self._call is not None else "", self._call)
 
     def close(self) -> None:
         """Cancels the request unless it has ended, and ends the stream."""
@@ -89,7 +121,7 @@ class Stream(BaseStream):
         self._target = self._channels.pick()
         rpc: Rpc = "Generate" if isinstance(call.request, GenerateRequest) else "Resume"
         try:
-            return self._channels.call(self._target, rpc, call.request, call.timeout)
+            return self._channels.call(self._target, rpc, call.request, call.timeout, self._trace.metadata)
         except ValueError:  # grpc raises it for a channel that another thread closed meanwhile
             if self._channels.closed:
                 raise Cancelled("the client was closed") from None
@@ -135,12 +167,82 @@ class Stream(BaseStream):
             call.cancel()
 
 
+class Loop(Iterator[Event]):
+    """One loop over a stream. When the loop is left before the stream's end, the stream is left, unless it detaches."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def __del__(self) -> None:
+        if self._stream.on_leave == "cancel":
+            self._stream.leave()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Event:
+        return next(self._stream)
+
+
 class OrcaClient(BaseClient[Stream]):
     """Calls Orca from threads, which may share it.
 
     with OrcaClient("127.0.0.1:50051") as client:
         print(client.generate("Once upon a time", max_new_tokens=64).text())
     """
+
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        max_new_tokens: int,
+        concurrency: int = 16,
+        in_order: bool = True,
+        progress: Progress | None = None,
+        **arguments: Any,
+    ) -> Iterator[Answer]:
+        """Generates for many prompts, `concurrency` of them at a time, and gives their answers.
+
+        A prompt that fails has its error in its answer; the others go on. in_order: answers in the order of the
+        prompts; False: as they come. progress: called after each prompt with how many have ended, and of how many
+        (None when `prompts` has no length). arguments: those of `generate`, for all prompts. When the iteration is left
+        early, the requests that run are cancelled.
+        """
+        many = Many(prompts, concurrency, in_order, progress)
+        return self._many(many, concurrency, {**arguments, "max_new_tokens": max_new_tokens})
+
+    def _many(self, many: Many, concurrency: int, arguments: dict[str, Any]) -> Iterator[Answer]:
+        ended: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()
+        streams: dict[int, Stream] = {}
+        left = threading.Event()
+
+        def run(position: int, prompt: Prompt) -> Answer:
+            try:
+                stream = streams[position] = self.generate(prompt, **arguments)
+            except OrcaError as error:
+                return Answer(position, prompt, "", "", (), None, error)
+            if left.is_set():  # too late for the look at all streams below
+                stream.close()
+            try:
+                return stream.answer(position, prompt, stream.text(), None)
+            except OrcaError as error:
+                return stream.answer(position, prompt, "", error)
+
+        with ThreadPoolExecutor(concurrency, "orca-many") as threads:
+            try:
+                while True:
+                    for position, prompt in many.start():
+                        threads.submit(run, position, prompt).add_done_callback(ended.put)
+                    if not many.running:
+                        return
+                    answer = ended.get().result()
+                    streams.pop(answer.position, None)
+                    yield from many.end(answer)
+            finally:
+                left.set()
+                threads.shutdown(wait=False, cancel_futures=True)
+                for stream in list(streams.values()):
+                    stream.close()
 
     def cancel(self, request_id: str, *, timeout: float = UNARY_TIMEOUT) -> bool:
         """Cancels a request, wherever it is, and returns whether it was alive. Raises NotFound."""
@@ -151,7 +253,10 @@ class OrcaClient(BaseClient[Stream]):
         return model_of(self._unary("GetModel", GetModelRequest(), timeout))
 
     def close(self) -> None:
-        """Closes the channels. Streams that have not ended detach, and raise Cancelled."""
+        """Leaves the streams that have not ended, which then raise Cancelled, and closes the channels."""
+        for stream in list(self._streams):
+            stream.leave()
+        self._leaving.close()
         for channel in self._channels.close():
             channel.close()
 
@@ -162,8 +267,15 @@ class OrcaClient(BaseClient[Stream]):
         self.close()
 
     # -- the drivers
-    def _open(self, resumption: Resumption) -> Stream:
-        return Stream(self, self._channels, resumption)
+    @cached_property
+    def _leaving(self) -> Leaving:
+        return Leaving(self._channels, CLOSING_TIMEOUT)
+
+    def _open(self, resumption: Resumption, trace: Trace, on_leave: OnLeave) -> Stream:
+        self._leaving.start()
+        stream = Stream(self, self._channels, self._leaving, resumption, trace, on_leave)
+        self._streams.add(stream)
+        return stream
 
     def _unary(self, rpc: Rpc, request: Any, timeout: float) -> Any:
         """Makes an idempotent call, at one address after the other, until one answers or the timeout passes."""
@@ -171,9 +283,13 @@ class OrcaClient(BaseClient[Stream]):
         while True:
             target = self._channels.pick()
             try:
-                return self._channels.call(target, rpc, request, patience.remaining(time.monotonic()))
+                answer = self._channels.call(target, rpc, request, patience.remaining(time.monotonic()))
+                self._channels.answered = True
+                return answer
             except grpc.RpcError as failure:
                 error = self._channels.error(failure, target)
+            if isinstance(error, DeadlineExceeded) and not error.reason:
+                raise patience.expired()
             if not isinstance(error, Unavailable):
                 raise error
             time.sleep(patience.failed(error, time.monotonic()))

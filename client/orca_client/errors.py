@@ -16,13 +16,12 @@ OrcaError
 Each has `code`, the gRPC status. A status outside this tree (UNAUTHENTICATED, UNIMPLEMENTED) is a plain OrcaError.
 """
 
-import re
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
-from google.rpc.error_details_pb2 import BadRequest, RetryInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 M = TypeVar("M", bound=Message)
@@ -35,9 +34,13 @@ TRANSPORT = {grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCod
 
 
 class OrcaError(Exception):
-    """An error with a gRPC status. `str(error)` is the server's sentence."""
+    """An error with a gRPC status. `str(error)` is the server's sentence.
+
+    `reason` is the server's word for programs (orca.proto lists them), or "" for an error that was made here.
+    """
 
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
+    reason: str = ""
 
 
 class InvalidArgument(OrcaError):
@@ -93,7 +96,7 @@ class Unavailable(OrcaError):
 
 
 class Internal(OrcaError):
-    """`trace_id` is "" when the server's sentence has none."""
+    """`trace_id` is "" when the server named none."""
 
     code = grpc.StatusCode.INTERNAL
 
@@ -124,13 +127,19 @@ def error_of(code: grpc.StatusCode, message: str | None, metadata: Iterable[tupl
     if raw is None and code in TRANSPORT:
         return Unavailable(f"the stream broke: {sentence}")
     status = _status(raw or b"")
+    info = _detail(status, ErrorInfo)
+    error = _error(code, sentence, status, info.metadata["trace_id"] if info and "trace_id" in info.metadata else "")
+    error.reason = info.reason if info else ""
+    return error
+
+
+def _error(code: grpc.StatusCode, sentence: str, status: Status, trace_id: str) -> OrcaError:
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return InvalidArgument(sentence, _field(status))
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return ResourceExhausted(sentence, _retry_after(status))
     if code is grpc.StatusCode.INTERNAL:
-        trace = re.search(r"\(trace id (\w+)\)", sentence)
-        return Internal(sentence, trace[1] if trace else "")
+        return Internal(sentence, trace_id)
     if code in _PLAIN:
         return _PLAIN[code](sentence)
     error = OrcaError(f"{sentence} ({code.name})")

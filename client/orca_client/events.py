@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from google.protobuf.duration_pb2 import Duration
+
 from orca.v1 import orca_pb2 as pb
 
 
@@ -40,7 +42,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds since the pool accepted the request, by the pool's clock."""
+    """Seconds since the pool accepted the request, by the pool's clock. 0: it did not happen."""
 
     claimed: float
     first_token: float
@@ -91,6 +93,19 @@ _PREFIX = "FINISH_REASON_"
 _REASONS = {number: FinishReason(name.removeprefix(_PREFIX)) for name, number in pb.FinishReason.items()}
 
 
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9
+
+
+def _timings(timings: Timings) -> pb.Timings:
+    """The message. What did not happen is absent there, and 0 here."""
+    message = pb.Timings()
+    for name in ("claimed", "first_token", "finished"):
+        if seconds := getattr(timings, name):
+            getattr(message, name).FromNanoseconds(round(seconds * 1e9))
+    return message
+
+
 def accepted_of(message: pb.Accepted) -> Accepted:
     """The Accepted of a message."""
     return Accepted(message.request_id, message.input_tokens, message.queue_position)
@@ -104,7 +119,8 @@ def token_of(message: pb.Token) -> Token:
 
 def finished_of(message: pb.Finished) -> Finished:
     """The Finished of a message. A reason that this client does not know yet is UNSPECIFIED."""
-    timings = Timings(message.timings.claimed, message.timings.first_token, message.timings.finished)
+    times = message.timings
+    timings = Timings(_seconds(times.claimed), _seconds(times.first_token), _seconds(times.finished))
     reason = _REASONS.get(message.reason, FinishReason.UNSPECIFIED)
     return Finished(reason, message.output_tokens, message.text, timings)
 
@@ -128,16 +144,15 @@ def model_of(message: pb.GetModelResponse) -> Model:
     )
 
 
-def message_of(event: Event) -> pb.GenerateResponse:
+def message_of(event: Event) -> pb.Accepted | pb.Token | pb.Finished:
     """The message that an event came from, for protobuf's JSON."""
     match event:
         case Accepted():
-            accepted = pb.Accepted(
+            return pb.Accepted(
                 request_id=event.request_id, input_tokens=event.input_tokens, queue_position=event.queue_position
             )
-            return pb.GenerateResponse(accepted=accepted)
         case Token():
-            token = pb.Token(
+            return pb.Token(
                 index=event.index,
                 token_id=event.token_id,
                 text=event.text,
@@ -145,12 +160,10 @@ def message_of(event: Event) -> pb.GenerateResponse:
                 iteration=event.iteration,
                 engine=event.engine,
             )
-            return pb.GenerateResponse(token=token)
-        case Finished(timings=t):
-            finished = pb.Finished(
+        case Finished():
+            return pb.Finished(
                 reason=f"{_PREFIX}{event.reason}",
                 output_tokens=event.output_tokens,
                 text=event.text,
-                timings=pb.Timings(claimed=t.claimed, first_token=t.first_token, finished=t.finished),
+                timings=_timings(event.timings),
             )
-            return pb.GenerateResponse(finished=finished)

@@ -2,7 +2,7 @@
 
 import random
 
-from .errors import DeadlineExceeded, OrcaError
+from .errors import DeadlineExceeded, OrcaError, Unavailable
 
 # Seconds to wait before a try. The wait doubles from try to try; its upper half is random.
 FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0
@@ -11,12 +11,16 @@ FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0
 class Patience:
     """Exponential backoff with jitter, and its two limits: one on outages, one on everything."""
 
-    def __init__(self, bound: float, now: float, deadline: float | None, rng: random.Random) -> None:
-        """bound: seconds without a working call since the last progress. deadline: a moment, or None.
+    def __init__(
+        self, bound: float, now: float, timeout: float | None, rng: random.Random, *, connect: float | None = None
+    ) -> None:
+        """bound: seconds without a working call since the last progress. timeout: seconds from now for everything.
 
-        Time in which a call works but has nothing to tell yet (a long queue) does not count towards the bound.
+        connect: the bound until something has answered at all; None: something has. Time in which a call works but has
+        nothing to tell yet (a long queue) does not count towards the bounds.
         """
-        self._bound, self._deadline, self._rng = bound, deadline, rng
+        self._bound, self._timeout, self._connect, self._rng = bound, timeout, connect, rng
+        self._deadline = None if timeout is None else now + timeout
         self._failures = 0
         self._spent = 0.0  # seconds without a working call since the last progress, before the present outage
         self._down_since: float | None = now
@@ -27,18 +31,24 @@ class Patience:
         if self._deadline is None:
             return None
         if now >= self._deadline:
-            why = f"; the last try failed: {self._last}" if self._last else ""
-            raise DeadlineExceeded(f"the timeout passed{why}")
+            raise self.expired()
         return self._deadline - now
+
+    def expired(self) -> DeadlineExceeded:
+        """The error of the caller's own timeout, which gRPC would call "Deadline Exceeded"."""
+        why = f"; the last try failed: {self._last}" if self._last else ""
+        return DeadlineExceeded(f"the timeout of {self._timeout:g} s passed{why}")
 
     def working(self, now: float) -> None:
         """To be called when a call was answered: the outage, if there was one, is over."""
+        self._connect = None
         if self._down_since is not None:
             self._spent += now - self._down_since
             self._down_since = None
 
     def progress(self) -> None:
         """To be called when something new came: counting starts again."""
+        self._connect = None
         if self._spent or self._failures or self._down_since is not None:
             self._failures, self._spent, self._down_since, self._last = 0, 0.0, None, None
 
@@ -47,9 +57,14 @@ class Patience:
         self._last = error
         if self._down_since is None:
             self._down_since = now
+        if error.reason:  # the server's word: something answers there
+            self._connect = None
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2**self._failures) * self._rng.uniform(0.5, 1)
         self._failures = min(self._failures + 1, 30)
-        if self._spent + now - self._down_since + wait >= self._bound:
+        without = self._spent + now - self._down_since + wait
+        if self._connect is not None and without >= self._connect:
+            raise Unavailable(f"nothing answered within {self._connect:g} s: {error}") from error
+        if without >= self._bound:
             raise error
         return self._at_most(wait, now)
 

@@ -3,8 +3,9 @@
 Only values that the message cannot hold are refused here; the server checks limits.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -27,11 +28,13 @@ def generate_request(
     ignore_eos: bool,
     logprobs: bool,
     detach_grace: float,
+    model: str,
 ) -> GenerateRequest:
     """Raises InvalidArgument with the field's name for a value that the field cannot hold, such as a negative count."""
     request = GenerateRequest(ignore_eos=ignore_eos, logprobs=logprobs)
     with _field("request_id"):
         request.request_id = request_id
+    _check_prompt(prompt)
     if isinstance(prompt, str):
         with _field("text"):
             request.text = prompt
@@ -49,9 +52,20 @@ def generate_request(
         request.stop.extend([stop] if isinstance(stop, str) else stop)
     with _field("stop_token_ids"):
         request.stop_token_ids.extend(stop_token_ids)
+    with _field("model"):
+        request.model = model
     with _field("detach_grace"):
         request.detach_grace.CopyFrom(_duration(detach_grace))
     return request
+
+
+def _check_prompt(prompt: Any) -> None:
+    """Raises InvalidArgument for what is neither text nor a sequence. Bytes would be taken for token ids."""
+    if isinstance(prompt, bytes | bytearray | memoryview):
+        raise InvalidArgument("prompt: is bytes; give text (bytes.decode makes it) or token ids", "prompt")
+    if not isinstance(prompt, Iterable):
+        kind = "None" if prompt is None else f"of type {type(prompt).__name__}"
+        raise InvalidArgument(f"prompt: is {kind}; give text or a sequence of token ids", "prompt")
 
 
 def _duration(seconds: float) -> Duration:

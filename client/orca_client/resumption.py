@@ -1,21 +1,26 @@
 """How one request goes on over many calls. Pure: no I/O, no clock; `now` is in seconds of any monotonic clock.
 
-A driver (`client.py`, `aio.py`) makes the call that `call` returns, and gives each response to `take`. When the call
-fails, `failed` returns how long to wait before the next call, or raises the error that ends the request:
+A driver (`client.py`, `aio.py`) makes the call that `call` returns, gives each response to `take`, and shows what
+`event` returns until it returns None. When the call fails, `failed` returns how long to wait before the next call, or
+raises the error that ends the request:
 
-    call -> take* -> failed -> wait -> call -> take* -> .. -> finished
+    call -> (take -> event*)* -> failed -> wait -> call -> (take -> event*)* -> .. -> finished
 """
 
 import hashlib
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2 import GenerateRequest, GenerateResponse, ResumeRequest
 
-from .errors import DataLoss, OrcaError, ResourceExhausted, Unavailable
+from .errors import DataLoss, DeadlineExceeded, OrcaError, ResourceExhausted, Unavailable
 from .events import Accepted, Event, Finished, Token, accepted_of, finished_of, token_of
 from .patience import Patience
+
+OnEnd = Callable[[int, Finished | None, OrcaError | None], None]
 
 
 @dataclass(frozen=True)
@@ -43,11 +48,13 @@ class Resumption:
         retry_when_full: bool = False,
         from_index: int = 0,
         seen: Sequence[int] | None = (),
+        on_end: OnEnd | None = None,
     ) -> None:
         """body: None for a request that was sent before. next_attempt: gives each call a higher number.
 
         retry_when_full: wait while the queue is full. from_index: the first token to ask for. seen: the ids of the
-        tokens before it; None: they are not known, and no digest is sent.
+        tokens before it; None: they are not known, and no digest is sent. on_end: called when `ended` becomes
+        true, with the number of tokens, Finished or None, the error or None.
         """
         self.request_id = request_id
         self.accepted: Accepted | None = None
@@ -56,17 +63,19 @@ class Resumption:
         self._body, self._patience, self._next_attempt = body, patience, next_attempt
         self._retry_when_full = retry_when_full
         self._from_index, self._seen = from_index, seen
-        self._ended: OrcaError | None = None
+        self.error: OrcaError | None = None  # that ended the request for this client
+        self._on_end = on_end
+        self._parts: deque[pb.Accepted | pb.Token | pb.Finished] = deque()  # came, and not shown yet
 
     @property
     def ended(self) -> bool:
         """Whether nothing more will come, because the request has finished or an error ended it for this client."""
-        return self.finished is not None or self._ended is not None
+        return self.finished is not None or self.error is not None
 
     def call(self, now: float) -> Call:
         """The next call. Raises DeadlineExceeded, or the error that has ended the request already."""
-        if self._ended is not None:
-            raise self._ended
+        if self.error is not None:
+            raise self.error
         timeout = self._patience.remaining(now)
         if self._body is not None and self.accepted is None:
             self._body.attempt = self._next_attempt()
@@ -79,39 +88,56 @@ class Resumption:
         )
         return Call(request, timeout)
 
-    def take(self, response: GenerateResponse, now: float) -> Event | None:
-        """The event to show; None: it was shown before. Raises DataLoss when a token is missing or has changed."""
-        kind = response.WhichOneof("event")
-        if kind == "token":
-            return self._token(response)
-        if kind == "accepted":
+    def take(self, response: GenerateResponse, now: float) -> None:
+        """A response came. `event` tells what is in it."""
+        if response.HasField("accepted"):
             self._patience.working(now)
-            if self.accepted is None:
-                self.accepted = accepted_of(response.accepted)
-                return self.accepted
-        elif kind == "finished":
-            return self._finish(response)
-        return None  # Accepted of a later call, or an event that this client does not know yet
+            self._parts.append(response.accepted)
+        self._parts.extend(response.tokens)
+        if response.HasField("finished"):
+            self._parts.append(response.finished)
+
+    def event(self) -> Event | None:
+        """The next event to show. None: all that came was shown.
+
+        Raises DataLoss when a token is missing or has changed.
+        """
+        while self._parts:
+            match self._parts.popleft():
+                case pb.Token() as message:
+                    token = self._token(message)
+                    if token is not None:
+                        return token
+                case pb.Accepted() as message:
+                    if self.accepted is None:  # and not of a later call
+                        self.accepted = accepted_of(message)
+                        return self.accepted
+                case pb.Finished() as message:
+                    return self._finish(message)
+        return None
 
     def failed(self, error: OrcaError, now: float) -> float:
         """Seconds to wait before `call`. Raises the error when the request must not be tried again."""
         try:
+            if isinstance(error, DeadlineExceeded) and not error.reason:
+                raise self._patience.expired()
             if isinstance(error, Unavailable):
                 return self._patience.failed(error, now)
             if isinstance(error, ResourceExhausted) and self._retry_when_full and error.retry_after is not None:
                 return self._patience.refused(error, error.retry_after, now)
             raise error
-        except OrcaError:
-            self._ended = error
+        except OrcaError as ending:
+            self.error = ending
+            self._tell_end()
             raise
 
     def broken(self) -> Unavailable:
         """The error of a call that ended without a failure although the request had not finished."""
         return Unavailable(f"request {self.request_id}: the stream ended before its last event")
 
-    # -- parts of `take` and `call`
-    def _token(self, response: GenerateResponse) -> Token | None:
-        message = response.token
+    # -- parts of `event` and `call`
+    def _token(self, message: pb.Token) -> Token | None:
+        """The token, unless it was shown before."""
         place = message.index - self._from_index - len(self.tokens)
         if place == 0:
             self._patience.progress()
@@ -123,18 +149,25 @@ class Resumption:
             raise self._loss(f"token {message.index} came where {self._from_index + len(self.tokens)} was due")
         return None
 
-    def _finish(self, response: GenerateResponse) -> Finished:
-        finished = finished_of(response.finished)
+    def _finish(self, message: pb.Finished) -> Finished:
+        finished = finished_of(message)
         if finished.output_tokens != self._from_index + len(self.tokens):
             shown = self._from_index + len(self.tokens)
             raise self._loss(f"the request ended with {finished.output_tokens} tokens, but {shown} were shown")
         self.finished = finished
+        self._tell_end()
         return finished
 
     def _loss(self, problem: str) -> DataLoss:
         error = DataLoss(f"request {self.request_id}: {problem}")
-        self._ended = error
+        self.error = error
+        self._parts.clear()
+        self._tell_end()
         return error
+
+    def _tell_end(self) -> None:
+        if self._on_end is not None:
+            self._on_end(len(self.tokens), self.finished, self.error)
 
     def _digest(self) -> bytes:
         """SHA-1 of the ids of all tokens seen, each as 4 bytes little-endian. Made once a call, not once a token."""

@@ -5,6 +5,7 @@
 
 import { createRequire } from "node:module";
 import { dirname, join } from "node:path";
+import { promisify } from "node:util";
 import grpc from "@grpc/grpc-js";
 import loader from "@grpc/proto-loader";
 
@@ -39,8 +40,13 @@ function varint(value) {
 const { orca } = await reflect("orca.v1.Orca");
 const client = new orca.v1.Orca(address, credentials);
 const request = { text: "import os", max_new_tokens: 16, sampling: { temperature: 0.7, seed: 1 } };
+
+const answer = await promisify(client.GenerateText.bind(client))(request);
+console.log(`${answer.token_ids.length} tokens at once: ${JSON.stringify(answer.text)}`);
+
+// A message of a stream holds what is there together: read all three.
 for await (const response of client.Generate(request)) {
-  if (response.event === "accepted") console.log("request", response.accepted.request_id);
-  else if (response.event === "token") process.stdout.write(response.token.text);
-  else console.log(`\n${response.finished.output_tokens} tokens, ${response.finished.reason}`);
+  if (response.accepted) console.log("request", response.accepted.request_id);
+  for (const token of response.tokens ?? []) process.stdout.write(token.text);
+  if (response.finished) console.log(`\n${response.finished.output_tokens} tokens, ${response.finished.reason}`);
 }

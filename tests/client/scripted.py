@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from orca.v1 import orca_pb2 as pb
@@ -95,10 +96,12 @@ class Endpoint(OrcaServicer):
             yield pb.GenerateResponse(accepted=accepted)
         first = asked if act.first is None else act.first
         for index in range(first, act.upto):
-            yield pb.GenerateResponse(token=token(index, act.ids[index]))
+            yield pb.GenerateResponse(tokens=[token(index, act.ids[index])])
         match act.end:
             case "finish":
-                timings = pb.Timings(claimed=0.5, first_token=1, finished=2)
+                timings = pb.Timings(
+                    claimed=Duration(nanos=500_000_000), first_token=Duration(seconds=1), finished=Duration(seconds=2)
+                )
                 reason = pb.FINISH_REASON_CANCELLED if script.cancelled else pb.FINISH_REASON_LENGTH
                 end = pb.Finished(reason=reason, output_tokens=act.upto, text="!", timings=timings)
                 yield pb.GenerateResponse(finished=end)

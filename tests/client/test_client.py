@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,10 @@ import grpc
 import pytest
 from client.conftest import Stage
 from client.scripted import FINISH, IDS, Act, Face, Script, Threads, indexes, rest, take, without_attempt
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_trace_id
 
 import orca_client
 from orca.v1 import orca_pb2 as pb
@@ -28,6 +33,7 @@ from orca_client import (
     Unavailable,
 )
 from orca_common import errors
+from orca_common.address import split_address
 
 Connect = Callable[..., Any]
 ALL = list(range(len(IDS)))
@@ -54,6 +60,7 @@ async def test_stream(stage: Stage, face: Face, connect: Connect) -> None:
         ignore_eos=True,
         logprobs=True,
         detach_grace=1.5,
+        model="demo",
     )
     events = await rest(face, stream)
     assert events[0] == Accepted(stream.request_id, input_tokens=3, queue_position=1) == stream.accepted
@@ -72,6 +79,7 @@ async def test_stream(stage: Stage, face: Face, connect: Connect) -> None:
         stop_token_ids=[5],
         ignore_eos=True,
         logprobs=True,
+        model="demo",
     )
     expected.detach_grace.FromMilliseconds(1500)
     assert without_attempt(call.request) == expected
@@ -191,7 +199,7 @@ async def test_refusals(stage: Stage, face: Face, connect: Connect, refusal: err
         await face.next(stream)
     assert str(raised.value) == str(refusal)
     assert raised.value.code is refusal.code
-    for field in ("field", "retry_after", "trace_id"):
+    for field in ("field", "reason", "retry_after", "trace_id"):
         assert getattr(raised.value, field, None) == getattr(refusal, field, None)
     with pytest.raises(kind):
         await face.next(stream)  # the error stays
@@ -213,11 +221,65 @@ async def test_resume_timeout(stage: Stage, face: Face, connect: Connect) -> Non
 async def test_nobody_there(stage: Stage, face: Face, connect: Connect) -> None:
     gone = await stage.endpoint(Script())
     await gone.server.stop(0)
-    client = connect(gone.address, resume_timeout=0.3)
-    with pytest.raises(Unavailable, match="Failed to connect"):
+    client = connect(gone.address, connect_timeout=0.3)
+    with pytest.raises(Unavailable, match=f"nothing answered within 0.3 s: {gone.address}: .*Failed to connect"):
         await face.next(client.generate("x", max_new_tokens=6))
-    with pytest.raises(Unavailable, match="Failed to connect"):
+    # The bound of a call with a timeout is the timeout: on a busy machine it may have passed before the next try.
+    with pytest.raises((Unavailable, DeadlineExceeded), match="Failed to connect"):
         await face.run(client.get_model, timeout=0.3)
+
+
+async def test_an_endpoint_that_answered_is_waited_for(stage: Stage, face: Face, connect: Connect) -> None:
+    """The shorter bound is for a client that never reached anybody. Endpoints that restart are waited for."""
+    script = Script(FINISH, Act(accept=False, end="die"))
+    endpoint = await stage.endpoint(script)
+    client = connect(endpoint.address, connect_timeout=0)
+    await rest(face, client.generate("x", max_new_tokens=6))
+    reader = asyncio.create_task(rest(face, client.generate("x", max_new_tokens=6)))
+    await script.said.get()
+    await script.left.get()
+    await stage.endpoint(script, "b", port=split_address(endpoint.address)[1])
+    assert indexes(await reader) == ALL
+
+
+async def test_a_span_for_each_request(stage: Stage, face: Face, connect: Connect) -> None:
+    """Its context goes with every call of the request, over a resumption too; two requests have two contexts."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("test")
+    script = Script(Act(upto=2, end=AWAY), FINISH, Act(end=errors.DataLoss("the pool lost tokens")), Act())
+    client = connect((await stage.endpoint(script)).address, tracer=tracer, metadata=[("authorization", "Bearer k")])
+    with tracer.start_as_current_span("caller") as caller:
+        await rest(face, client.generate("x", max_new_tokens=6, request_id="whole"))
+        with pytest.raises(DataLoss):
+            await rest(face, client.generate("x", max_new_tokens=6))
+        left = client.generate("x", max_new_tokens=6)
+        await face.next(left)
+        left.detach()
+    whole, lost, gone, _ = exporter.get_finished_spans()
+    sent = [call.metadata["traceparent"].split("-") for call in script.calls]
+    for span, calls in ((whole, sent[:2]), (lost, sent[2:3]), (gone, sent[3:])):
+        assert span.context is not None
+        assert {(trace, parent) for _, trace, parent, _ in calls} == {
+            (format_trace_id(span.context.trace_id), format_span_id(span.context.span_id))
+        }
+        assert span.parent is not None
+        assert span.parent.span_id == caller.get_span_context().span_id
+    assert {call.metadata["authorization"] for call in script.calls} == {"Bearer k"}
+    assert dict(whole.attributes or {}) == {"orca.request_id": "whole", "orca.tokens": 6, "orca.reason": "LENGTH"}
+    assert (whole.name, whole.kind, whole.status.status_code) == ("orca.generate", SpanKind.CLIENT, StatusCode.UNSET)
+    assert (lost.attributes or {})["orca.reason"] == "TOKENS_LOST"
+    assert (lost.status.status_code, lost.status.description) == (StatusCode.ERROR, "the pool lost tokens")
+    assert (gone.attributes or {})["orca.reason"] == "LEFT"
+
+
+async def test_metadata_of_one_request(stage: Stage, face: Face, connect: Connect) -> None:
+    script = Script()
+    client = connect((await stage.endpoint(script)).address)
+    await rest(face, client.generate("x", max_new_tokens=6, metadata=[("x-tenant", "a")]))
+    await rest(face, client.generate("x", max_new_tokens=6))
+    assert [call.metadata.get("x-tenant") for call in script.calls] == ["a", None]
 
 
 async def test_full_queue(stage: Stage, face: Face, connect: Connect) -> None:
@@ -243,18 +305,95 @@ async def test_deadline(stage: Stage, face: Face, connect: Connect) -> None:
     script = Script(Act(upto=1, end=AWAY), Act(upto=2, end=AWAY), Act(upto=3, end="hang"))
     stream = connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6, timeout=0.6)
     await take(face, stream, 4)
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(DeadlineExceeded, match=r"the timeout of 0\.6 s passed"):
         await face.next(stream)
     left = [call.remaining or 0 for call in script.calls]
     assert 0.7 > left[0] > left[1] > left[2] > 0
     assert left[0] - left[2] > 0.04  # the pauses between
 
 
-async def test_dropping_detaches(stage: Stage, face: Face, connect: Connect) -> None:
-    """A stream that is dropped ends its call without a Cancel. The request can be resumed."""
+async def leave_loop(face: Face, stream: Any) -> None:
+    """Reads an event in a `for` loop, and leaves the loop."""
+
+    def loop() -> None:
+        for _ in stream:
+            break
+
+    if isinstance(face, Threads):
+        await asyncio.to_thread(loop)
+    else:
+        async for _ in stream:
+            break
+
+
+@pytest.mark.parametrize("how", ["loop", "drop", "close the client"])
+async def test_leaving_cancels(stage: Stage, face: Face, connect: Connect, how: str) -> None:
+    """The request of a stream that is left before its end is cancelled, before its call ends."""
     script = Script(Act(upto=2))
     client = connect((await stage.endpoint(script)).address)
     stream = client.generate("x", max_new_tokens=6)
+    request_id = stream.request_id
+    await script.said.get()
+    if how == "loop":
+        await leave_loop(face, stream)
+        with pytest.raises(Cancelled, match="closed here"):
+            await rest(face, stream)
+    elif how == "drop":
+        await face.next(stream)
+        del stream
+    else:
+        await face.run(client.close)
+    await script.left.get()
+    assert script.cancelled == [request_id]
+
+
+async def test_leaving_an_ended_stream_cancels_nothing(stage: Stage, face: Face, connect: Connect) -> None:
+    """Neither after Finished nor after an error."""
+    script = Script(FINISH, Act(upto=1, end=errors.DataLoss("the pool lost tokens")))
+    client = connect((await stage.endpoint(script)).address)
+    finished = client.generate("x", max_new_tokens=6)
+    await rest(face, finished)
+    failed = client.generate("x", max_new_tokens=6)
+    with pytest.raises(DataLoss):
+        await rest(face, failed)
+    del finished, failed
+    await face.run(client.close)
+    assert script.cancelled == []
+
+
+async def test_leaving_while_no_endpoint_answers(stage: Stage, face: Face, connect: Connect) -> None:
+    """Closing the client does not wait for longer than its bound; nothing is raised."""
+    script = Script(Act(upto=2))
+    endpoint = await stage.endpoint(script)
+    wire, address = await stage.wire(endpoint.address)
+    client = connect(address)
+    stream = client.generate("x", max_new_tokens=6)
+    await take(face, stream, 3)
+    wire.freeze()
+    stream.leave()
+    await face.run(client.close)
+    assert script.cancelled == []
+
+
+async def test_detaching_on_request(stage: Stage, face: Face, connect: Connect) -> None:
+    """With on_leave="detach" a stream that is left ends its call without a Cancel. The request can be resumed."""
+    script = Script(Act(upto=2), FINISH)
+    client = connect((await stage.endpoint(script)).address)
+    stream = client.generate("x", max_new_tokens=6, on_leave="detach")
+    await leave_loop(face, stream)
+    assert indexes(await take(face, stream, 2)) == ALL[:2]  # the loop was left, and not the stream
+    request_id = stream.request_id
+    del stream
+    await script.left.get()
+    assert script.cancelled == []
+    assert indexes(await rest(face, client.resume(request_id, 2))) == ALL[2:]
+
+
+async def test_dropping_detaches(stage: Stage, face: Face, connect: Connect) -> None:
+    """The same when the stream is dropped."""
+    script = Script(Act(upto=2))
+    client = connect((await stage.endpoint(script)).address)
+    stream = client.generate("x", max_new_tokens=6, on_leave="detach")
     request_id = stream.request_id
     await take(face, stream, 3)
     await script.said.get()
@@ -403,16 +542,29 @@ async def test_a_name_with_several_addresses(stage: Stage, face: Face, connect: 
         assert {call.endpoint for call in script.calls} == {"b"}
 
 
+async def test_calls_are_balanced_over_the_addresses_of_a_name(stage: Stage, face: Face, connect: Connect) -> None:
+    """One after the other, so that no endpoint gets more than another."""
+    script = Script()
+    endpoints = [await stage.endpoint(script, name) for name in "abc"]
+    client = connect("ipv4:" + ",".join(endpoint.address for endpoint in endpoints))
+    while {call.endpoint for call in script.calls} != set("abc"):
+        await rest(face, client.generate("x", max_new_tokens=6))
+    script.calls.clear()
+    for _ in range(12):
+        await rest(face, client.generate("x", max_new_tokens=6))
+    assert Counter(call.endpoint for call in script.calls) == Counter("abc" * 4)
+
+
 async def test_closing_the_client(stage: Stage, face: Face, connect: Connect) -> None:
-    """A closed client's streams detach and raise Cancelled. The client sends nothing any more."""
+    """A closed client's streams raise Cancelled. The client sends nothing any more."""
     script = Script(Act())
     client = connect((await stage.endpoint(script)).address)
-    stream = client.generate("x", max_new_tokens=6)
+    stream = client.generate("x", max_new_tokens=6, on_leave="detach")
     await face.next(stream)
     reader = asyncio.create_task(face.next(stream))
     await script.said.get()
     await face.run(client.close)
-    with pytest.raises(Cancelled, match="the client was closed"):
+    with pytest.raises(Cancelled, match="closed"):
         await reader
     await script.left.get()
     with pytest.raises(Cancelled, match="the client was closed"):
@@ -440,6 +592,14 @@ async def test_started_before_it_is_read(stage: Stage, face: Face, connect: Conn
         ("sampling.seed", {"seed": -1}),
         ("sampling.temperature", {"temperature": "hot"}),
         ("stop_token_ids", {"stop_token_ids": [1, 2**40]}),
+        ("prompt", {"prompt": b"bytes"}),
+        ("prompt", {"prompt": bytearray(b"bytes")}),
+        ("prompt", {"prompt": 5}),
+        ("prompt", {"prompt": None}),
+        ("token_ids.ids", {"prompt": ["a", "b"]}),
+        ("timeout", {"timeout": -1}),
+        ("timeout", {"timeout": float("nan")}),
+        ("timeout", {"timeout": "soon"}),
         ("text", {"prompt": "half a \udce9"}),
         ("token_ids.ids", {"prompt": [1, -1]}),
         ("detach_grace", {"detach_grace": float("inf")}),
@@ -450,6 +610,7 @@ async def test_what_the_wire_cannot_hold(connect: Connect, field: str, arguments
     with pytest.raises(InvalidArgument) as raised:
         connect("127.0.0.1:1").generate(**{"prompt": "x", "max_new_tokens": 1, **arguments})
     assert raised.value.field == field
+    assert str(raised.value).startswith(f"{field}: ")
 
 
 async def test_an_impatient_reader(stage: Stage) -> None:

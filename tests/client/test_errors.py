@@ -4,6 +4,7 @@ import grpc
 import pytest
 from google.protobuf.any_pb2 import Any as Packed
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from orca_client.errors import DETAILS, Internal, InvalidArgument, OrcaError, ResourceExhausted, Unavailable, error_of
@@ -11,7 +12,7 @@ from orca_client.errors import DETAILS, Internal, InvalidArgument, OrcaError, Re
 Code = grpc.StatusCode
 
 
-def details(*messages: error_details_pb2.RetryInfo | error_details_pb2.BadRequest | error_details_pb2.Help) -> bytes:
+def details(*messages: Message) -> bytes:
     packed = []
     for message in messages:
         packed.append(Packed())
@@ -28,9 +29,11 @@ def test_the_transport(code: grpc.StatusCode) -> None:
 
 
 def test_a_bug_is_no_broken_stream() -> None:
-    error = error_of(Code.INTERNAL, "a bug (trace id 0af7)", [(DETAILS, details())])
+    info = error_details_pb2.ErrorInfo(reason="BUG", domain="orca.serving", metadata={"trace_id": "0af7"})
+    error = error_of(Code.INTERNAL, "a bug (trace id 0af7)", [(DETAILS, details(info))])
     assert isinstance(error, Internal)
     assert error.trace_id == "0af7"
+    assert error.reason == "BUG"
 
 
 def test_details() -> None:
@@ -61,7 +64,7 @@ def test_broken_details(raw: bytes) -> None:
 @pytest.mark.parametrize("raw", [b"\x0a\x01\xff", b"\xff", b"\x08\x01"])
 def test_broken_detail(raw: bytes) -> None:
     """The same for a detail inside a good status."""
-    for name in ("BadRequest", "RetryInfo"):
+    for name in ("BadRequest", "ErrorInfo", "RetryInfo"):
         packed = Packed(type_url=f"type.googleapis.com/google.rpc.{name}", value=raw)
         status = status_pb2.Status(details=[packed]).SerializeToString()
         for code in (Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED):

@@ -84,7 +84,7 @@ async def test_json(stage: Stage) -> None:
     token = {"index": 0, "token_id": 100, "text": " w0", "logprob": -0.5, "iteration": "10", "engine": "engine-0"}
     assert lines[1]["token"] == token
     assert [line["token"]["token_id"] for line in lines[1:-1]] == IDS
-    timings = {"claimed": 0.5, "first_token": 1.0, "finished": 2.0}
+    timings = {"claimed": "0.500s", "first_token": "1s", "finished": "2s"}
     finished = {"reason": "FINISH_REASON_LENGTH", "output_tokens": 6, "text": "!", "timings": timings}
     assert lines[-1]["finished"] == finished
 
@@ -130,7 +130,7 @@ async def test_errors(stage: Stage) -> None:
     script = Script(Act(accept=False, end=errors.ResourceExhausted("the queue is full", 1)))
     endpoint = await stage.endpoint(script)
     assert await orca("x", "--address", endpoint.address) == (1, "", "the queue is full\n")
-    assert await orca("x", "--address", endpoint.address, "--timeout", "0") == (1, "", "the timeout passed\n")
+    assert await orca("x", "--address", endpoint.address, "--timeout", "0") == (1, "", "the timeout of 0 s passed\n")
     script.cancelled.append("by somebody else")
     code, out, err = await orca("x", "--address", endpoint.address)
     assert (code, out) == (1, TEXT + "\n")

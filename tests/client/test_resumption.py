@@ -2,16 +2,18 @@
 
 import random
 import re
+from typing import Any
 
 import pytest
 from client.scripted import IDS, token
+from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orca.v1 import orca_pb2 as pb
-from orca_client.addresses import SUSPECT, Addresses
+from orca_client.addresses import SUSPECT, Addresses, targets_of
 from orca_client.attempts import Attempts
-from orca_client.errors import DataLoss, DeadlineExceeded, OrcaError, Unavailable
+from orca_client.errors import DataLoss, DeadlineExceeded, InvalidArgument, OrcaError, Unavailable
 from orca_client.events import Accepted, Event, Finished, Token, message_of
 from orca_client.patience import FIRST_WAIT, LONGEST_WAIT, Patience
 from orca_client.resumption import Resumption
@@ -19,24 +21,38 @@ from orca_client.resumption import Resumption
 AWAY = Unavailable("away")
 
 
-def patience(bound: float = 60, deadline: float | None = None) -> Patience:
-    return Patience(bound, 0, deadline, random.Random(0))
+def patience(bound: float = 60, timeout: float | None = None, connect: float | None = None) -> Patience:
+    return Patience(bound, 0, timeout, random.Random(0), connect=connect)
 
 
 def served(request: pb.GenerateRequest | pb.ResumeRequest) -> list[pb.GenerateResponse]:
     """All responses of a sound endpoint to this request."""
     first = request.from_index if isinstance(request, pb.ResumeRequest) else 0
-    tokens = [pb.GenerateResponse(token=token(index, IDS[index])) for index in range(first, len(IDS))]
+    tokens = [pb.GenerateResponse(tokens=[token(index, IDS[index])]) for index in range(first, len(IDS))]
     finished = pb.Finished(
-        reason=pb.FINISH_REASON_EOS, output_tokens=len(IDS), text="!", timings=pb.Timings(finished=2.5)
+        reason=pb.FINISH_REASON_EOS, output_tokens=len(IDS), text="!", timings=pb.Timings(finished=Duration(seconds=2))
     )
     accepted = pb.Accepted(request_id=request.request_id, input_tokens=3)
     return [pb.GenerateResponse(accepted=accepted), *tokens, pb.GenerateResponse(finished=finished)]
 
 
-@given(st.lists(st.integers(0, len(IDS) + 1), max_size=20))
-def test_any_breaks(breaks: list[int]) -> None:
-    """Wherever calls break, the caller gets one Accepted, every token once, and one Finished."""
+def joined(responses: list[pb.GenerateResponse], cuts: list[bool]) -> list[pb.GenerateResponse]:
+    """The same with fewer messages: after each response, `cuts` tells whether the next one begins a message."""
+    messages = responses[:1]
+    for response, cut in zip(responses[1:], cuts, strict=False):
+        if cut:
+            messages.append(response)
+        else:
+            messages[-1].MergeFrom(response)
+    return messages
+
+
+@given(
+    breaks=st.lists(st.integers(0, len(IDS) + 1), max_size=20),
+    cuts=st.lists(st.booleans(), min_size=len(IDS) + 1, max_size=len(IDS) + 1),
+)
+def test_any_breaks(breaks: list[int], cuts: list[bool]) -> None:
+    """Wherever calls break, whatever shares a message: the caller gets one Accepted, every token once, one Finished."""
     attempts = Attempts(lambda: 5_000)
     body = pb.GenerateRequest(request_id="mine", text="x")
     resumption = Resumption("mine", body, patience=patience(), next_attempt=attempts)
@@ -46,9 +62,9 @@ def test_any_breaks(breaks: list[int]) -> None:
         request = resumption.call(0).request
         requests.append(type(request)())
         requests[-1].CopyFrom(request)
-        for response in served(request)[:count]:
-            event = resumption.take(response, 0)
-            if event is not None:
+        for response in joined(served(request), cuts)[:count]:
+            resumption.take(response, 0)
+            while (event := resumption.event()) is not None:
                 events.append(event)
         if resumption.finished:
             break
@@ -64,16 +80,20 @@ def test_messages_and_events_are_one() -> None:
     """An event holds everything that its message holds."""
     resumption = Resumption("mine", None, patience=patience(), next_attempt=Attempts())
     for response in served(pb.GenerateRequest(request_id="mine")):
-        event = resumption.take(response, 0)
+        resumption.take(response, 0)
+        event = resumption.event()
         assert event is not None
-        assert message_of(event) == response
+        assert message_of(event) in (response.accepted, *response.tokens, response.finished)
+        assert resumption.event() is None
 
 
 def test_a_newer_server() -> None:
     """An unknown event and an unknown reason, of a newer server, do not end the stream."""
     resumption = Resumption("mine", None, patience=patience(), next_attempt=Attempts())
-    assert resumption.take(pb.GenerateResponse.FromString(b"\x7a\x02\x08\x01"), 0) is None
-    finished = resumption.take(pb.GenerateResponse.FromString(b"\x1a\x02\x08\x63"), 0)
+    resumption.take(pb.GenerateResponse.FromString(b"\x7a\x02\x08\x01"), 0)
+    assert resumption.event() is None
+    resumption.take(pb.GenerateResponse.FromString(b"\x1a\x02\x08\x63"), 0)
+    finished = resumption.event()
     assert isinstance(finished, Finished)
     assert finished.reason == "UNSPECIFIED"
 
@@ -81,8 +101,10 @@ def test_a_newer_server() -> None:
 def test_the_end_stays() -> None:
     """After DataLoss no further call is made."""
     resumption = Resumption("mine", None, patience=patience(), next_attempt=Attempts())
+    resumption.take(pb.GenerateResponse(tokens=[token(2, 7), token(0, 7)]), 0)
     with pytest.raises(DataLoss):
-        resumption.take(pb.GenerateResponse(token=token(2, 7)), 0)
+        resumption.event()
+    assert resumption.event() is None, "nothing that came after the hole is shown"
     assert resumption.ended
     with pytest.raises(DataLoss):
         resumption.call(0)
@@ -114,10 +136,10 @@ def test_the_bound_counts_only_outages() -> None:
 
 
 def test_the_deadline_is_last() -> None:
-    patient = patience(deadline=5)
+    patient = patience(timeout=5)
     assert patient.remaining(1) == 4
     assert patient.failed(AWAY, 4.99) == pytest.approx(0.01)
-    with pytest.raises(DeadlineExceeded, match=re.escape("the timeout passed; the last try failed: away")):
+    with pytest.raises(DeadlineExceeded, match=re.escape("the timeout of 5 s passed; the last try failed: away")):
         patient.remaining(5)
     assert patience().remaining(1e9) is None
 
@@ -138,5 +160,57 @@ def test_addresses() -> None:
     assert addresses.pick(12) == "c"  # failed longest ago
     assert addresses.pick(10 + SUSPECT) == "c"
     assert [addresses.pick(12 + SUSPECT) for _ in range(3)] == ["a", "b", "c"]
-    with pytest.raises(ValueError, match="at least one address"):
-        Addresses([], 0)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "127.0.0.1:50051",
+        "orca-endpoint:1",
+        "[::1]:50051",
+        "dns:///orca:50051",
+        "ipv4:127.0.0.1:1,127.0.0.1:2",
+        "unix:/s",
+    ],
+)
+def test_targets(target: str) -> None:
+    assert targets_of(target) == targets_of([target]) == [target]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "problem"),
+    [
+        ([], "at least one is needed"),
+        ("", "no host:port"),
+        ("127.0.0.1", "no host:port"),
+        ("http://127.0.0.1:8000/v1", "is a URL; give the endpoint's gRPC port as host:port, such as '127.0.0.1:50051'"),
+        ("https://orca.example:443", "is a URL"),
+        ("::1:50051", "stands in brackets"),
+        ("a b:1", "no host:port"),
+        (["127.0.0.1:1", None], "of type NoneType"),
+        ([5], "of type int"),
+    ],
+)
+def test_what_is_no_target(addresses: Any, problem: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(problem)) as raised:
+        targets_of(addresses)
+    assert raised.value.field == "addresses"
+
+
+def test_nothing_ever_answered() -> None:
+    """The bound of a client that nobody has answered yet is shorter. An answer of any kind lifts it."""
+    patient = patience(bound=60, connect=5)
+    patient.failed(AWAY, 4)
+    with pytest.raises(Unavailable, match=re.escape("nothing answered within 5 s: away")):
+        patient.failed(AWAY, 5)
+    said = Unavailable("the pool is away")
+    said.reason = "POOL_AWAY"
+    patient = patience(bound=60, connect=5)
+    patient.failed(said, 1)
+    patient.failed(AWAY, 50)
+    with pytest.raises(Unavailable, match=re.escape("away")):
+        patient.failed(AWAY, 60)
+    patient = patience(bound=60, connect=5)
+    patient.working(1)
+    patient.failed(AWAY, 2)
+    patient.failed(AWAY, 50)

@@ -28,7 +28,7 @@ async def count(stack: Running, prompt: list[int], tokens: int, accepted: asynci
     async for response in stack.stub.Generate(generation(prompt, tokens)):
         if accepted is not None and response.HasField("accepted"):
             accepted.set()
-        got += response.HasField("token")
+        got += len(response.tokens)
     return got
 
 

@@ -17,14 +17,13 @@ async def collect(
     """Returns a request's tokens. Events go to a log of all requests, in the order in which the clients saw them."""
     tokens: list[pb.Token] = []
     async for response in stack.stub.Generate(request):
-        match response.WhichOneof("event"):
-            case "token":
-                tokens.append(response.token)
-                log.append((name, "token", response.token.iteration))
-            case "finished":
-                log.append((name, "finished", tokens[-1].iteration))
-            case "accepted":
-                log.append((name, "accepted", 0))
+        if response.HasField("accepted"):
+            log.append((name, "accepted", 0))
+        for token in response.tokens:
+            tokens.append(token)
+            log.append((name, "token", token.iteration))
+        if response.HasField("finished"):
+            log.append((name, "finished", tokens[-1].iteration))
     return tokens
 
 

@@ -30,10 +30,10 @@ VOCABULARY, POSITIONS, EOS, SLOTS = 512, 256, 0, 200
 WORDS = "the request pool holds every request of the iteration; naïve café 東京 😀 grüße, один два. "
 
 
-def make_model(folder: Path, tokenizer: bool = True) -> Path:
+def make_model(folder: Path, tokenizer: bool = True, positions: int = POSITIONS) -> Path:
     """Makes what an endpoint reads of a checkpoint: a configuration and a small byte-level BPE. Id 0 is <|end|>."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"model_type": "gpt2", "vocab_size": VOCABULARY, "n_positions": POSITIONS, "eos_token_id": EOS}
+    config = {"model_type": "gpt2", "vocab_size": VOCABULARY, "n_positions": positions, "eos_token_id": EOS}
     (folder / "config.json").write_text(json.dumps(config))
     if tokenizer:
         make_tokenizer().save(str(folder / "tokenizer.json"))
@@ -58,11 +58,12 @@ class Engine:
     def __init__(self, pool: Pool, name: str = "engine-0") -> None:
         self._pool, self._name, self._owner = pool, name, secrets.token_hex(4)
         self._term = self._have = self.iteration = 0
+        self._slots = SLOTS
 
     async def form(self, slots: int = SLOTS) -> None:
         term = await self._pool.acquire(self._name, self._owner, None)
         assert term is not None
-        self._term = term
+        self._term, self._slots = term, slots
         await self._pool.renew(self._name, self._owner, term, epoch=1, form=EngineInfo(self._name, 1, 1, slots, 1))
 
     async def sweep(self) -> None:
@@ -76,7 +77,7 @@ class Engine:
         cursor: bytes | None = None
         while True:
             answer = await self._pool.claim(
-                self._name, self._owner, self._term, self._have, count=1, slots=SLOTS, total=SLOTS
+                self._name, self._owner, self._term, self._have, count=1, slots=self._slots, total=self._slots
             )
             assert answer is not None
             self._have = max(self._have, answer.last_claim)
@@ -174,11 +175,11 @@ async def serving(redis_url: str, pool: str, model: Path, **settings: Any) -> As
 
 
 @asynccontextmanager
-async def world(redis_url: str, model: Path, **settings: Any) -> AsyncIterator[World]:
+async def world(redis_url: str, model: Path, *, slots: int = SLOTS, **settings: Any) -> AsyncIterator[World]:
     name = f"test-{secrets.token_hex(4)}"
     async with Pool(redis_url, name, patience=20) as pool:  # the test's own, which is not what is tested
         engine = Engine(pool)
-        await engine.form()
+        await engine.form(slots)
         async with serving(redis_url, name, model, **settings) as started:
             sweeping = asyncio.create_task(engine.sweep())
             try:
@@ -207,15 +208,34 @@ async def collect(call: Any) -> list[pb.GenerateResponse]:
     return responses
 
 
+async def read(call: Any, count: int) -> list[pb.GenerateResponse]:
+    """The next responses, until they hold so many events: Accepted, tokens and Finished count one each."""
+    responses: list[pb.GenerateResponse] = []
+    while (held := sum(events_in(response) for response in responses)) < count:
+        response = await call.read()
+        assert isinstance(response, pb.GenerateResponse)
+        responses.append(response)
+    assert held == count
+    return responses
+
+
+def events_in(response: pb.GenerateResponse) -> int:
+    return response.HasField("accepted") + len(response.tokens) + response.HasField("finished")
+
+
+def tokens_of(responses: Sequence[pb.GenerateResponse]) -> list[pb.Token]:
+    return [token for response in responses for token in response.tokens]
+
+
 def ids_of(responses: Sequence[pb.GenerateResponse]) -> list[int]:
     """The token ids. Checks that their indices have no hole."""
-    tokens = [response.token for response in responses if response.HasField("token")]
+    tokens = tokens_of(responses)
     assert [token.index for token in tokens] == list(range(tokens[0].index, tokens[0].index + len(tokens)))
     return [token.token_id for token in tokens]
 
 
 def text_of(responses: Sequence[pb.GenerateResponse]) -> str:
-    return "".join(response.token.text + response.finished.text for response in responses)
+    return "".join("".join(t.text for t in response.tokens) + response.finished.text for response in responses)
 
 
 def detail_of(error: grpc.aio.AioRpcError, kind: M) -> M:

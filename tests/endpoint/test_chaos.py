@@ -43,9 +43,9 @@ async def client(name: str, endpoints: list[Serving], rng: random.Random) -> lis
         try:
             while isinstance(response := await call.read(), pb.GenerateResponse):
                 accepted = True
-                if response.HasField("token"):
-                    assert response.token.index == len(seen)
-                    seen.append(response.token.token_id)
+                for token in response.tokens:
+                    assert token.index == len(seen)
+                    seen.append(token.token_id)
                 if response.HasField("finished"):
                     assert response.finished.output_tokens == LENGTH
                     return seen

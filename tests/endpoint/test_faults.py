@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from endpoint.harness import World, collect, generation, ids_of, serving, until, world
+from endpoint.harness import World, collect, generation, ids_of, read, serving, until, world
 from google.protobuf.duration_pb2 import Duration
 from loops import OwnThreadLoop
 from redis.asyncio import Redis
@@ -43,15 +43,6 @@ async def forget(redis: Redis, orca: World, request_id: str, count: int) -> None
     key = f"orca:{{{orca.name}}}:tokens:{request_id}"
     raw: bytes = await redis.execute_command("GETRANGE", key, 0, count * 16 - 1, NEVER_DECODE=True)  # type: ignore[assignment]
     await redis.set(key, raw)
-
-
-async def read(call: grpc.aio.UnaryStreamCall, count: int) -> list[pb.GenerateResponse]:
-    responses = []
-    for _ in range(count):
-        response = await call.read()
-        assert isinstance(response, pb.GenerateResponse)
-        responses.append(response)
-    return responses
 
 
 async def test_a_missed_packet(orca: World, redis: Redis) -> None:

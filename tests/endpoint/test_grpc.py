@@ -3,19 +3,40 @@
 import asyncio
 import hashlib
 import struct
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
-from endpoint.harness import World, collect, detail_of, field_of, generation, ids_of, serving, text_of, until
+from endpoint.harness import (
+    World,
+    collect,
+    detail_of,
+    events_in,
+    field_of,
+    generation,
+    ids_of,
+    make_model,
+    read,
+    serving,
+    text_of,
+    tokens_of,
+    until,
+    world,
+)
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+import orca_client
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaStub
+from orca_client import OrcaClient
 from orca_client.channels import channel_options
 from orca_common.address import split_address
+from orca_common.errors import ErrorReason, Internal
 from orca_endpoint.events import Accepted, Finished, Token
 from orca_pool.records import Committed, Reason
 
@@ -25,7 +46,19 @@ CODE = grpc.StatusCode
 async def error_of(call: grpc.aio.Call) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(call)
+    reason_of(caught.value)
     return caught.value
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """The reason of an error. Every error at the door has one, but those that gRPC itself makes."""
+    own = ("message larger than max", "Failed to connect", "Deadline Exceeded")
+    if any(sentence in (error.details() or "") for sentence in own):
+        return ""
+    info = detail_of(error, error_details_pb2.ErrorInfo())
+    assert info.domain == "orca.serving"
+    assert info.reason in set(ErrorReason) - {ErrorReason.UNSPECIFIED}
+    return info.reason
 
 
 async def test_a_stream(orca: World) -> None:
@@ -37,14 +70,125 @@ async def test_a_stream(orca: World) -> None:
     assert accepted.request_id == "one"
     assert accepted.input_tokens > 0
     assert ids_of(responses) == [300, 301, 302]
-    tokens = [r.token for r in responses[1:-1]]
+    tokens = tokens_of(responses)
     assert [t.logprob for t in tokens] == [-0.5] * 3
     assert [t.iteration for t in tokens] == [1, 2, 3]
     assert {t.engine for t in tokens} == {"engine-0"}
     assert finished.reason == pb.FINISH_REASON_LENGTH
     assert finished.output_tokens == 3
     times = finished.timings
-    assert 0 < times.claimed < times.first_token <= times.finished < 10
+    moments = [duration.ToMicroseconds() for duration in (times.claimed, times.first_token, times.finished)]
+    assert 0 < moments[0] < moments[1] <= moments[2] < 10e6
+
+
+async def test_what_is_there_together_is_one_message(orca: World) -> None:
+    """The tokens of one packet, with the end if it is there; and everything of a request that has ended."""
+    call = orca.stub.Generate(generation(max_new_tokens=6, request_id="together"))
+    request = await orca.engine.claim()
+    [accepted] = await read(call, 1)
+    assert events_in(accepted) == 1
+    await orca.engine.commit(request, 0, [10, 11])
+    assert ids_of([await call.read()]) == [10, 11]  # type: ignore[list-item]
+    await orca.engine.commit(request, 2, [12, 13, 14, 15], Reason.LENGTH)
+    last = await call.read()
+    assert isinstance(last, pb.GenerateResponse)
+    assert ids_of([last]) == [12, 13, 14, 15]
+    assert last.finished.output_tokens == 6
+    for from_index in range(7):
+        again = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="together", from_index=from_index)))
+        assert len(again) == 1
+        assert [token.index for token in again[0].tokens] == list(range(from_index, 6))
+        assert again[0].HasField("accepted")
+        assert again[0].finished.output_tokens == 6
+
+
+async def test_packets_that_came_meanwhile_are_one_message(orca: World) -> None:
+    """A client that is slower than its engine costs less for each token: nothing is sent one by one that is there."""
+    ids = [10 + n for n in range(150)]
+    async with await orca.serving.app.endpoint.generate(generation(max_new_tokens=150), None, {}) as call:
+        pieces = call.pieces()
+        assert len(await anext(pieces)) == 1
+        request = await orca.engine.claim()
+        for n in range(150):
+            await orca.engine.commit(request, n, [ids[n]], Reason.LENGTH if n == 149 else None)
+        await until(lambda: call.buffered == 150)
+        piece = await anext(pieces)
+        assert [event.token_id for event in piece if isinstance(event, Token)] == ids
+        assert isinstance(piece[-1], Finished)
+
+
+async def test_a_message_holds_at_most_256_tokens(redis_url: str, model: Path) -> None:
+    """So that it stays far below the 4 MiB that clients accept, however much a resumed stream has to tell."""
+    folder = make_model(model.parent / "long", positions=2048)
+    async with world(redis_url, folder, slots=2048) as orca:
+        ids = [10 + n % 400 for n in range(1000)]
+        call = orca.stub.Generate(generation(max_new_tokens=1000, request_id="long"))
+        request = await orca.engine.claim()
+        await orca.engine.commit(request, 0, ids, Reason.LENGTH)
+        assert ids_of(await collect(call)) == ids
+        again = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="long")))
+        assert ids_of(again) == ids
+        assert max(len(response.tokens) for response in again) <= 256
+        assert len(again) == 4
+
+
+async def test_events_before_an_error_are_sent(orca: World) -> None:
+    """Tokens that came together with an end that is an error come before it."""
+    async with await orca.serving.app.endpoint.generate(generation(request_id="over"), None, {}) as call:
+        pieces = call.pieces()
+        await anext(pieces)
+        request = await orca.engine.claim()
+        await orca.engine.commit(request, 0, [10])
+        await orca.engine.commit(request, 1, [11], Reason.INTERNAL)
+        await until(lambda: call.buffered == 2)
+        assert [event.token_id for event in await anext(pieces) if isinstance(event, Token)] == [10, 11]
+        with pytest.raises(Internal):
+            await anext(pieces)
+
+
+async def test_text_without_a_stream(orca: World) -> None:
+    """GenerateText: the same request, one answer. The same id and body bring the answer again."""
+    vocabulary = orca.serving.app.vocabulary
+    assert vocabulary is not None
+    ids = vocabulary.encode("naïve 東京")
+    request = generation(max_new_tokens=len(ids) - 1, request_id="whole", logprobs=True, model="tiny")
+    async with orca.background(lambda record: ids):
+        streamed = await collect(orca.stub.Generate(generation(max_new_tokens=len(ids) - 1)))
+        answer = await orca.stub.GenerateText(request)
+        assert (await orca.stub.GenerateText(request)) == answer
+    assert answer.request_id == "whole"
+    assert answer.input_tokens == 3
+    assert answer.text == text_of(streamed)
+    assert list(answer.token_ids) == ids[:-1]
+    assert list(answer.logprobs) == [-0.5] * (len(ids) - 1)
+    assert answer.reason == pb.FINISH_REASON_LENGTH
+    assert 0 < answer.timings.first_token.ToMicroseconds() <= answer.timings.finished.ToMicroseconds()
+    async with orca.background(lambda record: [5]):
+        plain = await orca.stub.GenerateText(generation(max_new_tokens=1))
+    assert not plain.logprobs
+
+
+async def test_a_cancelled_text_is_an_error(orca: World) -> None:
+    """An answer is never a part of one."""
+    call = asyncio.ensure_future(orca.stub.GenerateText(generation(request_id="part")))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10])
+    await orca.stub.Cancel(pb.CancelRequest(request_id="part"))
+    with pytest.raises(grpc.aio.AioRpcError, match="was cancelled after 1 tokens") as caught:
+        await call
+    assert caught.value.code() is CODE.CANCELLED
+    assert reason_of(caught.value) == "REQUEST_CANCELLED"
+
+
+async def test_another_model(orca: World) -> None:
+    """A model that is named is checked. It is no part of the body: there is one model here."""
+    error = await error_of(orca.stub.Generate(generation(model="gpt-5")))
+    assert (error.code(), reason_of(error)) == (CODE.NOT_FOUND, "UNKNOWN_MODEL")
+    assert "'gpt-5' is not served here; 'tiny' is" in (error.details() or "")
+    async with orca.background(lambda record: [10]):
+        named = generation(max_new_tokens=1, model="tiny", request_id="named")
+        assert ids_of(await collect(orca.stub.Generate(named))) == [10]
+        assert ids_of(await collect(orca.stub.Generate(generation(max_new_tokens=1, request_id="named")))) == [10]
 
 
 async def test_text_is_the_decoded_text(orca: World) -> None:
@@ -63,7 +207,7 @@ async def test_text_is_the_decoded_text(orca: World) -> None:
 async def test_no_logprobs_unless_asked(orca: World) -> None:
     async with orca.background(lambda record: [5]):
         responses = await collect(orca.stub.Generate(generation(max_new_tokens=1)))
-    assert not responses[1].token.HasField("logprob")
+    assert not tokens_of(responses)[0].HasField("logprob")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +241,7 @@ async def test_a_stop_string_over_tokens(orca: World) -> None:
     finished = responses[-1].finished
     assert finished.reason == pb.FINISH_REASON_STOP
     assert finished.output_tokens == len(ids_of(responses)) < len(ids)
-    assert finished.timings.finished > 0
+    assert finished.timings.finished.ToMicroseconds() > 0
     assert await orca.engine.commit(request, len(ids) - 2, ids[-2:]) == Committed.GONE
     again = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="stopping")))
     assert ids_of(again) == ids_of(responses)
@@ -110,16 +254,17 @@ async def test_resume_from_an_index(orca: World) -> None:
     first = orca.stub.Generate(generation(max_new_tokens=6, request_id="long", attempt=1))
     request = await orca.engine.claim()
     await orca.engine.commit(request, 0, [10, 11, 12])
-    seen = [await first.read() for _ in range(4)]
-    assert ids_of(seen) == [10, 11, 12]  # type: ignore[arg-type]
+    seen = await read(first, 4)
+    assert ids_of(seen) == [10, 11, 12]
     digest = hashlib.sha1(struct.pack("<2I", 10, 11)).digest()
     second = orca.stub.Resume(pb.ResumeRequest(request_id="long", from_index=2, attempt=2, digest=digest))
-    assert (await second.read()).accepted.request_id == "long"  # type: ignore[union-attr]
+    head = await read(second, 2)
+    assert head[0].accepted.request_id == "long"
     assert (await error_of(first)).code() is CODE.ABORTED
     await orca.engine.commit(request, 3, [13, 14, 15], Reason.LENGTH)
-    rest = await collect(second)
+    rest = [*head, *await collect(second)]
     assert ids_of(rest) == [12, 13, 14, 15]
-    assert rest[0].token.index == 2
+    assert tokens_of(rest)[0].index == 2
     assert rest[-1].finished.output_tokens == 6
     ended = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="long", from_index=5, attempt=3)))
     assert ids_of(ended) == [15]
@@ -147,7 +292,7 @@ async def test_the_text_of_a_resumed_stream_begins_at_zero(orca: World) -> None:
         whole = await collect(orca.stub.Generate(generation(max_new_tokens=len(ids), request_id="emoji")))
     for start in range(len(ids)):
         rest = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="emoji", from_index=start)))
-        assert text_of(rest) == text_of(whole[start + 1 :])
+        assert text_of(rest) == "".join(t.text for t in tokens_of(whole)[start:]) + whole[-1].finished.text
 
 
 async def test_on_another_endpoint(orca: World) -> None:
@@ -155,8 +300,8 @@ async def test_on_another_endpoint(orca: World) -> None:
         first = orca.stub.Generate(generation(max_new_tokens=4, request_id="moved"))
         request = await orca.engine.claim()
         await orca.engine.commit(request, 0, [10, 11])
-        seen = [await first.read() for _ in range(3)]
-        assert ids_of(seen) == [10, 11]  # type: ignore[arg-type]
+        seen = await read(first, 3)
+        assert ids_of(seen) == [10, 11]
         second = other.stub.Resume(pb.ResumeRequest(request_id="moved", from_index=2))
         assert (await second.read()).HasField("accepted")  # type: ignore[union-attr]
         assert (await error_of(first)).code() is CODE.ABORTED
@@ -198,6 +343,23 @@ async def test_a_client_that_leaves(orca: World) -> None:
     assert ids_of(await collect(orca.stub.Resume(pb.ResumeRequest(request_id="back")))) == [10]
 
 
+async def test_the_loop_of_the_readme_left_early(orca: World) -> None:
+    """The client library cancels the request: no engine goes on with it."""
+
+    def loop(client: OrcaClient) -> None:
+        for event in client.generate([5, 6], max_new_tokens=8, request_id="readme"):
+            if isinstance(event, orca_client.Token):
+                break
+
+    with OrcaClient(orca.serving.addresses["grpc"]) as client:
+        reading = asyncio.create_task(asyncio.to_thread(loop, client))
+        request = await orca.engine.claim()
+        await orca.engine.commit(request, 0, [10])
+        await reading
+        await orca.serving.quiet()
+    assert await orca.engine.commit(request, 1, [11]) == Committed.GONE
+
+
 async def test_a_client_that_leaves_while_it_is_submitted(orca: World) -> None:
     """Whenever the client leaves, no request stays behind."""
     for n in range(20):
@@ -218,7 +380,7 @@ async def test_a_deadline(orca: World) -> None:
     assert error.code() is CODE.DEADLINE_EXCEEDED
     resumed = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="late")))
     assert resumed.code() is CODE.DEADLINE_EXCEEDED
-    assert "its deadline has passed" in (resumed.details() or "")
+    assert "the deadline that its caller set has passed" in (resumed.details() or "")
     past = await error_of(orca.stub.Generate(generation(), timeout=-1))
     assert past.code() is CODE.DEADLINE_EXCEEDED
 
@@ -285,6 +447,7 @@ async def test_bytes_that_are_no_request(orca: World) -> None:
         error = await error_of(generate(sent))
         assert error.code() is CODE.INVALID_ARGUMENT
         assert field_of(error) == "message"
+        assert reason_of(error) == "UNREADABLE_MESSAGE"
         sentence = "message: not a valid request of /orca.v1.Orca/Generate (text fields must be UTF-8)"
         assert error.details() == sentence
     check = orca.serving.channel.unary_unary("/grpc.health.v1.Health/Check")
@@ -297,7 +460,7 @@ async def test_bytes_that_are_no_request(orca: World) -> None:
 
 async def test_what_can_never_fit(orca: World) -> None:
     error = await error_of(orca.stub.Generate(generation([1, 2], 220)))
-    assert error.code() is CODE.FAILED_PRECONDITION
+    assert (error.code(), reason_of(error)) == (CODE.FAILED_PRECONDITION, "TOO_LARGE")
     assert "needs 222 slots" in (error.details() or "")
     assert "the largest engine has 200" in (error.details() or "")
 
@@ -309,6 +472,7 @@ async def test_bounds_of_queue_and_calls(orca: World) -> None:
         await calls[0].read()
         error = await error_of(other.stub.Generate(generation()))
         assert error.code() is CODE.RESOURCE_EXHAUSTED
+        assert reason_of(error) == "QUEUE_FULL"
         assert "queue is full" in (error.details() or "")
         assert detail_of(error, error_details_pb2.RetryInfo()).retry_delay.ToSeconds() == 1
         await orca.engine.claim()
@@ -316,6 +480,7 @@ async def test_bounds_of_queue_and_calls(orca: World) -> None:
         await calls[1].read()
         error = await error_of(other.stub.Generate(generation()))
         assert error.code() is CODE.RESOURCE_EXHAUSTED
+        assert reason_of(error) == "ENDPOINT_FULL"
         assert "2 streams" in (error.details() or "")
 
 
@@ -336,7 +501,8 @@ async def test_the_model(orca: World) -> None:
     assert [(engine.id, engine.slots) for engine in model.engines] == [("engine-0", 200)]
 
 
-async def test_health_and_reflection(orca: World) -> None:
+async def test_health(orca: World) -> None:
+    """Every service that is listed has its own status, and so has the server as a whole."""
     check = orca.serving.channel.unary_unary(
         "/grpc.health.v1.Health/Check",
         health_pb2.HealthCheckRequest.SerializeToString,
@@ -349,16 +515,76 @@ async def test_health_and_reflection(orca: World) -> None:
     async with asyncio.timeout(5):
         while await status("orca.v1.Orca") != health_pb2.HealthCheckResponse.SERVING:
             pass
-    assert await status("") == health_pb2.HealthCheckResponse.SERVING
-    ask = orca.serving.channel.stream_stream(
-        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-        reflection_pb2.ServerReflectionRequest.SerializeToString,
-        reflection_pb2.ServerReflectionResponse.FromString,
-    )
-    answers = ask(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-    names = [service.name async for answer in answers for service in answer.list_services_response.service]
-    assert "orca.v1.Orca" in names
-    assert "grpc.health.v1.Health" in names
+    for service in ["", *await services(orca)]:
+        assert await status(service) == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await status("orca.v2.Orca")
+    assert caught.value.code() is CODE.NOT_FOUND
+
+
+V1, V1ALPHA = "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"
+
+
+async def reflect(orca: World, version: str, *requests: bytes) -> list[reflection_pb2.ServerReflectionResponse]:
+    parse = reflection_pb2.ServerReflectionResponse.FromString
+    ask = orca.serving.channel.stream_stream(f"/{version}/ServerReflectionInfo", None, parse)
+    return [answer async for answer in ask(iter(requests))]
+
+
+async def question(orca: World, version: str, **fields: Any) -> reflection_pb2.ServerReflectionResponse:
+    request = reflection_pb2.ServerReflectionRequest(**fields)
+    [answer] = await reflect(orca, version, request.SerializeToString())
+    assert answer.original_request == request
+    return answer
+
+
+async def services(orca: World) -> list[str]:
+    answer = await question(orca, V1, list_services="")
+    return [service.name for service in answer.list_services_response.service]
+
+
+@pytest.mark.parametrize("version", [V1, V1ALPHA])
+async def test_reflection(orca: World, version: str) -> None:
+    """Services, messages and methods are found, with all files that they need; what is not known is an answer."""
+    assert await services(orca) == ["grpc.health.v1.Health", V1, V1ALPHA, "orca.v1.Orca"]
+    for symbol in ("orca.v1.Orca", "orca.v1.Orca.Generate", "orca.v1.Token", "orca.v1.FinishReason", V1, V1ALPHA):
+        answer = await question(orca, version, file_containing_symbol=symbol)
+        raw = answer.file_descriptor_response.file_descriptor_proto
+        files = [FileDescriptorProto.FromString(file) for file in raw]
+        assert files[0].package in symbol
+        names = {file.name for file in files}
+        assert all(needed in names for file in files for needed in file.dependency)
+    for unknown in ({"file_containing_symbol": "orca.v1.Orca.Invent"}, {"file_by_filename": "a.proto"}):
+        answer = await question(orca, version, **unknown)
+        assert answer.error_response.error_code == CODE.NOT_FOUND.value[0]  # type: ignore[index]
+    duration = await question(orca, version, file_by_filename="google/protobuf/duration.proto")
+    assert duration.HasField("file_descriptor_response")
+    numbers = await question(orca, version, all_extension_numbers_of_type="orca.v1.Token")
+    assert numbers.all_extension_numbers_response.base_type_name == "orca.v1.Token"
+    none = await question(orca, version)
+    assert none.error_response.error_code == CODE.INVALID_ARGUMENT.value[0]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("version", [V1, V1ALPHA])
+async def test_reflection_of_bytes_that_are_no_question(orca: World, version: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await reflect(orca, version, b"\xff\xff")
+    assert caught.value.code() is CODE.INVALID_ARGUMENT
+    assert reason_of(caught.value) == "UNREADABLE_MESSAGE"
+    assert await services(orca)
+
+
+async def test_the_log_tells_a_deadline_from_a_client_that_left(orca: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "orca_endpoint.call")
+    late = orca.stub.Generate(generation(request_id="late"), timeout=0.2)
+    left = orca.stub.Generate(generation(request_id="left"), timeout=60)
+    await left.read()
+    left.cancel()
+    with pytest.raises(grpc.aio.AioRpcError):
+        await collect(late)
+    await orca.serving.quiet()
+    reasons = {record.request: record.reason for record in caplog.records if record.message == "call ended"}  # type: ignore[attr-defined]
+    assert reasons == {"late": "DEADLINE_EXCEEDED", "left": "CLIENT_GONE"}
 
 
 async def test_a_client_that_does_not_read(orca: World) -> None:
@@ -366,15 +592,17 @@ async def test_a_client_that_does_not_read(orca: World) -> None:
     async with serving(orca.redis_url, orca.name, orca.model, call_buffer=16) as other:
         ids = [10 + n % 400 for n in range(150)]
         async with await other.app.endpoint.generate(generation(max_new_tokens=150), None, {}) as call:
-            events = call.events()
-            assert isinstance(await anext(events), Accepted)
+            pieces = call.pieces()
+            [accepted] = await anext(pieces)
+            assert isinstance(accepted, Accepted)
             request = await orca.engine.claim()
             await orca.engine.commit(request, 0, ids[:1])
-            assert (await anext(events))[1] == ids[0]
+            [first] = await anext(pieces)
+            assert first[1] == ids[0]
             for n in range(1, 150):
                 await orca.engine.commit(request, n, [ids[n]], Reason.LENGTH if n == 149 else None)
                 assert call.buffered <= 16
-            tokens = [event async for event in events]
+            tokens = [event async for piece in pieces for event in piece]
         assert [event.token_id for event in tokens if isinstance(event, Token)] == ids[1:]
         assert isinstance(tokens[-1], Finished)
 
@@ -392,7 +620,7 @@ async def test_a_stream_outlives_its_connection_s_age(orca: World) -> None:
         call = other.stub.Generate(generation(max_new_tokens=2))
         request = await orca.engine.claim()
         await orca.engine.commit(request, 0, [10])
-        first = [await call.read() for _ in range(2)]
+        first = await read(call, 2)
         states = [grpc.ChannelConnectivity.READY]
         while len(states) < 5:  # the connection grew old and another one was made, twice
             await other.stub.GetModel(pb.GetModelRequest())
@@ -400,7 +628,7 @@ async def test_a_stream_outlives_its_connection_s_age(orca: World) -> None:
             if state is not states[-1]:
                 states.append(state)
         await orca.engine.commit(request, 1, [11], Reason.LENGTH)
-        assert ids_of([*first, *await collect(call)]) == [10, 11]  # type: ignore[list-item]
+        assert ids_of([*first, *await collect(call)]) == [10, 11]
 
 
 PING, ACK = 6, 1  # of HTTP/2: a frame's type, a flag
@@ -459,14 +687,14 @@ async def test_leaving(orca: World) -> None:
         call = other.stub.Generate(generation(max_new_tokens=2, request_id="drained"))
         request = await orca.engine.claim()
         await orca.engine.commit(request, 0, [10])
-        seen = [await call.read() for _ in range(2)]
-        assert ids_of(seen) == [10]  # type: ignore[arg-type]
+        seen = await read(call, 2)
+        assert ids_of(seen) == [10]
         draining = asyncio.create_task(other.app.drain())
         await until(lambda: other.app.endpoint.draining)
         refused = await error_of(other.stub.Generate(generation()))
         assert refused.code() is CODE.UNAVAILABLE
         error = await error_of(call)
-        assert error.code() is CODE.UNAVAILABLE
+        assert (error.code(), reason_of(error)) == (CODE.UNAVAILABLE, "ENDPOINT_LEAVING")
         await draining
         assert await orca.engine.commit(request, 1, [11], Reason.LENGTH) == Committed.OK
     rest = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="drained", from_index=1)))

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 import httpx2 as httpx
 import pytest
-from endpoint.harness import World, collect, generation, ids_of, make_model
+from endpoint.harness import World, collect, generation, ids_of, make_model, read
 
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaStub
@@ -69,13 +69,13 @@ async def test_the_end_of_a_process(orca: World, number: signal.Signals) -> None
             call = OrcaStub(channel).Generate(generation(max_new_tokens=3, request_id="orphan"))
             request = await orca.engine.claim()
             await orca.engine.commit(request, 0, [10])
-            seen = [await call.read() for _ in range(2)]
+            seen = await read(call, 2)
             child.send_signal(number)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await collect(call)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert await asyncio.wait_for(child.wait(), 10) == (0 if number is signal.SIGTERM else -number)
-    assert ids_of(seen) == [10]  # type: ignore[arg-type]
+    assert ids_of(seen) == [10]
     resumed = orca.stub.Resume(pb.ResumeRequest(request_id="orphan", from_index=1))
     assert await orca.engine.commit(request, 1, [11, 12], Reason.LENGTH) == Committed.OK
     assert ids_of(await collect(resumed)) == [11, 12]

@@ -157,7 +157,7 @@ def test_a_changed_token(request: Request, data: st.DataObject) -> None:
     shown = data.draw(st.integers(1, len(request.ids)))
     place = data.draw(st.integers(0, shown - 1))
     transcript = Transcript(NAME, None)
-    list(transcript.packet(replace(request.packet(0, shown), finish=None)))
+    list(transcript.packet(request.packet(0, shown)._replace(finish=None)))
     shown = transcript.count  # a packet ends where the tokens of another engine begin
     assume(place < shown)
     assert transcript.digest() == digest_by_definition(request.ids[:shown])

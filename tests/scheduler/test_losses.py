@@ -108,7 +108,7 @@ def innocent(draw: random.Random, count: int) -> list[int]:
 
 
 async def tokens(stack: Running, request: pb.GenerateRequest) -> list[int]:
-    return [r.token.token_id async for r in stack.stub.Generate(request) if r.WhichOneof("event") == "token"]
+    return [token.token_id async for response in stack.stub.Generate(request) for token in response.tokens]
 
 
 async def test_poison_ends_and_harms_nobody(tmp_path: Path) -> None:

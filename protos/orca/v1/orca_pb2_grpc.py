@@ -26,7 +26,13 @@ if _version_not_supported:
 
 
 class OrcaStub:
-    """Missing associated documentation comment in .proto file."""
+    """Every error is a sentence, and carries a google.rpc.ErrorInfo of the domain "orca.serving" with a stable reason. The
+    reasons stand in brackets below. Any method may also end with
+    INVALID_ARGUMENT    bad input [INVALID_FIELD: google.rpc.BadRequest names it; UNREADABLE_MESSAGE]
+    UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
+    DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
+    INTERNAL            a bug; the sentence and the metadata hold a trace id [BUG]
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -38,6 +44,11 @@ class OrcaStub:
                 '/orca.v1.Orca/Generate',
                 request_serializer=orca_dot_v1_dot_orca__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=orca_dot_v1_dot_orca__pb2.GenerateResponse.FromString,
+                _registered_method=True)
+        self.GenerateText = channel.unary_unary(
+                '/orca.v1.Orca/GenerateText',
+                request_serializer=orca_dot_v1_dot_orca__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=orca_dot_v1_dot_orca__pb2.GenerateTextResponse.FromString,
                 _registered_method=True)
         self.Resume = channel.unary_stream(
                 '/orca.v1.Orca/Resume',
@@ -57,12 +68,37 @@ class OrcaStub:
 
 
 class OrcaServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Every error is a sentence, and carries a google.rpc.ErrorInfo of the domain "orca.serving" with a stable reason. The
+    reasons stand in brackets below. Any method may also end with
+    INVALID_ARGUMENT    bad input [INVALID_FIELD: google.rpc.BadRequest names it; UNREADABLE_MESSAGE]
+    UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
+    DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
+    INTERNAL            a bug; the sentence and the metadata hold a trace id [BUG]
+    """
 
     def Generate(self, request, context):
-        """Generates text for one prompt. The first event is `accepted`: from then on the request is durable, and Resume can
-        continue a stream that breaks. A known request_id with the same body is the same as Resume from index 0; a known
-        request_id with another body is ALREADY_EXISTS. The call's gRPC deadline is the deadline of the request.
+        """Generates text for one prompt. The first message holds `accepted`: from then on the request is durable, and Resume
+        can continue a stream that breaks. A known request_id with the same body is the same as Resume from index 0. The
+        call's gRPC deadline is the deadline of the request. Also
+        FAILED_PRECONDITION  can never be done here [TOO_LARGE: for every engine; NO_TOKENIZER: give token ids]
+        NOT_FOUND            `model` is not served here [UNKNOWN_MODEL]
+        ALREADY_EXISTS       request_id is known with another body [REQUEST_ID_IN_USE]
+        RESOURCE_EXHAUSTED   try again after google.rpc.RetryInfo [QUEUE_FULL; ENDPOINT_FULL: another one may have room]
+        ABORTED              a newer call of the request took over: do not resume [TAKEN_OVER]
+        CANCELLED            its client had left before, and detach_grace is over [CLIENT_LEFT]
+        UNAVAILABLE          no engine has formed yet [NO_ENGINE]
+        DATA_LOSS            the pool lost tokens that were shown [TOKENS_LOST]
+        INTERNAL             engines were lost with this request three times [ENGINES_LOST]
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateText(self, request, context):
+        """Generate for callers without streams: one answer at the end, with everything. When the connection breaks, the same
+        request_id and body bring the answer; the request lives on for detach_grace meanwhile. The errors are those of
+        Generate, and
+        CANCELLED            Cancel was called: an answer is never a part of one [REQUEST_CANCELLED]
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,13 +106,18 @@ class OrcaServicer:
 
     def Resume(self, request, context):
         """Continues the stream of a request from token from_index on, at any endpoint. The request's older call ends ABORTED.
+        The errors are those of Generate that can come after `accepted`, and
+        NOT_FOUND            it never was, or ended more than 300 s ago [UNKNOWN_REQUEST]
+        DATA_LOSS            the tokens before from_index are others, or fewer, than `digest` says [TOKENS_LOST]
+        RESOURCE_EXHAUSTED   as for Generate [ENDPOINT_FULL]
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends a request, wherever it is. Its stream ends with `finished` and the reason CANCELLED.
+        """Ends a request, wherever it is. Its stream ends with `finished` and the reason CANCELLED. Also
+        NOT_FOUND            as for Resume [UNKNOWN_REQUEST]
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,6 +137,11 @@ def add_OrcaServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=orca_dot_v1_dot_orca__pb2.GenerateRequest.FromString,
                     response_serializer=orca_dot_v1_dot_orca__pb2.GenerateResponse.SerializeToString,
+            ),
+            'GenerateText': grpc.unary_unary_rpc_method_handler(
+                    servicer.GenerateText,
+                    request_deserializer=orca_dot_v1_dot_orca__pb2.GenerateRequest.FromString,
+                    response_serializer=orca_dot_v1_dot_orca__pb2.GenerateTextResponse.SerializeToString,
             ),
             'Resume': grpc.unary_stream_rpc_method_handler(
                     servicer.Resume,
@@ -121,7 +167,13 @@ def add_OrcaServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Orca:
-    """Missing associated documentation comment in .proto file."""
+    """Every error is a sentence, and carries a google.rpc.ErrorInfo of the domain "orca.serving" with a stable reason. The
+    reasons stand in brackets below. Any method may also end with
+    INVALID_ARGUMENT    bad input [INVALID_FIELD: google.rpc.BadRequest names it; UNREADABLE_MESSAGE]
+    UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
+    DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
+    INTERNAL            a bug; the sentence and the metadata hold a trace id [BUG]
+    """
 
     @staticmethod
     def Generate(request,
@@ -140,6 +192,33 @@ class Orca:
             '/orca.v1.Orca/Generate',
             orca_dot_v1_dot_orca__pb2.GenerateRequest.SerializeToString,
             orca_dot_v1_dot_orca__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateText(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/orca.v1.Orca/GenerateText',
+            orca_dot_v1_dot_orca__pb2.GenerateRequest.SerializeToString,
+            orca_dot_v1_dot_orca__pb2.GenerateTextResponse.FromString,
             options,
             channel_credentials,
             insecure,

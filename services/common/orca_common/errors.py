@@ -16,6 +16,7 @@ OrcaError
 
 import logging
 import secrets
+from enum import StrEnum
 from typing import ClassVar, Never
 
 import grpc
@@ -29,29 +30,63 @@ from opentelemetry.trace import format_trace_id
 
 log = logging.getLogger(__name__)
 
+DOMAIN = "orca.serving"  # of the reasons, in google.rpc.ErrorInfo
+
+
+class ErrorReason(StrEnum):
+    """What exactly is wrong, for programs: names that stay. orca.proto says which method ends with which of them."""
+
+    UNSPECIFIED = "UNSPECIFIED"  # only errors that no client of the doors gets
+    INVALID_FIELD = "INVALID_FIELD"
+    UNREADABLE_MESSAGE = "UNREADABLE_MESSAGE"
+    NO_TOKENIZER = "NO_TOKENIZER"
+    TOO_LARGE = "TOO_LARGE"
+    UNKNOWN_REQUEST = "UNKNOWN_REQUEST"
+    UNKNOWN_MODEL = "UNKNOWN_MODEL"
+    REQUEST_ID_IN_USE = "REQUEST_ID_IN_USE"
+    QUEUE_FULL = "QUEUE_FULL"
+    ENDPOINT_FULL = "ENDPOINT_FULL"
+    TAKEN_OVER = "TAKEN_OVER"
+    REQUEST_CANCELLED = "REQUEST_CANCELLED"
+    CLIENT_LEFT = "CLIENT_LEFT"
+    DEADLINE_PASSED = "DEADLINE_PASSED"
+    TOKENS_LOST = "TOKENS_LOST"
+    POOL_AWAY = "POOL_AWAY"
+    NO_ENGINE = "NO_ENGINE"
+    ENDPOINT_LEAVING = "ENDPOINT_LEAVING"
+    ENGINES_LOST = "ENGINES_LOST"
+    BUG = "BUG"
+
 
 class OrcaError(Exception):
-    """An error with a gRPC status. `str(error)` is the sentence that the client reads."""
+    """An error with a gRPC status. `str(error)` is the sentence that the client reads, `reason` the program's word."""
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
+    reason: ErrorReason = ErrorReason.UNSPECIFIED  # of all errors of a class, unless an error is given its own
+
+    def __init__(self, message: str = "", *, reason: ErrorReason | None = None) -> None:
+        super().__init__(message)
+        if reason is not None:
+            self.reason = reason
 
     def details(self) -> list[Message]:
         """The google.rpc messages that a program can read."""
-        return []
+        return [error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN)]
 
 
 class InvalidArgument(OrcaError):
     """`field` is the request's field as the caller wrote it, `problem` says what is wrong and the limit."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
+    reason = ErrorReason.INVALID_FIELD
 
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
+    def __init__(self, field: str, problem: str, *, reason: ErrorReason | None = None) -> None:
+        super().__init__(f"{field}: {problem}", reason=reason)
         self.field, self.problem = field, problem
 
     def details(self) -> list[Message]:
         violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.problem)
-        return [error_details_pb2.BadRequest(field_violations=[violation])]
+        return [*super().details(), error_details_pb2.BadRequest(field_violations=[violation])]
 
 
 class FailedPrecondition(OrcaError):
@@ -60,41 +95,48 @@ class FailedPrecondition(OrcaError):
 
 class AlreadyExists(OrcaError):
     code = grpc.StatusCode.ALREADY_EXISTS
+    reason = ErrorReason.REQUEST_ID_IN_USE
 
 
 class NotFound(OrcaError):
     code = grpc.StatusCode.NOT_FOUND
+    reason = ErrorReason.UNKNOWN_REQUEST
 
 
 class ResourceExhausted(OrcaError):
     """`retry_after` is in seconds."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = ErrorReason.QUEUE_FULL
 
-    def __init__(self, message: str, retry_after: float) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, retry_after: float, *, reason: ErrorReason | None = None) -> None:
+        super().__init__(message, reason=reason)
         self.retry_after = retry_after
 
     def details(self) -> list[Message]:
         delay = Duration()
         delay.FromMilliseconds(int(self.retry_after * 1000))
-        return [error_details_pb2.RetryInfo(retry_delay=delay)]
+        return [*super().details(), error_details_pb2.RetryInfo(retry_delay=delay)]
 
 
 class DeadlineExceeded(OrcaError):
     code = grpc.StatusCode.DEADLINE_EXCEEDED
+    reason = ErrorReason.DEADLINE_PASSED
 
 
 class Cancelled(OrcaError):
     code = grpc.StatusCode.CANCELLED
+    reason = ErrorReason.REQUEST_CANCELLED
 
 
 class Aborted(OrcaError):
     code = grpc.StatusCode.ABORTED
+    reason = ErrorReason.TAKEN_OVER
 
 
 class DataLoss(OrcaError):
     code = grpc.StatusCode.DATA_LOSS
+    reason = ErrorReason.TOKENS_LOST
 
 
 class Unavailable(OrcaError):
@@ -105,10 +147,15 @@ class Internal(OrcaError):
     """`trace_id` leads to the request's trace and log lines; empty when there is none."""
 
     code = grpc.StatusCode.INTERNAL
+    reason = ErrorReason.BUG
 
-    def __init__(self, message: str, trace_id: str = "") -> None:
-        super().__init__(f"{message} (trace id {trace_id})" if trace_id else message)
+    def __init__(self, message: str, trace_id: str = "", *, reason: ErrorReason | None = None) -> None:
+        super().__init__(f"{message} (trace id {trace_id})" if trace_id else message, reason=reason)
         self.trace_id = trace_id
+
+    def details(self) -> list[Message]:
+        metadata = {"trace_id": self.trace_id} if self.trace_id else {}
+        return [error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN, metadata=metadata)]
 
 
 async def abort(context: grpc.aio.ServicerContext, error: OrcaError) -> Never:

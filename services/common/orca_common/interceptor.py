@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from .errors import InvalidArgument, OrcaError, abort, internal
+from .errors import ErrorReason, InvalidArgument, OrcaError, abort, internal
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
@@ -50,7 +50,8 @@ def _tolerant(parse: Callable[[bytes], Any], method: str) -> Callable[[bytes], A
         try:
             return parse(raw)
         except DecodeError:
-            return InvalidArgument("message", f"not a valid request of {method} (text fields must be UTF-8)")
+            problem = f"not a valid request of {method} (text fields must be UTF-8)"
+            return InvalidArgument("message", problem, reason=ErrorReason.UNREADABLE_MESSAGE)
 
     return deserialize
 

@@ -14,7 +14,7 @@ from typing import Self
 
 from opentelemetry.trace import Span
 
-from orca_common.errors import DataLoss, DeadlineExceeded, OrcaError, Unavailable
+from orca_common.errors import DataLoss, DeadlineExceeded, ErrorReason, OrcaError, Unavailable
 from orca_common.telemetry import trace_id_of
 from orca_pool.leases import DETACH_FLOOR_SECONDS
 from orca_pool.pool import Pool
@@ -29,6 +29,8 @@ from .validation import Work
 
 HEALING = 8.0  # seconds that a call waits until tokens that Redis lost are made again
 HEALING_STEP = 0.3  # seconds between looks at them
+DEADLINE_NEAR = 0.05  # seconds: a call that its client ends so shortly before its deadline ends because of it
+TOGETHER = 256  # events that are shown in one piece: orca.proto's bound, and 0.5 ms of the loop at most
 
 # Ends that are not this endpoint's fault: the client left, was done, or its deadline passed.
 NOT_OUR_FAULT = (DeadlineExceeded, asyncio.CancelledError, type(None))
@@ -69,10 +71,11 @@ class Submission:
 
 
 class Call:
-    """Serves one stream. An asynchronous context manager: iterate `events()` inside.
+    """Serves one stream. An asynchronous context manager: iterate `pieces()` inside.
 
     Leaving it detaches a request that goes on: the pool then ends the request after its detach grace. With a
-    `submission` the first operation submits the request; without one the request must be known.
+    `submission` the first operation submits the request; without one the request must be known. deadline: the call's,
+    a moment of the loop's clock.
     """
 
     def __init__(
@@ -84,12 +87,13 @@ class Call:
         *,
         attempt: int,
         submission: Submission | None = None,
+        deadline: float | None = None,
         span: Span | None = None,
     ) -> None:
         self.request_id, self.attempt = transcript.request_id, attempt
         self.buffered = 0  # tokens in the inbox
         self._pool, self._delivery, self._limits, self._transcript = pool, delivery, limits, transcript
-        self._submission, self._span = submission, span
+        self._submission, self._deadline, self._span = submission, deadline, span
         self._inbox: deque[Packet] = deque()
         self._must_attach = True
         self._refused = False  # the pool holds no call of ours
@@ -139,9 +143,14 @@ class Call:
         """Ends a call that is never entered, because of another call's error."""
         self._report(error)
 
-    async def events(self) -> AsyncIterator[Event]:
-        """Accepted, each token from `from_index` on, Finished. Raises the OrcaError that ends the stream otherwise."""
+    async def pieces(self) -> AsyncIterator[list[Event]]:
+        """Accepted, each token from `from_index` on, Finished, in lists: what is there together comes together.
+
+        A client that is slower than its engine gets longer lists, so each token costs less. Raises the OrcaError that
+        ends the stream otherwise, after the events before it.
+        """
         transcript = self._transcript
+        piece: list[Event] = []
         while True:
             if self._delivery.leaving:
                 raise leaving_error()
@@ -157,8 +166,20 @@ class Call:
             else:
                 await self._news()
                 continue
-            for event in events:
-                yield event
+            try:
+                for event in events:
+                    piece.append(event)
+                    if len(piece) == TOGETHER:
+                        yield piece
+                        piece = []
+            except OrcaError:
+                if piece:
+                    yield piece
+                raise
+            more = transcript.next == "packet" and self._inbox and not self._must_attach
+            if piece and not more:
+                yield piece
+                piece = []
             match transcript.next:
                 case "packet":
                     self._healing_until = None
@@ -167,7 +188,7 @@ class Call:
                 case "heal":
                     await self._wait_for_healing()
                 case "stop":
-                    yield await self._record_stop()
+                    yield [await self._record_stop()]
                     return
                 case "end":
                     return
@@ -187,7 +208,9 @@ class Call:
             if answer is not Refusal.UNREGISTERED:
                 break
             if self._leaving() or (give_up is not None and self._loop.time() > give_up):
-                raise Unavailable("this endpoint could not register with the request pool in time")
+                raise Unavailable(
+                    "this endpoint could not register with the request pool in time", reason=ErrorReason.POOL_AWAY
+                )
             await self._delivery.another(incarnation)
         if isinstance(answer, Attached):
             return answer
@@ -283,8 +306,12 @@ class Call:
             reason = error.code.name
         elif isinstance(error, Exception):
             reason = "INTERNAL"
+        elif transcript.finished is not None:
+            reason = transcript.finished.name
+        elif self._deadline is not None and self._loop.time() >= self._deadline - DEADLINE_NEAR:
+            reason = "DEADLINE_EXCEEDED"  # gRPC ends a call at its deadline as if its client had left
         else:
-            reason = transcript.finished.name if transcript.finished is not None else "CLIENT_GONE"
+            reason = "CLIENT_GONE"
         if self._span is not None:
             self._span.set_attributes({"orca.tokens": transcript.count, "orca.reason": reason})
             self._span.end()
@@ -295,4 +322,6 @@ class Call:
 
 def leaving_error() -> Unavailable:
     """The error of a call that its endpoint ends."""
-    return Unavailable("this endpoint is leaving; resume the request at another one")
+    return Unavailable(
+        "this endpoint is leaving; resume the request at another one", reason=ErrorReason.ENDPOINT_LEAVING
+    )

@@ -2,13 +2,12 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orca_common.errors import InvalidArgument, OrcaError, ResourceExhausted, Unavailable
+from orca_common.errors import ErrorReason, InvalidArgument, NotFound, OrcaError, ResourceExhausted, Unavailable
 from orca_pool.records import Reason
 
-from .completion_request import ModelNotFound
 from .events import Finished, Token
 
 # HTTP status and OpenAI's error type of each error, by its gRPC status.
@@ -47,24 +46,15 @@ class Choice:
     """The answer to one prompt, as it grows."""
 
     def __init__(self) -> None:
-        self.pieces: list[str] = []
+        self.texts: list[str] = []
         self.tokens: list[Token] = []
         self.offset = 0  # characters given out
         self.input_tokens = self.output_tokens = 0
         self.finish: str | None = None
 
-    def logprobs(self, event: Token) -> dict[str, Any]:
-        """OpenAI's logprobs of one token. `top_logprobs` is null: the model's other choices are not known here."""
-        return {
-            "tokens": [event.text],
-            "token_logprobs": [event.logprob],
-            "top_logprobs": None,
-            "text_offset": [self.offset],
-        }
-
 
 class Chunks:
-    """Turns events into server-sent events. Constant parts are made once, so a token costs one small json.dumps."""
+    """Turns events into server-sent events. Constant parts are made once, so a chunk costs one small json.dumps."""
 
     def __init__(self, request_id: str, model: str, include_usage: bool, logprobs: bool) -> None:
         head = {"id": request_id, "object": "text_completion", "created": int(time.time()), "model": model}
@@ -72,13 +62,14 @@ class Chunks:
         self._usage = ',"usage":null' if include_usage else ""
         self._logprobs = logprobs
 
-    def token(self, n: int, choice: Choice, event: Token) -> bytes:
-        """The chunk of a token; empty when the token has nothing to show."""
-        if not event.text and not self._logprobs:
+    def tokens(self, n: int, choice: Choice, tokens: Sequence[Token]) -> bytes:
+        """The chunk of tokens that are there together; empty when they have nothing to show."""
+        text = "".join([token.text for token in tokens])
+        if not text and not (self._logprobs and tokens):
             return b""
-        logprobs = json.dumps(choice.logprobs(event)) if self._logprobs else "null"
-        choice.offset += len(event.text)
-        return self._chunk(n, event.text, logprobs, "null")
+        logprobs = json.dumps(logprobs_of(tokens, choice.offset)) if self._logprobs else "null"
+        choice.offset += len(text)
+        return self._chunk(n, text, logprobs, "null")
 
     def finished(self, n: int, event: Finished) -> bytes:
         return self._chunk(n, event.text, "null", json.dumps(finish_reason(event.reason)))
@@ -102,8 +93,8 @@ def completion(request_id: str, model: str, choices: list[Choice], logprobs: boo
         "choices": [
             {
                 "index": n,
-                "text": "".join(choice.pieces),
-                "logprobs": logprobs_of(choice) if logprobs else None,
+                "text": "".join(choice.texts),
+                "logprobs": logprobs_of(choice.tokens, 0) if logprobs else None,
                 "finish_reason": choice.finish,
             }
             for n, choice in enumerate(choices)
@@ -112,14 +103,16 @@ def completion(request_id: str, model: str, choices: list[Choice], logprobs: boo
     }
 
 
-def logprobs_of(choice: Choice) -> dict[str, Any]:
-    offsets, at = [], 0
-    for event in choice.tokens:
-        offsets.append(at)
-        at += len(event.text)
+def logprobs_of(tokens: Sequence[Token], offset: int) -> dict[str, Any]:
+    """OpenAI's logprobs of tokens whose text begins at `offset`. `top_logprobs` is null: the model's other choices are
+    not known here."""
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token.text)
     return {
-        "tokens": [event.text for event in choice.tokens],
-        "token_logprobs": [event.logprob for event in choice.tokens],
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
         "top_logprobs": None,
         "text_offset": offsets,
     }
@@ -132,7 +125,7 @@ def failure(error: OrcaError) -> tuple[int, dict[str, str], dict[str, Any]]:
     match error:
         case InvalidArgument():
             param = error.field
-        case ModelNotFound():
+        case NotFound(reason=ErrorReason.UNKNOWN_MODEL):
             param, code = "model", "model_not_found"
         case BodyTooLarge():
             status, kind = 413, "invalid_request_error"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orca.v1.orca_pb2 import GenerateRequest, Sampling, TokenIds
-from orca_common.errors import InvalidArgument, NotFound
+from orca_common.errors import InvalidArgument
 
 from .validation import HTTP_NAMES
 
@@ -47,10 +47,6 @@ KNOWN = {
 }
 
 
-class ModelNotFound(NotFound):
-    """The caller asks for a model that is not served here."""
-
-
 @dataclass(frozen=True)
 class Prompt:
     """One prompt of a body as a request, and the caller's names of its fields."""
@@ -69,8 +65,8 @@ class Completion:
     logprobs: bool
 
 
-def parse(raw: bytes, model: str, max_prompts: int) -> Completion:
-    """Raises InvalidArgument that names the field, or ModelNotFound."""
+def parse(raw: bytes, max_prompts: int) -> Completion:
+    """Raises InvalidArgument that names the field."""
     body = load(raw)
     for name in body:
         if name not in KNOWN:
@@ -79,9 +75,8 @@ def parse(raw: bytes, model: str, max_prompts: int) -> Completion:
     for name, values in NEUTRAL.items():
         if name in body and (body[name] not in values or isinstance(body[name], bool) != isinstance(values[0], bool)):
             raise InvalidArgument(name, f"must be {json.dumps(values[0])}: other values are not supported")
-    wanted = get(body, "model", str, "a string", model)
-    if wanted != model:
-        raise ModelNotFound(f"model: {wanted!r} is not served here; {model!r} is")
+    if get(body, "model", str, "a string", None) == "":
+        raise InvalidArgument("model", "is empty")
     get(body, "user", str, "a string", "")
     logprobs = get(body, "logprobs", int, "an integer", None)
     if logprobs not in {None, 0, 1}:
@@ -189,6 +184,7 @@ def request_of(body: Mapping[str, Any], logprobs: bool) -> GenerateRequest:
         stop_token_ids=token_ids(body.get("stop_token_ids", []), "stop_token_ids"),
         ignore_eos=get(body, "ignore_eos", bool, "true or false", False),
         logprobs=logprobs,
+        model=body.get("model", ""),
     )
 
 

@@ -53,7 +53,7 @@ class Completions:
     async def _serve(self, raw: bytes, request: Request, answer: "Answer") -> None:
         endpoint = self._endpoint
         deadline, carrier = deadline_of(request), dict(request.headers)
-        wanted = parse(raw, endpoint.name, endpoint.settings.max_prompts)
+        wanted = parse(raw, endpoint.settings.max_prompts)
         name = f"cmpl-{secrets.token_hex(12)}"
         calls: list[Call] = []
         try:
@@ -75,21 +75,25 @@ class Completions:
     async def _stream(
         self, events: Numbered, choices: list[Choice], wanted: Completion, name: str, answer: "Answer"
     ) -> None:
-        """Sends headers with the first event, so that a refusal has its own status; then a chunk a token with text."""
+        """Sends headers with the first event, so that a refusal has its own status.
+
+        Tokens that are there together are one chunk.
+        """
         chunks = Chunks(name, self._endpoint.name, wanted.include_usage, wanted.logprobs)
-        async for n, event in events:
+        async for n, piece in events:
             if not answer.started:
                 await answer.start_stream()
-            if type(event) is Token:
-                chunk = chunks.token(n, choices[n], event)
-                if chunk:
-                    await answer.write(chunk)
-            elif isinstance(event, Accepted):
-                choices[n].input_tokens = event.input_tokens
-            elif isinstance(event, Finished):
-                check_whole(event, name)
-                choices[n].output_tokens = event.output_tokens
-                await answer.write(chunks.finished(n, event))
+            choice = choices[n]
+            sent = chunks.tokens(n, choice, [event for event in piece if type(event) is Token])
+            first, last = piece[0], piece[-1]
+            if isinstance(first, Accepted):
+                choice.input_tokens = first.input_tokens
+            if isinstance(last, Finished):
+                check_whole(last, name)
+                choice.output_tokens = last.output_tokens
+                sent += chunks.finished(n, last)
+            if sent:
+                await answer.write(sent)
         if wanted.include_usage:
             await answer.write(
                 chunks.usage(sum(c.input_tokens for c in choices), sum(c.output_tokens for c in choices))
@@ -100,18 +104,19 @@ class Completions:
     async def _whole(
         self, events: Numbered, choices: list[Choice], wanted: Completion, name: str, answer: "Answer"
     ) -> None:
-        async for n, event in events:
+        async for n, piece in events:
             choice = choices[n]
-            if isinstance(event, Token):
-                choice.pieces.append(event.text)
-                if wanted.logprobs:
-                    choice.tokens.append(event)
-            elif isinstance(event, Accepted):
-                choice.input_tokens = event.input_tokens
-            else:
-                check_whole(event, name)
-                choice.pieces.append(event.text)
-                choice.output_tokens, choice.finish = event.output_tokens, finish_reason(event.reason)
+            for event in piece:
+                if isinstance(event, Token):
+                    choice.texts.append(event.text)
+                    if wanted.logprobs:
+                        choice.tokens.append(event)
+                elif isinstance(event, Accepted):
+                    choice.input_tokens = event.input_tokens
+                else:
+                    check_whole(event, name)
+                    choice.texts.append(event.text)
+                    choice.output_tokens, choice.finish = event.output_tokens, finish_reason(event.reason)
         await answer.json(200, {}, completion(name, self._endpoint.name, choices, wanted.logprobs))
 
     async def _body(self, request: Request) -> bytes:
@@ -178,7 +183,7 @@ async def until(deadline: float | None) -> AsyncIterator[None]:
         async with asyncio.timeout_at(None if deadline is None else deadline + DEADLINE_SLACK):
             yield
     except TimeoutError:
-        raise DeadlineExceeded("the deadline has passed") from None
+        raise DeadlineExceeded("the deadline that X-Request-Timeout set has passed") from None
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

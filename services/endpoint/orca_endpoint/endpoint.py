@@ -10,7 +10,7 @@ from opentelemetry.trace import Span, SpanKind
 
 from orca.v1.orca_pb2 import CancelRequest, Engine, GenerateRequest, GetModelResponse, ResumeRequest
 from orca_common.checkpoint import Checkpoint
-from orca_common.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
+from orca_common.errors import DeadlineExceeded, ErrorReason, NotFound, ResourceExhausted, Unavailable
 from orca_common.telemetry import Telemetry, carrier_of, context_of, trace_id_of
 from orca_pool.pool import Pool
 from orca_pool.retry import reached
@@ -74,7 +74,7 @@ class Endpoint:
                 await asyncio.sleep(WATCH)
         log.info("an engine has formed")
 
-    # -- the four methods of orca.v1.Orca
+    # -- the methods of orca.v1.Orca
     async def generate(
         self,
         request: GenerateRequest,
@@ -88,6 +88,8 @@ class Endpoint:
         of the request's fields (see `validation`). Raises what the validation raises, and when no call is admitted.
         """
         self._admit(deadline)
+        if request.model and request.model != self.name:
+            raise self.unknown_model(request.model)
         self._validating += 1
         try:
             work = await self._validator.generate(request, names)
@@ -102,6 +104,7 @@ class Endpoint:
             Transcript(work.record.request_id, self._vocabulary),
             attempt=work.attempt,
             submission=Submission(work, deadline, self.settings.max_waiting),
+            deadline=deadline,
             span=span,
         )
 
@@ -115,6 +118,7 @@ class Endpoint:
             self._limits,
             Transcript(request.request_id, self._vocabulary, from_index=request.from_index, digest=request.digest),
             attempt=attempt,
+            deadline=deadline,
             span=self._span("orca.resume", request.request_id, carrier),
         )
 
@@ -152,15 +156,23 @@ class Endpoint:
             ],
         )
 
+    def unknown_model(self, wanted: str) -> NotFound:
+        """The error of a call for another model than the one that is served."""
+        return NotFound(f"model: {wanted!r} is not served here; {self.name!r} is", reason=ErrorReason.UNKNOWN_MODEL)
+
     # -- the parts
     def _admit(self, deadline: float | None) -> None:
         """Raises the error of a new call that cannot be served now."""
         if self.draining:
-            raise Unavailable("this endpoint is leaving; call another one")
+            raise Unavailable("this endpoint is leaving; call another one", reason=ErrorReason.ENDPOINT_LEAVING)
         if deadline is not None and deadline <= asyncio.get_running_loop().time():
-            raise DeadlineExceeded("the deadline had passed when the request arrived")
+            raise DeadlineExceeded("the deadline that the caller set had passed when the request arrived")
         if self.delivery.count + self._validating >= self.settings.max_calls:
-            raise ResourceExhausted(f"this endpoint serves {self.settings.max_calls} streams already", RETRY_AFTER)
+            raise ResourceExhausted(
+                f"this endpoint serves {self.settings.max_calls} streams already",
+                RETRY_AFTER,
+                reason=ErrorReason.ENDPOINT_FULL,
+            )
 
     def _span(self, name: str, request_id: str, carrier: Mapping[str, str]) -> Span | None:
         if not self.telemetry.enabled:

@@ -17,7 +17,6 @@ from starlette.routing import Route
 from orca_common.errors import NotFound, OrcaError, Unavailable
 
 from .completion_answer import failure
-from .completion_request import ModelNotFound
 from .completions import Completions
 from .endpoint import Endpoint
 
@@ -82,7 +81,7 @@ class HttpDoor:
     async def _model(self, request: Request) -> Response:
         wanted = request.path_params["id"]
         if wanted != self._endpoint.name:
-            raise ModelNotFound(f"model: {wanted!r} is not served here; {self._endpoint.name!r} is")
+            raise self._endpoint.unknown_model(wanted)
         return JSONResponse(self._card())
 
     def _card(self) -> dict[str, Any]:

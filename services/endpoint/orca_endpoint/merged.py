@@ -7,9 +7,9 @@ from typing import Any
 from .call import Call
 from .events import Event
 
-AHEAD = 64  # events that the calls of one request may be ahead of its client
+AHEAD = 64  # lists of events that the calls of one request may be ahead of its client
 
-Numbered = AsyncIterator[tuple[int, Event]]  # each event with the number of its call
+Numbered = AsyncIterator[tuple[int, list[Event]]]  # events that are there together, with the number of their call
 
 
 class Single:
@@ -20,7 +20,7 @@ class Single:
 
     async def __aenter__(self) -> Numbered:
         await self._call.__aenter__()
-        return ((0, event) async for event in self._call.events())
+        return ((0, piece) async for piece in self._call.pieces())
 
     async def __aexit__(self, *error: Any) -> None:
         await self._call.__aexit__(*error)
@@ -31,7 +31,7 @@ class Merged:
 
     def __init__(self, calls: list[Call]) -> None:
         self._calls = calls
-        self._queue: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue(AHEAD)
+        self._queue: asyncio.Queue[tuple[int, list[Event] | Exception | None]] = asyncio.Queue(AHEAD)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Numbered:
@@ -46,8 +46,8 @@ class Merged:
     async def _pump(self, n: int, call: Call) -> None:
         try:
             async with call:
-                async for event in call.events():
-                    await self._queue.put((n, event))
+                async for piece in call.pieces():
+                    await self._queue.put((n, piece))
             await self._queue.put((n, None))
         except Exception as error:
             await self._queue.put((n, error))
@@ -55,10 +55,10 @@ class Merged:
     async def _events(self) -> Numbered:
         left = len(self._calls)
         while left:
-            n, event = await self._queue.get()
-            if event is None:
+            n, piece = await self._queue.get()
+            if piece is None:
                 left -= 1
-            elif isinstance(event, Exception):
-                raise event  # the other calls end as if their client had left
+            elif isinstance(piece, Exception):
+                raise piece  # the other calls end as if their client had left
             else:
-                yield n, event
+                yield n, piece

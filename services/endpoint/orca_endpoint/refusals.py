@@ -5,6 +5,7 @@ from orca_common.errors import (
     AlreadyExists,
     Cancelled,
     DeadlineExceeded,
+    ErrorReason,
     FailedPrecondition,
     Internal,
     NotFound,
@@ -35,10 +36,11 @@ def refusal_error(refusal: Refusal, request_id: str, max_tokens: int, largest_en
         case Refusal.NEVER_FITS:
             return FailedPrecondition(
                 f"request {request_id} needs {max_tokens} slots (input tokens + max_new_tokens); "
-                f"the largest engine has {largest_engine}"
+                f"the largest engine has {largest_engine}",
+                reason=ErrorReason.TOO_LARGE,
             )
         case Refusal.NO_ENGINE:
-            return Unavailable("no engine has formed yet; try again later")
+            return Unavailable("no engine has formed yet; try again later", reason=ErrorReason.NO_ENGINE)
         case Refusal.UNREGISTERED:
             raise AssertionError("an unregistered endpoint registers again; it does not refuse its clients")
 
@@ -49,13 +51,17 @@ def end_error(reason: Reason, request_id: str, trace_id: str) -> OrcaError:
         case Reason.ABORTED:
             return taken_over(request_id)
         case Reason.DEADLINE:
-            return DeadlineExceeded(f"request {request_id}: its deadline has passed")
+            return DeadlineExceeded(f"request {request_id}: the deadline that its caller set has passed")
         case Reason.DETACHED:
-            return Cancelled(f"request {request_id} was ended: its client had left, and its detach grace is over")
+            sentence = f"request {request_id} was ended: its client had left, and its detach grace is over"
+            return Cancelled(sentence, reason=ErrorReason.CLIENT_LEFT)
         case Reason.NEVER_FITS:
-            return FailedPrecondition(f"request {request_id} needs more slots than any engine has")
+            return FailedPrecondition(
+                f"request {request_id} needs more slots than any engine has", reason=ErrorReason.TOO_LARGE
+            )
         case Reason.INTERNAL:
-            return Internal(f"request {request_id}: engines were lost with it again and again", trace_id)
+            sentence = f"request {request_id}: engines were lost with it again and again"
+            return Internal(sentence, trace_id, reason=ErrorReason.ENGINES_LOST)
         case _:
             raise AssertionError(f"{reason.name} is an end that Finished tells")
 

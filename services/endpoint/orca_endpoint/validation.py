@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from orca.v1.orca_pb2 import CancelRequest, GenerateRequest, ResumeRequest, Sampling
 from orca.v1.pool_pb2 import PoolRequest
 from orca_common.checkpoint import Checkpoint
-from orca_common.errors import FailedPrecondition, InvalidArgument
+from orca_common.errors import ErrorReason, FailedPrecondition, InvalidArgument
 
 from .settings import EndpointSettings
 from .text import Vocabulary
@@ -163,7 +163,8 @@ class Validator:
             if size > limits.max_stop_bytes:
                 raise check.error("stop", f"has {size} bytes; at most {limits.max_stop_bytes} are allowed", n)
         if request.stop and self._vocabulary is None:
-            raise FailedPrecondition("stop: this model has no tokenizer.json and so no text; use stop_token_ids")
+            problem = "stop: this model has no tokenizer.json and so no text; use stop_token_ids"
+            raise FailedPrecondition(problem, reason=ErrorReason.NO_TOKENIZER)
         if len(request.stop_token_ids) > limits.max_stop_token_ids:
             count, limit = len(request.stop_token_ids), limits.max_stop_token_ids
             raise check.error("stop_token_ids", f"has {count} ids; at most {limit} are allowed")
@@ -188,7 +189,8 @@ class Validator:
             limit = self._limits.max_prompt_bytes
             raise check.error("text", f"the prompt has {size} bytes; at most {limit} are allowed")
         if self._vocabulary is None:
-            raise FailedPrecondition("text: this model has no tokenizer.json; give the prompt as token ids")
+            problem = "text: this model has no tokenizer.json; give the prompt as token ids"
+            raise FailedPrecondition(problem, reason=ErrorReason.NO_TOKENIZER)
         if self._vocabulary.longest_token:
             least = -(-size // self._vocabulary.longest_token)
             self._fits(least, request.max_new_tokens, "text", check, "at least ")
@@ -233,9 +235,12 @@ def seed_of(request_id: str) -> int:
 
 
 def body_digest(request: GenerateRequest) -> str:
-    """SHA-256 of the request without id, attempt and grace. Two requests with the same body are the same generation."""
+    """SHA-256 of the request without id, attempt, grace and model, of which an endpoint serves one.
+
+    Two requests with the same body are the same generation.
+    """
     body = GenerateRequest()
     body.CopyFrom(request)
-    for field in ("request_id", "attempt", "detach_grace"):
+    for field in ("request_id", "attempt", "detach_grace", "model"):
         body.ClearField(field)
     return hashlib.sha256(body.SerializeToString(deterministic=True)).hexdigest()

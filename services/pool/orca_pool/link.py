@@ -25,7 +25,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from orca_common.errors import Unavailable
+from orca_common.errors import ErrorReason, Unavailable
 
 from .scripts import Script
 
@@ -107,7 +107,7 @@ class Link:
             return await self._exchange(args, limit)
         except ConnectionError as error:
             await self._lose()
-            raise Unavailable(f"the request pool is away: {error}") from None
+            raise Unavailable(f"the request pool is away: {error}", reason=ErrorReason.POOL_AWAY) from None
 
     async def _exchange(self, args: tuple[Argument, ...], limit: float) -> Any:
         connection = self._idle.pop() if self._idle else self._new_connection()
@@ -120,12 +120,14 @@ class Link:
         except ResponseError as error:
             await self._keep(connection)
             if isinstance(error, NOT_NOW) or str(error).startswith(NOT_NOW_TEXTS):
-                raise Unavailable(f"the request pool cannot serve now: {error}") from None
+                raise Unavailable(f"the request pool cannot serve now: {error}", reason=ErrorReason.POOL_AWAY) from None
             raise
         except (TimeoutError, RedisTimeoutError):
             await connection.disconnect(nowait=True)
             await self._lose()
-            raise Unavailable(f"the request pool did not answer within {limit:g} s") from None
+            raise Unavailable(
+                f"the request pool did not answer within {limit:g} s", reason=ErrorReason.POOL_AWAY
+            ) from None
         except BaseException:
             await connection.disconnect(nowait=True)
             raise

@@ -73,9 +73,11 @@ class Refusal(IntEnum):
     NO_ENGINE = 7  # no engine has formed yet, so nobody knows what fits
 
 
-@dataclass(frozen=True, slots=True)
-class Packet:
-    """New tokens of a request, its end, or both, for one call. `finish.reason` ABORTED: a newer call took over."""
+class Packet(NamedTuple):
+    """New tokens of a request, its end, or both, for one call. `finish.reason` ABORTED: a newer call took over.
+
+    A tuple, because one is made for each request of every iteration (0.3 us instead of 0.8).
+    """
 
     request_id: str
     attempt: int

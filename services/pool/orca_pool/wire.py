@@ -34,12 +34,14 @@ def unpack_tokens(data: bytes) -> list[CommittedToken]:
 def unpack_packets(data: bytes, engine: str) -> list[Packet]:
     """The packets of one delivery entry. `engine` made the tokens in them."""
     packets: list[Packet] = []
+    head, head_size, token_size, size = PACKET.unpack_from, PACKET.size, TOKEN.size, len(data)
     at = 0
-    while at < len(data):
-        id_size, attempt, first, count, finish_size = PACKET.unpack_from(data, at)
-        tokens_at = at + PACKET.size + id_size
-        finish_at = tokens_at + count * TOKEN.size
-        request_id = data[at + PACKET.size : tokens_at].decode()
+    while at < size:
+        id_size, attempt, first, count, finish_size = head(data, at)
+        at += head_size
+        tokens_at = at + id_size
+        finish_at = tokens_at + count * token_size
+        request_id = data[at:tokens_at].decode()
         finish = None
         if finish_size:
             reason, output, *times = FINISH.unpack_from(data, finish_at)
