@@ -1,9 +1,10 @@
 """Kills and freezes ranks under load, at random moments: no request's tokens change, no other process ends.
 
-    python tests/e2e/kill_rounds.py --rounds 30 [--seed 1] [--tp 2] [--pp 2] [--run-ahead 1]
+    python tests/e2e/kill_rounds.py --rounds 30 [--seed 1] [--tp 2] [--pp 2] [--run-ahead 1] [--dtype bfloat16]
 
 A round streams requests, sends SIGKILL or SIGSTOP to one rank or to two at once at a random moment, and waits until all
-streams have ended. It prints the parts of the recovery's time:
+streams have ended. In float32 the tokens must be those of transformers; in bfloat16 those that the stack itself makes of
+each prompt alone, before. It prints the parts of the recovery's time:
 
 verdict         from the signal to the master's verdict
 re-formation    from the verdict to the engine's next formation. The rank starts again and its groups form; without a
@@ -63,8 +64,8 @@ def make_model(folder: Path, heads: int = 6, layers: int = 4) -> Path:
 class Rounds:
     """Runs rounds on one stack, and asserts what each must show."""
 
-    def __init__(self, stack: Running, model: Path, draw: random.Random) -> None:
-        self._stack, self._draw = stack, draw
+    def __init__(self, stack: Running, model: Path, draw: random.Random, dtype: str = "float32") -> None:
+        self._stack, self._draw, self._dtype = stack, draw, dtype
         self._reference = Reference(model)
 
     async def round(self, victims: Mapping[int, signal.Signals]) -> Recovery:
@@ -93,14 +94,16 @@ class Rounds:
         """Streams requests, calls `disturb` at a random moment, and compares the tokens with an undisturbed run's."""
         stack, draw = self._stack, self._draw
         asked = list(islice(self._reference.random(draw, (1, 20), (NEW_TOKENS, NEW_TOKENS)), REQUESTS))
-        prompts = [prompt for prompt, _ in asked]
+        prompts, wanted = [prompt for prompt, _ in asked], [tokens for _, tokens in asked]
+        if self._dtype != "float32":
+            wanted = [await stack.tokens(prompt, NEW_TOKENS, lambda _: None) for prompt in prompts]
         seen: list[int] = []
         moment = draw.randint(1, REQUESTS * NEW_TOKENS // 3)
         streams = [asyncio.create_task(stack.tokens(prompt, NEW_TOKENS, seen.append)) for prompt in prompts]
         await stack.until(lambda: len(seen) >= moment or all(task.done() for task in streams))
         disturb()
         got = await asyncio.wait_for(asyncio.gather(*streams), 120)
-        assert got == [wanted for _, wanted in asked], "the tokens of an undisturbed run"
+        assert got == wanted, "the tokens of an undisturbed run"
 
     def ranks(self) -> dict[int, dict[str, Any]]:
         return {p["rank"]: p for p in self._stack.processes() if p["role"] == "rank"}
@@ -154,15 +157,16 @@ def check_journals(run_dir: Path) -> None:
         assert core.slots.reserved == 0, f"{path.name}: slots are reserved at the end"
 
 
-async def main(rounds: int, seed: int, tp: int, pp: int, run_ahead: int) -> None:
+async def main(rounds: int, seed: int, tp: int, pp: int, run_ahead: int, dtype: str) -> None:
     draw = random.Random(seed)
     done: list[Recovery] = []
     with tempfile.TemporaryDirectory(prefix="orca-kill-rounds-") as temporary:
         folder = Path(temporary)
         model = make_model(folder / "model")
         run = folder / "run"
-        async with running(run, model, tp=tp, pp=pp, max_batch_size=MAX_BS, run_ahead=run_ahead) as stack:
-            lab = Rounds(stack, model, draw)
+        settings = {"tp": tp, "pp": pp, "max_batch_size": MAX_BS, "run_ahead": run_ahead, "dtype": dtype}
+        async with running(run, model, **settings) as stack:
+            lab = Rounds(stack, model, draw, dtype)
             for n in range(rounds):
                 # Each rank in turn, with SIGKILL and with SIGSTOP; every eighth round hits another rank too.
                 ranks = tp * pp
@@ -191,5 +195,6 @@ if __name__ == "__main__":
     parser.add_argument("--tp", type=int, default=2)
     parser.add_argument("--pp", type=int, default=2)
     parser.add_argument("--run-ahead", type=int, default=0)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     given = parser.parse_args()
-    asyncio.run(main(given.rounds, given.seed, given.tp, given.pp, given.run_ahead))
+    asyncio.run(main(given.rounds, given.seed, given.tp, given.pp, given.run_ahead, given.dtype))

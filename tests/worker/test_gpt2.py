@@ -16,7 +16,9 @@ from worker.driver import Sampled, TinyEngine, make_stage
 
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
+from orca_kernels.cpu.library import instruction_sets
 from orca_worker.batch import Batch
+from orca_worker.models.gpt2 import cpu
 from orca_worker.models.gpt2.configuration import ACTIVATIONS, GPT2Config
 from orca_worker.models.gpt2.layers import Layer
 from orca_worker.models.gpt2.model import GPT2
@@ -268,6 +270,35 @@ def test_bfloat16_stays_near_float32(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for exact, rounded in zip(logits["float32"], logits["bfloat16"], strict=True):
         assert rounded.dtype == torch.bfloat16
         assert (exact - rounded.float()).abs().max() < 0.05 * exact.abs().max()
+
+
+@pytest.mark.parametrize("kernels", instruction_sets())
+def test_bfloat16_is_nearer_to_float32_than_that_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str
+) -> None:
+    """Weights are rounded as there, but hidden states, norms, softmax and logits stay float32."""
+    folder = make_gpt2(tmp_path, heads=4, layers=6, hidden=128, vocab=211, positions=64, seed=3, initializer_range=0.1)
+    prompts = [one.prompt for one in requests_for(211, 12, seed=1, longest=60)]
+    seen: list[Tensor] = []
+    sample = cpu.sample
+
+    def look(logits: Tensor, *rest: Any) -> Any:
+        seen.extend(logits.clone())
+        return sample(logits, *rest)
+
+    monkeypatch.setattr(cpu, "sample", look)
+    engine = TinyEngine(make_stage(folder, 1024, 16, "bfloat16", kernels), 1024, 16)
+    engine.step([Sampled(prompt, 1, {"logprobs": True}) for prompt in prompts], [])
+    errors: list[tuple[float, float]] = []
+    with torch.inference_mode():
+        exact, rounded = (
+            GPT2LMHeadModel.from_pretrained(folder, dtype=dtype).eval() for dtype in (torch.float32, torch.bfloat16)
+        )
+        for prompt, ours in zip(prompts, seen, strict=True):
+            want, theirs = (model(torch.tensor([prompt])).logits[0, -1].float() for model in (exact, rounded))
+            errors.append(((ours - want).abs().max().item(), (theirs - want).abs().max().item()))
+    ours, theirs = (max(errors) for errors in zip(*errors, strict=True))
+    assert ours < theirs
 
 
 def test_a_formation_drops_rows_and_keeps_the_model(tmp_path: Path) -> None:
