@@ -86,7 +86,8 @@ def serve(context: typer.Context) -> None:
 
     async def body() -> None:
         async with running(settings) as (stack, folder):
-            console.print(f"Orca serves {stack.model_name}", style="bold green")
+            console.print(f"Orca serves {stack.model_name}", style="bold green", end="")
+            console.print(f" in {stack.computed_by}")
             for address, http in zip(stack.grpc_addresses, stack.http_addresses, strict=True):
                 console.print(f"  gRPC {address}   OpenAI API http://{http}/v1", soft_wrap=True)
             console.print(f"  run folder {folder}", soft_wrap=True)

@@ -58,6 +58,17 @@ class Stack:
         return read_checkpoint(self._model).name
 
     @property
+    def computed_by(self) -> str:
+        """What computes the model: its type, instruction set and threads, as the first rank's log has it."""
+        log = self._log("supervisor-0")
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        loaded = next((line for line in lines if '"event": "model loaded"' in line), None)
+        if loaded is None:
+            return "unknown"
+        said = json.loads(loaded)
+        return f"{said['dtype']}, kernels {said['kernels']}"
+
+    @property
     def grpc_addresses(self) -> list[str]:
         return [child.addresses["grpc"] for child in self._children if child.role == "endpoint"]
 
