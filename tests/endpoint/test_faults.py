@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -13,7 +14,7 @@ from redis.asyncio import Redis
 from servers import RedisServer, redis_server
 
 from orca.v1 import orca_pb2 as pb
-from orca_pool.records import Committed, Reason
+from orca_pool.records import Attached, Committed, Reason, Refusal
 
 CODE = grpc.StatusCode
 
@@ -212,3 +213,33 @@ def test_readiness_is_asked_from_another_thread(redis_url: str, model: Path) -> 
 
     with asyncio.Runner(loop_factory=OwnThreadLoop) as runner:
         assert runner.run(ask()) is None
+
+
+async def test_a_resume_that_breaks_while_it_attaches_keeps_the_grace(
+    orca: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call has not seen the request's detach grace yet. The pool knows it."""
+    first = orca.stub.Generate(generation(max_new_tokens=2, request_id="broken", detach_grace=Duration(seconds=20)))
+    request = await orca.engine.claim()
+    pool = orca.serving.app._pool
+    attach, attached, answer = pool.attach, asyncio.Event(), asyncio.Event()
+
+    async def late(*args: Any, **names: Any) -> Attached | Refusal:
+        done = await attach(*args, **names)
+        attached.set()
+        await answer.wait()
+        return done
+
+    monkeypatch.setattr(pool, "attach", late)
+    second = orca.stub.Resume(pb.ResumeRequest(request_id="broken", attempt=1 << 52))
+    await asyncio.wait_for(attached.wait(), 10)
+    second.cancel()
+    await until(lambda: orca.serving.app.delivery.count == 0)  # the first call ended by the second's attach
+    answer.set()
+    await orca.serving.quiet()
+    monkeypatch.undo()
+    third = orca.stub.Resume(pb.ResumeRequest(request_id="broken", attempt=(1 << 52) + 1))
+    assert await orca.engine.commit(request, 0, [10, 11], Reason.LENGTH) == Committed.OK
+    assert ids_of(await collect(third)) == [10, 11]
+    with pytest.raises(grpc.aio.AioRpcError, match="newer call"):
+        await collect(first)

@@ -230,14 +230,15 @@ class Model:
         r.endpoint, r.attempt, r.closed, r.detach_at = endpoint, attempt, False, None
         return self._attached(r)
 
-    def detach(self, request_id: str, *, attempt: int, grace: float) -> None:
+    def detach(self, request_id: str, *, attempt: int, grace: float | None = None, at_least: float = 0.0) -> None:
         r = self.requests.get(request_id)
         if r is None or r.state == "ended" or attempt < r.attempt:
             return
         if attempt > r.attempt:
             self._supersede(r)
-        r.endpoint, r.attempt, r.closed, r.detach_at = None, attempt, True, self.now + round(grace * 1e6)
-        if grace == 0:
+        lives = max(r.grace if grace is None else round(grace * 1e6), round(at_least * 1e6))
+        r.endpoint, r.attempt, r.closed, r.detach_at = None, attempt, True, self.now + lives
+        if lives == 0:
             self._end(r, Reason.DETACHED)
 
     def cancel(self, request_id: str) -> bool | None:

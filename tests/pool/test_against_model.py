@@ -167,9 +167,14 @@ class SideBySide(RuleBasedStateMachine):
             self.do("renew_endpoint", endpoint, register=True)
         self.do("attach", request_id, endpoint=endpoint, attempt=self.attempt(request_id, shift))
 
-    @rule(request_id=REQUESTS, shift=SHIFTS, grace=st.sampled_from([0.0, 1.0, 40.0]))
-    def detach(self, request_id: str, shift: int, grace: float) -> None:
-        self.do("detach", request_id, attempt=self.attempt(request_id, shift), grace=grace)
+    @rule(
+        request_id=REQUESTS,
+        shift=SHIFTS,
+        grace=st.sampled_from([None, None, 0.0, 1.0]),
+        at_least=st.sampled_from([0.0, 30.0]),
+    )
+    def detach(self, request_id: str, shift: int, grace: float | None, at_least: float) -> None:
+        self.do("detach", request_id, attempt=self.attempt(request_id, shift), grace=grace, at_least=at_least)
 
     @rule(request_id=REQUESTS, really=SOMETIMES)
     def cancel(self, request_id: str, really: bool) -> None:

@@ -21,7 +21,7 @@ from orca_pool.pool import Pool
 from orca_pool.records import Attached, Packet, Reason, Refusal, Times
 from orca_pool.retry import reached
 
-from .delivery import Delivery
+from .delivery import Delivery, Grace
 from .events import Event, Finished
 from .refusals import refusal_error
 from .transcript import Transcript
@@ -267,14 +267,13 @@ class Call:
             return None
         return answer.finish.times if isinstance(answer, Attached) and answer.finish else None
 
-    def _grace(self, error: BaseException | None) -> float:
-        """Seconds until the pool may end the request that this call leaves behind."""
+    def _grace(self, error: BaseException | None) -> Grace:
+        """How long the request that this call leaves behind may live on. The pool knows its own detach grace, which a
+        call that never was attached has not seen."""
         if isinstance(error, DataLoss):
-            return 0.0
-        record = self._transcript.record if self._submission is None else self._submission.work.record
-        if self._delivery.own_fault() or not isinstance(error, NOT_OUR_FAULT):
-            return max(record.detach_grace, DETACH_FLOOR_SECONDS)
-        return record.detach_grace
+            return Grace(0.0)
+        own_fault = self._delivery.own_fault() or not isinstance(error, NOT_OUR_FAULT)
+        return Grace(at_least=DETACH_FLOOR_SECONDS if own_fault else 0.0)
 
     def _report(self, error: BaseException | None) -> None:
         """Ends the call's span and logs its end."""

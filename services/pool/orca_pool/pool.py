@@ -165,12 +165,14 @@ class Pool:
         """
         return _attached(await self._run("attach", request_id, endpoint, _exact(attempt)))
 
-    async def detach(self, request_id: str, *, attempt: int, grace: float) -> None:
-        """Ends the listening of this attempt. The request ends `grace` seconds later (0: at once).
+    async def detach(self, request_id: str, *, attempt: int, grace: float | None = None, at_least: float = 0.0) -> None:
+        """Ends the listening of this attempt. The request ends max(`grace`, `at_least`) seconds later (0: at once).
 
-        A newer attempt that is attached, or comes within the grace, keeps the request alive.
+        grace None: the one that the request was submitted with. A newer attempt that is attached, or comes within the
+        grace, keeps the request alive.
         """
-        await self._run("detach", request_id, _exact(attempt), _microseconds(grace))
+        seconds = "" if grace is None else _microseconds(grace)
+        await self._run("detach", request_id, _exact(attempt), seconds, _microseconds(at_least))
 
     async def cancel(self, request_id: str) -> bool | None:
         """Ends a request at once. True: it was alive; False: it had ended; None: it is unknown."""
