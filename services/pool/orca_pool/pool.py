@@ -72,7 +72,7 @@ class Pool:
 
     @property
     def generation(self) -> int:
-        """Grows with each connection to Redis that was lost and made again.
+        """Grows after each time that Redis was away, and with each change to another server.
 
         Redis may have forgotten something then, so an endpoint attaches its calls again.
         """
@@ -80,6 +80,10 @@ class Pool:
 
     async def _run(self, script: str, *args: Argument) -> Any:
         return await self._link.run(self._scripts[script], 1, self._keys.pool, *args)
+
+    async def _renew(self, script: str, *args: Argument) -> Any:
+        """Like `_run`, ahead of all others: a lease depends on it."""
+        return await self._link.run(self._scripts[script], 1, self._keys.pool, *args, renewal=True)
 
     # -- identity
     async def identify(self, digest: str, max_positions: int, vocab_size: int) -> None:
@@ -115,7 +119,7 @@ class Pool:
         Call it every `leases.RENEW_SECONDS`. register: registers an incarnation that is not registered yet. replaces:
         an older incarnation to remove. Another number than last time: the registration was lost and made again.
         """
-        return await self._run("renew_endpoint", incarnation, int(register), replaces or "")
+        return await self._renew("renew_endpoint", incarnation, int(register), replaces or "")
 
     async def leave_endpoint(self, incarnation: str) -> None:
         """Removes a drained endpoint's registration and stream. Calls still attached count as those of a dead one."""
@@ -209,7 +213,7 @@ class Pool:
         takes the gap for an outage, and ends nothing. detach_floor: the least seconds that the calls of a dead endpoint
         have to be attached elsewhere.
         """
-        living, *engines = await self._run("renew_scheduler", scheduler, _microseconds(detach_floor))
+        living, *engines = await self._renew("renew_scheduler", scheduler, _microseconds(detach_floor))
         states = {
             engine.decode(): EngineState(owner.decode() or None, int(term), int(counter))
             for engine, owner, term, counter in engines
@@ -246,7 +250,7 @@ class Pool:
         """
         numbers = ("" if epoch is None else epoch, "" if reserve is None else reserve)
         sizes = ("", "", "") if form is None else (form.slots, form.tensor_parallel, form.pipeline_parallel)
-        answer = await self._run("renew", engine, owner, term, *numbers, *sizes)
+        answer = await self._renew("renew", engine, owner, term, *numbers, *sizes)
         if answer is None:
             return None
         epoch_now, reserved, last_claim, *claims = answer
