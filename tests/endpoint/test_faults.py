@@ -243,3 +243,27 @@ async def test_a_resume_that_breaks_while_it_attaches_keeps_the_grace(
     assert ids_of(await collect(third)) == [10, 11]
     with pytest.raises(grpc.aio.AioRpcError, match="newer call"):
         await collect(first)
+
+
+async def test_a_call_that_attaches_again_reads_only_what_it_lacks(
+    orca: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A storm of attaches costs what was missed, not what the streams hold."""
+    pool, answers = orca.serving.app._pool, list[Attached | Refusal]()
+    attach = pool.attach
+
+    async def noted(*args: Any, **names: Any) -> Attached | Refusal:
+        answers.append(await attach(*args, **names))
+        return answers[-1]
+
+    monkeypatch.setattr(pool, "attach", noted)
+    call = orca.stub.Generate(generation(max_new_tokens=4, request_id="long"))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10, 11, 12])
+    seen = await read(call, 4)
+    old = orca.serving.app.delivery.incarnation
+    await orca.pool.leave_endpoint(old)
+    await orca.engine.commit(request, 3, [13], Reason.LENGTH)  # nobody hears it
+    assert ids_of([*seen, *await collect(call)]) == [10, 11, 12, 13]
+    (answer,) = (answer for answer in answers if isinstance(answer, Attached))
+    assert (answer.first, [token.token_id for token in answer.tokens]) == (3, [13])

@@ -7,7 +7,7 @@ request is in one place because one field says so. The methods have the signatur
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orca_pool.records import (
@@ -217,7 +217,9 @@ class Model:
         self._hint_waiting()
         return self._attached(r)
 
-    def attach(self, request_id: str, *, endpoint: str, attempt: int) -> Attached | Refusal:
+    def attach(
+        self, request_id: str, *, endpoint: str, attempt: int, known: int = 0, last: CommittedToken | None = None
+    ) -> Attached | Refusal:
         if endpoint not in self.endpoints:
             return Refusal.UNREGISTERED
         r = self.requests.get(request_id)
@@ -228,7 +230,10 @@ class Model:
         if attempt > r.attempt:
             self._supersede(r)
         r.endpoint, r.attempt, r.closed, r.detach_at = endpoint, attempt, False, None
-        return self._attached(r)
+        whole = self._attached(r)
+        same = 0 < known <= len(whole.tokens) and whole.tokens[known - 1] == last
+        first = known if same else 0
+        return replace(whole, record=b"" if known else whole.record, tokens=whole.tokens[first:], first=first)
 
     def detach(self, request_id: str, *, attempt: int, grace: float | None = None, at_least: float = 0.0) -> None:
         r = self.requests.get(request_id)

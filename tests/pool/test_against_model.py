@@ -161,11 +161,16 @@ class SideBySide(RuleBasedStateMachine):
             max_waiting=4,
         )
 
-    @rule(request_id=REQUESTS, endpoint=ENDPOINTS, shift=SHIFTS, alive=USUALLY)
-    def attach(self, request_id: str, endpoint: str, shift: int, alive: bool) -> None:
+    @rule(request_id=REQUESTS, endpoint=ENDPOINTS, shift=SHIFTS, alive=USUALLY, known=st.integers(0, 4), same=USUALLY)
+    def attach(self, request_id: str, endpoint: str, shift: int, alive: bool, known: int, same: bool) -> None:
         if alive:
             self.do("renew_endpoint", endpoint, register=True)
-        self.do("attach", request_id, endpoint=endpoint, attempt=self.attempt(request_id, shift))
+        r = self.request(request_id)
+        last = None
+        if known:
+            last = r.tokens[known - 1] if r and same and known <= len(r.tokens) else CommittedToken(7, -0.25, 0)
+        attempt = self.attempt(request_id, shift)
+        self.do("attach", request_id, endpoint=endpoint, attempt=attempt, known=known, last=last)
 
     @rule(
         request_id=REQUESTS,

@@ -111,7 +111,7 @@ class Call:
             self.wake()
 
     def resync(self) -> None:
-        """Packets may be missing: attach again, and read all tokens from the pool."""
+        """Packets may be missing: attach again, and read from the pool what the transcript lacks."""
         self._must_attach = True
         self._drop_inbox()
         self.wake()
@@ -205,7 +205,10 @@ class Call:
         if self._submission is not None and not self._transcript.accepted:
             work = self._submission.send(self._pool, incarnation)
         else:
-            work = self._pool.attach(self.request_id, endpoint=incarnation, attempt=self.attempt)
+            known, last = self._transcript.count, self._transcript.last
+            work = self._pool.attach(
+                self.request_id, endpoint=incarnation, attempt=self.attempt, known=known, last=last
+            )
         self._operation = asyncio.ensure_future(work)
         return await asyncio.shield(self._operation)
 

@@ -14,6 +14,7 @@ from .records import (
     ClaimAnswer,
     Claimed,
     CommitRow,
+    CommittedToken,
     Delivery,
     EngineInfo,
     EngineState,
@@ -25,7 +26,7 @@ from .records import (
     Times,
 )
 from .scripts import Constants, build, sources
-from .wire import unpack_packets, unpack_tokens
+from .wire import pack_tokens, unpack_packets, unpack_tokens
 
 READ_ENTRIES = 256  # entries of a stream that one answer holds at most
 DEFAULTS = Constants()
@@ -162,12 +163,17 @@ class Pool:
             )
         )
 
-    async def attach(self, request_id: str, *, endpoint: str, attempt: int) -> Attached | Refusal:
+    async def attach(
+        self, request_id: str, *, endpoint: str, attempt: int, known: int = 0, last: CommittedToken | None = None
+    ) -> Attached | Refusal:
         """Makes this call the one listener of a known request. The call of a lower attempt is told ABORTED.
 
+        known, last: how many tokens the call has, and the last of them. The answer then holds only those beyond, and no
+        record, if the pool has the same; all of them otherwise.
         Raises ValueError for an attempt that is not below 2^53.
         """
-        return _attached(await self._run("attach", request_id, endpoint, _exact(attempt)))
+        packed = b"" if last is None else pack_tokens([last])
+        return _attached(await self._run("attach", request_id, endpoint, _exact(attempt), known, packed))
 
     async def detach(self, request_id: str, *, attempt: int, grace: float | None = None, at_least: float = 0.0) -> None:
         """Ends the listening of this attempt. The request ends max(`grace`, `at_least`) seconds later (0: at once).
@@ -347,12 +353,13 @@ def _exact(attempt: int) -> int:
 def _attached(answer: Any) -> Attached | Refusal:
     if isinstance(answer, int):
         return Refusal(answer)
-    record, position, tokens, engines, reason, final, *times = answer
+    record, position, first, tokens, engines, reason, final, *times = answer
     lines = (line.split(" ", 1) for line in engines.decode().splitlines())
     finish = None
     if int(reason):
         finish = Finish(Reason(int(reason)), int(final), Times(*map(int, times)))
-    return Attached(record, position, unpack_tokens(tokens), [(int(i), engine) for i, engine in lines], finish)
+    made = [(int(i), engine) for i, engine in lines]
+    return Attached(record, position, unpack_tokens(tokens), made, finish, first)
 
 
 def _claim_answer(answer: Any) -> ClaimAnswer | None:

@@ -54,11 +54,12 @@ class Finish:
 class Attached:
     """The answer of submit and attach: the call is attached, and this was committed so far."""
 
-    record: bytes  # the PoolRequest as submitted
+    record: bytes  # the PoolRequest as submitted; empty for a call that has tokens already
     position: int  # in the queue, from 1; 0 when the request is claimed or has ended
-    tokens: list[CommittedToken]
+    tokens: list[CommittedToken]  # from index `first` on
     engines: list[tuple[int, str]]  # (index of the first token that the engine made, engine), in order
     finish: Finish | None
+    first: int = 0  # tokens that the call has, and that the pool has too
 
 
 class Refusal(IntEnum):
