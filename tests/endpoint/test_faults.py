@@ -267,3 +267,37 @@ async def test_a_call_that_attaches_again_reads_only_what_it_lacks(
     assert ids_of([*seen, *await collect(call)]) == [10, 11, 12, 13]
     (answer,) = (answer for answer in answers if isinstance(answer, Attached))
     assert (answer.first, [token.token_id for token in answer.tokens]) == (3, [13])
+
+
+@pytest.mark.parametrize("reason", [Reason.LENGTH, Reason.STOP])
+@pytest.mark.parametrize("from_index", [0, 2])
+async def test_a_call_whose_tokens_were_evicted_does_not_spin(
+    orca: World, redis: Redis, monkeypatch: pytest.MonkeyPatch, reason: Reason, from_index: int
+) -> None:
+    """A Redis that evicts keys took the tokens of a request that has ended. Its calls end in DATA_LOSS after a few
+    looks: one that had shown all but the end, and one that comes later."""
+    monkeypatch.setattr("orca_endpoint.call.HEALING", 0.5)
+    pool, attaches = orca.serving.app._pool, 0
+    attach = pool.attach
+
+    async def counted(*args: Any, **names: Any) -> Attached | Refusal:
+        nonlocal attaches
+        attaches += 1
+        return await attach(*args, **names)
+
+    monkeypatch.setattr(pool, "attach", counted)
+    listening = orca.stub.Generate(generation(request_id="evicted"))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10, 11, 12])
+    await read(listening, 4)
+    keys = f"orca:{{{orca.name}}}:"
+    await redis.hset(f"{keys}request:evicted", mapping={"state": "ended", "reason": int(reason), "final": 3})
+    await redis.delete(f"{keys}tokens:evicted")
+    await orca.pool.leave_endpoint(orca.serving.app.delivery.incarnation)  # so that its calls attach again
+    with pytest.raises(grpc.aio.AioRpcError) as first:
+        await collect(listening)
+    later = orca.stub.Resume(pb.ResumeRequest(request_id="evicted", from_index=from_index, attempt=1 << 52))
+    with pytest.raises(grpc.aio.AioRpcError) as second:
+        await collect(later)
+    assert [first.value.code(), second.value.code()] == [CODE.DATA_LOSS] * 2
+    assert attaches < 20
