@@ -152,6 +152,10 @@ class Bench:
 
     async def submit(self, name: str, prompt: list[int], count: int) -> None:
         await self.formed()
+        await self.put(name, prompt, count)
+
+    async def put(self, name: str, prompt: list[int], count: int) -> None:
+        """Submits, whether the engine is formed or not."""
         await self.pool.renew_endpoint("test", register=True)
         record = PoolRequest(request_id=name, prompt_ids=prompt, max_new_tokens=count).SerializeToString()
         size = len(prompt) + count
@@ -164,6 +168,12 @@ class Bench:
             max_waiting=9,
         )
         assert isinstance(answer, Attached), answer
+
+    async def position(self, name: str) -> int:
+        """In the queue, from 1; 0 while it is claimed."""
+        answer = await self.pool.attach(name, endpoint="test", attempt=1)
+        assert isinstance(answer, Attached)
+        return answer.position
 
     async def finish(self, name: str) -> Finish | None:
         answer = await self.pool.attach(name, endpoint="test", attempt=1)
@@ -439,6 +449,26 @@ async def test_a_hint_without_room_is_not_forgotten() -> None:
         start = time.monotonic()
         await this.iteration()
         assert time.monotonic() - start < 0.7  # the next hint, of a silent pool, comes after 1 s
+
+
+async def test_a_claim_that_nobody_heard_of_goes_back_while_the_engine_cannot_form() -> None:
+    """The answer of its last claim was lost with the ranks. The engine does not claim again, so a renewal must tell."""
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.formed()
+        rank.may_form.clear()
+        rank.refuse()
+        async with asyncio.timeout(5):
+            while len(rank.forms) < 2:
+                await asyncio.sleep(0.01)
+        await this.put("r", [1, 2], 1)
+        term = (await this.state()).term
+        lost = await this.pool.claim("engine-0", "me", term, 0, count=1, slots=SLOTS, total=SLOTS)
+        assert lost is not None
+        assert [claimed.request_id for claimed in lost.requests] == ["r"]
+        async with asyncio.timeout(5):
+            while await this.position("r") == 0:
+                await asyncio.sleep(0.01)
 
 
 async def test_a_claim_that_was_given_back_is_not_run() -> None:

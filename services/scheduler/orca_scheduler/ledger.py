@@ -65,6 +65,8 @@ class Ledger:
         self._commit_sent = False  # a commit with rows was sent and is not answered
         self._engine_slots = 0  # slots of the formed engine; 0: nothing is claimed
         self._may_wait = False  # requests may be in the queue for which there was no room
+        self._claim_sent = False  # a claim was sent and is not answered
+        self._unheard = False  # the pool has given this engine requests, and the answer was lost
         self._orphans: dict[int, str] = {}  # claims that the pool counts as ours, and their requests
         self._returning = 0  # give-backs that the pool has not answered
         self._master_waits = False
@@ -90,7 +92,7 @@ class Ledger:
     async def _open(self, taken_over: bool) -> None:
         async def look() -> ClaimAnswer | None:
             await self._renew()
-            return await self._pool.holding(self._engine, self._owner, self._term)
+            return await self._holding()
 
         held = self._still_ours(await reached(look))
         self._last_claim = held.last_claim
@@ -234,6 +236,9 @@ class Ledger:
                 }
             )
             self._forget(before - set(renewed.claims.values()))
+            if renewed.last_claim > self._last_claim and not self._claim_sent:
+                self._unheard = True  # the engine may not be formed, and then it would not claim again
+                self._claimer.set()
             await asyncio.sleep(RENEW_SECONDS)
 
     def _adopt(self, orphans: dict[int, str]) -> None:
@@ -250,33 +255,45 @@ class Ledger:
             await self._claimer.wait()
             self._claimer.clear()
             room = self._room()
-            if not (self._engine_slots and room.requests and room.slots):
+            may_claim = self._engine_slots and room.requests and room.slots
+            if not may_claim:
                 self._may_wait = True  # this may have been a hint
-                continue
+                if not self._unheard:
+                    continue
             try:
-                answer = self._still_ours(
-                    await self._pool.claim(
-                        self._engine,
-                        self._owner,
-                        self._term,
-                        self._last_claim,
-                        count=room.requests,
-                        slots=room.slots,
-                        total=self._engine_slots,
-                        block_size=self._block_size,
-                    )
-                )
+                answer = self._still_ours(await (self._claim(room) if may_claim else self._holding()))
             except Unavailable:
                 await asyncio.sleep(RETRY_SECONDS)
                 self._claimer.set()
                 continue
-            self._last_claim, self._may_wait = answer.last_claim, answer.waiting > 0
-            for claimed in answer.requests:
+            new = [claimed for claimed in answer.requests if claimed.claim > self._last_claim]
+            self._last_claim, self._unheard = answer.last_claim, False
+            self._may_wait = answer.waiting > 0
+            for claimed in new:
                 self.outputs.add(claimed, self._now)
-            if answer.requests:
+            if new:
                 self._admitted.clear()
-                self._post(Claimed(self._now, tuple(claimed.claim for claimed in answer.requests)))
+                self._post(Claimed(self._now, tuple(claimed.claim for claimed in new)))
                 await self._admitted.wait()
+
+    async def _claim(self, room: Room) -> ClaimAnswer | None:
+        self._claim_sent = True
+        try:
+            return await self._pool.claim(
+                self._engine,
+                self._owner,
+                self._term,
+                self._last_claim,
+                count=room.requests,
+                slots=room.slots,
+                total=self._engine_slots,
+                block_size=self._block_size,
+            )
+        finally:
+            self._claim_sent = False
+
+    async def _holding(self) -> ClaimAnswer | None:
+        return await self._pool.holding(self._engine, self._owner, self._term)
 
     async def _committing(self) -> None:
         """One commit at a time; what returns meanwhile joins the next."""
