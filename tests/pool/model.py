@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from orca_pool.leases import RENEW_SECONDS
 from orca_pool.records import (
     Attached,
     ClaimAnswer,
@@ -269,17 +270,24 @@ class Model:
 
     # -- schedulers
     def renew_scheduler(self, scheduler: str, *, detach_floor: float = 30.0) -> tuple[dict[str, EngineState], int]:
-        gap, self.swept = self.now - self.swept, self.now
+        before, self.swept = self.swept, self.now
+        gap, due = self.now - before, self.now
         if gap > self.constants.sweep_gap * 1e6:
+            outage = gap > self.constants.lease * 1e6
+            counted = round(RENEW_SECONDS * 1e6)
+
+            def renewed(at: int) -> int:
+                return self.now if outage else min(self.now, at + gap - counted)
+
             for endpoint in self.endpoints.values():
-                endpoint.renewed = self.now
-            self.schedulers = dict.fromkeys(self.schedulers, self.now)
-        else:
-            self._sweep(round(detach_floor * 1e6))
+                endpoint.renewed = renewed(endpoint.renewed)
+            self.schedulers = {name: renewed(at) for name, at in self.schedulers.items()}
+            due = before
+        self._sweep(round(detach_floor * 1e6), due)
         self.schedulers[scheduler] = self.now
         return {e: EngineState(g.owner, g.term, g.counter) for e, g in self.engines.items()}, len(self.schedulers)
 
-    def _sweep(self, floor: int) -> None:
+    def _sweep(self, floor: int, due: int) -> None:
         oldest = self.now - self.constants.lease * 1e6
         for name in [name for name, endpoint in self.endpoints.items() if endpoint.renewed < oldest]:
             self._remove_endpoint(name)
@@ -291,7 +299,7 @@ class Model:
                     r.detach_at = self.now + max(r.grace, floor)
             self.orphaned_calls = False
         for r in sorted((r for r in live if r.due is not None), key=lambda r: (r.due, r.request_id)):
-            if reason := self._overdue(r):
+            if r.due is not None and r.due <= due and (reason := self._overdue(r)):
                 self._end(r, reason)
         sizes = [engine.slots for engine in self.engines.values()]
         if sizes and min(sizes) > 0:

@@ -283,6 +283,41 @@ async def after_an_outage_every_lease_starts_again(lab: Lab) -> None:
     assert await lab.pool.renew_endpoint("e") is not None
 
 
+@rule("sweep_gap, late looks", "renew_scheduler", "or gap - RENEWAL", "or gap + LEASE")
+async def late_looks_find_the_dead(lab: Lab) -> None:
+    await ready(lab)
+    await lab.endpoint("dead")
+    for _ in range(6):
+        await lab.advance(0.8)
+        assert await lab.pool.renew_endpoint("e") is not None
+        await lab.pool.renew_scheduler("s")
+    assert await lab.pool.renew_endpoint("e") is not None
+    assert await lab.pool.renew_endpoint("dead") is None
+
+
+@rule("sweep_gap, late looks and deadlines", "renew_scheduler", "due = swept", "due = 0")
+async def late_looks_end_what_is_due(lab: Lab) -> None:
+    await ready(lab)
+    await lab.submit("a", deadline_in=0.5)
+    for _ in range(3):
+        await lab.advance(0.8)
+        await lab.pool.renew_scheduler("s")
+    assert (await lab.record("a"))["reason"] == Reason.DEADLINE
+
+
+@rule("sweep_gap, cut off", "renew_scheduler", "due = swept", "due = time")
+async def what_came_due_in_a_gap_ends_at_the_next_look(lab: Lab) -> None:
+    await ready(lab)
+    await lab.submit("a", grace=60)
+    await lab.live(0.5, "e")
+    await lab.pool.detach("a", attempt=1, grace=2.0)
+    await lab.advance(10)
+    await lab.pool.renew_scheduler("s")
+    assert (await lab.record("a"))["state"] == "waiting"
+    await lab.live(0.5, "e")
+    assert (await lab.record("a"))["reason"] == Reason.DETACHED
+
+
 # -- numbers and leases
 @rule(
     "unique_numbers", "prelude", "return math.max((tonumber(last) or 0) + 1, now())", "return (tonumber(last) or 0) + 1"

@@ -216,8 +216,8 @@ class Pool:
         """Renews a scheduler's registration and sweeps. Returns all engines' leases, and how many schedulers live.
 
         Call it every `leases.RENEW_SECONDS`: a sweep that comes more than `leases.GAP_SECONDS` after the one before
-        takes the gap for an outage, and ends nothing. detach_floor: the least seconds that the calls of a dead endpoint
-        have to be attached elsewhere.
+        cannot tell the gap from an outage, and ends less. detach_floor: the least seconds that the calls of a dead
+        endpoint have to be attached elsewhere.
         """
         living, *engines = await self._renew("renew_scheduler", scheduler, _microseconds(detach_floor))
         states = {

@@ -111,6 +111,8 @@ class Scheduler:
         now = self._loop.time()
         if self._last_look is None or now - self._last_look > GAP_SECONDS:
             self._sights.clear()
+            if self._last_look is not None:
+                log.warning("late look at the leases", extra={"seconds": round(now - self._last_look, 2)})
         self._last_look, self._reached = now, time.monotonic()
         if self._candidates is None:  # an engine that is no candidate would be retired, so nothing is taken yet
             await self._pool.leave_scheduler(self._name)  # so that the others keep no share free for this one
