@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Never
 
+import pytest
 from servers import redis_server
 
 from orca_common.service import LoopPulse, StatusPort, cancel
 from orca_common.telemetry import Telemetry
 from orca_pool.pool import Pool
+from orca_scheduler import timers
 from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.scheduler import Scheduler
 from orca_scheduler.settings import SchedulerSettings
@@ -99,6 +101,31 @@ async def test_a_scheduler_without_an_engine_is_ready() -> None:
     async with bench() as this:
         this.scheduler.discovered([])
         assert (await this.until(ok=True)) == {"ok": True, "reason": None, "engines": {}}
+
+
+async def test_an_engine_out_of_reach_is_given_up_to_another_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reaches the pool and not the pods would keep the lease for ever. It then stands back for some time: the
+    shares are computed without it, so the other one may take the engine."""
+    monkeypatch.setattr(timers, "DIAL", 0.3)
+    monkeypatch.setattr(timers, "UNREACHED", 0.5)
+    async with bench() as this:
+        this.scheduler.discovered([Candidate("engine-0", (NOWHERE,))])
+        await this.until(engines={"engine-0": "engine-0 is being formed"})
+        async with asyncio.timeout(20):  # alone, it goes on trying
+            while (since := this.scheduler._masters["engine-0"][0].unreached_since) is None:
+                await asyncio.sleep(0.02)
+            while asyncio.get_running_loop().time() - since < 2 * timers.UNREACHED:
+                await asyncio.sleep(0.02)
+        assert this.scheduler.engines()
+        async with asyncio.timeout(20):
+            while await this.owner("engine-0") is not None:  # which also says that another scheduler lives
+                await asyncio.sleep(0.2)
+        for _ in range(8):
+            assert await this.owner("engine-0") is None
+            await asyncio.sleep(0.2)
+        async with asyncio.timeout(5):  # it renews, and leaves again
+            while (await this.pool.renew_scheduler("observer"))[1] > 1:
+                await asyncio.sleep(0.05)
 
 
 async def test_an_engine_that_cannot_form_leaves_its_scheduler_ready() -> None:
