@@ -312,7 +312,7 @@ class Model:
 
     def acquire(self, engine: str, owner: str, seen: EngineState | None) -> int | None:
         g = self.engines.get(engine)
-        if g is not None and g.owner == owner:
+        if g is not None and g.owner == owner and g.term > (seen.term if seen else 0):
             return g.term
         if seen is None:
             if g is not None and g.owner is not None:

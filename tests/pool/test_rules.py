@@ -361,6 +361,20 @@ async def an_engine_that_appeared_meanwhile_is_not_taken(lab: Lab) -> None:
     assert await lab.pool.acquire("g", "t", None) is None
 
 
+@rule("acquire_cas, a forgotten release", "acquire", " and tonumber(term_now) > (tonumber(saw_term) or 0)")
+async def no_term_is_given_twice_after_a_rollback(lab: Lab) -> None:
+    await ready(lab)
+    owner, term = lab.terms["g"]
+    kept = await lab.snapshot()
+    await lab.pool.release("g", owner, term)
+    await lab.rollback(kept)
+    seen = (await lab.pool.renew_scheduler("t"))[0]["g"]
+    again = await lab.pool.acquire("g", owner, seen)
+    assert again is not None
+    assert again > term
+    assert await lab.pool.acquire("g", owner, seen) == again, "this one was sent twice"
+
+
 @rule("iteration_reserve", "renew", "int(math.max(tonumber(reserve), tonumber(reserved)))", "reserve")
 async def a_late_renewal_does_not_lower_the_reserve(lab: Lab) -> None:
     await ready(lab)
