@@ -18,7 +18,7 @@ from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
 from orca_pool.keys import Keys
 from orca_pool.pool import Pool
-from orca_pool.records import Attached, EngineInfo, EngineState, Finish
+from orca_pool.records import Attached, EngineInfo, EngineState, Finish, Reason
 from orca_pool.wire import TOKEN
 from orca_scheduler import timers
 from orca_scheduler.discovery.candidates import Candidate
@@ -154,10 +154,10 @@ class Bench:
         await self.formed()
         await self.put(name, prompt, count)
 
-    async def put(self, name: str, prompt: list[int], count: int) -> None:
+    async def put(self, name: str, prompt: list[int], count: int, record: bytes | None = None) -> None:
         """Submits, whether the engine is formed or not."""
         await self.pool.renew_endpoint("test", register=True)
-        record = PoolRequest(request_id=name, prompt_ids=prompt, max_new_tokens=count).SerializeToString()
+        record = record or PoolRequest(request_id=name, prompt_ids=prompt, max_new_tokens=count).SerializeToString()
         size = len(prompt) + count
         answer = await self.pool.submit(
             *(name, record, "digest", size),
@@ -469,6 +469,40 @@ async def test_a_claim_that_nobody_heard_of_goes_back_while_the_engine_cannot_fo
         async with asyncio.timeout(5):
             while await this.position("r") == 0:
                 await asyncio.sleep(0.01)
+
+
+async def test_an_unreadable_record_ends_as_poison() -> None:
+    """The master goes on."""
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.formed()
+        await this.put("bad", [1], 1, record=b"\xff")
+        await this.put("good", [1, 2], 1)
+        rank.report(await this.iteration(), 5)
+        assert await this.finished("good") == [5]
+        assert await this.finished("bad") == []
+        assert (ended := await this.finish("bad")) is not None
+        assert ended.reason is Reason.INTERNAL
+
+
+async def test_an_unreadable_record_ends_at_a_takeover() -> None:
+    """The next master finds it among the claims of its engine."""
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.formed()
+        this.master.leave()
+        await asyncio.wait_for(this.running, 5)
+        term = await this.pool.acquire("engine-0", "other", await this.state())
+        assert term is not None
+        await this.put("bad", [1], 1, record=b"\xff")
+        claimed = await this.pool.claim("engine-0", "other", term, 0, count=9, slots=SLOTS, total=SLOTS)
+        assert claimed is not None
+        assert [request.request_id for request in claimed.requests] == ["bad"]
+        await this.pool.release("engine-0", "other", term)
+        await this.start({}, await this.state())
+        assert await this.finished("bad") == []
+        assert (ended := await this.finish("bad")) is not None
+        assert ended.reason is Reason.INTERNAL
 
 
 async def test_a_claim_that_was_given_back_is_not_run() -> None:

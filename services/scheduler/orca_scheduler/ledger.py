@@ -13,6 +13,7 @@ from orca_common.errors import Unavailable
 from orca_pool.leases import RENEW_SECONDS
 from orca_pool.pool import Pool
 from orca_pool.records import ClaimAnswer, CommitRow, EngineInfo, Renewed
+from orca_pool.records import Claimed as PoolClaim
 from orca_pool.retry import RETRY_SECONDS, reached
 
 from .core import Room
@@ -97,10 +98,14 @@ class Ledger:
         held = self._still_ours(await reached(look))
         self._last_claim = held.last_claim
         self.iteration = self._reserved  # every number up to it may have been used
-        for claimed in held.requests:
-            self.outputs.add(claimed, self._now)
-        claims = tuple(claimed.claim for claimed in held.requests)
+        claims = self._take(held.requests)
         self._post(Opened(self._now, self.epoch, claims, taken_over))
+
+    def _take(self, requests: Iterable[PoolClaim]) -> tuple[int, ...]:
+        """Holds claimed requests. Returns the claims of those that can be run; the others end with the next commit."""
+        readable = tuple(claimed.claim for claimed in requests if self.outputs.add(claimed, self._now))
+        self._committer.set()
+        return readable
 
     def _still_ours(self, answer: T | None) -> T:
         """The pool answers None to a term that has ended. Raises Deposed."""
@@ -269,11 +274,10 @@ class Ledger:
             new = [claimed for claimed in answer.requests if claimed.claim > self._last_claim]
             self._last_claim, self._unheard = answer.last_claim, False
             self._may_wait = answer.waiting > 0
-            for claimed in new:
-                self.outputs.add(claimed, self._now)
-            if new:
+            claims = self._take(new)
+            if claims:
                 self._admitted.clear()
-                self._post(Claimed(self._now, tuple(claimed.claim for claimed in new)))
+                self._post(Claimed(self._now, claims))
                 await self._admitted.wait()
 
     async def _claim(self, room: Room) -> ClaimAnswer | None:
