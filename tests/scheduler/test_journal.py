@@ -393,7 +393,7 @@ MEMBERS = (
 )
 ACTIONS: list[Action] = [
     ScheduleBatch(1 << 60, MEMBERS, (1, 2), 32, Stop.SLOTS),
-    Commit(None, (Outcome(1, 0, None, Reason.NEVER_FITS),)),
+    Commit(None, (Outcome(1, 0, None, Reason.DEADLINE),)),
     Commit(7, (Outcome(1, 0, 5, None), Outcome(2, 3, 0, Reason.EOS))),
     GiveBack(((1, True), (2, False))),
 ]
