@@ -21,6 +21,7 @@ from orca_pool.pool import Pool
 from orca_pool.records import Attached, EngineInfo, EngineState, Finish, Reason
 from orca_pool.wire import TOKEN
 from orca_scheduler import timers
+from orca_scheduler.core import Room
 from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.discovery.static import StaticDiscovery
 from orca_scheduler.ledger import RESERVE, Deposed, Ledger, News
@@ -45,6 +46,11 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
         self.forming = asyncio.Event()  # is being asked to form
         self.may_form = asyncio.Event()
         self.may_form.set()
+        self.may_greet = asyncio.Event()
+        self.may_greet.set()
+        self.fencing = asyncio.Event()  # is being asked to end
+        self.may_end = asyncio.Event()
+        self.may_end.set()
         self.frozen = False  # reads nothing and says nothing
         self.verdicts: list[str] = []
         self.forms: list[pb.FormRequest] = []
@@ -73,11 +79,14 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
         await asyncio.Event().wait()
 
     async def Fence(self, request: pb.FenceRequest, context: grpc.aio.ServicerContext) -> pb.FenceResponse:  # noqa: N802
+        self.fencing.set()
+        await self.may_end.wait()
         self.verdicts.append(request.verdict)
         self.pid, self.epoch, self.iteration, self.frozen = self.pid + 1, 0, 0, False
         return pb.FenceResponse(killed=True)
 
     async def Hello(self, request: pb.HelloRequest, context: grpc.aio.ServicerContext) -> pb.HelloResponse:  # noqa: N802
+        await self.may_greet.wait()
         return pb.HelloResponse(
             protocol=PROTOCOL,
             incarnation=str(self.pid),
@@ -254,6 +263,45 @@ async def test_a_rank_that_is_lost_is_fenced_and_forms_again() -> None:
         assert "(host here, pid 1, " in rank.verdicts[0]
         assert again.epoch > first.epoch
         assert again.number > first.number
+
+
+async def test_requests_of_an_earlier_master_go_back_while_a_rank_starts() -> None:
+    """A rank may take two minutes to say Hello. Another engine may run them meanwhile."""
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.formed()
+        rank.may_greet.clear()
+        this.master.leave()
+        await asyncio.wait_for(this.running, 5)
+        term = await this.pool.acquire("engine-0", "other", await this.state())
+        assert term is not None
+        await this.put("r", [1, 2], 1)
+        claimed = await this.pool.claim("engine-0", "other", term, 0, count=1, slots=SLOTS, total=SLOTS)
+        assert claimed is not None
+        assert len(claimed.requests) == 1
+        await this.pool.release("engine-0", "other", term)
+        await this.start({}, await this.state())
+        async with asyncio.timeout(timers.START / 10):
+            while await this.position("r") == 0:
+                await asyncio.sleep(0.02)
+        assert this.master.unready, "its rank has not said Hello"
+
+
+async def test_requests_go_back_before_a_lost_rank_is_fenced() -> None:
+    """The node of a lost rank may be gone, and its supervisor be asked in vain for seconds."""
+    rank = Rank()
+    rank.may_end.clear()
+    async with bench(rank) as this:
+        await this.submit("r", [1, 2], 2)
+        await this.iteration()
+        rank.refuse()
+        await asyncio.wait_for(rank.fencing.wait(), 5)
+        async with asyncio.timeout(5):
+            while await this.position("r") == 0:
+                await asyncio.sleep(0.02)
+        assert rank.verdicts == [], "the fence is not answered"
+        rank.may_end.set()
+        await this.formed()
 
 
 async def test_a_stuck_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -572,6 +620,39 @@ async def open_ledger() -> AsyncIterator[tuple[RedisServer, Pool, Ledger]]:
             yield redis, pool, ledger
             committing.cancel()
             assert posted == [opened], "there was no other news"
+
+
+async def test_the_next_claim_waits_for_the_last_one_and_for_no_empty_inbox() -> None:
+    """The master's inbox may never be empty: iterations return all the time. It says when it has admitted a claim."""
+    inbox: list[News] = []
+    with redis_server() as redis:
+        async with Pool(redis.url, "bench", patience=PATIENCE) as pool:
+            term = await pool.acquire("e", "me", None)
+            assert term is not None
+            ledger = Ledger(pool, "e", "me", term, 1, lambda: Room(1, 64), inbox.append)
+            await ledger.formed(EngineInfo("e", 1, 1, 64, 0), 0)
+            await pool.renew_endpoint("test", register=True)
+            for name in ("a", "b"):
+                record = PoolRequest(request_id=name, prompt_ids=[1], max_new_tokens=1).SerializeToString()
+                await pool.submit(
+                    *(name, record, "d", 2),
+                    deadline_in=None,
+                    detach_grace=60,
+                    endpoint="test",
+                    attempt=1,
+                    max_waiting=9,
+                )
+            claiming = asyncio.create_task(ledger._claiming())
+            for count in (1, 2):
+                async with asyncio.timeout(5):
+                    while len(inbox) < count:
+                        await asyncio.sleep(0.01)
+                ledger.claimable()  # requests wait, and there seems to be room
+                await pool.cancel("nobody")  # an exchange later
+                assert len(inbox) == count, "nothing is claimed before the core knows of the last claim"
+                ledger.admitted()
+                ledger.claimable()
+            claiming.cancel()
 
 
 async def reserved(pool: Pool) -> int:
