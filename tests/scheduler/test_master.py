@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -24,7 +25,7 @@ from orca_scheduler import timers
 from orca_scheduler.core import Room
 from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.discovery.static import StaticDiscovery
-from orca_scheduler.ledger import RESERVE, Deposed, Ledger, News
+from orca_scheduler.ledger import MAX_BEHIND, RESERVE, CaughtUp, Deposed, Ledger, News
 from orca_scheduler.lifecycle_events import Claimed, Opened
 from orca_scheduler.master import EngineMaster
 from orca_scheduler.progress import Progress
@@ -55,6 +56,7 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
         self.verdicts: list[str] = []
         self.forms: list[pb.FormRequest] = []
         self.slots, self.formation = SLOTS, pb.Formation()  # of the epoch
+        self.rows: list[int] = []  # that it holds
         self.room = SLOTS  # in its memory
         self.iterations: asyncio.Queue[pb.Iteration] = asyncio.Queue()
         self._reports: asyncio.Queue[pb.Report | None] = asyncio.Queue()
@@ -95,6 +97,7 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
             epoch=self.epoch,
             iteration=self.iteration,
             slots=self.slots,
+            rows=[pb.HeldRow(row=row) for row in self.rows],
             formation=self.formation,
             model_digest="digest",
             max_positions=SLOTS,
@@ -393,6 +396,21 @@ async def test_a_standing_epoch_is_kept() -> None:
             assert (rank.epoch, len(rank.forms), this.master.core.slots.n_slots) == (epoch, 1, 4096)
 
 
+async def test_rows_of_an_earlier_master_are_freed_in_a_kept_epoch() -> None:
+    """Once: with the first iteration."""
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.formed()
+        epoch, rank.rows = rank.epoch, [3, 5]
+        await this.succeed()
+        assert rank.epoch == epoch
+        await this.submit("r", [1, 2], 2)
+        first = await this.iteration()
+        assert list(first.free_rows) == [3, 5]
+        rank.report(first)
+        assert list((await this.iteration()).free_rows) == []
+
+
 @pytest.mark.parametrize(
     ("settings", "slots"),
     [({"block_size": 64, "slots": 4096}, 4096), ({"block_size": 32, "slots": 2048}, 2048)],
@@ -675,6 +693,50 @@ async def test_flush_waits_for_a_commit_under_way() -> None:
         answer = await pool.attach("r", endpoint="test", attempt=1)
         assert isinstance(answer, Attached)
         assert len(answer.tokens) == 1
+
+
+async def test_a_claim_whose_answer_is_under_way_is_no_orphan() -> None:
+    """A renewal tells of it first."""
+    async with open_ledger() as (_, pool, ledger):
+        record = PoolRequest(request_id="s", prompt_ids=[1], max_new_tokens=9).SerializeToString()
+        await pool.submit(
+            *("s", record, "d", 10), deadline_in=None, detach_grace=60, endpoint="test", attempt=1, max_waiting=9
+        )
+        claimed = await pool.claim("e", "me", ledger._term, ledger._last_claim, count=1, slots=64, total=64)
+        assert claimed is not None
+        assert len(claimed.requests) == 1
+        ledger._answered.clear()
+        renewing = asyncio.create_task(ledger._renewing())
+        await asyncio.wait_for(ledger._answered.wait(), 5)
+        renewing.cancel()
+
+
+async def test_a_claim_that_was_heard_during_a_renewal_is_kept() -> None:
+    """The renewal's answer is older."""
+    async with open_ledger() as (_, _, ledger):
+        ((claim, held),) = ledger.outputs.held.items()
+        ledger._answered.clear()
+        renewing = asyncio.create_task(ledger._renewing())
+        await asyncio.sleep(0)  # it is sent
+        ledger.outputs.add(replace(held.claimed, claim=claim + 1), 0.0)
+        await asyncio.wait_for(ledger._answered.wait(), 5)
+        renewing.cancel()
+        assert list(ledger.outputs.held) == [claim, claim + 1]
+
+
+async def test_an_engine_waits_for_a_pool_that_is_far_behind() -> None:
+    news: list[News] = []
+    async with Pool("redis://127.0.0.1:9", "bench") as pool:
+        ledger = Ledger(pool, "e", "me", 1, 16, lambda: Room(0, 0), news.append)
+        ledger._reserved = RESERVE
+        for _ in range(MAX_BEHIND):
+            ledger.committable()
+        assert ledger.keeps_up(1)
+        ledger.committable()
+        assert not ledger.keeps_up(1)
+        assert news == []
+        ledger._pool_answered()
+        assert [type(item) for item in news] == [CaughtUp]
 
 
 async def test_a_formed_engine_has_its_numbers_reserved() -> None:
