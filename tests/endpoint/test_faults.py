@@ -301,3 +301,45 @@ async def test_a_call_whose_tokens_were_evicted_does_not_spin(
         await collect(later)
     assert [first.value.code(), second.value.code()] == [CODE.DATA_LOSS] * 2
     assert attaches < 20
+
+
+async def test_a_call_that_ends_while_the_endpoint_is_late_has_a_longer_grace(own: World, server: RedisServer) -> None:
+    """Its client may have left because of it."""
+    call = own.stub.Generate(generation(max_new_tokens=2, request_id="late"))
+    request = await own.engine.claim()
+    await own.engine.commit(request, 0, [10])
+    await read(call, 2)
+    server.freeze()
+    await until(own.serving.app.delivery.own_fault)
+    assert not own.serving.app.delivery.leaving
+    call.cancel()
+    await until(lambda: own.serving.app.delivery.count == 0)
+    server.thaw()
+    await own.serving.quiet()
+    assert await own.engine.commit(request, 1, [11], Reason.LENGTH) == Committed.OK
+    assert ids_of(await collect(own.stub.Resume(pb.ResumeRequest(request_id="late")))) == [10, 11]
+
+
+async def test_a_call_that_breaks_while_its_stop_is_recorded_detaches(
+    orca: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows whether the pool has recorded it. Without a detach the request would run to its last token."""
+    recording = asyncio.Event()
+
+    async def never(*_: Any) -> str:
+        recording.set()
+        await asyncio.Event().wait()
+        raise AssertionError("cancelled before")
+
+    monkeypatch.setattr(orca.serving.app._pool, "finish_at", never)
+    vocabulary = orca.serving.app.vocabulary
+    assert vocabulary is not None
+    call = orca.stub.Generate(generation(request_id="stopping", stop=["pool"]))
+    request = await orca.engine.claim()
+    ids = vocabulary.encode("the pool")
+    await orca.engine.commit(request, 0, ids)
+    await asyncio.wait_for(recording.wait(), 10)
+    call.cancel()
+    await until(lambda: orca.serving.app.delivery.count == 0)
+    await orca.serving.quiet()
+    assert await orca.engine.commit(request, len(ids), [20]) == Committed.GONE
