@@ -104,7 +104,8 @@ class Ledger:
     def _take(self, requests: Iterable[PoolClaim]) -> tuple[int, ...]:
         """Holds claimed requests. Returns the claims of those that can be run; the others end with the next commit."""
         readable = tuple(claimed.claim for claimed in requests if self.outputs.add(claimed, self._now))
-        self._committer.set()
+        if self.outputs.dirty:
+            self._committer.set()
         return readable
 
     def _still_ours(self, answer: T | None) -> T:
