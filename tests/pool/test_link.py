@@ -225,13 +225,24 @@ async def test_a_demoted_server_is_left(own: RedisServer) -> None:
     with redis_server() as primary:
         async with service(own, primary) as (url, choose), Pool(url, "failover") as pool:
             await asyncio.gather(*(pool.renew_endpoint("e", register=True) for _ in range(3)))
-            reading = asyncio.create_task(pool.read("e", None, wait=0.2))  # its connection is not idle at the change
             choose(primary)
             async with Pool(own.url, "direct") as direct:
                 await direct._link.command("REPLICAOF", "127.0.0.1", primary.port)
+            reading = asyncio.create_task(pool.read("e", None, wait=0.3))  # a replica may be read
+            await asyncio.sleep(0)
             with pytest.raises(Unavailable, match="cannot serve now"):
                 await pool.renew_endpoint("e", register=True)
-            await asyncio.gather(reading, return_exceptions=True)
+            await reading  # its connection leads to the old primary too, and was not idle when that was found out
             for _ in range(3):
                 await pool.renew_endpoint("e", register=True)
             assert pool.generation == 1
+
+
+async def test_another_dataset_in_the_same_process_is_an_outage(own: RedisServer, pool: Pool) -> None:
+    """A primary that was a replica for a while has taken over another server's dataset."""
+    async with Pool(own.url, "other") as other:
+        for primary in (("127.0.0.1", own.port), ("NO", "ONE")):
+            await other._link.command("REPLICAOF", *primary)
+        await other._link.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert await pool.cancel("nobody") is None
+    assert pool.generation == 1
