@@ -88,8 +88,9 @@ async def test_packets_of_another_attempt(orca: World, redis: Redis) -> None:
     assert ids_of(await collect(call)) == [10, 11]
 
 
-async def test_declared_dead(orca: World) -> None:
-    """An endpoint whose registration is gone takes a new incarnation, and its calls go on."""
+async def test_declared_dead(orca: World, caplog: pytest.LogCaptureFixture) -> None:
+    """An endpoint whose registration is gone takes a new incarnation, and its calls go on. Its new stream is counted
+    from the start, so nothing seems to be missed."""
     delivery = orca.serving.app.delivery
     call = orca.stub.Generate(generation(max_new_tokens=3))
     request = await orca.engine.claim()
@@ -104,6 +105,7 @@ async def test_declared_dead(orca: World) -> None:
     assert ids_of([*seen, *await collect(call)]) == [10, 11, 12]
     await orca.engine.answer(await orca.engine.claim(), [20])
     assert ids_of(await collect(submitted)) == [20]
+    assert "packets were missed" not in caplog.messages
 
 
 async def test_redis_dies_in_the_middle(own: World, server: RedisServer) -> None:
@@ -124,7 +126,8 @@ async def test_redis_dies_in_the_middle(own: World, server: RedisServer) -> None
         await own.engine.commit(request, 2, [12, 13], Reason.LENGTH)
     for call, first in zip(calls, seen, strict=True):
         assert ids_of([*first, *await collect(call)]) == [10, 11, 12, 13]
-    await until(lambda: own.serving.app.delivery.incarnation != old)
+    await until(lambda: own.serving.app.delivery.incarnation != old and own.serving.app.delivery.registered)
+    assert await own.pool.renew_endpoint(old) is None, "its registration went with the new one's coming"
 
 
 async def test_a_new_call_waits_for_redis(server: RedisServer, model: Path) -> None:
