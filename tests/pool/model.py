@@ -333,6 +333,7 @@ class Model:
         epoch: int | None = None,
         reserve: int | None = None,
         form: EngineInfo | None = None,
+        known: str = "",
     ) -> Renewed | None:
         if self._fenced(engine, owner, term):
             return None
@@ -343,7 +344,8 @@ class Model:
             g.slots, g.tp, g.pp = form.slots, form.tensor_parallel, form.pipeline_parallel
             self.largest = max(self.largest, g.slots)
         claims = {r.request_id: r.claim for r in self._held(engine) if r.claim is not None}
-        return Renewed(claims, g.epoch, g.reserved, g.last_claim)
+        version = f"{g.last_claim}:{len(claims)}"
+        return Renewed(None if version == known else claims, version, g.epoch, g.reserved, g.last_claim)
 
     def holding(self, engine: str, owner: str, term: int) -> ClaimAnswer | None:
         if self._fenced(engine, owner, term):

@@ -44,6 +44,7 @@ class SideBySide(RuleBasedStateMachine):
         self.lab = Lab(self.url)
         self.model = Model(CONSTANTS)
         self.sent: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = []
+        self.versions: dict[str, str] = {}  # of the engines' claims, as the last renewal told
         self.leases: list[tuple[str, str, int]] = []  # every lease that was ever given
         self.committed: dict[str, list[CommittedToken]] = {}
         self.snapshot: tuple[list[bytes], Model] | None = None
@@ -229,12 +230,24 @@ class SideBySide(RuleBasedStateMachine):
         epoch=st.none() | st.integers(0, 9),
         reserve=st.none() | st.integers(0, 99),
         slots=st.sampled_from([None, None, 16, 32]),
+        again=st.booleans(),
     )
     def renew(
-        self, engine: str, right: bool, which: int, epoch: int | None, reserve: int | None, slots: int | None
+        self,
+        engine: str,
+        right: bool,
+        which: int,
+        epoch: int | None,
+        reserve: int | None,
+        slots: int | None,
+        again: bool,
     ) -> None:
         form = None if slots is None else EngineInfo(engine, 2, 1, slots, 0)
-        self.do("renew", *self.lease(engine, right, which), epoch=epoch, reserve=reserve, form=form)
+        lease = self.lease(engine, right, which)
+        known = self.versions.get(engine, "") if again else ""
+        renewed = self.do("renew", *lease, epoch=epoch, reserve=reserve, form=form, known=known)
+        if renewed is not None:
+            self.versions[engine] = renewed.version
 
     @rule(
         engine=ENGINES, right=USUALLY, which=st.integers(0, 9), verb=st.sampled_from(["release", "retire", "holding"])

@@ -405,6 +405,24 @@ async def a_renewal_answers_what_the_engine_holds(lab: Lab) -> None:
     assert renewed.last_claim == claim
 
 
+@rule("reconcile, version", "renew", "last_claim .. ':' .. call('ZCARD', CLAIMED .. engine)", "'1:1'")
+async def a_renewal_tells_the_claims_when_they_moved(lab: Lab) -> None:
+    await ready(lab)
+    first = await lab.claimed("a")
+    known = ""
+    for moved, wanted in ((False, {"a": first}), (False, None), (True, {})):
+        if moved:
+            await lab.pool.cancel("a")
+        renewed = await lab.pool.renew("g", *lab.terms["g"], known=known)
+        assert renewed is not None
+        assert renewed.claims == wanted
+        known = renewed.version
+    again = await lab.claimed("b")
+    renewed = await lab.pool.renew("g", *lab.terms["g"], known=known)
+    assert renewed is not None
+    assert renewed.claims == {"b": again}
+
+
 # -- committing and giving back
 @rule("engine_check", "commit", " or holder ~= engine then", " then")
 async def only_the_engine_that_claimed_commits(lab: Lab) -> None:

@@ -724,6 +724,24 @@ async def test_a_claim_that_was_heard_during_a_renewal_is_kept() -> None:
         assert list(ledger.outputs.held) == [claim, claim + 1]
 
 
+async def test_claims_are_told_again_after_an_outage() -> None:
+    """A Redis that came back may hold an older set under the version that the ledger knows."""
+    async with open_ledger() as (redis, pool, ledger):
+        renewing = asyncio.create_task(ledger._renewing())
+        async with asyncio.timeout(5):
+            while not ledger._claims_version:
+                await asyncio.sleep(0.01)
+        known = await pool.renew("e", "me", ledger._term, known=ledger._claims_version)
+        assert known is not None
+        assert known.claims is None, "a renewal names the version, and hears nothing"
+        before = ledger._claims_generation
+        redis.restart()
+        async with asyncio.timeout(10):
+            while ledger._claims_generation == before:
+                await asyncio.sleep(0.01)
+        renewing.cancel()
+
+
 async def test_an_engine_waits_for_a_pool_that_is_far_behind() -> None:
     news: list[News] = []
     async with Pool("redis://127.0.0.1:9", "bench") as pool:

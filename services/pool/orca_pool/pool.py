@@ -248,19 +248,22 @@ class Pool:
         epoch: int | None = None,
         reserve: int | None = None,
         form: EngineInfo | None = None,
+        known: str = "",
     ) -> Renewed | None:
         """Renews an engine's lease. None: the owner is not its master any more.
 
         Call it every `leases.RENEW_SECONDS`. epoch: a new one. reserve: the last iteration number that the master may
-        use. form: given after a formation, when the engine's sizes are known (slots: in whole blocks).
+        use. form: given after a formation, when the engine's sizes are known (slots: in whole blocks). known: the
+        version of the engine's claims that an earlier renewal answered; the same claims are not told again.
         """
         numbers = ("" if epoch is None else epoch, "" if reserve is None else reserve)
         sizes = ("", "", "") if form is None else (form.slots, form.tensor_parallel, form.pipeline_parallel)
-        answer = await self._renew("renew", engine, owner, term, *numbers, *sizes)
+        answer = await self._renew("renew", engine, owner, term, *numbers, *sizes, known)
         if answer is None:
             return None
-        epoch_now, reserved, last_claim, *claims = answer
-        return Renewed({i.decode(): int(claim) for i, claim in claims}, int(epoch_now), int(reserved), int(last_claim))
+        epoch_now, reserved, last_claim, version, *claims = answer
+        told = None if version.decode() == known else {i.decode(): int(claim) for i, claim in claims}
+        return Renewed(told, version.decode(), int(epoch_now), int(reserved), int(last_claim))
 
     async def holding(self, engine: str, owner: str, term: int) -> ClaimAnswer | None:
         """Everything that the engine has claimed, in full: a new master starts from it. None: not its master."""

@@ -131,7 +131,8 @@ class ClaimAnswer:
 class Renewed:
     """The answer of renew: what the pool knows of the engine."""
 
-    claims: dict[str, int]  # request id -> claim number
+    claims: dict[str, int] | None  # request id -> claim number; None: as in the version that the master knows
+    version: str  # of the claims
     epoch: int
     reserved: int  # iteration numbers up to this one are reserved
     last_claim: int

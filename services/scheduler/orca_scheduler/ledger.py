@@ -67,6 +67,7 @@ class Ledger:
         self._engine_slots = 0  # slots of the formed engine; 0: nothing is claimed
         self._may_wait = False  # requests may be in the queue for which there was no room
         self._claim_sent = False  # a claim was sent and is not answered
+        self._claims_version, self._claims_generation = "", -1  # of the claims that the last renewal told
         self._unheard = False  # the pool has given this engine requests, and the answer was lost
         self._orphans: dict[int, str] = {}  # claims that the pool counts as ours, and their requests
         self._returning = 0  # give-backs that the pool has not answered
@@ -210,8 +211,12 @@ class Ledger:
     async def _renew(
         self, *, epoch: int | None = None, reserve: int | None = None, form: EngineInfo | None = None
     ) -> Renewed:
+        # A Redis that came back may have forgotten something: then the claims are told again in any case.
+        known = self._claims_version if self._claims_generation == self._pool.generation else ""
         renewed = self._still_ours(
-            await self._pool.renew(self._engine, self._owner, self._term, epoch=epoch, reserve=reserve, form=form)
+            await self._pool.renew(
+                self._engine, self._owner, self._term, epoch=epoch, reserve=reserve, form=form, known=known
+            )
         )
         self.epoch = max(self.epoch, renewed.epoch)
         self._reserved = renewed.reserved  # may shrink when Redis lost writes: then the numbers are reserved again
@@ -227,25 +232,32 @@ class Ledger:
     async def _renewing(self) -> None:
         """Keeps the lease, reserves iteration numbers ahead, and reconciles what is held with the pool's books."""
         while True:
-            before, have = set(self.outputs.held), self._last_claim
+            before, have, generation = set(self.outputs.held), self._last_claim, self._pool.generation
             ahead = self.iteration + RESERVE
             try:
                 renewed = await self._renew(reserve=ahead if ahead - self._reserved > RESERVE // 2 else None)
             except Unavailable:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            self._adopt(
-                {
-                    claim: name
-                    for name, claim in renewed.claims.items()
-                    if claim <= have and claim not in before and claim not in self.outputs.held
-                }
-            )
-            self._forget(before - set(renewed.claims.values()))
+            if renewed.claims is not None:
+                self._reconcile(renewed.claims, before, have)
+                if set(renewed.claims.values()) <= self.outputs.held.keys() | self._orphans.keys():  # else look again
+                    self._claims_version, self._claims_generation = renewed.version, generation
             if renewed.last_claim > self._last_claim and not self._claim_sent:
                 self._unheard = True  # the engine may not be formed, and then it would not claim again
                 self._claimer.set()
             await asyncio.sleep(RENEW_SECONDS)
+
+    def _reconcile(self, claims: dict[str, int], before: set[int], have: int) -> None:
+        """Compares the pool's books with what was held, and heard of, when the renewal was sent."""
+        self._adopt(
+            {
+                claim: name
+                for name, claim in claims.items()
+                if claim <= have and claim not in before and claim not in self.outputs.held
+            }
+        )
+        self._forget(before - set(claims.values()))
 
     def _adopt(self, orphans: dict[int, str]) -> None:
         """Claims that the pool counts as this engine's, and that nobody holds: they go back to the queue."""
