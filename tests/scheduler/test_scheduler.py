@@ -130,6 +130,10 @@ async def test_an_engine_out_of_reach_is_given_up_to_another_scheduler(monkeypat
         async with asyncio.timeout(5):  # it renews, and leaves again
             while (await this.pool.renew_scheduler("observer"))[1] > 1:
                 await asyncio.sleep(0.05)
+        await this.pool.leave_scheduler("observer")
+        async with asyncio.timeout(timers.WITHDRAWN / 4):
+            while not this.scheduler.engines():  # there is nobody else any more
+                await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("released", [True, False])
@@ -180,6 +184,9 @@ async def test_a_lease_that_could_not_be_read_is_not_taken() -> None:
                     assert not this.scheduler.engines()
                     await asyncio.sleep(0.01)
             assert not this.scheduler.engines()
+        while not this.scheduler.engines():
+            await asyncio.sleep(0.01)
+        assert loop.time() - again.since > LEASE_SECONDS, "it is taken after a whole lease's silence"
 
 
 async def test_an_engine_that_cannot_form_leaves_its_scheduler_ready() -> None:
