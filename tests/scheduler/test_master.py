@@ -757,6 +757,13 @@ async def test_an_engine_waits_for_a_pool_that_is_far_behind() -> None:
         assert [type(item) for item in news] == [CaughtUp]
 
 
+async def test_a_new_epoch_is_above_all_that_the_ranks_have_seen() -> None:
+    async with open_ledger() as (_, _, ledger):
+        assert (
+            await ledger.new_epoch(1 << 52) == (1 << 52) + 1
+        )  # ranks that an older Redis formed, whose clock was ahead
+
+
 async def test_a_formed_engine_has_its_numbers_reserved() -> None:
     async with open_ledger() as (_, pool, ledger):
         # The ranks stand above all that the pool knows.
