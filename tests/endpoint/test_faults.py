@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -13,7 +14,7 @@ from redis.asyncio import Redis
 from servers import RedisServer, redis_server
 
 from orca.v1 import orca_pb2 as pb
-from orca_pool.records import Committed, Reason
+from orca_pool.records import Attached, Committed, Reason, Refusal
 
 CODE = grpc.StatusCode
 
@@ -78,8 +79,9 @@ async def test_packets_of_another_attempt(orca: World, redis: Redis) -> None:
     assert ids_of(await collect(call)) == [10, 11]
 
 
-async def test_declared_dead(orca: World) -> None:
-    """An endpoint whose registration is gone takes a new incarnation, and its calls go on."""
+async def test_declared_dead(orca: World, caplog: pytest.LogCaptureFixture) -> None:
+    """An endpoint whose registration is gone takes a new incarnation, and its calls go on. Its new stream is counted
+    from the start, so nothing seems to be missed."""
     delivery = orca.serving.app.delivery
     call = orca.stub.Generate(generation(max_new_tokens=3))
     request = await orca.engine.claim()
@@ -94,6 +96,7 @@ async def test_declared_dead(orca: World) -> None:
     assert ids_of([*seen, *await collect(call)]) == [10, 11, 12]
     await orca.engine.answer(await orca.engine.claim(), [20])
     assert ids_of(await collect(submitted)) == [20]
+    assert "packets were missed" not in caplog.messages
 
 
 async def test_redis_dies_in_the_middle(own: World, server: RedisServer) -> None:
@@ -114,7 +117,8 @@ async def test_redis_dies_in_the_middle(own: World, server: RedisServer) -> None
         await own.engine.commit(request, 2, [12, 13], Reason.LENGTH)
     for call, first in zip(calls, seen, strict=True):
         assert ids_of([*first, *await collect(call)]) == [10, 11, 12, 13]
-    await until(lambda: own.serving.app.delivery.incarnation != old)
+    await until(lambda: own.serving.app.delivery.incarnation != old and own.serving.app.delivery.registered)
+    assert await own.pool.renew_endpoint(old) is None, "its registration went with the new one's coming"
 
 
 async def test_a_new_call_waits_for_redis(server: RedisServer, model: Path) -> None:
@@ -203,3 +207,133 @@ def test_readiness_is_asked_from_another_thread(redis_url: str, model: Path) -> 
 
     with asyncio.Runner(loop_factory=OwnThreadLoop) as runner:
         assert runner.run(ask()) is None
+
+
+async def test_a_resume_that_breaks_while_it_attaches_keeps_the_grace(
+    orca: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call has not seen the request's detach grace yet. The pool knows it."""
+    first = orca.stub.Generate(generation(max_new_tokens=2, request_id="broken", detach_grace=Duration(seconds=20)))
+    request = await orca.engine.claim()
+    pool = orca.serving.app._pool
+    attach, attached, answer = pool.attach, asyncio.Event(), asyncio.Event()
+
+    async def late(*args: Any, **names: Any) -> Attached | Refusal:
+        done = await attach(*args, **names)
+        attached.set()
+        await answer.wait()
+        return done
+
+    monkeypatch.setattr(pool, "attach", late)
+    second = orca.stub.Resume(pb.ResumeRequest(request_id="broken", attempt=1 << 52))
+    await asyncio.wait_for(attached.wait(), 10)
+    second.cancel()
+    await until(lambda: orca.serving.app.delivery.count == 0)  # the first call ended by the second's attach
+    answer.set()
+    await orca.serving.quiet()
+    monkeypatch.undo()
+    third = orca.stub.Resume(pb.ResumeRequest(request_id="broken", attempt=(1 << 52) + 1))
+    assert await orca.engine.commit(request, 0, [10, 11], Reason.LENGTH) == Committed.OK
+    assert ids_of(await collect(third)) == [10, 11]
+    with pytest.raises(grpc.aio.AioRpcError, match="newer call"):
+        await collect(first)
+
+
+async def test_a_call_that_attaches_again_reads_only_what_it_lacks(
+    orca: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A storm of attaches costs what was missed, not what the streams hold."""
+    pool, answers = orca.serving.app._pool, list[Attached | Refusal]()
+    attach = pool.attach
+
+    async def noted(*args: Any, **names: Any) -> Attached | Refusal:
+        answers.append(await attach(*args, **names))
+        return answers[-1]
+
+    monkeypatch.setattr(pool, "attach", noted)
+    call = orca.stub.Generate(generation(max_new_tokens=4, request_id="long"))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10, 11, 12])
+    seen = await read(call, 4)
+    old = orca.serving.app.delivery.incarnation
+    await orca.pool.leave_endpoint(old)
+    await orca.engine.commit(request, 3, [13], Reason.LENGTH)  # nobody hears it
+    assert ids_of([*seen, *await collect(call)]) == [10, 11, 12, 13]
+    (answer,) = (answer for answer in answers if isinstance(answer, Attached))
+    assert (answer.first, [token.token_id for token in answer.tokens]) == (3, [13])
+
+
+@pytest.mark.parametrize("reason", [Reason.LENGTH, Reason.STOP])
+@pytest.mark.parametrize("from_index", [0, 2])
+async def test_a_call_whose_tokens_were_evicted_does_not_spin(
+    orca: World, redis: Redis, monkeypatch: pytest.MonkeyPatch, reason: Reason, from_index: int
+) -> None:
+    """A Redis that evicts keys took the tokens of a request that has ended. Its calls end in DATA_LOSS after a few
+    looks: one that had shown all but the end, and one that comes later."""
+    monkeypatch.setattr("orca_endpoint.call.HEALING", 0.5)
+    pool, attaches = orca.serving.app._pool, 0
+    attach = pool.attach
+
+    async def counted(*args: Any, **names: Any) -> Attached | Refusal:
+        nonlocal attaches
+        attaches += 1
+        return await attach(*args, **names)
+
+    monkeypatch.setattr(pool, "attach", counted)
+    listening = orca.stub.Generate(generation(request_id="evicted"))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10, 11, 12])
+    await read(listening, 4)
+    keys = f"orca:{{{orca.name}}}:"
+    await redis.hset(f"{keys}request:evicted", mapping={"state": "ended", "reason": int(reason), "final": 3})
+    await redis.delete(f"{keys}tokens:evicted")
+    await orca.pool.leave_endpoint(orca.serving.app.delivery.incarnation)  # so that its calls attach again
+    with pytest.raises(grpc.aio.AioRpcError) as first:
+        await collect(listening)
+    later = orca.stub.Resume(pb.ResumeRequest(request_id="evicted", from_index=from_index, attempt=1 << 52))
+    with pytest.raises(grpc.aio.AioRpcError) as second:
+        await collect(later)
+    assert [first.value.code(), second.value.code()] == [CODE.DATA_LOSS] * 2
+    assert attaches < 20
+
+
+async def test_a_call_that_ends_while_the_endpoint_is_late_has_a_longer_grace(own: World, server: RedisServer) -> None:
+    """Its client may have left because of it."""
+    call = own.stub.Generate(generation(max_new_tokens=2, request_id="late"))
+    request = await own.engine.claim()
+    await own.engine.commit(request, 0, [10])
+    await read(call, 2)
+    server.freeze()
+    await until(own.serving.app.delivery.own_fault)
+    assert not own.serving.app.delivery.leaving
+    call.cancel()
+    await until(lambda: own.serving.app.delivery.count == 0)
+    server.thaw()
+    await own.serving.quiet()
+    assert await own.engine.commit(request, 1, [11], Reason.LENGTH) == Committed.OK
+    assert ids_of(await collect(own.stub.Resume(pb.ResumeRequest(request_id="late")))) == [10, 11]
+
+
+async def test_a_call_that_breaks_while_its_stop_is_recorded_detaches(
+    orca: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows whether the pool has recorded it. Without a detach the request would run to its last token."""
+    recording = asyncio.Event()
+
+    async def never(*_: Any) -> str:
+        recording.set()
+        await asyncio.Event().wait()
+        raise AssertionError("cancelled before")
+
+    monkeypatch.setattr(orca.serving.app._pool, "finish_at", never)
+    vocabulary = orca.serving.app.vocabulary
+    assert vocabulary is not None
+    call = orca.stub.Generate(generation(request_id="stopping", stop=["pool"]))
+    request = await orca.engine.claim()
+    ids = vocabulary.encode("the pool")
+    await orca.engine.commit(request, 0, ids)
+    await asyncio.wait_for(recording.wait(), 10)
+    call.cancel()
+    await until(lambda: orca.serving.app.delivery.count == 0)
+    await orca.serving.quiet()
+    assert await orca.engine.commit(request, len(ids), [20]) == Committed.GONE

@@ -484,6 +484,26 @@ async def test_bounds_of_queue_and_calls(orca: World) -> None:
         assert "2 streams" in (error.details() or "")
 
 
+async def test_a_full_endpoint_has_room_for_a_resume(orca: World) -> None:
+    """The streams of an endpoint that died come to the others, which may be full. Their room has an end too."""
+    async with serving(orca.redis_url, orca.name, orca.model, max_calls=1) as full:
+        first = full.stub.Generate(generation(max_new_tokens=1, request_id="first"))
+        await first.read()
+        orphan = orca.stub.Generate(generation(max_new_tokens=1, request_id="orphan"))
+        await orphan.read()
+        resumed = full.stub.Resume(pb.ResumeRequest(request_id="orphan", attempt=1 << 52))
+        assert isinstance(await resumed.read(), pb.GenerateResponse)
+        for refused in (
+            full.stub.Generate(generation()),
+            full.stub.Resume(pb.ResumeRequest(request_id="orphan", attempt=(1 << 52) + 1)),
+        ):
+            assert (await error_of(refused)).code() is CODE.RESOURCE_EXHAUSTED
+        for token in (10, 11):
+            await orca.engine.answer(await orca.engine.claim(), [token])
+        assert ids_of(await collect(first)) == [10]
+        assert ids_of(await collect(resumed)) == [11]
+
+
 async def test_the_queue_position(orca: World) -> None:
     calls = []
     for position in range(3):

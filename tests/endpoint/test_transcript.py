@@ -59,11 +59,13 @@ class Request:
         """The pool knows the end together with the last token."""
         return Finish(self.reason, len(self.ids), TIMES) if count == len(self.ids) else None
 
-    def answer(self, count: int) -> Attached:
-        """What an attach answers when `count` tokens are committed."""
+    def answer(self, count: int, known: int = 0, last: CommittedToken | None = None) -> Attached:
+        """What an attach answers when `count` tokens are committed, and the call has `known`."""
         record = PoolRequest(request_id=NAME, prompt_ids=[1, 2, 3], stop=self.stop, logprobs=self.logprobs)
         engines = [(first, name) for first, name in self.engines if first < max(count, 1)]
-        return Attached(record.SerializeToString(), 0, self.tokens[:count], engines, self.finish(count))
+        first = known if 0 < known <= count and self.tokens[known - 1] == last else 0
+        content = b"" if known else record.SerializeToString()
+        return Attached(content, 0, self.tokens[first:count], engines, self.finish(count), first)
 
     def packet(self, first: int, length: int) -> Packet:
         """At most `length` tokens of one engine, from index `first` on. With the last token comes the end."""
@@ -93,7 +95,7 @@ def show(transcript: Transcript, request: Request, arrivals: Sequence[Arrival], 
         before, due = transcript.count, transcript.next
         if attach or due != "packet":
             count = min(place, len(request.ids))
-            events += transcript.answer(request.answer(count))
+            events += transcript.answer(request.answer(count, before, transcript.last))
             lost = count < max(before, from_index)
             assert (transcript.next == "heal") == lost, "the call waits while the pool holds too few tokens"
         else:

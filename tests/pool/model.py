@@ -7,9 +7,10 @@ request is in one place because one field says so. The methods have the signatur
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from orca_pool.leases import RENEW_SECONDS
 from orca_pool.records import (
     Attached,
     ClaimAnswer,
@@ -217,7 +218,9 @@ class Model:
         self._hint_waiting()
         return self._attached(r)
 
-    def attach(self, request_id: str, *, endpoint: str, attempt: int) -> Attached | Refusal:
+    def attach(
+        self, request_id: str, *, endpoint: str, attempt: int, known: int = 0, last: CommittedToken | None = None
+    ) -> Attached | Refusal:
         if endpoint not in self.endpoints:
             return Refusal.UNREGISTERED
         r = self.requests.get(request_id)
@@ -228,16 +231,20 @@ class Model:
         if attempt > r.attempt:
             self._supersede(r)
         r.endpoint, r.attempt, r.closed, r.detach_at = endpoint, attempt, False, None
-        return self._attached(r)
+        whole = self._attached(r)
+        same = 0 < known <= len(whole.tokens) and whole.tokens[known - 1] == last
+        first = known if same else 0
+        return replace(whole, record=b"" if known else whole.record, tokens=whole.tokens[first:], first=first)
 
-    def detach(self, request_id: str, *, attempt: int, grace: float) -> None:
+    def detach(self, request_id: str, *, attempt: int, grace: float | None = None, at_least: float = 0.0) -> None:
         r = self.requests.get(request_id)
         if r is None or r.state == "ended" or attempt < r.attempt:
             return
         if attempt > r.attempt:
             self._supersede(r)
-        r.endpoint, r.attempt, r.closed, r.detach_at = None, attempt, True, self.now + round(grace * 1e6)
-        if grace == 0:
+        lives = max(r.grace if grace is None else round(grace * 1e6), round(at_least * 1e6))
+        r.endpoint, r.attempt, r.closed, r.detach_at = None, attempt, True, self.now + lives
+        if lives == 0:
             self._end(r, Reason.DETACHED)
 
     def cancel(self, request_id: str) -> bool | None:
@@ -263,17 +270,24 @@ class Model:
 
     # -- schedulers
     def renew_scheduler(self, scheduler: str, *, detach_floor: float = 30.0) -> tuple[dict[str, EngineState], int]:
-        gap, self.swept = self.now - self.swept, self.now
+        before, self.swept = self.swept, self.now
+        gap, due = self.now - before, self.now
         if gap > self.constants.sweep_gap * 1e6:
+            outage = gap > self.constants.lease * 1e6
+            counted = round(RENEW_SECONDS * 1e6)
+
+            def renewed(at: int) -> int:
+                return self.now if outage else min(self.now, at + gap - counted)
+
             for endpoint in self.endpoints.values():
-                endpoint.renewed = self.now
-            self.schedulers = dict.fromkeys(self.schedulers, self.now)
-        else:
-            self._sweep(round(detach_floor * 1e6))
+                endpoint.renewed = renewed(endpoint.renewed)
+            self.schedulers = {name: renewed(at) for name, at in self.schedulers.items()}
+            due = before
+        self._sweep(round(detach_floor * 1e6), due)
         self.schedulers[scheduler] = self.now
         return {e: EngineState(g.owner, g.term, g.counter) for e, g in self.engines.items()}, len(self.schedulers)
 
-    def _sweep(self, floor: int) -> None:
+    def _sweep(self, floor: int, due: int) -> None:
         oldest = self.now - self.constants.lease * 1e6
         for name in [name for name, endpoint in self.endpoints.items() if endpoint.renewed < oldest]:
             self._remove_endpoint(name)
@@ -285,7 +299,7 @@ class Model:
                     r.detach_at = self.now + max(r.grace, floor)
             self.orphaned_calls = False
         for r in sorted((r for r in live if r.due is not None), key=lambda r: (r.due, r.request_id)):
-            if reason := self._overdue(r):
+            if r.due is not None and r.due <= due and (reason := self._overdue(r)):
                 self._end(r, reason)
         sizes = [engine.slots for engine in self.engines.values()]
         if sizes and min(sizes) > 0:
@@ -298,7 +312,7 @@ class Model:
 
     def acquire(self, engine: str, owner: str, seen: EngineState | None) -> int | None:
         g = self.engines.get(engine)
-        if g is not None and g.owner == owner:
+        if g is not None and g.owner == owner and g.term > (seen.term if seen else 0):
             return g.term
         if seen is None:
             if g is not None and g.owner is not None:
@@ -319,6 +333,7 @@ class Model:
         epoch: int | None = None,
         reserve: int | None = None,
         form: EngineInfo | None = None,
+        known: str = "",
     ) -> Renewed | None:
         if self._fenced(engine, owner, term):
             return None
@@ -329,7 +344,8 @@ class Model:
             g.slots, g.tp, g.pp = form.slots, form.tensor_parallel, form.pipeline_parallel
             self.largest = max(self.largest, g.slots)
         claims = {r.request_id: r.claim for r in self._held(engine) if r.claim is not None}
-        return Renewed(claims, g.epoch, g.reserved, g.last_claim)
+        version = f"{g.last_claim}:{len(claims)}"
+        return Renewed(None if version == known else claims, version, g.epoch, g.reserved, g.last_claim)
 
     def holding(self, engine: str, owner: str, term: int) -> ClaimAnswer | None:
         if self._fenced(engine, owner, term):

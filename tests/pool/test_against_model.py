@@ -44,6 +44,7 @@ class SideBySide(RuleBasedStateMachine):
         self.lab = Lab(self.url)
         self.model = Model(CONSTANTS)
         self.sent: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = []
+        self.versions: dict[str, str] = {}  # of the engines' claims, as the last renewal told
         self.leases: list[tuple[str, str, int]] = []  # every lease that was ever given
         self.committed: dict[str, list[CommittedToken]] = {}
         self.snapshot: tuple[list[bytes], Model] | None = None
@@ -161,15 +162,25 @@ class SideBySide(RuleBasedStateMachine):
             max_waiting=4,
         )
 
-    @rule(request_id=REQUESTS, endpoint=ENDPOINTS, shift=SHIFTS, alive=USUALLY)
-    def attach(self, request_id: str, endpoint: str, shift: int, alive: bool) -> None:
+    @rule(request_id=REQUESTS, endpoint=ENDPOINTS, shift=SHIFTS, alive=USUALLY, known=st.integers(0, 4), same=USUALLY)
+    def attach(self, request_id: str, endpoint: str, shift: int, alive: bool, known: int, same: bool) -> None:
         if alive:
             self.do("renew_endpoint", endpoint, register=True)
-        self.do("attach", request_id, endpoint=endpoint, attempt=self.attempt(request_id, shift))
+        r = self.request(request_id)
+        last = None
+        if known:
+            last = r.tokens[known - 1] if r and same and known <= len(r.tokens) else CommittedToken(7, -0.25, 0)
+        attempt = self.attempt(request_id, shift)
+        self.do("attach", request_id, endpoint=endpoint, attempt=attempt, known=known, last=last)
 
-    @rule(request_id=REQUESTS, shift=SHIFTS, grace=st.sampled_from([0.0, 1.0, 40.0]))
-    def detach(self, request_id: str, shift: int, grace: float) -> None:
-        self.do("detach", request_id, attempt=self.attempt(request_id, shift), grace=grace)
+    @rule(
+        request_id=REQUESTS,
+        shift=SHIFTS,
+        grace=st.sampled_from([None, None, 0.0, 1.0]),
+        at_least=st.sampled_from([0.0, 30.0]),
+    )
+    def detach(self, request_id: str, shift: int, grace: float | None, at_least: float) -> None:
+        self.do("detach", request_id, attempt=self.attempt(request_id, shift), grace=grace, at_least=at_least)
 
     @rule(request_id=REQUESTS, really=SOMETIMES)
     def cancel(self, request_id: str, really: bool) -> None:
@@ -219,12 +230,24 @@ class SideBySide(RuleBasedStateMachine):
         epoch=st.none() | st.integers(0, 9),
         reserve=st.none() | st.integers(0, 99),
         slots=st.sampled_from([None, None, 16, 32]),
+        again=st.booleans(),
     )
     def renew(
-        self, engine: str, right: bool, which: int, epoch: int | None, reserve: int | None, slots: int | None
+        self,
+        engine: str,
+        right: bool,
+        which: int,
+        epoch: int | None,
+        reserve: int | None,
+        slots: int | None,
+        again: bool,
     ) -> None:
         form = None if slots is None else EngineInfo(engine, 2, 1, slots, 0)
-        self.do("renew", *self.lease(engine, right, which), epoch=epoch, reserve=reserve, form=form)
+        lease = self.lease(engine, right, which)
+        known = self.versions.get(engine, "") if again else ""
+        renewed = self.do("renew", *lease, epoch=epoch, reserve=reserve, form=form, known=known)
+        if renewed is not None:
+            self.versions[engine] = renewed.version
 
     @rule(
         engine=ENGINES, right=USUALLY, which=st.integers(0, 9), verb=st.sampled_from(["release", "retire", "holding"])

@@ -1,7 +1,8 @@
 """The connections of orca_pool.link while Redis is away, frozen, killed or restarted, and when reads are cancelled."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from pool.lab import tokens_of
@@ -146,3 +147,102 @@ async def test_a_redis_that_cannot_write_is_unavailable(pool: Pool) -> None:
         await pool.submit("r", b"record", "d", 8, **CALL)
     await pool._link.command("CONFIG", "SET", "maxmemory", 0)
     assert isinstance(await pool.submit("r", b"record", "d", 8, **CALL), Attached)
+
+
+async def test_a_renewal_waits_for_no_turn(pool: Pool) -> None:
+    """A storm of attaches fills the link. The lease of whoever sends it is renewed all the same."""
+    await start_request(pool)
+    await pool.attach("r", endpoint="e", attempt=1)  # Redis knows the script from here on
+    attaches = [asyncio.create_task(pool.attach("r", endpoint="e", attempt=1)) for _ in range(1000)]
+    await asyncio.sleep(0)  # all wait for a turn, or for an answer
+    assert await pool.renew_endpoint("e") is not None
+    assert sum(not attach.done() for attach in attaches) > 500
+    await asyncio.gather(*attaches)
+
+
+async def test_a_wait_for_a_turn_has_a_bound(own: RedisServer) -> None:
+    """The exchanges ahead of it may each take as long as their own bound."""
+    async with Pool(own.url, "turns", patience=0.2) as pool:
+        await pool.cancel("nobody")
+        own.freeze()
+        ended: list[BaseException | bool | None] = []
+        tasks = [asyncio.create_task(pool.cancel("nobody")) for _ in range(100)]
+        for task in tasks:
+            task.add_done_callback(lambda done: ended.append(done.exception()))
+        await asyncio.wait([tasks[-1]])
+        assert "no turn" in str(ended[-1])
+        assert all(isinstance(error, Unavailable) for error in ended)
+        await asyncio.wait(tasks)
+        own.thaw()
+        assert await pool.cancel("nobody") is None
+
+
+async def test_an_idle_connection_that_the_server_closed_is_no_outage(own: RedisServer, pool: Pool) -> None:
+    """As Redis's own `timeout` does. It is the same server process, so it has forgotten nothing."""
+    async with Pool(own.url, "other") as other:
+        assert await other._link.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes") > 0
+    for _ in range(3):
+        assert await pool.renew_endpoint("e") is not None
+    assert pool.generation == 0
+
+
+@asynccontextmanager
+async def service(*servers: RedisServer) -> AsyncIterator[tuple[str, Callable[[RedisServer], None]]]:
+    """An address in front of these servers, as a Kubernetes Service: new connections go to the chosen one, and old ones
+    stay where they are. Yields its URL and the choice."""
+    chosen = servers[0]
+    copies: set[asyncio.Task[None]] = set()
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with suppress(ConnectionError):
+                while data := await reader.read(1 << 16):
+                    writer.write(data)
+        finally:
+            writer.transport.abort()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", chosen.port)
+        copies.update(asyncio.ensure_future(copy(*pair)) for pair in ((reader, back), (there, writer)))
+
+    def choose(server: RedisServer) -> None:
+        nonlocal chosen
+        chosen = server
+
+    front = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield f"redis://127.0.0.1:{front.sockets[0].getsockname()[1]}", choose
+    finally:
+        front.close()
+        for task in copies:
+            task.cancel()
+        await asyncio.gather(*copies, return_exceptions=True)
+
+
+async def test_a_demoted_server_is_left(own: RedisServer) -> None:
+    """After a failover the old primary still answers, as a replica that takes no writes. The next connection finds the
+    new one, whose dataset may lack the last second: that counts as an outage."""
+    with redis_server() as primary:
+        async with service(own, primary) as (url, choose), Pool(url, "failover") as pool:
+            await asyncio.gather(*(pool.renew_endpoint("e", register=True) for _ in range(3)))
+            choose(primary)
+            async with Pool(own.url, "direct") as direct:
+                await direct._link.command("REPLICAOF", "127.0.0.1", primary.port)
+            reading = asyncio.create_task(pool.read("e", None, wait=0.3))  # a replica may be read
+            await asyncio.sleep(0)
+            with pytest.raises(Unavailable, match="cannot serve now"):
+                await pool.renew_endpoint("e", register=True)
+            await reading  # its connection leads to the old primary too, and was not idle when that was found out
+            for _ in range(3):
+                await pool.renew_endpoint("e", register=True)
+            assert pool.generation == 1
+
+
+async def test_another_dataset_in_the_same_process_is_an_outage(own: RedisServer, pool: Pool) -> None:
+    """A primary that was a replica for a while has taken over another server's dataset."""
+    async with Pool(own.url, "other") as other:
+        for primary in (("127.0.0.1", own.port), ("NO", "ONE")):
+            await other._link.command("REPLICAOF", *primary)
+        await other._link.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert await pool.cancel("nobody") is None
+    assert pool.generation == 1

@@ -221,3 +221,21 @@ async def test_large_attempts_survive_exactly(lab: Lab) -> None:
     [entry] = await lab.pool.read("e", None, wait=0)
     assert entry.packets[0].attempt == attempt
     assert await lab.pool.attach("r", endpoint="e", attempt=attempt - 1) is Refusal.STALE
+
+
+async def test_an_attach_reads_what_lies_beyond_the_known_tokens(lab: Lab) -> None:
+    await lab.endpoint()
+    await lab.engine()
+    await lab.claimed("r", 4)
+    tokens = tokens_of(0, 4)
+    for known, last, first in (
+        (0, None, 0),
+        (3, tokens[2], 3),
+        (4, tokens[3], 4),
+        (3, tokens[1], 0),
+        (5, tokens[3], 0),
+    ):
+        answer = await lab.pool.attach("r", endpoint="e", attempt=1, known=known, last=last)
+        assert isinstance(answer, Attached)
+        assert (answer.first, answer.tokens) == (first, tokens[first:])
+        assert answer.record == (b"" if known else b"record of r")

@@ -283,6 +283,41 @@ async def after_an_outage_every_lease_starts_again(lab: Lab) -> None:
     assert await lab.pool.renew_endpoint("e") is not None
 
 
+@rule("sweep_gap, late looks", "renew_scheduler", "or gap - RENEWAL", "or gap + LEASE")
+async def late_looks_find_the_dead(lab: Lab) -> None:
+    await ready(lab)
+    await lab.endpoint("dead")
+    for _ in range(6):
+        await lab.advance(0.8)
+        assert await lab.pool.renew_endpoint("e") is not None
+        await lab.pool.renew_scheduler("s")
+    assert await lab.pool.renew_endpoint("e") is not None
+    assert await lab.pool.renew_endpoint("dead") is None
+
+
+@rule("sweep_gap, late looks and deadlines", "renew_scheduler", "due = swept", "due = 0")
+async def late_looks_end_what_is_due(lab: Lab) -> None:
+    await ready(lab)
+    await lab.submit("a", deadline_in=0.5)
+    for _ in range(3):
+        await lab.advance(0.8)
+        await lab.pool.renew_scheduler("s")
+    assert (await lab.record("a"))["reason"] == Reason.DEADLINE
+
+
+@rule("sweep_gap, cut off", "renew_scheduler", "due = swept", "due = time")
+async def what_came_due_in_a_gap_ends_at_the_next_look(lab: Lab) -> None:
+    await ready(lab)
+    await lab.submit("a", grace=60)
+    await lab.live(0.5, "e")
+    await lab.pool.detach("a", attempt=1, grace=2.0)
+    await lab.advance(10)
+    await lab.pool.renew_scheduler("s")
+    assert (await lab.record("a"))["state"] == "waiting"
+    await lab.live(0.5, "e")
+    assert (await lab.record("a"))["reason"] == Reason.DETACHED
+
+
 # -- numbers and leases
 @rule(
     "unique_numbers", "prelude", "return math.max((tonumber(last) or 0) + 1, now())", "return (tonumber(last) or 0) + 1"
@@ -326,6 +361,20 @@ async def an_engine_that_appeared_meanwhile_is_not_taken(lab: Lab) -> None:
     assert await lab.pool.acquire("g", "t", None) is None
 
 
+@rule("acquire_cas, a forgotten release", "acquire", " and tonumber(term_now) > (tonumber(saw_term) or 0)")
+async def no_term_is_given_twice_after_a_rollback(lab: Lab) -> None:
+    await ready(lab)
+    owner, term = lab.terms["g"]
+    kept = await lab.snapshot()
+    await lab.pool.release("g", owner, term)
+    await lab.rollback(kept)
+    seen = (await lab.pool.renew_scheduler("t"))[0]["g"]
+    again = await lab.pool.acquire("g", owner, seen)
+    assert again is not None
+    assert again > term
+    assert await lab.pool.acquire("g", owner, seen) == again, "this one was sent twice"
+
+
 @rule("iteration_reserve", "renew", "int(math.max(tonumber(reserve), tonumber(reserved)))", "reserve")
 async def a_late_renewal_does_not_lower_the_reserve(lab: Lab) -> None:
     await ready(lab)
@@ -354,6 +403,24 @@ async def a_renewal_answers_what_the_engine_holds(lab: Lab) -> None:
     assert renewed is not None
     assert renewed.claims == {"a": claim}
     assert renewed.last_claim == claim
+
+
+@rule("reconcile, version", "renew", "last_claim .. ':' .. call('ZCARD', CLAIMED .. engine)", "'1:1'")
+async def a_renewal_tells_the_claims_when_they_moved(lab: Lab) -> None:
+    await ready(lab)
+    first = await lab.claimed("a")
+    known = ""
+    for moved, wanted in ((False, {"a": first}), (False, None), (True, {})):
+        if moved:
+            await lab.pool.cancel("a")
+        renewed = await lab.pool.renew("g", *lab.terms["g"], known=known)
+        assert renewed is not None
+        assert renewed.claims == wanted
+        known = renewed.version
+    again = await lab.claimed("b")
+    renewed = await lab.pool.renew("g", *lab.terms["g"], known=known)
+    assert renewed is not None
+    assert renewed.claims == {"b": again}
 
 
 # -- committing and giving back

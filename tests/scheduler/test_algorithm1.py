@@ -290,11 +290,12 @@ def test_an_increment_takes_no_new_slots() -> None:
         assert batch.reserved == 8
 
 
-def test_never_fits_is_refused() -> None:
-    """Trap 5: it would stand at the head of the queue for ever. A request exactly as large as the engine runs."""
+def test_what_never_fits_goes_back() -> None:
+    """Trap 5: it would stand at the head of the queue for ever. The engine was formed again with fewer slots while the
+    claim was under way; a larger engine may exist. A request exactly as large as the engine runs."""
     core = formed(max_bs=2, n_slots=10)
     actions = core.step(Arrived(0.0, (ask(1, 6, 5), ask(2, 5, 5))))
-    assert actions[1:] == [Commit(None, (Outcome(1, 0, None, Reason.NEVER_FITS),))]
+    assert actions[1:] == [GiveBack(((1, False),))]
     assert batches(actions) == [[2]]
     assert core.slots.free == 0
     assert [request.claim for request in core.requests] == [2]
@@ -303,7 +304,7 @@ def test_never_fits_is_refused() -> None:
 def test_never_fits_counts_whole_blocks() -> None:
     """19 slots in blocks of 8 are two blocks: 16 tokens fit, 17 never do."""
     core = formed(max_bs=2, n_slots=19, block_size=8)
-    assert finishes(core.step(Arrived(0.0, (ask(1, 16, 1),)))) == {1: Reason.NEVER_FITS}
+    assert core.step(Arrived(0.0, (ask(1, 16, 1),))) == [GiveBack(((1, False),))]
     assert arrive(core, ask(2, 15, 1)) == [[2]]
     assert core.slots.reserved == 16
 

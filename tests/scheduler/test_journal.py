@@ -393,7 +393,7 @@ MEMBERS = (
 )
 ACTIONS: list[Action] = [
     ScheduleBatch(1 << 60, MEMBERS, (1, 2), 32, Stop.SLOTS),
-    Commit(None, (Outcome(1, 0, None, Reason.NEVER_FITS),)),
+    Commit(None, (Outcome(1, 0, None, Reason.DEADLINE),)),
     Commit(7, (Outcome(1, 0, 5, None), Outcome(2, 3, 0, Reason.EOS))),
     GiveBack(((1, True), (2, False))),
 ]
@@ -493,3 +493,34 @@ def test_the_command(tmp_path: Path) -> None:
     assert bad.returncode == 1
     assert "BatchReturned" in bad.stderr
     assert "and gives" in bad.stderr
+
+
+@pytest.mark.parametrize("by", ["a step", "a flush", "many notes", "the end"])
+def test_a_full_disk_ends_the_journal_and_not_the_engine(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, by: str
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.symlink_to("/dev/full")  # takes no byte: No space left on device
+    life = fresh_lifecycle()
+    journal = Journal(path, Core(2, 3, 16), life)
+    match by:
+        case "a step":
+            journal.life_step(SCRIPT[0], life.step(SCRIPT[0]))
+        case "a flush":
+            journal.flush()
+        case "many notes":
+            for _ in range(100):
+                journal.note(text="x" * 1000)
+        case _:
+            journal.close()
+    journal.note(after="all")
+    journal.flush()
+    journal.close()
+    assert [record.message for record in caplog.records] == ["journal given up"]
+
+
+def test_a_journal_that_cannot_be_opened_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(tmp_path / "nowhere" / "journal.jsonl", Core(2, 3, 16), fresh_lifecycle())
+    journal.note(after="all")
+    journal.close()
+    assert [record.message for record in caplog.records] == ["journal given up"]

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -18,12 +19,13 @@ from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
 from orca_pool.keys import Keys
 from orca_pool.pool import Pool
-from orca_pool.records import Attached, EngineInfo, EngineState, Finish
+from orca_pool.records import Attached, EngineInfo, EngineState, Finish, Reason
 from orca_pool.wire import TOKEN
 from orca_scheduler import timers
+from orca_scheduler.core import Room
 from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.discovery.static import StaticDiscovery
-from orca_scheduler.ledger import RESERVE, Deposed, Ledger, News
+from orca_scheduler.ledger import MAX_BEHIND, RESERVE, CaughtUp, Deposed, Ledger, News
 from orca_scheduler.lifecycle_events import Claimed, Opened
 from orca_scheduler.master import EngineMaster
 from orca_scheduler.progress import Progress
@@ -45,10 +47,16 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
         self.forming = asyncio.Event()  # is being asked to form
         self.may_form = asyncio.Event()
         self.may_form.set()
+        self.may_greet = asyncio.Event()
+        self.may_greet.set()
+        self.fencing = asyncio.Event()  # is being asked to end
+        self.may_end = asyncio.Event()
+        self.may_end.set()
         self.frozen = False  # reads nothing and says nothing
         self.verdicts: list[str] = []
         self.forms: list[pb.FormRequest] = []
         self.slots, self.formation = SLOTS, pb.Formation()  # of the epoch
+        self.rows: list[int] = []  # that it holds
         self.room = SLOTS  # in its memory
         self.iterations: asyncio.Queue[pb.Iteration] = asyncio.Queue()
         self._reports: asyncio.Queue[pb.Report | None] = asyncio.Queue()
@@ -73,11 +81,14 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
         await asyncio.Event().wait()
 
     async def Fence(self, request: pb.FenceRequest, context: grpc.aio.ServicerContext) -> pb.FenceResponse:  # noqa: N802
+        self.fencing.set()
+        await self.may_end.wait()
         self.verdicts.append(request.verdict)
         self.pid, self.epoch, self.iteration, self.frozen = self.pid + 1, 0, 0, False
         return pb.FenceResponse(killed=True)
 
     async def Hello(self, request: pb.HelloRequest, context: grpc.aio.ServicerContext) -> pb.HelloResponse:  # noqa: N802
+        await self.may_greet.wait()
         return pb.HelloResponse(
             protocol=PROTOCOL,
             incarnation=str(self.pid),
@@ -86,6 +97,7 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
             epoch=self.epoch,
             iteration=self.iteration,
             slots=self.slots,
+            rows=[pb.HeldRow(row=row) for row in self.rows],
             formation=self.formation,
             model_digest="digest",
             max_positions=SLOTS,
@@ -152,8 +164,12 @@ class Bench:
 
     async def submit(self, name: str, prompt: list[int], count: int) -> None:
         await self.formed()
+        await self.put(name, prompt, count)
+
+    async def put(self, name: str, prompt: list[int], count: int, record: bytes | None = None) -> None:
+        """Submits, whether the engine is formed or not."""
         await self.pool.renew_endpoint("test", register=True)
-        record = PoolRequest(request_id=name, prompt_ids=prompt, max_new_tokens=count).SerializeToString()
+        record = record or PoolRequest(request_id=name, prompt_ids=prompt, max_new_tokens=count).SerializeToString()
         size = len(prompt) + count
         answer = await self.pool.submit(
             *(name, record, "digest", size),
@@ -164,6 +180,12 @@ class Bench:
             max_waiting=9,
         )
         assert isinstance(answer, Attached), answer
+
+    async def position(self, name: str) -> int:
+        """In the queue, from 1; 0 while it is claimed."""
+        answer = await self.pool.attach(name, endpoint="test", attempt=1)
+        assert isinstance(answer, Attached)
+        return answer.position
 
     async def finish(self, name: str) -> Finish | None:
         answer = await self.pool.attach(name, endpoint="test", attempt=1)
@@ -244,6 +266,45 @@ async def test_a_rank_that_is_lost_is_fenced_and_forms_again() -> None:
         assert "(host here, pid 1, " in rank.verdicts[0]
         assert again.epoch > first.epoch
         assert again.number > first.number
+
+
+async def test_requests_of_an_earlier_master_go_back_while_a_rank_starts() -> None:
+    """A rank may take two minutes to say Hello. Another engine may run them meanwhile."""
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.formed()
+        rank.may_greet.clear()
+        this.master.leave()
+        await asyncio.wait_for(this.running, 5)
+        term = await this.pool.acquire("engine-0", "other", await this.state())
+        assert term is not None
+        await this.put("r", [1, 2], 1)
+        claimed = await this.pool.claim("engine-0", "other", term, 0, count=1, slots=SLOTS, total=SLOTS)
+        assert claimed is not None
+        assert len(claimed.requests) == 1
+        await this.pool.release("engine-0", "other", term)
+        await this.start({}, await this.state())
+        async with asyncio.timeout(timers.START / 10):
+            while await this.position("r") == 0:
+                await asyncio.sleep(0.02)
+        assert this.master.unready, "its rank has not said Hello"
+
+
+async def test_requests_go_back_before_a_lost_rank_is_fenced() -> None:
+    """The node of a lost rank may be gone, and its supervisor be asked in vain for seconds."""
+    rank = Rank()
+    rank.may_end.clear()
+    async with bench(rank) as this:
+        await this.submit("r", [1, 2], 2)
+        await this.iteration()
+        rank.refuse()
+        await asyncio.wait_for(rank.fencing.wait(), 5)
+        async with asyncio.timeout(5):
+            while await this.position("r") == 0:
+                await asyncio.sleep(0.02)
+        assert rank.verdicts == [], "the fence is not answered"
+        rank.may_end.set()
+        await this.formed()
 
 
 async def test_a_stuck_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,6 +394,21 @@ async def test_a_standing_epoch_is_kept() -> None:
         for settings in ({"block_size": 32, "slots": 4096}, {"block_size": 32}, {"block_size": 32, "run_ahead": 1}):
             await this.succeed(**settings)
             assert (rank.epoch, len(rank.forms), this.master.core.slots.n_slots) == (epoch, 1, 4096)
+
+
+async def test_rows_of_an_earlier_master_are_freed_in_a_kept_epoch() -> None:
+    """Once: with the first iteration."""
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.formed()
+        epoch, rank.rows = rank.epoch, [3, 5]
+        await this.succeed()
+        assert rank.epoch == epoch
+        await this.submit("r", [1, 2], 2)
+        first = await this.iteration()
+        assert list(first.free_rows) == [3, 5]
+        rank.report(first)
+        assert list((await this.iteration()).free_rows) == []
 
 
 @pytest.mark.parametrize(
@@ -441,6 +517,60 @@ async def test_a_hint_without_room_is_not_forgotten() -> None:
         assert time.monotonic() - start < 0.7  # the next hint, of a silent pool, comes after 1 s
 
 
+async def test_a_claim_that_nobody_heard_of_goes_back_while_the_engine_cannot_form() -> None:
+    """The answer of its last claim was lost with the ranks. The engine does not claim again, so a renewal must tell."""
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.formed()
+        rank.may_form.clear()
+        rank.refuse()
+        async with asyncio.timeout(5):
+            while len(rank.forms) < 2:
+                await asyncio.sleep(0.01)
+        await this.put("r", [1, 2], 1)
+        term = (await this.state()).term
+        lost = await this.pool.claim("engine-0", "me", term, 0, count=1, slots=SLOTS, total=SLOTS)
+        assert lost is not None
+        assert [claimed.request_id for claimed in lost.requests] == ["r"]
+        async with asyncio.timeout(5):
+            while await this.position("r") == 0:
+                await asyncio.sleep(0.01)
+
+
+async def test_an_unreadable_record_ends_as_poison() -> None:
+    """The master goes on."""
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.formed()
+        await this.put("bad", [1], 1, record=b"\xff")
+        await this.put("good", [1, 2], 1)
+        rank.report(await this.iteration(), 5)
+        assert await this.finished("good") == [5]
+        assert await this.finished("bad") == []
+        assert (ended := await this.finish("bad")) is not None
+        assert ended.reason is Reason.INTERNAL
+
+
+async def test_an_unreadable_record_ends_at_a_takeover() -> None:
+    """The next master finds it among the claims of its engine."""
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.formed()
+        this.master.leave()
+        await asyncio.wait_for(this.running, 5)
+        term = await this.pool.acquire("engine-0", "other", await this.state())
+        assert term is not None
+        await this.put("bad", [1], 1, record=b"\xff")
+        claimed = await this.pool.claim("engine-0", "other", term, 0, count=9, slots=SLOTS, total=SLOTS)
+        assert claimed is not None
+        assert [request.request_id for request in claimed.requests] == ["bad"]
+        await this.pool.release("engine-0", "other", term)
+        await this.start({}, await this.state())
+        assert await this.finished("bad") == []
+        assert (ended := await this.finish("bad")) is not None
+        assert ended.reason is Reason.INTERNAL
+
+
 async def test_a_claim_that_was_given_back_is_not_run() -> None:
     rank = Rank()
     async with bench(rank) as this:
@@ -510,6 +640,39 @@ async def open_ledger() -> AsyncIterator[tuple[RedisServer, Pool, Ledger]]:
             assert posted == [opened], "there was no other news"
 
 
+async def test_the_next_claim_waits_for_the_last_one_and_for_no_empty_inbox() -> None:
+    """The master's inbox may never be empty: iterations return all the time. It says when it has admitted a claim."""
+    inbox: list[News] = []
+    with redis_server() as redis:
+        async with Pool(redis.url, "bench", patience=PATIENCE) as pool:
+            term = await pool.acquire("e", "me", None)
+            assert term is not None
+            ledger = Ledger(pool, "e", "me", term, 1, lambda: Room(1, 64), inbox.append)
+            await ledger.formed(EngineInfo("e", 1, 1, 64, 0), 0)
+            await pool.renew_endpoint("test", register=True)
+            for name in ("a", "b"):
+                record = PoolRequest(request_id=name, prompt_ids=[1], max_new_tokens=1).SerializeToString()
+                await pool.submit(
+                    *(name, record, "d", 2),
+                    deadline_in=None,
+                    detach_grace=60,
+                    endpoint="test",
+                    attempt=1,
+                    max_waiting=9,
+                )
+            claiming = asyncio.create_task(ledger._claiming())
+            for count in (1, 2):
+                async with asyncio.timeout(5):
+                    while len(inbox) < count:
+                        await asyncio.sleep(0.01)
+                ledger.claimable()  # requests wait, and there seems to be room
+                await pool.cancel("nobody")  # an exchange later
+                assert len(inbox) == count, "nothing is claimed before the core knows of the last claim"
+                ledger.admitted()
+                ledger.claimable()
+            claiming.cancel()
+
+
 async def reserved(pool: Pool) -> int:
     return int(await pool._link.command("HGET", f"{Keys('bench').prefix}engine:e", "reserved"))
 
@@ -530,6 +693,75 @@ async def test_flush_waits_for_a_commit_under_way() -> None:
         answer = await pool.attach("r", endpoint="test", attempt=1)
         assert isinstance(answer, Attached)
         assert len(answer.tokens) == 1
+
+
+async def test_a_claim_whose_answer_is_under_way_is_no_orphan() -> None:
+    """A renewal tells of it first."""
+    async with open_ledger() as (_, pool, ledger):
+        record = PoolRequest(request_id="s", prompt_ids=[1], max_new_tokens=9).SerializeToString()
+        await pool.submit(
+            *("s", record, "d", 10), deadline_in=None, detach_grace=60, endpoint="test", attempt=1, max_waiting=9
+        )
+        claimed = await pool.claim("e", "me", ledger._term, ledger._last_claim, count=1, slots=64, total=64)
+        assert claimed is not None
+        assert len(claimed.requests) == 1
+        ledger._answered.clear()
+        renewing = asyncio.create_task(ledger._renewing())
+        await asyncio.wait_for(ledger._answered.wait(), 5)
+        renewing.cancel()
+
+
+async def test_a_claim_that_was_heard_during_a_renewal_is_kept() -> None:
+    """The renewal's answer is older."""
+    async with open_ledger() as (_, _, ledger):
+        ((claim, held),) = ledger.outputs.held.items()
+        ledger._answered.clear()
+        renewing = asyncio.create_task(ledger._renewing())
+        await asyncio.sleep(0)  # it is sent
+        ledger.outputs.add(replace(held.claimed, claim=claim + 1), 0.0)
+        await asyncio.wait_for(ledger._answered.wait(), 5)
+        renewing.cancel()
+        assert list(ledger.outputs.held) == [claim, claim + 1]
+
+
+async def test_claims_are_told_again_after_an_outage() -> None:
+    """A Redis that came back may hold an older set under the version that the ledger knows."""
+    async with open_ledger() as (redis, pool, ledger):
+        renewing = asyncio.create_task(ledger._renewing())
+        async with asyncio.timeout(5):
+            while not ledger._claims_version:
+                await asyncio.sleep(0.01)
+        known = await pool.renew("e", "me", ledger._term, known=ledger._claims_version)
+        assert known is not None
+        assert known.claims is None, "a renewal names the version, and hears nothing"
+        before = ledger._claims_generation
+        redis.restart()
+        async with asyncio.timeout(10):
+            while ledger._claims_generation == before:
+                await asyncio.sleep(0.01)
+        renewing.cancel()
+
+
+async def test_an_engine_waits_for_a_pool_that_is_far_behind() -> None:
+    news: list[News] = []
+    async with Pool("redis://127.0.0.1:9", "bench") as pool:
+        ledger = Ledger(pool, "e", "me", 1, 16, lambda: Room(0, 0), news.append)
+        ledger._reserved = RESERVE
+        for _ in range(MAX_BEHIND):
+            ledger.committable()
+        assert ledger.keeps_up(1)
+        ledger.committable()
+        assert not ledger.keeps_up(1)
+        assert news == []
+        ledger._pool_answered()
+        assert [type(item) for item in news] == [CaughtUp]
+
+
+async def test_a_new_epoch_is_above_all_that_the_ranks_have_seen() -> None:
+    async with open_ledger() as (_, _, ledger):
+        assert (
+            await ledger.new_epoch(1 << 52) == (1 << 52) + 1
+        )  # ranks that an older Redis formed, whose clock was ahead
 
 
 async def test_a_formed_engine_has_its_numbers_reserved() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from scheduler.scripted_ranks import EPOCH, Formed, Scripted, scripted
 
 from orca.v1 import worker_pb2 as pb
 from orca_scheduler import timers
-from orca_scheduler.lifecycle import Lifecycle
+from orca_scheduler.lifecycle import Lifecycle, Running
 from orca_scheduler.lifecycle_events import (
     Entry,
     Formation,
@@ -237,6 +238,19 @@ async def test_a_frozen_rank() -> None:
         assert "has been silent for 2." in lost
         assert pids == fenced_pids(engine) == [101]
         engine.ranks[1].frozen = False
+
+
+async def test_a_master_that_was_late_itself_judges_nobody() -> None:
+    """Its loop stood still, and with it the answers of every rank."""
+    async with scripted(1, 2) as engine:
+        await formed(engine)
+        loop, ranks = asyncio.get_running_loop(), engine.master._ranks
+        assert ranks is not None
+        time.sleep(timers.SILENCE + 0.5)  # noqa: ASYNC251 (the fault)
+        late = loop.time()
+        await until(lambda: all(rank.last_heard is not None and rank.last_heard > late for rank in ranks._ranks))
+        assert engine.master.lifecycle.suspicions == []
+        assert isinstance(engine.master.lifecycle.state, Running)
 
 
 async def test_two_at_once() -> None:

@@ -8,11 +8,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Never
 
-from servers import redis_server
+import pytest
+from servers import RedisServer, redis_server
 
 from orca_common.service import LoopPulse, StatusPort, cancel
 from orca_common.telemetry import Telemetry
+from orca_pool.keys import Keys
+from orca_pool.leases import GAP_SECONDS, LEASE_SECONDS
 from orca_pool.pool import Pool
+from orca_pool.records import EngineInfo
+from orca_scheduler import timers
 from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.scheduler import Scheduler
 from orca_scheduler.settings import SchedulerSettings
@@ -39,8 +44,8 @@ class Told:
 class Bench:
     """A scheduler at work, its pool and its status port."""
 
-    def __init__(self, pool: Pool, scheduler: Scheduler, status: StatusPort) -> None:
-        self.pool, self.scheduler, self._status = pool, scheduler, status
+    def __init__(self, redis: RedisServer, pool: Pool, scheduler: Scheduler, status: StatusPort) -> None:
+        self.redis, self.pool, self.scheduler, self._status = redis, pool, scheduler, status
 
     async def status(self) -> dict[str, Any]:
         def ask() -> dict[str, Any]:
@@ -73,8 +78,9 @@ async def bench() -> AsyncIterator[Bench]:
             status = StatusPort("127.0.0.1", 0, scheduler.unready, pulse.alive, engines)
             running = asyncio.create_task(scheduler.run())
             try:
-                yield Bench(pool, scheduler, status)
+                yield Bench(redis, pool, scheduler, status)
             finally:
+                redis.thaw()
                 await cancel(running)
                 await scheduler.leave()
                 status.close()
@@ -99,6 +105,88 @@ async def test_a_scheduler_without_an_engine_is_ready() -> None:
     async with bench() as this:
         this.scheduler.discovered([])
         assert (await this.until(ok=True)) == {"ok": True, "reason": None, "engines": {}}
+
+
+async def test_an_engine_out_of_reach_is_given_up_to_another_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reaches the pool and not the pods would keep the lease for ever. It then stands back for some time: the
+    shares are computed without it, so the other one may take the engine."""
+    monkeypatch.setattr(timers, "DIAL", 0.3)
+    monkeypatch.setattr(timers, "UNREACHED", 0.5)
+    async with bench() as this:
+        this.scheduler.discovered([Candidate("engine-0", (NOWHERE,))])
+        await this.until(engines={"engine-0": "engine-0 is being formed"})
+        async with asyncio.timeout(20):  # alone, it goes on trying
+            while (since := this.scheduler._masters["engine-0"][0].unreached_since) is None:
+                await asyncio.sleep(0.02)
+            while asyncio.get_running_loop().time() - since < 2 * timers.UNREACHED:
+                await asyncio.sleep(0.02)
+        assert this.scheduler.engines()
+        async with asyncio.timeout(20):
+            while await this.owner("engine-0") is not None:  # which also says that another scheduler lives
+                await asyncio.sleep(0.2)
+        for _ in range(8):
+            assert await this.owner("engine-0") is None
+            await asyncio.sleep(0.2)
+        async with asyncio.timeout(5):  # it renews, and leaves again
+            while (await this.pool.renew_scheduler("observer"))[1] > 1:
+                await asyncio.sleep(0.05)
+        await this.pool.leave_scheduler("observer")
+        async with asyncio.timeout(timers.WITHDRAWN / 4):
+            while not this.scheduler.engines():  # there is nobody else any more
+                await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("released", [True, False])
+async def test_a_takeover_counts_a_loss_and_a_hand_over_none(released: bool) -> None:
+    """What an owner who vanished had claimed may have been RUNNING, and may be why the owner vanished."""
+    async with bench() as this:
+        term = await this.pool.acquire("engine-0", "another", None)
+        assert term is not None
+        await this.pool.renew("engine-0", "another", term, form=EngineInfo("engine-0", 1, 1, 64, 0))
+        await this.pool.renew_endpoint("e", register=True)
+        await this.pool.submit(
+            *("r", b"", "digest", 8), deadline_in=None, detach_grace=60, endpoint="e", attempt=1, max_waiting=9
+        )
+        assert await this.pool.claim("engine-0", "another", term, 0, count=1, slots=64, total=64) is not None
+        if released:
+            await this.pool.release("engine-0", "another", term)
+        this.scheduler.discovered([Candidate("engine-0", (NOWHERE,))])
+        key = f"{Keys('bench').prefix}request:r"
+        async with asyncio.timeout(20):
+            while await this.pool._link.command("HGET", key, "state") != b"waiting":
+                await asyncio.sleep(0.05)
+        assert await this.pool._link.command("HGET", key, "losses") == (b"0" if released else b"1")
+
+
+async def test_a_lease_that_could_not_be_read_is_not_taken() -> None:
+    """A hole between two looks starts the count again: the owner may have renewed in it, and been forgotten. So an
+    outage of Redis does not end in a race for engines."""
+    async with bench() as this:
+        loop = asyncio.get_running_loop()
+        assert await this.pool.acquire("engine-0", "another", None) is not None
+        this.scheduler.discovered([Candidate("engine-0", (NOWHERE,))])
+        async with asyncio.timeout(20):
+            while "engine-0" not in this.scheduler._sights:
+                await asyncio.sleep(0.02)
+        for hole in ("late look", "failed read"):
+            sight = this.scheduler._sights["engine-0"]
+            sight.since = loop.time() - 2 * LEASE_SECONDS  # the next look would take it
+            if hole == "late look":
+                this.scheduler._last_look = loop.time() - 2 * GAP_SECONDS
+            else:
+                this.redis.freeze()
+                async with asyncio.timeout(20):
+                    while this.scheduler._sights:
+                        await asyncio.sleep(0.02)
+                this.redis.thaw()
+            async with asyncio.timeout(20):
+                while (again := this.scheduler._sights.get("engine-0")) is None or again is sight:
+                    assert not this.scheduler.engines()
+                    await asyncio.sleep(0.01)
+            assert not this.scheduler.engines()
+        while not this.scheduler.engines():
+            await asyncio.sleep(0.01)
+        assert loop.time() - again.since > LEASE_SECONDS, "it is taken after a whole lease's silence"
 
 
 async def test_an_engine_that_cannot_form_leaves_its_scheduler_ready() -> None:

@@ -255,7 +255,7 @@ class World:
         if not self.formed:
             self._give_back(arrival, arrival.generated, False)
         elif arrival.input_tokens + arrival.max_new_tokens > self.n_slots:
-            self._outcomes.append((None, Outcome(arrival.claim, arrival.generated, None, Reason.NEVER_FITS)))
+            self._returned.append((arrival.claim, False))  # the pool leaves it to a larger engine
         else:
             self.lives[arrival.claim] = Life(arrival, len(self.record), arrival.generated)
 
@@ -484,7 +484,7 @@ class World:
                         if finish is Reason.DEADLINE:
                             ends(claim, 0 if action.iteration is None else 1 + self.run_ahead)
                         elif finish is not None:
-                            ends(claim, 0 if finish in (Reason.LENGTH, Reason.NEVER_FITS) else self.run_ahead)
+                            ends(claim, 0 if finish is Reason.LENGTH else self.run_ahead)
                 elif isinstance(action, GiveBack):
                     for claim, running in action.requests:
                         ends(claim, (1 + self.run_ahead) * running)

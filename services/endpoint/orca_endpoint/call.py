@@ -21,7 +21,7 @@ from orca_pool.pool import Pool
 from orca_pool.records import Attached, Packet, Reason, Refusal, Times
 from orca_pool.retry import reached
 
-from .delivery import Delivery
+from .delivery import Delivery, Grace
 from .events import Event, Finished
 from .refusals import refusal_error
 from .transcript import Transcript
@@ -115,7 +115,7 @@ class Call:
             self.wake()
 
     def resync(self) -> None:
-        """Packets may be missing: attach again, and read all tokens from the pool."""
+        """Packets may be missing: attach again, and read from the pool what the transcript lacks."""
         self._must_attach = True
         self._drop_inbox()
         self.wake()
@@ -228,7 +228,10 @@ class Call:
         if self._submission is not None and not self._transcript.accepted:
             work = self._submission.send(self._pool, incarnation)
         else:
-            work = self._pool.attach(self.request_id, endpoint=incarnation, attempt=self.attempt)
+            known, last = self._transcript.count, self._transcript.last
+            work = self._pool.attach(
+                self.request_id, endpoint=incarnation, attempt=self.attempt, known=known, last=last
+            )
         self._operation = asyncio.ensure_future(work)
         return await asyncio.shield(self._operation)
 
@@ -290,14 +293,13 @@ class Call:
             return None
         return answer.finish.times if isinstance(answer, Attached) and answer.finish else None
 
-    def _grace(self, error: BaseException | None) -> float:
-        """Seconds until the pool may end the request that this call leaves behind."""
+    def _grace(self, error: BaseException | None) -> Grace:
+        """How long the request that this call leaves behind may live on. The pool knows its own detach grace, which a
+        call that never was attached has not seen."""
         if isinstance(error, DataLoss):
-            return 0.0
-        record = self._transcript.record if self._submission is None else self._submission.work.record
-        if self._delivery.own_fault() or not isinstance(error, NOT_OUR_FAULT):
-            return max(record.detach_grace, DETACH_FLOOR_SECONDS)
-        return record.detach_grace
+            return Grace(0.0)
+        own_fault = self._delivery.own_fault() or not isinstance(error, NOT_OUR_FAULT)
+        return Grace(at_least=DETACH_FLOOR_SECONDS if own_fault else 0.0)
 
     def _report(self, error: BaseException | None) -> None:
         """Ends the call's span and logs its end."""

@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from orca_common.errors import Unavailable
 from orca_pool import records
@@ -26,6 +26,13 @@ READ_WAIT = 0.5  # seconds that one read waits; after a new registration the old
 DETACH_PATIENCE = (
     60.0  # seconds that a detach is tried; after that the old registration is swept, which detaches the call
 )
+
+
+class Grace(NamedTuple):
+    """How long a request lives on without a listener: the larger of both, in seconds."""
+
+    seconds: float | None = None  # None: the detach grace that the request was submitted with
+    at_least: float = 0.0
 
 
 class Listener(Protocol):
@@ -114,20 +121,17 @@ class Delivery:
         except TimeoutError:
             return  # the caller tries again, and has its own bound
 
-    def detach(self, request_id: str, attempt: int, grace: float, after: "asyncio.Future[Any]") -> None:
-        """Detaches a call in the background, once the call's last operation (`after`) has ended.
-
-        grace: seconds until the pool may end the request.
-        """
+    def detach(self, request_id: str, attempt: int, grace: Grace, after: "asyncio.Future[Any]") -> None:
+        """Detaches a call in the background, once the call's last operation (`after`) has ended."""
         self._spawn(self._detach(request_id, attempt, grace, after))
 
-    async def _detach(self, request_id: str, attempt: int, grace: float, after: "asyncio.Future[Any]") -> None:
+    async def _detach(self, request_id: str, attempt: int, grace: Grace, after: "asyncio.Future[Any]") -> None:
         await asyncio.wait([after])
         if not after.cancelled():
             after.exception()  # retrieved, whatever it was: the detach follows anyway
         try:
             await reached(
-                lambda: self._pool.detach(request_id, attempt=attempt, grace=grace),
+                lambda: self._pool.detach(request_id, attempt=attempt, grace=grace.seconds, at_least=grace.at_least),
                 give_up=self._loop.time() + DETACH_PATIENCE,
             )
         except Unavailable as error:

@@ -25,6 +25,9 @@ from .validation import Validator
 
 log = logging.getLogger(__name__)
 
+# A Resume finds room up to so many times `max_calls`: its request runs, and its endpoint may have died. Two full
+# endpoints can so take over from each other.
+RESUME_ROOM = 2
 WATCH = 0.5  # seconds between looks at whether an engine has formed
 
 
@@ -87,7 +90,7 @@ class Endpoint:
         deadline: a moment of the loop's clock. carrier: the caller's metadata, for the trace. names: the caller's names
         of the request's fields (see `validation`). Raises what the validation raises, and when no call is admitted.
         """
-        self._admit(deadline)
+        self._admit(deadline, self.settings.max_calls)
         if request.model and request.model != self.name:
             raise self.unknown_model(request.model)
         self._validating += 1
@@ -110,7 +113,7 @@ class Endpoint:
 
     def resume(self, request: ResumeRequest, deadline: float | None, carrier: Mapping[str, str]) -> Call:
         """A call that will attach to a known request. Arguments and errors as in `generate`."""
-        self._admit(deadline)
+        self._admit(deadline, RESUME_ROOM * self.settings.max_calls)
         attempt = self._validator.resume(request)
         return Call(
             self._pool,
@@ -161,17 +164,15 @@ class Endpoint:
         return NotFound(f"model: {wanted!r} is not served here; {self.name!r} is", reason=ErrorReason.UNKNOWN_MODEL)
 
     # -- the parts
-    def _admit(self, deadline: float | None) -> None:
-        """Raises the error of a new call that cannot be served now."""
+    def _admit(self, deadline: float | None, max_calls: int) -> None:
+        """Raises the error of a new call that cannot be served now. max_calls: streams above which it is refused."""
         if self.draining:
             raise Unavailable("this endpoint is leaving; call another one", reason=ErrorReason.ENDPOINT_LEAVING)
         if deadline is not None and deadline <= asyncio.get_running_loop().time():
             raise DeadlineExceeded("the deadline that the caller set had passed when the request arrived")
-        if self.delivery.count + self._validating >= self.settings.max_calls:
+        if self.delivery.count + self._validating >= max_calls:
             raise ResourceExhausted(
-                f"this endpoint serves {self.settings.max_calls} streams already",
-                RETRY_AFTER,
-                reason=ErrorReason.ENDPOINT_FULL,
+                f"this endpoint serves {max_calls} streams already", RETRY_AFTER, reason=ErrorReason.ENDPOINT_FULL
             )
 
     def _span(self, name: str, request_id: str, carrier: Mapping[str, str]) -> Span | None:

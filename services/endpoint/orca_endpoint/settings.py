@@ -21,7 +21,7 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     max_waiting: int = Field(default=4096, ge=1)
     """Requests in the pool's queue; more are refused with RESOURCE_EXHAUSTED."""
     max_calls: int = Field(default=4096, ge=1)
-    """Streams of one endpoint at a time; more are refused with RESOURCE_EXHAUSTED."""
+    """Streams of one endpoint; more new ones are refused with RESOURCE_EXHAUSTED, a Resume at twice as many."""
     max_prompt_bytes: int = Field(default=1 << 20, ge=1)
     """Bytes of a prompt in text."""
     max_stop_strings: int = Field(default=16, ge=0)

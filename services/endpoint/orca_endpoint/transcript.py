@@ -27,7 +27,7 @@ from .text import TextStream, Vocabulary
 # What the call must do before the transcript can go on. Strings, because it is compared for each packet: Python 3.11
 # takes 0.25 us to look up a member of an Enum.
 Next = Literal[
-    "attach",  # attach to the request: the answer holds all tokens so far
+    "attach",  # attach to the request: the answer holds all tokens so far, or all after `last`
     "packet",  # take the next packet
     "heal",  # wait, then attach again: the pool has lost tokens, and engines may make them again
     "stop",  # record the end that a stop string makes, then call `stopped`
@@ -50,6 +50,7 @@ class Transcript:
         self.accepted = False
         self.next: Next = "attach"
         self.finished: Reason | None = None  # the end that the client was shown
+        self.last: CommittedToken | None = None  # token so far
         self._vocabulary = vocabulary
         self._from_index, self._digest = from_index, digest
         self._text = TextStream(None, ())
@@ -67,8 +68,9 @@ class Transcript:
             self.record = PoolRequest.FromString(attached.record)
             self._text = TextStream(self._vocabulary, self.record.stop)
             yield Accepted(self.request_id, len(self.record.prompt_ids), max(attached.position - 1, 0))
-        tokens, finish = attached.tokens, attached.finish
-        if len(tokens) < max(len(self._ids), self._from_index):
+        tokens, finish, known = attached.tokens, attached.finish, attached.first
+        count = known + len(tokens)
+        if count < max(len(self._ids), self._from_index):
             # A stop string's end may be recorded while tokens before it are lost and still to be made again: heal then.
             if finish is not None and finish.reason is not Reason.STOP:
                 raise self.data_loss("it ended with fewer tokens than were shown")
@@ -76,10 +78,12 @@ class Transcript:
             return
         self._check_digest(tokens)
         self.next = "packet"
-        starts = [*(first for first, _ in attached.engines), len(tokens)]
+        starts = [*(first for first, _ in attached.engines), count]
         for (first, engine), end in zip(attached.engines, starts[1:], strict=True):
-            if made := tokens[first:end]:  # none where the request ended before the tokens of this engine
-                yield from self._add(first, engine, made)
+            begin = max(first, known)
+            # none where the request ended before the tokens of this engine, or the call has them
+            if made := tokens[begin - known : max(end - known, 0)]:
+                yield from self._add(begin, engine, made)
             if self.next != "packet":
                 return
         if finish is not None:
@@ -133,7 +137,8 @@ class Transcript:
         if known and any(token.token_id != i for token, i in zip(tokens, ids[first:], strict=False)):
             raise self.changed()
         logprobs = self.record.logprobs
-        for token_id, logprob, iteration in tokens[known:] if known else tokens:
+        for token in tokens[known:] if known else tokens:
+            token_id, logprob, iteration = self.last = token
             index = len(ids)
             ids.append(token_id)
             text, stopped = self._text.push(token_id)

@@ -4,11 +4,15 @@ A client library retries and reconnects without saying so. An endpoint must know
 have forgotten something (docs/design.md, "The request pool"); so this module does both itself. Each exchange has a
 connection of its own. A blocking read keeps one for as long as it waits; a cancelled exchange closes its own, so that
 nobody can read an answer that was meant for another.
+
+A bounded number of exchanges is under way at a time; the others wait for their turn. Renewals of leases do not: a lease
+must not expire behind a storm of attaches.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Protocol, cast
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, Protocol, cast
 
 import hiredis
 from redis.asyncio import ConnectionPool
@@ -30,7 +34,7 @@ from orca_common.errors import ErrorReason, Unavailable
 from .scripts import Script
 
 # Error replies of a server that fails over or cannot write now. Some are known by their text alone.
-NOT_NOW = (ClusterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)
+NOT_NOW = (ClusterDownError, OutOfMemoryError, TryAgainError)
 NOT_NOW_TEXTS = ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED")
 
 Argument = str | bytes | int
@@ -52,16 +56,25 @@ class Connection(Protocol):
     async def read_response(self) -> Any: ...
 
 
+class _Line(NamedTuple):
+    """A connection, and how many had been lost when it was made."""
+
+    connection: Connection
+    losses: int
+
+
 class Link:
     """Sends commands to Redis and returns its answers. Raises Unavailable while Redis is away or answers too late.
 
-    generation: grows with each connection that was lost and made again, and with each new server process.
+    generation: grows with each outage, and with each change to another server process or dataset. A connection that the
+    same server closed, as it does with an idle one after its `timeout`, is made again without a word.
     """
 
     def __init__(self, url: str, patience: float = 2.0, width: int = 32) -> None:
         """Connects at the first command.
 
-        patience: seconds that one exchange may take. width: exchanges at the same time, blocking reads not counted.
+        patience: seconds that one exchange may take, and seconds that it may wait for its turn. width: exchanges at the
+        same time, blocking reads and renewals not counted.
         """
         connections = cast(Any, ConnectionPool).from_url(
             url, protocol=2, retry=Retry(NoBackoff(), 0), socket_timeout=None, redis_connect_func=self._on_connect
@@ -69,40 +82,63 @@ class Link:
         self._new_connection: Callable[[], Connection] = connections.make_connection
         self._patience = patience
         self._turns = asyncio.Semaphore(width)
-        self._idle: list[Connection] = []
+        self._idle: list[_Line] = []
+        self._losses = 0  # of connections: those that were made before the last one are not used again
         self._closed = False
-        self._run_id: bytes | None = None  # of the server process
-        self._lost = False  # a connection broke, and no new one was made since
+        self._server: list[bytes] | None = None  # the server process, and the history of its dataset
+        self._away = False  # Redis was away, and no connection was made since
         self.generation = 0
 
     async def close(self) -> None:
         """Closes all connections; those in use close at the end of their exchange."""
         self._closed = True
         while self._idle:
-            await self._idle.pop().disconnect()
+            await self._idle.pop().connection.disconnect()
 
-    async def run(self, script: Script, *args: Argument) -> Any:
-        """Runs a script. args: the number of keys, the keys, the arguments. Sends the text only when Redis lacks it."""
+    async def run(self, script: Script, *args: Argument, renewal: bool = False) -> Any:
+        """Runs a script. args: the number of keys, the keys, the arguments. Sends the text only when Redis lacks it.
+
+        renewal: waits for no turn.
+        """
+        if renewal:
+            return await self._run(script, args)
+        async with self._turn():
+            return await self._run(script, args)
+
+    async def _run(self, script: Script, args: tuple[Argument, ...]) -> Any:
         try:
-            return await self.command("EVALSHA", script.sha, *args)
+            return await self._exchange_twice(("EVALSHA", script.sha, *args), self._patience)
         except NoScriptError:
-            return await self.command("EVAL", script.text, *args)
+            return await self._exchange_twice(("EVAL", script.text, *args), self._patience)
 
     async def command(self, *args: Argument) -> Any:
         """Sends one command and returns its answer. Raises Unavailable."""
-        async with self._turns:
+        async with self._turn():
             return await self._exchange_twice(args, self._patience)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncGenerator[None]:
+        """One of the `width` exchanges at the same time. Raises Unavailable when none ends in time."""
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise Unavailable(f"the request pool is busy: there was no turn within {self._patience:g} s") from None
+        try:
+            yield
+        finally:
+            self._turns.release()
 
     async def blocking(self, *args: Argument, wait: float) -> Any:
         """Like `command`, for a command that Redis itself may answer up to `wait` seconds late."""
         return await self._exchange_twice(args, self._patience + wait)
 
     async def _exchange_twice(self, args: tuple[Argument, ...], limit: float) -> Any:
-        """Sends once more after a broken connection: an idle one may be older than the last restart of Redis."""
+        """Sends once more after a broken connection: the server may have closed an idle one, or started again."""
         try:
             return await self._exchange(args, limit)
         except ConnectionError:
-            await self._lose()
+            await self._drop_connections()
         try:
             return await self._exchange(args, limit)
         except ConnectionError as error:
@@ -110,15 +146,21 @@ class Link:
             raise Unavailable(f"the request pool is away: {error}", reason=ErrorReason.POOL_AWAY) from None
 
     async def _exchange(self, args: tuple[Argument, ...], limit: float) -> Any:
-        connection = self._idle.pop() if self._idle else self._new_connection()
+        line = self._idle.pop() if self._idle else _Line(self._new_connection(), self._losses)
+        connection = line.connection
         try:
             async with asyncio.timeout(limit):
                 if not connection.is_connected:
                     await connection.connect()
                 await connection.send_packed_command(pack_command(args), check_health=False)
                 answer = await connection.read_response()
+        except ReadOnlyError as error:
+            # A failover: this server is a replica now. The same address leads to the new primary.
+            await connection.disconnect(nowait=True)
+            await self._lose()
+            raise Unavailable(f"the request pool cannot serve now: {error}") from None
         except ResponseError as error:
-            await self._keep(connection)
+            await self._keep(line)
             if isinstance(error, NOT_NOW) or str(error).startswith(NOT_NOW_TEXTS):
                 raise Unavailable(f"the request pool cannot serve now: {error}", reason=ErrorReason.POOL_AWAY) from None
             raise
@@ -131,28 +173,35 @@ class Link:
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
-        await self._keep(connection)
+        await self._keep(line)
         return answer
 
-    async def _keep(self, connection: Connection) -> None:
-        """Keeps a connection for the next exchange."""
-        if self._closed:
-            await connection.disconnect()
+    async def _keep(self, line: _Line) -> None:
+        """Keeps a connection for the next exchange, unless others of its time were lost."""
+        if self._closed or line.losses != self._losses:
+            await line.connection.disconnect()
         else:
-            self._idle.append(connection)
+            self._idle.append(line)
 
     async def _lose(self) -> None:
-        """Notes that a connection broke, and drops the idle ones, which may be broken too."""
-        self._lost = True
+        """Notes that Redis is away."""
+        self._away = True
+        await self._drop_connections()
+
+    async def _drop_connections(self) -> None:
+        """Closes the idle connections, which may be broken or lead to the wrong server. The busy ones follow."""
+        self._losses += 1
         while self._idle:
-            await self._idle.pop().disconnect(nowait=True)
+            await self._idle.pop().connection.disconnect(nowait=True)
 
     async def _on_connect(self, connection: Connection) -> None:
-        """Signs in on a new connection, and tells a new server process from the one before by its run id."""
+        """Signs in on a new connection, and tells another server process or dataset from the one before."""
         await connection.on_connect()
-        await connection.send_command("INFO", "server", check_health=False)
-        info: bytes = await connection.read_response()
-        run_id = next(line for line in info.splitlines() if line.startswith(b"run_id:"))
-        if self._lost or self._run_id not in (None, run_id):
+        server: list[bytes] = []
+        for section, name in (("server", b"run_id:"), ("replication", b"master_replid:")):
+            await connection.send_command("INFO", section, check_health=False)
+            info: bytes = await connection.read_response()
+            server += [line for line in info.splitlines() if line.startswith(name)]
+        if self._away or self._server not in (None, server):
             self.generation += 1
-        self._lost, self._run_id = False, run_id
+        self._away, self._server = False, server

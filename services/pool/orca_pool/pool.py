@@ -14,6 +14,7 @@ from .records import (
     ClaimAnswer,
     Claimed,
     CommitRow,
+    CommittedToken,
     Delivery,
     EngineInfo,
     EngineState,
@@ -25,7 +26,7 @@ from .records import (
     Times,
 )
 from .scripts import Constants, build, sources
-from .wire import unpack_packets, unpack_tokens
+from .wire import pack_tokens, unpack_packets, unpack_tokens
 
 READ_ENTRIES = 256  # entries of a stream that one answer holds at most
 DEFAULTS = Constants()
@@ -72,7 +73,7 @@ class Pool:
 
     @property
     def generation(self) -> int:
-        """Grows with each connection to Redis that was lost and made again.
+        """Grows after each time that Redis was away, and with each change to another server.
 
         Redis may have forgotten something then, so an endpoint attaches its calls again.
         """
@@ -80,6 +81,10 @@ class Pool:
 
     async def _run(self, script: str, *args: Argument) -> Any:
         return await self._link.run(self._scripts[script], 1, self._keys.pool, *args)
+
+    async def _renew(self, script: str, *args: Argument) -> Any:
+        """Like `_run`, ahead of all others: a lease depends on it."""
+        return await self._link.run(self._scripts[script], 1, self._keys.pool, *args, renewal=True)
 
     # -- identity
     async def identify(self, digest: str, max_positions: int, vocab_size: int) -> None:
@@ -115,7 +120,7 @@ class Pool:
         Call it every `leases.RENEW_SECONDS`. register: registers an incarnation that is not registered yet. replaces:
         an older incarnation to remove. Another number than last time: the registration was lost and made again.
         """
-        return await self._run("renew_endpoint", incarnation, int(register), replaces or "")
+        return await self._renew("renew_endpoint", incarnation, int(register), replaces or "")
 
     async def leave_endpoint(self, incarnation: str) -> None:
         """Removes a drained endpoint's registration and stream. Calls still attached count as those of a dead one."""
@@ -158,19 +163,26 @@ class Pool:
             )
         )
 
-    async def attach(self, request_id: str, *, endpoint: str, attempt: int) -> Attached | Refusal:
+    async def attach(
+        self, request_id: str, *, endpoint: str, attempt: int, known: int = 0, last: CommittedToken | None = None
+    ) -> Attached | Refusal:
         """Makes this call the one listener of a known request. The call of a lower attempt is told ABORTED.
 
+        known, last: how many tokens the call has, and the last of them. The answer then holds only those beyond, and no
+        record, if the pool has the same; all of them otherwise.
         Raises ValueError for an attempt that is not below 2^53.
         """
-        return _attached(await self._run("attach", request_id, endpoint, _exact(attempt)))
+        packed = b"" if last is None else pack_tokens([last])
+        return _attached(await self._run("attach", request_id, endpoint, _exact(attempt), known, packed))
 
-    async def detach(self, request_id: str, *, attempt: int, grace: float) -> None:
-        """Ends the listening of this attempt. The request ends `grace` seconds later (0: at once).
+    async def detach(self, request_id: str, *, attempt: int, grace: float | None = None, at_least: float = 0.0) -> None:
+        """Ends the listening of this attempt. The request ends max(`grace`, `at_least`) seconds later (0: at once).
 
-        A newer attempt that is attached, or comes within the grace, keeps the request alive.
+        grace None: the one that the request was submitted with. A newer attempt that is attached, or comes within the
+        grace, keeps the request alive.
         """
-        await self._run("detach", request_id, _exact(attempt), _microseconds(grace))
+        seconds = "" if grace is None else _microseconds(grace)
+        await self._run("detach", request_id, _exact(attempt), seconds, _microseconds(at_least))
 
     async def cancel(self, request_id: str) -> bool | None:
         """Ends a request at once. True: it was alive; False: it had ended; None: it is unknown."""
@@ -204,10 +216,10 @@ class Pool:
         """Renews a scheduler's registration and sweeps. Returns all engines' leases, and how many schedulers live.
 
         Call it every `leases.RENEW_SECONDS`: a sweep that comes more than `leases.GAP_SECONDS` after the one before
-        takes the gap for an outage, and ends nothing. detach_floor: the least seconds that the calls of a dead endpoint
-        have to be attached elsewhere.
+        cannot tell the gap from an outage, and ends less. detach_floor: the least seconds that the calls of a dead
+        endpoint have to be attached elsewhere.
         """
-        living, *engines = await self._run("renew_scheduler", scheduler, _microseconds(detach_floor))
+        living, *engines = await self._renew("renew_scheduler", scheduler, _microseconds(detach_floor))
         states = {
             engine.decode(): EngineState(owner.decode() or None, int(term), int(counter))
             for engine, owner, term, counter in engines
@@ -236,19 +248,22 @@ class Pool:
         epoch: int | None = None,
         reserve: int | None = None,
         form: EngineInfo | None = None,
+        known: str = "",
     ) -> Renewed | None:
         """Renews an engine's lease. None: the owner is not its master any more.
 
         Call it every `leases.RENEW_SECONDS`. epoch: a new one. reserve: the last iteration number that the master may
-        use. form: given after a formation, when the engine's sizes are known (slots: in whole blocks).
+        use. form: given after a formation, when the engine's sizes are known (slots: in whole blocks). known: the
+        version of the engine's claims that an earlier renewal answered; the same claims are not told again.
         """
         numbers = ("" if epoch is None else epoch, "" if reserve is None else reserve)
         sizes = ("", "", "") if form is None else (form.slots, form.tensor_parallel, form.pipeline_parallel)
-        answer = await self._run("renew", engine, owner, term, *numbers, *sizes)
+        answer = await self._renew("renew", engine, owner, term, *numbers, *sizes, known)
         if answer is None:
             return None
-        epoch_now, reserved, last_claim, *claims = answer
-        return Renewed({i.decode(): int(claim) for i, claim in claims}, int(epoch_now), int(reserved), int(last_claim))
+        epoch_now, reserved, last_claim, version, *claims = answer
+        told = None if version.decode() == known else {i.decode(): int(claim) for i, claim in claims}
+        return Renewed(told, version.decode(), int(epoch_now), int(reserved), int(last_claim))
 
     async def holding(self, engine: str, owner: str, term: int) -> ClaimAnswer | None:
         """Everything that the engine has claimed, in full: a new master starts from it. None: not its master."""
@@ -341,12 +356,13 @@ def _exact(attempt: int) -> int:
 def _attached(answer: Any) -> Attached | Refusal:
     if isinstance(answer, int):
         return Refusal(answer)
-    record, position, tokens, engines, reason, final, *times = answer
+    record, position, first, tokens, engines, reason, final, *times = answer
     lines = (line.split(" ", 1) for line in engines.decode().splitlines())
     finish = None
     if int(reason):
         finish = Finish(Reason(int(reason)), int(final), Times(*map(int, times)))
-    return Attached(record, position, unpack_tokens(tokens), [(int(i), engine) for i, engine in lines], finish)
+    made = [(int(i), engine) for i, engine in lines]
+    return Attached(record, position, unpack_tokens(tokens), made, finish, first)
 
 
 def _claim_answer(answer: Any) -> ClaimAnswer | None:

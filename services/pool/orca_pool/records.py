@@ -54,11 +54,12 @@ class Finish:
 class Attached:
     """The answer of submit and attach: the call is attached, and this was committed so far."""
 
-    record: bytes  # the PoolRequest as submitted
+    record: bytes  # the PoolRequest as submitted; empty for a call that has tokens already
     position: int  # in the queue, from 1; 0 when the request is claimed or has ended
-    tokens: list[CommittedToken]
+    tokens: list[CommittedToken]  # from index `first` on
     engines: list[tuple[int, str]]  # (index of the first token that the engine made, engine), in order
     finish: Finish | None
+    first: int = 0  # tokens that the call has, and that the pool has too
 
 
 class Refusal(IntEnum):
@@ -132,7 +133,8 @@ class ClaimAnswer:
 class Renewed:
     """The answer of renew: what the pool knows of the engine."""
 
-    claims: dict[str, int]  # request id -> claim number
+    claims: dict[str, int] | None  # request id -> claim number; None: as in the version that the master knows
+    version: str  # of the claims
     epoch: int
     reserved: int  # iteration numbers up to this one are reserved
     last_claim: int

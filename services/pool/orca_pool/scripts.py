@@ -7,7 +7,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Self
 
-from .leases import GAP_SECONDS, LEASE_SECONDS
+from .leases import GAP_SECONDS, LEASE_SECONDS, RENEW_SECONDS
 from .records import Committed, Reason, Refusal
 from .wire import FINISH, PACKET, TOKEN, TOKEN_ID
 
@@ -49,6 +49,7 @@ def shared_numbers(constants: Constants) -> str:
         [
             "-- microseconds",
             f"local LEASE, SWEEP_GAP = {constants.lease * 1e6:.0f}, {constants.sweep_gap * 1e6:.0f}",
+            f"local RENEWAL = {RENEW_SECONDS * 1e6:.0f}",
             "-- milliseconds",
             f"local RETENTION = {constants.retention * 1e3:.0f}",
             "-- entries of a stream",

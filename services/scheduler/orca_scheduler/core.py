@@ -37,7 +37,8 @@ class EngineLost:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Requests were claimed from the pool. One that the core has already is ignored; without an engine all go back."""
+    """Requests were claimed from the pool. One that the core has already is ignored. One that is larger than the engine
+    goes back, and without an engine all do."""
 
     now: float
     requests: tuple[Arrival, ...]
@@ -292,18 +293,18 @@ class Core:
     def _arrived(self, event: Arrived) -> list[Action]:
         if not self._formed:  # claimed while the engine was lost
             return [GiveBack(tuple((arrival.claim, False) for arrival in event.requests))] if event.requests else []
-        refused: list[Outcome] = []
+        too_large: list[tuple[int, bool]] = []  # claimed before the engine was formed again with fewer slots
         for arrival in event.requests:
             if arrival.claim in self._claims:
                 continue
             if arrival.max_tokens > self.slots.n_slots:
-                refused.append(Outcome(arrival.claim, arrival.generated, None, Reason.NEVER_FITS))
+                too_large.append((arrival.claim, False))  # a larger engine may exist: the pool knows, and judges
                 continue
             request = Request(arrival, arrival.arrival > self._last_arrival, arrival.generated)
             self._last_arrival = max(self._last_arrival, arrival.arrival)
             insort(self._pool, request, key=lambda r: r.arrived.arrival)
             self._claims[request.claim] = request
-        return [Commit(None, tuple(refused)), *self._expire(event.now)] if refused else self._expire(event.now)
+        return [GiveBack(tuple(too_large)), *self._expire(event.now)] if too_large else self._expire(event.now)
 
     def _returned(self, event: BatchReturned) -> list[Action]:
         """Lines 9 to 14: the requests of a returned batch go on as INCREMENT, or end and release their slots."""

@@ -9,11 +9,13 @@ Replaying the events must give the same actions: `python -m orca_scheduler.journ
 itself.
 """
 
+import logging
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, BinaryIO, get_args, get_type_hints
 
 import msgspec
 
@@ -25,6 +27,7 @@ from .lifecycle_events import LifeAction, LifeEvent
 # 3 us for a batch of 64, where the standard library takes 31: it is on every iteration's path
 ENCODER = msgspec.json.Encoder()
 DECODER = msgspec.json.Decoder()
+log = logging.getLogger(__name__)
 LIMIT = 256 << 20  # bytes of one file; a longer run goes on in a new one and keeps the last two
 
 KINDS: dict[str, type[Any]] = {
@@ -35,11 +38,17 @@ KINDS: dict[str, type[Any]] = {
 
 
 class Journal:
-    """Writes the journal of one term. Lines are buffered: `flush` when the engine is idle and at the end."""
+    """Writes the journal of one term. Lines are buffered: `flush` when the engine is idle and at the end.
+
+    A journal that cannot be written, as on a full disk, ends with an error in the log. The engine goes on.
+    """
 
     def __init__(self, path: Path, of: Core, life: Lifecycle) -> None:
         self._path, self._core, self._life = path, of, life
-        self._open()
+        self._file: BinaryIO | None = None  # None: it could not be written
+        self._size = 0
+        with self._giving_up():
+            self._open()
 
     def _open(self) -> None:
         of = self._core
@@ -67,20 +76,39 @@ class Journal:
         self._write({"note": values})
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._size += self._file.write(ENCODER.encode(line)) + self._file.write(b"\n")
+        if self._file is not None:
+            with self._giving_up():
+                self._size += self._file.write(ENCODER.encode(line)) + self._file.write(b"\n")
 
     def _go_on_when_full(self) -> None:
         """Begins a new file after a step: there the recorded steps and the machines' states agree."""
-        if self._size > LIMIT:
-            self._file.close()
-            self._path.replace(self._path.with_suffix(".1.jsonl"))
-            self._open()
+        if self._file is not None and self._size > LIMIT:
+            with self._giving_up():
+                self._file.close()
+                self._path.replace(self._path.with_suffix(".1.jsonl"))
+                self._open()
 
     def flush(self) -> None:
-        self._file.flush()
+        if self._file is not None:
+            with self._giving_up():
+                self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            with self._giving_up():
+                self._file.close()
+
+    @contextmanager
+    def _giving_up(self) -> Generator[None]:
+        """The first error of the file inside is the journal's end."""
+        try:
+            yield
+        except OSError as error:
+            log.error("journal given up", extra={"path": str(self._path), "why": str(error)})
+            file, self._file = self._file, None
+            if file is not None:
+                with suppress(OSError):
+                    file.close()  # it tries once more to write what is buffered, and closes all the same
 
 
 # -- values to JSON and back

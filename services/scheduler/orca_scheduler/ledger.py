@@ -13,6 +13,7 @@ from orca_common.errors import Unavailable
 from orca_pool.leases import RENEW_SECONDS
 from orca_pool.pool import Pool
 from orca_pool.records import ClaimAnswer, CommitRow, EngineInfo, Renewed
+from orca_pool.records import Claimed as PoolClaim
 from orca_pool.retry import RETRY_SECONDS, reached
 
 from .core import Room
@@ -65,6 +66,9 @@ class Ledger:
         self._commit_sent = False  # a commit with rows was sent and is not answered
         self._engine_slots = 0  # slots of the formed engine; 0: nothing is claimed
         self._may_wait = False  # requests may be in the queue for which there was no room
+        self._claim_sent = False  # a claim was sent and is not answered
+        self._claims_version, self._claims_generation = "", -1  # of the claims that the last renewal told
+        self._unheard = False  # the pool has given this engine requests, and the answer was lost
         self._orphans: dict[int, str] = {}  # claims that the pool counts as ours, and their requests
         self._returning = 0  # give-backs that the pool has not answered
         self._master_waits = False
@@ -90,15 +94,20 @@ class Ledger:
     async def _open(self, taken_over: bool) -> None:
         async def look() -> ClaimAnswer | None:
             await self._renew()
-            return await self._pool.holding(self._engine, self._owner, self._term)
+            return await self._holding()
 
         held = self._still_ours(await reached(look))
         self._last_claim = held.last_claim
         self.iteration = self._reserved  # every number up to it may have been used
-        for claimed in held.requests:
-            self.outputs.add(claimed, self._now)
-        claims = tuple(claimed.claim for claimed in held.requests)
+        claims = self._take(held.requests)
         self._post(Opened(self._now, self.epoch, claims, taken_over))
+
+    def _take(self, requests: Iterable[PoolClaim]) -> tuple[int, ...]:
+        """Holds claimed requests. Returns the claims of those that can be run; the others end with the next commit."""
+        readable = tuple(claimed.claim for claimed in requests if self.outputs.add(claimed, self._now))
+        if self.outputs.dirty:
+            self._committer.set()
+        return readable
 
     def _still_ours(self, answer: T | None) -> T:
         """The pool answers None to a term that has ended. Raises Deposed."""
@@ -202,8 +211,12 @@ class Ledger:
     async def _renew(
         self, *, epoch: int | None = None, reserve: int | None = None, form: EngineInfo | None = None
     ) -> Renewed:
+        # A Redis that came back may have forgotten something: then the claims are told again in any case.
+        known = self._claims_version if self._claims_generation == self._pool.generation else ""
         renewed = self._still_ours(
-            await self._pool.renew(self._engine, self._owner, self._term, epoch=epoch, reserve=reserve, form=form)
+            await self._pool.renew(
+                self._engine, self._owner, self._term, epoch=epoch, reserve=reserve, form=form, known=known
+            )
         )
         self.epoch = max(self.epoch, renewed.epoch)
         self._reserved = renewed.reserved  # may shrink when Redis lost writes: then the numbers are reserved again
@@ -219,22 +232,32 @@ class Ledger:
     async def _renewing(self) -> None:
         """Keeps the lease, reserves iteration numbers ahead, and reconciles what is held with the pool's books."""
         while True:
-            before, have = set(self.outputs.held), self._last_claim
+            before, have, generation = set(self.outputs.held), self._last_claim, self._pool.generation
             ahead = self.iteration + RESERVE
             try:
                 renewed = await self._renew(reserve=ahead if ahead - self._reserved > RESERVE // 2 else None)
             except Unavailable:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            self._adopt(
-                {
-                    claim: name
-                    for name, claim in renewed.claims.items()
-                    if claim <= have and claim not in before and claim not in self.outputs.held
-                }
-            )
-            self._forget(before - set(renewed.claims.values()))
+            if renewed.claims is not None:
+                self._reconcile(renewed.claims, before, have)
+                if set(renewed.claims.values()) <= self.outputs.held.keys() | self._orphans.keys():  # else look again
+                    self._claims_version, self._claims_generation = renewed.version, generation
+            if renewed.last_claim > self._last_claim and not self._claim_sent:
+                self._unheard = True  # the engine may not be formed, and then it would not claim again
+                self._claimer.set()
             await asyncio.sleep(RENEW_SECONDS)
+
+    def _reconcile(self, claims: dict[str, int], before: set[int], have: int) -> None:
+        """Compares the pool's books with what was held, and heard of, when the renewal was sent."""
+        self._adopt(
+            {
+                claim: name
+                for name, claim in claims.items()
+                if claim <= have and claim not in before and claim not in self.outputs.held
+            }
+        )
+        self._forget(before - set(claims.values()))
 
     def _adopt(self, orphans: dict[int, str]) -> None:
         """Claims that the pool counts as this engine's, and that nobody holds: they go back to the queue."""
@@ -250,33 +273,44 @@ class Ledger:
             await self._claimer.wait()
             self._claimer.clear()
             room = self._room()
-            if not (self._engine_slots and room.requests and room.slots):
+            may_claim = self._engine_slots and room.requests and room.slots
+            if not may_claim:
                 self._may_wait = True  # this may have been a hint
-                continue
+                if not self._unheard:
+                    continue
             try:
-                answer = self._still_ours(
-                    await self._pool.claim(
-                        self._engine,
-                        self._owner,
-                        self._term,
-                        self._last_claim,
-                        count=room.requests,
-                        slots=room.slots,
-                        total=self._engine_slots,
-                        block_size=self._block_size,
-                    )
-                )
+                answer = self._still_ours(await (self._claim(room) if may_claim else self._holding()))
             except Unavailable:
                 await asyncio.sleep(RETRY_SECONDS)
                 self._claimer.set()
                 continue
-            self._last_claim, self._may_wait = answer.last_claim, answer.waiting > 0
-            for claimed in answer.requests:
-                self.outputs.add(claimed, self._now)
-            if answer.requests:
+            new = [claimed for claimed in answer.requests if claimed.claim > self._last_claim]
+            self._last_claim, self._unheard = answer.last_claim, False
+            self._may_wait = answer.waiting > 0
+            claims = self._take(new)
+            if claims:
                 self._admitted.clear()
-                self._post(Claimed(self._now, tuple(claimed.claim for claimed in answer.requests)))
+                self._post(Claimed(self._now, claims))
                 await self._admitted.wait()
+
+    async def _claim(self, room: Room) -> ClaimAnswer | None:
+        self._claim_sent = True
+        try:
+            return await self._pool.claim(
+                self._engine,
+                self._owner,
+                self._term,
+                self._last_claim,
+                count=room.requests,
+                slots=room.slots,
+                total=self._engine_slots,
+                block_size=self._block_size,
+            )
+        finally:
+            self._claim_sent = False
+
+    async def _holding(self) -> ClaimAnswer | None:
+        return await self._pool.holding(self._engine, self._owner, self._term)
 
     async def _committing(self) -> None:
         """One commit at a time; what returns meanwhile joins the next."""

@@ -238,6 +238,9 @@ class Lifecycle:
     leaving: bool = False  # the scheduler is leaving
     backoff: float = timers.REFORM
     refusal: str | None = None  # why the last attempt to form failed
+    unreached_since: float | None = (
+        None  # when the first of the greetings ended in which no supervisor could be reached
+    )
 
     # -- what others ask
 
@@ -415,6 +418,7 @@ class Lifecycle:
         if isinstance(self.state, Greeting):
             if event.pod not in self.state.pods:
                 self.state.pods.append(event.pod)
+            self.unreached_since = None
             wanted, count = self.shape.ranks_per_pod, len(event.entries)
             if count != wanted:
                 address = self.dialed[event.pod]
@@ -557,6 +561,8 @@ class Lifecycle:
         if "pods" in due:
             pod = next(pod for pod in range(self.shape.pods) if pod not in self.state.pods)
             address, why = self.dialed[pod], self.away.get(pod, "no answer")
+            if not self.state.pods and self.unreached_since is None:
+                self.unreached_since = now
             return self._lose(now, f"the supervisor at {address} of {self.engine} cannot be reached: {why}", [])
         if "ranks" in due:
             late = [rank for rank in range(self.shape.ranks) if rank not in self.greeted]

@@ -159,6 +159,11 @@ class EngineMaster:
         """Why the engine serves nothing; None when it runs."""
         return self.lifecycle.unready
 
+    @property
+    def unreached_since(self) -> float | None:
+        """Since when no supervisor of the engine could be reached, on the loop's clock; None: they could."""
+        return self.lifecycle.unreached_since
+
     def leave(self) -> None:
         """Schedule nothing more; finish what is in flight, commit it, release the engine."""
         self._post(Leave(self._now))

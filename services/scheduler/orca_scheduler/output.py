@@ -1,11 +1,16 @@
 """What an engine master holds of its claimed requests: their records, and their tokens on the way to the pool."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
 
 from orca.v1.pool_pb2 import PoolRequest
 from orca_pool.records import Claimed, CommitRow, Committed, Reason
 from orca_pool.wire import TOKEN, pack_tokens
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -30,13 +35,24 @@ class Outputs:
         self.held: dict[int, Held] = {}
         self.dirty: dict[int, Held] = {}  # with something that no commit carries yet
 
-    def add(self, claimed: Claimed, now: float) -> None:
-        """Takes a claimed request; one that is held already stays as it is."""
-        if claimed.claim not in self.held:
-            deadline = None if claimed.deadline_in is None else now + claimed.deadline_in
-            tokens = bytearray(pack_tokens(claimed.tokens))
-            record = PoolRequest.FromString(claimed.record)
-            self.held[claimed.claim] = Held(claimed, record, deadline, tokens, len(claimed.tokens))
+    def add(self, claimed: Claimed, now: float) -> bool:
+        """Takes a claimed request; one that is held already stays as it is. Whether its record can be read.
+
+        One that cannot be read ends INTERNAL with the next commit: every engine that claims it would fail alike.
+        """
+        if claimed.claim in self.held:
+            return True
+        deadline = None if claimed.deadline_in is None else now + claimed.deadline_in
+        tokens = bytearray(pack_tokens(claimed.tokens))
+        held = Held(claimed, PoolRequest(), deadline, tokens, len(claimed.tokens))
+        self.held[claimed.claim] = held
+        try:
+            held.record.ParseFromString(claimed.record)
+        except DecodeError:
+            log.error("unreadable request", extra={"request": claimed.request_id})
+            self.append(claimed.claim, b"", Reason.INTERNAL)
+            return False
+        return True
 
     def of(self, claims: Iterable[int]) -> list[Held]:
         """The held requests of these claims, without those that are gone."""

@@ -20,7 +20,6 @@ class Reason(StrEnum):
     EOS = "EOS"
     STOP_TOKEN = "STOP_TOKEN"
     DEADLINE = "DEADLINE"
-    NEVER_FITS = "NEVER_FITS"
 
 
 class Arrival(NamedTuple):

@@ -15,6 +15,7 @@ from orca_pool.leases import GAP_SECONDS, LEASE_SECONDS, RENEW_SECONDS
 from orca_pool.pool import Pool
 from orca_pool.records import EngineState
 
+from . import timers
 from .discovery.candidates import Candidate, Discovery
 from .master import EngineMaster
 from .settings import SchedulerSettings
@@ -50,6 +51,8 @@ class Scheduler:
         self._sights: dict[str, Sight] = {}
         self._too_much: float | None = None  # since when it holds more than its share
         self._releasing: str | None = None  # the engine that goes to another scheduler
+        self._given_up: set[str] = set()  # engines that are being released, because their pods cannot be reached
+        self._withdrawn_until = 0.0  # until then it takes nothing, and is not counted
         self._loop = asyncio.get_running_loop()
         self._last_look: float | None = None  # on the loop's clock
         self._reached = 0.0  # the same on the clock that the status port's thread may read
@@ -91,6 +94,7 @@ class Scheduler:
             for engine, (_, task) in list(self._masters.items()):
                 if task.done():
                     del self._masters[engine]
+                    self._given_up.discard(engine)
                     if engine == self._releasing:
                         self._releasing = None
                     task.result()
@@ -111,9 +115,15 @@ class Scheduler:
         now = self._loop.time()
         if self._last_look is None or now - self._last_look > GAP_SECONDS:
             self._sights.clear()
+            if self._last_look is not None:
+                log.warning("late look at the leases", extra={"seconds": round(now - self._last_look, 2)})
         self._last_look, self._reached = now, time.monotonic()
         if self._candidates is None:  # an engine that is no candidate would be retired, so nothing is taken yet
             await self._pool.leave_scheduler(self._name)  # so that the others keep no share free for this one
+            return
+        self._give_up_unreached(now, living)
+        if now < self._withdrawn_until and living > 1:
+            await self._pool.leave_scheduler(self._name)
             return
         known = sorted(engines.keys() | self._candidates.keys())
         others = [engine for engine in known if engine not in self._masters]
@@ -128,6 +138,18 @@ class Scheduler:
             self._too_much = None
         else:
             self._release_one(now)
+
+    def _give_up_unreached(self, now: float, living: int) -> None:
+        """Releases engines whose pods this scheduler cannot reach: it may be cut off from them, and another one not."""
+        if living < 2:
+            return
+        for engine, (master, _) in self._masters.items():
+            since = master.unreached_since
+            if since is not None and now - since > timers.UNREACHED and engine not in self._given_up:
+                log.warning("engine given up: its pods cannot be reached from here", extra={"engine": engine})
+                self._given_up.add(engine)
+                self._withdrawn_until = now + timers.WITHDRAWN
+                master.leave()
 
     def _release_one(self, now: float) -> None:
         """Releases an engine to another scheduler, an idle one first, when that has been due for a lease's time.

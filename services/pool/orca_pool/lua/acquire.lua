@@ -4,10 +4,13 @@
 -- ARGV: engine, owner, then what the candidate saw: '' when the engine had no lease, or '1', owner ('' when free),
 --   term, counter.
 -- Returns the new term; nil when the lease has changed.
+--
+-- A candidate may see its own name: its release was forgotten with Redis's last second, or the answer to an earlier acquire
+-- was lost. It then gets a new term too, because ranks may know the one that stands.
 local engine, owner, saw_lease, saw_owner, saw_term, saw_counter = unpack(ARGV)
 local key = ENGINE .. engine
 local owner_now, term_now, counter_now = fields(key, 'owner', 'term', 'counter')
-if owner_now == owner then
+if owner_now == owner and tonumber(term_now) > (tonumber(saw_term) or 0) then
   return tonumber(term_now) -- this operation was sent twice
 end
 if saw_lease == '' then

@@ -146,10 +146,27 @@ local function remove_endpoint(endpoint)
   call('DEL', ENDPOINT .. endpoint, DELIVERY .. endpoint)
 end
 
--- Makes a call the one listener of a request. The request is known, and the endpoint registered.
+-- The tokens from which a call that has `known` of them goes on, and the index of the first. A token names its
+-- iteration, so the last one that the call has proves those before it. Where the pool has another one, or fewer, the
+-- call gets all.
+local function tokens_after(id, known, last, count)
+  local first = 0
+  if known > 0 and known <= count
+    and call('GETRANGE', TOKENS .. id, (known - 1) * TOKEN_SIZE, known * TOKEN_SIZE - 1) == last then
+    first = known
+  end
+  if first == count then
+    return '', first
+  end
+  return call('GETRANGE', TOKENS .. id, first * TOKEN_SIZE, count * TOKEN_SIZE - 1), first
+end
+
+-- Makes a call the one listener of a request. The request is known, and the endpoint registered. `known` and `last`: how
+-- many tokens the call has, and the last of them.
 -- Returns a number of REFUSAL, or
--- {record, position, tokens, engines, reason, final, submitted, claimed at, first token, finished}.
-local function attach(id, endpoint, attempt)
+-- {record, position, index of the first token, tokens, engines, reason, final, submitted, claimed at, first token,
+-- finished}. The record is '' when the call has tokens: it has the record too.
+local function attach(id, endpoint, attempt, known, last)
   local key = REQUEST .. id
   local attached, closed, listener, deadline, state, final =
     fields(key, 'attempt', 'closed', 'endpoint', 'deadline', 'state', 'final')
@@ -161,15 +178,14 @@ local function attach(id, endpoint, attempt)
     supersede(id, listener, theirs)
   end
   call('HSET', key, 'endpoint', endpoint, 'attempt', attempt, 'closed', 0, 'detach_at', '')
-  local tokens = call('GET', TOKENS .. id) or ''
-  local position = 0
-  if state == 'ended' then
-    tokens = tokens:sub(1, final * TOKEN_SIZE)
-  else
+  local position, count = 0, tonumber(final)
+  if state ~= 'ended' then
     set_due(id, deadline, '')
     position = (call('ZRANK', WAITING, id) or -1) + 1
+    count = committed(id)
   end
-  return { call('HGET', key, 'record'), position, tokens,
+  local tokens, first = tokens_after(id, known, last, count)
+  return { known > 0 and '' or call('HGET', key, 'record'), position, first, tokens,
     fields(key, 'engines', 'reason', 'final', 'submitted', 'claimed_at', 'first_token', 'finished') }
 end
 

@@ -2,10 +2,10 @@
 --
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term, then each of these or '': epoch, last reserved iteration number, slots, tensor parallel,
---   pipeline parallel. The last three come together, after a formation.
--- Returns {epoch, last reserved iteration number, last claim number, {request id, claim number}...}; nil when the
---   master has lost the lease.
-local engine, owner, term, epoch, reserve, slots, tp, pp = unpack(ARGV)
+--   pipeline parallel (these three come together, after a formation), the version of the claims that the master knows.
+-- Returns {epoch, last reserved iteration number, last claim number, version, {request id, claim number}...}, with the
+--   claims only where their version is another one; nil when the master has lost the lease.
+local engine, owner, term, epoch, reserve, slots, tp, pp, known = unpack(ARGV)
 if fenced(engine, owner, term) then
   return false
 end
@@ -23,8 +23,13 @@ if slots ~= '' then
   call('HSET', key, 'slots', slots, 'tp', tp, 'pp', pp)
   call('HSET', POOL, 'slots', math.max(tonumber(slots), tonumber(call('HGET', POOL, 'slots')) or 0))
 end
-local reply = { fields(key, 'epoch', 'reserved', 'last_claim') }
-for _, id in ipairs(call('ZRANGE', CLAIMED .. engine, 0, -1)) do
-  reply[#reply + 1] = { id, call('HGET', REQUEST .. id, 'claim') }
+-- Each new claim has a new number, and without one the set only shrinks. So both numbers together name the set.
+local epoch_then, reserved_then, last_claim = fields(key, 'epoch', 'reserved', 'last_claim')
+local version = last_claim .. ':' .. call('ZCARD', CLAIMED .. engine)
+local reply = { epoch_then, reserved_then, last_claim, version }
+if version ~= known then
+  for _, id in ipairs(call('ZRANGE', CLAIMED .. engine, 0, -1)) do
+    reply[#reply + 1] = { id, call('HGET', REQUEST .. id, 'claim') }
+  end
 end
 return reply

@@ -32,7 +32,8 @@ local function largest_engine()
   return largest
 end
 
-local function sweep(time, floor)
+-- Ends what is over. `due`: requests whose moment has come by then end.
+local function sweep(time, floor, due)
   local expired = '(' .. int(time - LEASE)
   for _, endpoint in ipairs(call('ZRANGEBYSCORE', ENDPOINTS, '-inf', expired)) do
     remove_endpoint(endpoint)
@@ -44,7 +45,7 @@ local function sweep(time, floor)
       detach_orphaned_calls(call('ZRANGE', CLAIMED .. engine, 0, -1), time, floor)
     end
   end
-  for _, id in ipairs(call('ZRANGEBYSCORE', DUE, '-inf', int(time), 'LIMIT', 0, SWEEP_AT_ONCE)) do
+  for _, id in ipairs(call('ZRANGEBYSCORE', DUE, '-inf', int(due), 'LIMIT', 0, SWEEP_AT_ONCE)) do
     local deadline, detach_at = fields(REQUEST .. id, 'deadline', 'detach_at')
     end_early(id, overdue(deadline, detach_at, time), committed(id))
   end
@@ -61,18 +62,24 @@ local function sweep(time, floor)
 end
 
 local scheduler, floor, time = ARGV[1], tonumber(ARGV[2]), now()
-local gap = time - (tonumber(call('HGET', POOL, 'swept')) or 0)
+local swept = tonumber(call('HGET', POOL, 'swept')) or 0
+local gap, due = time - swept, time
 call('HSET', POOL, 'swept', int(time))
 if gap > SWEEP_GAP then
-  -- The pool was away, or no scheduler lived: nobody could renew, or nobody looked. Every lease starts again.
+  -- The pool was away, so nobody could renew, or the schedulers were late. Nobody knows which. A gap longer than a lease is
+  -- an outage: every lease starts again. A shorter one counts as one renewal's time, so that late looks, one after the
+  -- other, still find the dead. Of the requests only those end that were due at the look before: the others' clients may
+  -- have been cut off.
+  due = swept
+  local back = gap > LEASE and gap + LEASE or gap - RENEWAL
   for _, processes in ipairs({ ENDPOINTS, SCHEDULERS }) do
-    for _, process in ipairs(call('ZRANGE', processes, 0, -1)) do
-      call('ZADD', processes, int(time), process)
+    local page = call('ZRANGE', processes, 0, -1, 'WITHSCORES')
+    for i = 1, #page, 2 do
+      call('ZADD', processes, int(math.min(page[i + 1] + back, time)), page[i])
     end
   end
-else
-  sweep(time, floor)
 end
+sweep(time, floor, due)
 call('ZADD', SCHEDULERS, int(time), scheduler)
 local reply = { call('ZCARD', SCHEDULERS) }
 for _, engine in ipairs(call('SMEMBERS', ENGINES)) do

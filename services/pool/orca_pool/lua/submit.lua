@@ -11,7 +11,7 @@ if not registered(endpoint) then
 end
 local known_digest = call('HGET', key, 'digest')
 if known_digest then
-  return known_digest == body_digest and attach(id, endpoint, attempt) or REFUSAL.OTHER_BODY
+  return known_digest == body_digest and attach(id, endpoint, attempt, 0, '') or REFUSAL.OTHER_BODY
 end
 local largest = tonumber(call('HGET', POOL, 'slots')) or 0
 if largest == 0 then
@@ -31,4 +31,4 @@ call('HSET', key, 'record', record, 'digest', body_digest, 'max_tokens', max_tok
   'engines', '', 'submitted', int(time), 'claimed_at', 0, 'first_token', 0, 'finished', 0)
 call('ZADD', WAITING, arrival, id)
 hint_waiting()
-return attach(id, endpoint, attempt)
+return attach(id, endpoint, attempt, 0, '')
