@@ -3,8 +3,8 @@
     python tests/e2e/kill_rounds.py --rounds 30 [--seed 1] [--tp 2] [--pp 2] [--run-ahead 1] [--dtype bfloat16]
 
 A round streams requests, sends SIGKILL or SIGSTOP to one rank or to two at once at a random moment, and waits until all
-streams have ended. In float32 the tokens must be those of transformers; in bfloat16 those that the stack itself makes of
-each prompt alone, before. It prints the parts of the recovery's time:
+streams have ended. In float32 the tokens must be those of transformers, in bfloat16 those that the stack itself makes
+of each prompt alone before. It prints the parts of the recovery's time:
 
 verdict         from the signal to the master's verdict
 re-formation    from the verdict to the engine's next formation. The rank starts again and its groups form; without a
