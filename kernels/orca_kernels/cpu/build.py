@@ -23,7 +23,7 @@ X86 = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": AVX512,
     "avx512_bf16": (*AVX512, "-mavx512bf16"),
-    "amx": (*AVX512, "-mamx-tile", "-mamx-bf16"),
+    "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
 # In this order. Where two files have the same inline function, the linker takes the first: the one for any processor.
 COMMON = ("pool", "program", "isa_portable")

@@ -72,6 +72,7 @@ struct Isa {
   void (*gemm_bf16)(const Gemm&, int first_panel, int last_panel);
   void (*gemm_f32)(const Gemm&, int first_panel, int last_panel);
   void (*norm)(const Norm&, const float* x, void* operand, size_t row, int steps, bool is_bf16);
+  void (*narrow)(const float*, bf16*, int n);
   // Scratch of attention_scratch(...) floats.
   void (*attention)(const Attention&, float* scratch);
 };

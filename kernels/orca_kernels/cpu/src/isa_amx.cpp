@@ -11,6 +11,7 @@
 namespace {
 
 constexpr int TILE_BYTES = 1024;
+constexpr int ROW_BYTES = 768 << 10;
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -98,24 +99,25 @@ inline void block(const Gemm& g, int panel, int first, bool fresh, const char* n
 
 // Many rows. What a block has stored is finished after the next block has begun: a load soon after a tile's store waits
 // for it.
-void many_rows(const Gemm& g, int panel, int last) {
+void many_rows(const Gemm& g, int panel, int last, int first_row, int last_row) {
   alignas(64) float sums[2][32 * 32];
   int pending_panel = -1, pending_row = 0, turn = 0;
   auto finish_pending = [&] {
     if (pending_panel < 0) return;
     const float* from = sums[turn ^ 1];
-    const int rows = std::min(32, g.rows - pending_row);
+    const int rows = std::min(32, last_row - pending_row);
     finish(g, pending_panel, pending_row, rows, from, 32);
     finish(g, pending_panel + 1, pending_row, rows, from + 16, 32);
   };
-  const int blocks = (g.rows + 31) / 32;
+  const int blocks = (last_row - first_row + 31) / 32;
   const int lines = blocks > 1 ? (2 * TILE_BYTES / 64 + blocks - 2) / (blocks - 1) : 0;  // a step, to fetch 2 panels
   const bool streams = lines && lines <= 16;
   for (const int start = panel; panel < last; panel += 2)
-    for (int row = 0; row < g.rows; row += 32) {
-      const bool fetches = streams && row && panel + 2 < last;
-      const char* next = g.weights->panel(panel + 2) + size_t(row / 32 - 1) * lines * g.weights->steps * 64;
-      block(g, panel, row, !row && (panel == start || !streams), next, fetches ? lines : 0, sums[turn]);
+    for (int row = first_row; row < last_row; row += 32) {
+      const int done = (row - first_row) / 32;
+      const bool fetches = streams && done && panel + 2 < last;
+      const char* next = g.weights->panel(panel + 2) + size_t(done - 1) * lines * g.weights->steps * 64;
+      block(g, panel, row, !done && (panel == start || !streams), next, fetches ? lines : 0, sums[turn]);
       finish_pending();
       pending_panel = panel, pending_row = row, turn ^= 1;
     }
@@ -144,7 +146,9 @@ void gemm_tiles(const Gemm& g, int panel, int last) {
     for (; panel + 4 <= last; panel += 4) few_rows(g, panel);
   } else {
     const int even = panel + (last - panel) / 2 * 2;
-    many_rows(g, panel, even);
+    // As many rows as fit in the level-2 cache beside the weights of a block.
+    const int rows = std::max(32, ROW_BYTES / (g.weights->steps * STEP * 2) / 32 * 32);
+    for (int row = 0; row < g.rows; row += rows) many_rows(g, panel, even, row, std::min(g.rows, row + rows));
     panel = even;
   }
   for (; panel < last; panel++)
@@ -159,9 +163,10 @@ bool runs_here() {
   const bool has = (edx >> 24 & 1) && (edx >> 22 & 1);  // AMX-TILE, AMX-BF16
   return has && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512bf16") &&
          syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;
 }
 
 }  // namespace
 
-const orca::Isa orca::amx = {"amx", runs_here, true, enter, leave, gemm_tiles, gemm<false>, norm, attention};
+const orca::Isa orca::amx = {"amx", runs_here, true, enter, leave, gemm_tiles, gemm<false>, norm, narrow_all, attention};

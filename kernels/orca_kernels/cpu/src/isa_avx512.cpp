@@ -7,4 +7,4 @@ static bool runs_here() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-const orca::Isa orca::avx512 = {"avx512", runs_here, false, nothing, nothing, gemm<true>, gemm<false>, norm, attention};
+const orca::Isa orca::avx512 = {"avx512", runs_here, false, nothing, nothing, gemm<true>, gemm<false>, norm, narrow_all, attention};

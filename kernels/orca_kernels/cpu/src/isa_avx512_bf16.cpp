@@ -64,4 +64,4 @@ bool runs_here() {
 }  // namespace
 
 const orca::Isa orca::avx512_bf16 = {
-    "avx512_bf16", runs_here, true, nothing, nothing, gemm_pairs, gemm<false>, norm, attention};
+    "avx512_bf16", runs_here, true, nothing, nothing, gemm_pairs, gemm<false>, norm, narrow_all, attention};

@@ -4,4 +4,4 @@
 
 static bool runs_here() { return true; }
 
-const orca::Isa orca::portable = {"portable", runs_here, false, nothing, nothing, gemm<true>, gemm<false>, norm, attention};
+const orca::Isa orca::portable = {"portable", runs_here, false, nothing, nothing, gemm<true>, gemm<false>, norm, narrow_all, attention};

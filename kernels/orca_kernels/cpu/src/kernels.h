@@ -9,6 +9,10 @@
 #include <cstring>
 #include <limits>
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 #include "isa.h"
 
 namespace {
@@ -32,12 +36,19 @@ inline vi bits(vf x) { return reinterpret_cast<vi>(x); }
 inline vf larger(vf a, vf b) { return a > b ? a : b; }
 
 inline vf load(const bf16* p) { return bits(__builtin_convertvector(*reinterpret_cast<const vh_u*>(p), vi) << 16); }
+#if defined(__AVX512BF16__)
+inline void save(bf16* p, vf x) {
+  const __m256bh narrowed = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(x));
+  std::memcpy(p, &narrowed, sizeof narrowed);
+}
+#else
 inline void save(bf16* p, vf x) {
   vi b = bits(x);
   b = (b + 0x7fff + ((b >> 16) & 1)) >> 16;
   b = x == x ? b : (vi{} + 0x7fc0);
   *reinterpret_cast<vh_u*>(p) = __builtin_convertvector(b, vh);
 }
+#endif
 inline float load_one(const float* p) { return *p; }
 inline float load_one(const bf16* p) { return widen(*p); }
 inline void save_one(float* p, float x) { *p = x; }
@@ -405,6 +416,16 @@ inline void blend(const float* p, const float* values, int d, int n, const float
   }
 }
 
+// x * share to columns [column, column + size) of a row of an operand.
+template <class T>
+inline void put(T* row, int column, const float* x, int size, float share) {
+  auto to = [&](int i) { return row + size_t((column + i) / STEP) * (TILE * STEP) + (column + i) % STEP; };
+  int i = 0;
+  if (column % LANES == 0)
+    for (; i + LANES <= size; i += LANES) save(to(i), load(x + i) * share);
+  for (; i < size; i++) save_one(to(i), x[i] * share);
+}
+
 // Softmax over tiles of 32 keys from key 0 on, rescaled at each tile (Milakov and Gimelshein, "Online normalizer
 // calculation for softmax"). A query meets the same tiles and the same order of operations whether it is an increment or
 // one of an initiation's many, so its result is the same bits. (A key that a row does not see, because a row beside it
@@ -428,7 +449,8 @@ void attend(const Attention& a, float* scratch, int padded) {
     for (int r = 0; r < rows; r++) {
       const int row = head * rows + r;
       const float* from = a.q + size_t(r / a.group) * a.ld + size_t(head * a.group + r % a.group) * size;
-      for (int i = 0; i < d; i++) q[row * d + i] = i < size ? from[i] * a.scale : 0.0f;
+      for (int i = 0; i < size; i++) q[row * d + i] = from[i] * a.scale;
+      std::memset(q + row * d + size, 0, sizeof(float) * (d - size));
       std::memset(sums + row * d, 0, sizeof(float) * d);
       maximum[row] = -std::numeric_limits<float>::infinity();
       weight[row] = 0;
@@ -466,12 +488,8 @@ void attend(const Attention& a, float* scratch, int padded) {
       const float share = 1.0f / weight[row];
       const size_t at = operand_row(a.out_row + r / a.group, a.out_steps);
       const int column = a.out_column + (head * a.group + r % a.group) * size;
-      for (int i = 0; i < size; i++) {
-        const size_t to = at + size_t((column + i) / STEP) * (TILE * STEP) + (column + i) % STEP;
-        const float y = sums[row * d + i] * share;
-        if (a.out_bf16) static_cast<bf16*>(a.out)[to] = narrow(y);
-        else static_cast<float*>(a.out)[to] = y;
-      }
+      if (a.out_bf16) put(static_cast<bf16*>(a.out) + at, column, sums + row * d, size, share);
+      else put(static_cast<float*>(a.out) + at, column, sums + row * d, size, share);
     }
 }
 
@@ -481,6 +499,12 @@ void attention(const Attention& a, float* scratch) {
     case 128: return attend<128>(a, scratch, 128);
     default: return attend<0>(a, scratch, rounded(a.cache.head_size, 32));
   }
+}
+
+void narrow_all(const float* from, bf16* to, int n) {
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) save(to + i, load(from + i));
+  for (; i < n; i++) to[i] = narrow(from[i]);
 }
 
 [[maybe_unused]] void nothing() {}

@@ -211,15 +211,15 @@ struct WriteKV : Step {
       const int64_t slot = p.batch->slots[t];
       for (int head = 0; head < heads.kv_heads; head++) {
         const size_t to = cache.at(slot / cache.block_size, head, int(slot % cache.block_size));
-        put(cache, cache.keys, to, row + keys + head * size);
-        put(cache, cache.values, to, row + values + head * size);
+        put(p.isa, cache, cache.keys, to, row + keys + head * size);
+        put(p.isa, cache, cache.values, to, row + values + head * size);
       }
     }
   }
 
-  static void put(const Cache& cache, void* into, size_t to, const float* from) {
+  static void put(const Isa& isa, const Cache& cache, void* into, size_t to, const float* from) {
     if (cache.type == Type::bf16)
-      for (int i = 0; i < cache.head_size; i++) static_cast<bf16*>(into)[to + i] = narrow(from[i]);
+      isa.narrow(from, static_cast<bf16*>(into) + to, cache.head_size);
     else
       std::memcpy(static_cast<float*>(into) + to, from, sizeof(float) * cache.head_size);
   }
