@@ -16,16 +16,16 @@ class Kernels(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
             return
-        built = Path(self.root) / CPU / "kernels.so"
         build = runpy.run_path(str(Path(self.root) / CPU / "build.py"))
         try:
-            build["build"](built)
+            built = build["build"](Path(self.root) / CPU)
         except build["CannotBuild"] as error:  # the client needs none, and a worker runs plain torch then
             self.app.display_warning(f"no compiled kernels in this wheel: {error}")
             return
-        build_data["force_include"][str(built)] = "orca_kernels/cpu/kernels.so"
+        build_data["force_include"][str(built)] = f"orca_kernels/cpu/{built.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        (Path(self.root) / CPU / "kernels.so").unlink(missing_ok=True)  # a checkout's own follows its sources
+        for built in (Path(self.root) / CPU).glob("kernels-*.so"):
+            built.unlink()

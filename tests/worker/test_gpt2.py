@@ -195,7 +195,7 @@ def pb_iteration(**fields: Any) -> Any:
         ({"initiations": [{"row": 8, "token_ids": [1] * 5, "blocks": [1]}]}, "hold 4 tokens"),
         ({"initiations": [{"row": 8, "token_ids": [1], "blocks": [16]}]}, "block 16 of 16"),
         ({"initiations": [{"row": 8, "token_ids": [1], "blocks": [3]}]}, "block 3 belongs to row 7"),
-        ({"initiations": [{"row": 8, "token_ids": [1], "blocks": [2, 2]}]}, "block 2 belongs to row 8"),
+        ({"initiations": [{"row": 8, "token_ids": [1], "blocks": [2, 2]}]}, "a block twice"),
         ({"increment_rows": [7, 7], "increment_positions": [2, 2], "increment_tokens": [1, 1]}, "a row twice"),
         ({"increment_rows": [7], "increment_positions": [1]}, "have come farther"),
         ({"initiations": [{"row": 1 << 30, "token_ids": [1], "blocks": [1]}]}, "larger than any"),

@@ -15,8 +15,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-SOURCES = Path(__file__).with_name("src")
-PACKAGED = Path(__file__).with_name("kernels.so")
+PACKAGE = Path(__file__).parent
+SOURCES = PACKAGE / "src"
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-Wall", "-Wextra", "-ffp-contract=fast", "-pthread")
 AVX512 = ("-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 X86 = {
@@ -25,8 +25,6 @@ X86 = {
     "avx512_bf16": (*AVX512, "-mavx512bf16"),
     "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
-# In this order. Where two files have the same inline function, the linker takes the first: the one for any processor.
-COMMON = ("pool", "program", "isa_portable")
 
 
 class CannotBuild(Exception):
@@ -34,58 +32,68 @@ class CannotBuild(Exception):
 
 
 def compiler() -> str:
-    """The C++ compiler. Raises CannotBuild."""
-    for name in ("g++", "clang++", "c++"):
-        if found := shutil.which(name):
-            return found
-    raise CannotBuild("no C++ compiler (g++, clang++ or c++)")
+    """GCC's C++ compiler, whose vector extensions the kernels use. Raises CannotBuild."""
+    if found := shutil.which("g++"):
+        return found
+    raise CannotBuild("no C++ compiler (g++)")
 
 
-def files() -> dict[str, tuple[str, ...]]:
-    """The source files of this architecture, without suffix, and the flags of each."""
-    special = X86 if platform.machine() in ("x86_64", "AMD64") else {}
-    return {**dict.fromkeys(COMMON, ()), **{f"isa_{name}": flags for name, flags in special.items()}}
+def special() -> dict[str, tuple[str, ...]]:
+    """The instruction sets of this architecture beyond what any processor of it has, and their flags."""
+    return X86 if platform.machine() in ("x86_64", "AMD64") else {}
 
 
-def build(into: Path) -> None:
-    """Compiles the library. Raises CannotBuild."""
+def name() -> str:
+    """The library's file name, which changes with the sources, the flags and the architecture."""
+    digest = hashlib.sha256(repr((platform.machine(), FLAGS, special())).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    return f"kernels-{digest.hexdigest()[:16]}.so"
+
+
+def build(folder: Path) -> Path:
+    """Compiles the library into a folder. Raises CannotBuild.
+
+    Leaves out the instruction sets whose flags an older compiler does not know.
+    """
     cxx = compiler()
-    with tempfile.TemporaryDirectory(prefix="orca-kernels-") as folder:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as made:
 
         def run(*command: str) -> None:
             done = subprocess.run((cxx, *command), capture_output=True, text=True, check=False)
             if done.returncode:
                 raise CannotBuild(f"{Path(cxx).name} failed: {done.stderr.strip()[:2000]}")
 
-        def compile_file(name: str, flags: tuple[str, ...]) -> str:
-            made = f"{folder}/{name}.o"
-            run(*FLAGS, *flags, "-c", str(SOURCES / f"{name}.cpp"), "-o", made)
-            return made
+        def compiled(source: str, *flags: str) -> str:
+            run(*FLAGS, *flags, "-c", str(SOURCES / f"{source}.cpp"), "-o", f"{made}/{source}.o")
+            return f"{made}/{source}.o"
+
+        def compiled_if_known(isa: str) -> str | None:
+            try:
+                return compiled(f"isa_{isa}", *special()[isa])
+            except CannotBuild:
+                return None
 
         with ThreadPoolExecutor(os.cpu_count()) as threads:
-            objects = list(threads.map(compile_file, files(), files().values()))
-        run("-shared", "-pthread", "-static-libstdc++", "-static-libgcc", "-o", f"{folder}/kernels.so", *objects)
-        try:
-            into.parent.mkdir(parents=True, exist_ok=True)
-            arriving = into.with_name(f"{into.name}.{os.getpid()}")
-            shutil.copy(f"{folder}/kernels.so", arriving)
-            arriving.replace(into)  # ranks that start together may all build it
-        except OSError as error:
-            raise CannotBuild(f"{into} cannot be written: {error.strerror}") from None
+            of_sets = dict(zip(special(), threads.map(compiled_if_known, special()), strict=True))
+            have = [f"-DHAVE_{isa.upper()}" for isa, found in of_sets.items() if found]
+            # In this order. Where two files have the same inline function, the linker takes the first: the one for any
+            # processor. (Link-time optimization would break this.)
+            common = list(threads.map(lambda one: compiled(one, *have), ("pool", "program", "isa_portable")))
+        objects = [*common, *(found for found in of_sets.values() if found)]
+        linking = ("-shared", "-pthread", "-static-libstdc++", "-static-libgcc", "-Wl,-z,defs")
+        run(*linking, "-o", f"{made}/kernels.so", *objects)
+        return Path(made, "kernels.so").replace(folder / name())  # ranks that start together may all build it
 
 
 def library_path() -> Path:
     """The built library: the package's own, or the cache's, which is built if it is not there. Raises CannotBuild."""
-    if PACKAGED.exists():
-        return PACKAGED
-    digest = hashlib.sha256(repr((FLAGS, files())).encode())
-    for source in sorted(SOURCES.iterdir()):
-        digest.update(source.read_bytes())
-    path = Path.home() / ".cache" / "orca" / f"kernels-{digest.hexdigest()[:16]}.so"
-    if not path.exists():
-        build(path)
-    return path
+    if (packaged := PACKAGE / name()).exists():
+        return packaged
+    cache = Path.home() / ".cache" / "orca"
+    return path if (path := cache / name()).exists() else build(cache)
 
 
 if __name__ == "__main__":
-    build(PACKAGED)
+    build(PACKAGE)

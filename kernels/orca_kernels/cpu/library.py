@@ -7,7 +7,7 @@ import ctypes
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 
-from .build import library_path
+from .build import CannotBuild, library_path
 
 
 class BatchPointers(ctypes.Structure):
@@ -51,17 +51,30 @@ SIGNATURES = {
     "orca_write_kv": (None, (c_void_p, c_int, c_int, c_int, c_int, c_int, c_int)),
     "orca_attend": (None, (c_void_p, c_int, c_int, c_int, c_int, c_int, c_int, c_int, c_float)),
     "orca_add": (None, (c_void_p, c_int, c_int)),
-    "orca_run": (None, (c_void_p, c_int, c_int, POINTER(BatchPointers))),
+    "orca_run": (c_int, (c_void_p, c_int, c_int, POINTER(BatchPointers))),
 }
 
 
-@cache
 def library() -> ctypes.CDLL:
-    """The compiled kernels. Raises `build.CannotBuild` with a sentence where they are not built and cannot be."""
-    loaded = ctypes.CDLL(str(library_path()))
-    for name, (result, arguments) in SIGNATURES.items():
-        function = getattr(loaded, name)
-        function.restype, function.argtypes = result, arguments
+    """The compiled kernels. Raises `CannotBuild` with a sentence where they are not built and cannot be."""
+    loaded = _load()
+    if isinstance(loaded, CannotBuild):
+        raise loaded
+    return loaded
+
+
+@cache
+def _load() -> ctypes.CDLL | CannotBuild:
+    """Tries once: a compiler that fails does so every time."""
+    try:
+        loaded = ctypes.CDLL(str(library_path()))
+        for name, (result, arguments) in SIGNATURES.items():
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+    except CannotBuild as error:
+        return error
+    except (OSError, RuntimeError, AttributeError) as error:  # no home, nowhere to write, a file of another machine
+        return CannotBuild(str(error))
     return loaded
 
 

@@ -19,6 +19,7 @@ from .library import BatchPointers, instruction_sets, library
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 STORE, ADD, OPERAND, GREEDY = range(4)  # Epilogue of src/isa.h
+MAX_GROUP = 64  # QUERIES of src/isa.h
 ACTIVATIONS = {"none": 0, "gelu": 1, "tanh_gelu": 2, "relu": 3, "silu": 4, "tanh": 5}
 
 Rows = NewType("Rows", int)  # a buffer of float32 rows [T, width]
@@ -71,6 +72,8 @@ class Program:
         self.dtype = dtype
         self.threads = threads or cores()
         self._model = self._library.orca_model(self.instruction_set.encode(), self.threads)
+        if not self._model:
+            raise MemoryError(f"{self.threads} threads cannot be started")
         self._kept: list[Tensor] = []  # what the program points to
         narrows = dtype is torch.bfloat16 and self._library.orca_multiplies_bf16(self._model)
         self._operands_are_bf16 = int(bool(narrows))
@@ -154,7 +157,12 @@ class Program:
         self._library.orca_write_kv(self._model, qkv, a.layer, a.kv_heads, a.group, a.head_size, TYPES[a.dtype])
 
     def attend(self, qkv: Rows, a: Attention, out: Operand) -> None:
-        """Split attention of all requests (paper section 3.2), over keys and values that have been written."""
+        """Split attention of all requests (paper section 3.2), over keys and values that have been written.
+
+        Raises ValueError for more query heads a key/value head than the kernels hold.
+        """
+        if a.group > MAX_GROUP:
+            raise ValueError(f"{a.group} query heads share a key/value head; {MAX_GROUP} can")
         self._library.orca_attend(
             self._model, qkv, out, a.layer, a.kv_heads, a.group, a.head_size, TYPES[a.dtype], a.scale
         )
@@ -165,13 +173,16 @@ class Program:
     # Running
 
     def run(self, batch: BatchPointers, first: int = 0, last: int | None = None) -> None:
-        """Runs steps [first, last). One thread at a time."""
+        """Runs steps [first, last). One thread at a time. Raises MemoryError."""
         last = self.length if last is None else last
-        self._library.orca_run(self._model, first, last, ctypes.byref(batch))
+        if not self._library.orca_run(self._model, first, last, ctypes.byref(batch)):
+            raise MemoryError(f"no memory for the activations of {batch.tokens} tokens")
 
     def view(self, x: Rows, rows: int, columns: int) -> np.ndarray:
         """The first rows and columns of a buffer, [rows, columns] float32. Valid until a larger batch is run."""
         width = ctypes.c_int64()
         start = self._library.orca_rows(self._model, x, rows, ctypes.byref(width))
+        if not start:
+            raise MemoryError(f"no memory for the activations of {rows} tokens")
         whole = (ctypes.c_float * (rows * width.value)).from_address(start)
         return np.frombuffer(whole, np.float32).reshape(rows, width.value)[:, :columns]

@@ -37,7 +37,10 @@ def choose_dtype(asked: str, device: torch.device | None, cpu: CPU) -> str:
 
 
 def kernels_are_used(cpu: CPU) -> bool:
-    """Whether the compiled kernels run a model on this CPU. Where they cannot be built, the log says why."""
+    """Whether the compiled kernels run a model on this CPU. Where they cannot be built, the log says why.
+
+    Raises FailedPrecondition when an instruction set was asked for by name and nothing is built.
+    """
     from orca_kernels.cpu.build import CannotBuild
     from orca_kernels.cpu.library import library
 
@@ -46,6 +49,8 @@ def kernels_are_used(cpu: CPU) -> bool:
     try:
         library()
     except CannotBuild as error:
+        if cpu.kernels != "auto":
+            raise FailedPrecondition(f"kernels {cpu.kernels}: {error}") from None
         log.warning("no compiled kernels, plain torch runs the model: %s", error)
         return False
     return True

@@ -86,10 +86,12 @@ class KVManager:
             self._capacity = np.concatenate([self._capacity, np.zeros(len(grown) - rows, np.int64)])
         if any(block >= self.n_blocks for block in blocks):
             raise FailedPrecondition(f"row {row}: block {max(blocks)} of {self.n_blocks} blocks")
-        for block in blocks:
-            if block in self._owners:
-                raise FailedPrecondition(f"row {row}: block {block} belongs to row {self._owners[block]}")
-            self._owners[block] = row
+        taken = next((block for block in blocks if block in self._owners), None)
+        if taken is not None:
+            raise FailedPrecondition(f"row {row}: block {taken} belongs to row {self._owners[taken]}")
+        if len(set(blocks)) < len(blocks):
+            raise FailedPrecondition(f"row {row}: a block twice in {list(blocks)}")
+        self._owners.update(dict.fromkeys(blocks, row))
         self._table[row, : len(blocks)] = blocks
         self._capacity[row] = len(blocks) * self.block_size
 

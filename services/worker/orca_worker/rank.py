@@ -77,9 +77,10 @@ def prepare(settings: RankSettings) -> Checkpoint:
         for module in ("orca_worker.process_groups", *family.modules):
             import_module(module)
         if settings.device != "cuda":
-            kernels_are_used(
-                CPU(settings.threads, settings.kernels)
-            )  # loads them; a checkout's first start builds them
+            try:  # loads them; a checkout's first start builds them
+                kernels_are_used(CPU(settings.threads, settings.kernels))
+            except FailedPrecondition as error:
+                raise SystemExit(f"ORCA_KERNELS: {error}") from None
     gc.collect()
     gc.freeze()  # modules stay: no later collection looks at them, which saves 70 ms when a model is loaded
     return checkpoint

@@ -73,8 +73,9 @@ inline vf largest(vf x) {
 // e^x to about an ulp: 2^n by the exponent's bits, and a polynomial for the rest (Cephes' expf). Below -87.3 it is not 0
 // but 1.2e-38.
 inline vf exponential(vf x) {
-  x = larger(x, splat(-87.3365f));
-  x = x < 88.3762f ? x : splat(88.3762f);
+  const vf given = x;
+  x = x < -87.3365f ? splat(-87.3365f) : x;
+  x = x > 88.3762f ? splat(88.3762f) : x;
   const vf magic = splat(12582912.0f);
   vf shifted = x * 1.44269504f + magic;
   vf n = shifted - magic;
@@ -87,7 +88,7 @@ inline vf exponential(vf x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  return bits(bits(p) + ((bits(shifted) - bits(magic)) << 23));
+  return given == given ? bits(bits(p) + ((bits(shifted) - bits(magic)) << 23)) : given;  // NaN stays NaN
 }
 
 // 1 - 2 / (1 + e^2x)
@@ -112,7 +113,7 @@ inline vf activate(vf x) {
   // 0.5 (1 + tanh u) = 1 / (1 + e^-2u)
   if constexpr (A == Activation::tanh_gelu)
     return x / (1.0f + exponential(-1.5957691216f * (x + 0.044715f * x * x * x)));
-  if constexpr (A == Activation::relu) return larger(x, vf{});
+  if constexpr (A == Activation::relu) return x < 0.0f ? vf{} : x;
   if constexpr (A == Activation::silu) return x / (1.0f + exponential(-x));
   if constexpr (A == Activation::tanh) return hyperbolic_tangent(x);
   return x;
@@ -169,10 +170,10 @@ void finish(const Gemm& g, int panel, int first, int rows, const float* sums, in
       for (int r = 0; r < rows; r++) {
         const float* y = sums + r * stride;
         if (g.out) std::copy(y, y + n, out + size_t(r) * g.ld);
-        vf most = load(y);
-        for (int v = 1; v < VECTORS; v++) most = larger(most, load(y + v * LANES));
         const int row = first + r;
-        if (n == PANEL && !(largest(most)[0] > g.best[row])) continue;
+        vf above{};
+        for (int v = 0; v < VECTORS; v++) above = load(y + v * LANES) > g.best[row] ? splat(1.0f) : above;  // not NaN
+        if (n == PANEL && !(largest(above)[0] > 0.0f)) continue;
         for (int c = 0; c < n; c++)  // the first of equals: panels come in ascending order
           if (y[c] > g.best[row]) g.best[row] = y[c], g.index[row] = column + c;
       }

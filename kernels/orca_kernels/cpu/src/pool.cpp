@@ -20,10 +20,11 @@ void relax() {
 #endif
 }
 
-// Sleeps until `word` is not `value`, or is woken, or 10 ms have passed.
-void sleep_on(std::atomic<uint32_t>& word, uint32_t value) {
-  timespec bound{0, 10'000'000};
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, value, &bound, nullptr, 0);
+constexpr timespec MOMENT{0, 10'000'000};
+
+// Sleeps until `word` is not `value`, or is woken, or the bound has passed.
+void sleep_on(std::atomic<uint32_t>& word, uint32_t value, const timespec* bound) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, value, bound, nullptr, 0);
 }
 
 void wake(std::atomic<uint32_t>& word) {
@@ -33,10 +34,17 @@ void wake(std::atomic<uint32_t>& word) {
 }  // namespace
 
 Pool::Pool(int threads, void (*enter)(), void (*leave)()) : enter_(enter), leave_(leave) {
-  for (int thread = 1; thread < threads; thread++) workers_.emplace_back([this, thread] { work(thread); });
+  try {
+    for (int thread = 1; thread < threads; thread++) workers_.emplace_back([this, thread] { work(thread); });
+  } catch (...) {
+    end();
+    throw;
+  }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { end(); }
+
+void Pool::end() {
   ended_ = true;
   bell_.fetch_add(1);
   wake(bell_);
@@ -67,7 +75,7 @@ void Pool::work(int thread) {
     uint32_t run;
     for (int spins = 0; (run = bell_.load()) == seen;)
       if (spins < SPINS) spins++, relax();
-      else sleep_on(bell_, seen);
+      else sleep_on(bell_, seen, nullptr);
     if (ended_) return;
     seen = run;
     take_part(run, thread, false);
@@ -95,7 +103,7 @@ void Pool::take_part(uint32_t run, int thread, bool is_caller) {
         continue;
       }
       operation.sleepers.fetch_add(1);
-      sleep_on(operation.undone, undone);
+      sleep_on(operation.undone, undone, &MOMENT);
       operation.sleepers.fetch_sub(1);
     }
   }

@@ -23,7 +23,7 @@ struct Region {
 
 class Pool {
  public:
-  // The caller's thread is one of them. `enter` and `leave` are called in each thread around its tasks of a run.
+  // The caller's thread is one of them. Throws std::system_error when there are no more threads to be had. `enter` and `leave` are called in each thread around its tasks of a run.
   Pool(int threads, void (*enter)(), void (*leave)());
   ~Pool();
   int threads() const { return int(workers_.size()) + 1; }
@@ -39,6 +39,7 @@ class Pool {
     std::atomic<uint32_t> sleepers{0};  // threads that sleep until undone changes
   };
 
+  void end();
   void work(int thread);
   void take_part(uint32_t run, int thread, bool is_caller);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -33,7 +34,10 @@ HugePages::~HugePages() {
 
 void Buffer::hold(int64_t rows) {
   const size_t bytes = size_t(rounded(int(rows), 2 * TILE)) * row_bytes();
-  if (memory.size() < bytes) memory = HugePages(bytes);  // of zeros: padding stays zero
+  if (memory.size() >= bytes) return;
+  HugePages larger(bytes);  // of zeros: padding stays zero
+  if (!larger.data()) throw std::bad_alloc();
+  memory = std::move(larger);
 }
 
 int Program::buffer(int width, bool operand, bool is_bf16) {
@@ -329,7 +333,20 @@ struct Packing final : Region {
   static float as_float(float x) { return x; }
 };
 
-const Isa* const ISAS[] = {&amx, &avx512_bf16, &avx512, &avx2, &portable};
+const Isa* const ISAS[] = {  // those whose files were compiled (build.py), the best first
+#ifdef HAVE_AMX
+    &amx,
+#endif
+#ifdef HAVE_AVX512_BF16
+    &avx512_bf16,
+#endif
+#ifdef HAVE_AVX512
+    &avx512,
+#endif
+#ifdef HAVE_AVX2
+    &avx2,
+#endif
+    &portable};
 
 }  // namespace
 
@@ -369,9 +386,13 @@ const char* orca_isas() {
   return names.c_str();
 }
 
+// Null when there is no such instruction set, or no more threads or memory.
 Model* orca_model(const char* isa_name, int threads) {
-  for (const Isa* isa : ISAS)
-    if (isa->name == std::string(isa_name) && isa->runs_here()) return new Model(*isa, threads);
+  try {
+    for (const Isa* isa : ISAS)
+      if (isa->name == std::string(isa_name) && isa->runs_here()) return new Model(*isa, threads);
+  } catch (const std::exception&) {
+  }
   return nullptr;
 }
 
@@ -416,7 +437,11 @@ int orca_buffer(Model* model, int width, int operand, int is_bf16) {
 // Row 0 of a buffer that holds at least `rows`, and the elements of a row.
 void* orca_rows(Model* model, int buffer, int64_t rows, int64_t* width) {
   Buffer& found = model->program.buffers[buffer];
-  found.hold(rows);
+  try {
+    found.hold(rows);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
   *width = found.width;
   return found.data();
 }
@@ -440,7 +465,7 @@ void orca_linear(Model* model, int operand, const Packed* weights, int out, int 
   step.operand = operand, step.weights = weights, step.out = out;
   step.epilogue = Epilogue(epilogue), step.activation = Activation(activation);
   if (step.epilogue != Epilogue::greedy) return;
-  model->program.best_of_a_row = pieces(weights->panels, 4);
+  model->program.best_of_a_row = std::max<size_t>(model->program.best_of_a_row, pieces(weights->panels, 4));
   model->add<Greediest>().head = &step;
 }
 
@@ -453,7 +478,8 @@ void orca_attend(Model* model, int qkv, int out, int layer, int kv_heads, int gr
                  float scale) {
   Attend& step = model->add<Attend>();
   step.qkv = qkv, step.out = out, step.heads = {layer, kv_heads, group, head_size, Type(type)}, step.scale = scale;
-  model->program.group = group, model->program.head_size = head_size;
+  model->program.group = std::max(model->program.group, group);
+  model->program.head_size = std::max(model->program.head_size, head_size);
 }
 
 void orca_add(Model* model, int x, int y) {
@@ -461,5 +487,13 @@ void orca_add(Model* model, int x, int y) {
   step.x = x, step.y = y;
 }
 
-void orca_run(Model* model, int first, int last, const orca_batch* batch) { model->program.run(first, last, *batch); }
+// 0 when memory is short; nothing has run then.
+int orca_run(Model* model, int first, int last, const orca_batch* batch) {
+  try {
+    model->program.run(first, last, *batch);
+    return 1;
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
+}
 }

@@ -64,7 +64,7 @@ struct Buffer {
 
   char* data() const { return memory.data(); }
   size_t row_bytes() const { return size_t(width) * (is_bf16 ? 2 : 4); }
-  void hold(int64_t rows);
+  void hold(int64_t rows);  // throws std::bad_alloc
 };
 
 class Program;

@@ -130,5 +130,5 @@ class Head:
 
 
 def hidden_states(batch: Batch, x: Tensor) -> Tensor:
-    """The end of an earlier stage: the hidden states x [T, H], as they are."""
-    return x
+    """The end of an earlier stage: the hidden states x [T, H], in the type that they are sent in."""
+    return x.float() if x.device.type == "cpu" else x

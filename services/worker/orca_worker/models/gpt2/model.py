@@ -39,7 +39,8 @@ class GPT2:
         return KVShape(len(self.layers), self.heads, self.config.head_size, self.dtype, self.device)
 
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
-        return (tokens, self.config.hidden), self.dtype
+        """On a CPU float32, as that of the compiled kernels: the stages of an engine need not run the same."""
+        return (tokens, self.config.hidden), torch.float32 if self.device.type == "cpu" else self.dtype
 
     def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor:
         """x: hidden states [T, H] of the stage before -> those of this stage.
@@ -54,7 +55,7 @@ class GPT2:
             heads=self.heads,
             block_size=kv.block_size,
         )
-        x = self.begin(batch, x, plane.all_reduce)
+        x = self.begin(batch, x.to(self.dtype) if x is not None else None, plane.all_reduce)
         for layer, keys, values in zip(self.layers, kv.keys, kv.values, strict=True):
             x = layer(x, attention, keys, values, plane.all_reduce)
         return self.end(batch, x)
