@@ -6,6 +6,8 @@ and when they are free again.
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,6 +33,19 @@ class KVShape:
     @property
     def slot_bytes(self) -> int:
         return 2 * self.layers * self.heads * self.head_size * self.dtype.itemsize
+
+
+def untouched(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros in memory that is taken page by page when it is first used. torch's own zeros are written (torch 2.13).
+
+    The pages are huge ones where the kernel has them: with pages of 4 KiB, 512 tokens of GPT-2 124M in memory that was new
+    took 35 ms more.
+    """
+    import torch
+
+    memory = mmap.mmap(-1, max(1, math.prod(size) * dtype.itemsize))  # the tensor keeps it
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(size)).view(size)
 
 
 class KVManager:
@@ -64,13 +79,7 @@ class KVManager:
 
             size = (shape.layers, self.n_blocks, shape.heads, block_size, shape.head_size)
             if shape.device.type == "cpu":
-                # Pages take memory only once they are touched. torch's zeros are written (torch 2.13), numpy's are not.
-                self.keys, self.values = (
-                    torch.from_numpy(np.zeros((*size[:-1], size[-1] * shape.dtype.itemsize), np.uint8)).view(
-                        shape.dtype
-                    )
-                    for _ in range(2)
-                )
+                self.keys, self.values = (untouched(size, shape.dtype) for _ in range(2))
             else:
                 self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
                 self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
