@@ -29,7 +29,7 @@ void enter() {
 void leave() { _tile_release(); }
 
 // Bytes that are asked for ahead of a panel's tile: from memory into the level-1 cache's reach.
-constexpr int AHEAD = 4 * TILE_BYTES;
+constexpr int AHEAD = 2 * TILE_BYTES;
 
 inline void ahead(const char* tile) {
   for (int line = 0; line < TILE_BYTES; line += 64) _mm_prefetch(tile + AHEAD + line, _MM_HINT_T0);
