@@ -185,4 +185,4 @@ class Program:
         if not start:
             raise MemoryError(f"no memory for the activations of {rows} tokens")
         whole = (ctypes.c_float * (rows * width.value)).from_address(start)
-        return np.frombuffer(whole, np.float32).reshape(rows, width.value)[:, :columns]
+        return np.ctypeslib.as_array(whole).reshape(rows, width.value)[:, :columns]

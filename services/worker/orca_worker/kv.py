@@ -38,8 +38,8 @@ class KVShape:
 def untouched(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros in memory that is taken page by page when it is first used. torch's own zeros are written (torch 2.13).
 
-    The pages are huge ones where the kernel has them: with pages of 4 KiB, 512 tokens of GPT-2 124M in memory that was new
-    took 35 ms more.
+    The pages are huge ones where the kernel has them: with pages of 4 KiB, 512 tokens of GPT-2 124M in memory that was
+    new took 35 ms more.
     """
     import torch
 
