@@ -152,5 +152,5 @@ def test_errors_are_plain_sentences(command: str, tmp_path: Path) -> None:
 
 def test_topology_has_the_settings_of_serve() -> None:
     shown = orca("topology", "--pp", "2", ORCA_TP="3")
-    assert "tp 3 x pp 2, bfloat16" in shown.stdout
+    assert "tp 3 x pp 2, auto" in shown.stdout
     assert orca("topology", "--dtype", "float8").stderr.startswith("ORCA_DTYPE: Input should be 'auto', ")

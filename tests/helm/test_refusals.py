@@ -72,7 +72,7 @@ def test_what_does_not_fit_together(values: dict[str, Any], sentence: str) -> No
     [
         ({"tp": 0}, "at '/tp': minimum: got 0, want 1"),
         ({"pp": "two"}, "at '/pp': got string, want integer"),
-        ({"dtype": "float16"}, "at '/dtype': value must be one of 'bfloat16', 'float32'"),
+        ({"dtype": "float8"}, "at '/dtype': value must be one of 'auto', 'bfloat16', 'float16', 'float32'"),
         ({"device": "auto"}, "at '/device': value must be one of 'cuda', 'cpu'"),
         ({"enginess": 2}, "at '': additional properties 'enginess' not allowed"),
         (
