@@ -16,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from waterfall import waterfall
 
+from orca_bench.plot import draw as curve
+
 FOLDER = Path(__file__).parent
 STYLE = """
 text { font: 13px system-ui, "DejaVu Sans", sans-serif; fill: #1b1f24 }
@@ -191,6 +193,8 @@ PICTURES = {
         "drawn from the answers of Jaeger's query API; not Jaeger's own page. ⇄ links to other traces",
         json.loads((FOLDER / "trace.json").read_text()),
     ),
+    # Measured: the lines of `orca bench serve`, with the servers' names.
+    "serving": curve([json.loads(line) for line in (FOLDER / "serving.jsonl").read_text().splitlines()]),
 }
 
 
