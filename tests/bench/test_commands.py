@@ -22,7 +22,8 @@ NUMBER = r"[\d.,]+"
             "hops --stages 2 --seconds 0.005 --tokens 20",
             [
                 rf"control message, stage 0 to 1 +p50 +{NUMBER} ms   p99 +{NUMBER} ms",
-                rf"data, stage 0 to 1, while stage 1 waits +p50 +-?{NUMBER} ms",  # the data may arrive before its sender notes that it was sent
+                # the data may arrive before its sender notes that it was sent
+                rf"data, stage 0 to 1, while stage 1 waits +p50 +-?{NUMBER} ms",
                 rf"tokens to the master, its next message to stage 0 +p50 +{NUMBER} ms",
                 rf"an iteration, all ranks: control {NUMBER} bytes, data {NUMBER} bytes",
                 *(rf"stage {n}: busy {NUMBER}%, waiting for upstream" for n in range(2)),
