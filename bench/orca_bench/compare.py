@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from orca_common.errors import FailedPrecondition
+from orca_kernels.cpu.cores import cores
 from orca_lab.roofline import Accelerator
 from orca_worker.rank import open_device
 
 from .ceilings import of_device
 from .engine import EngineOptions, chosen_cases
 from .floors import case_floor
-from .machine import cores, isa, processor
+from .machine import isa, processor
 
 Line = Mapping[str, Any]
 

@@ -16,6 +16,7 @@ import torch
 from orca.v1 import worker_pb2
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, InvalidArgument
+from orca_kernels.cpu.cores import cores
 from orca_local.stack import DEMO_MODEL
 from orca_scheduler.core import ScheduleBatch
 from orca_scheduler.request import Phase
@@ -26,7 +27,7 @@ from orca_worker.rank import open_device
 from orca_worker.stage import Stage
 
 from .cases import WARM_UP_SEED, Case, fixed, own_cases, pick, read_cases, vocabulary_of
-from .machine import cores, isa, resident_bytes
+from .machine import isa, resident_bytes
 from .schedule import BLOCK_SIZE, Schedule, Shape, shape_of, slots_for
 
 

@@ -1,6 +1,6 @@
 """The machine that a number was measured on: what each line of the bench says about it."""
 
-import os
+from contextlib import suppress
 from pathlib import Path
 
 from orca_kernels.cpu.build import CannotBuild
@@ -16,13 +16,13 @@ SETS = (
 
 
 def isa(kernels: str = "auto") -> str:
-    """The instruction set that our kernels run with, or with plain torch the machine's best."""
+    """The instruction set that our kernels run with; with plain torch the machine's best."""
     if kernels not in ("auto", "torch"):
         return kernels
-    try:
-        return instruction_sets()[0] if kernels == "auto" else best_isa(Path("/proc/cpuinfo").read_text())
-    except CannotBuild:
-        return best_isa(Path("/proc/cpuinfo").read_text())
+    if kernels == "auto":
+        with suppress(CannotBuild):
+            return instruction_sets()[0]
+    return best_isa(Path("/proc/cpuinfo").read_text())
 
 
 def best_isa(cpuinfo: str) -> str:
@@ -40,11 +40,6 @@ def field(text: str, name: str) -> str:
     """The first field of this name in the text of a file of /proc; empty if it is not there."""
     lines = (line.partition(":") for line in text.splitlines())
     return next((value.strip() for key, _, value in lines if key.strip() == name), "")
-
-
-def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def resident_bytes() -> int:

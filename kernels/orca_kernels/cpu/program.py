@@ -7,14 +7,13 @@ multiplies is narrowed, where the instruction set multiplies bfloat16.
 from __future__ import annotations
 
 import ctypes
-import os
-from pathlib import Path
 from typing import NamedTuple, NewType
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .cores import cores
 from .library import BatchPointers, instruction_sets, library
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -25,16 +24,6 @@ ACTIVATIONS = {"none": 0, "gelu": 1, "tanh_gelu": 2, "relu": 3, "silu": 4, "tanh
 Rows = NewType("Rows", int)  # a buffer of float32 rows [T, width]
 Operand = NewType("Operand", int)  # a buffer that a linear operation multiplies
 Packed = NewType("Packed", int)  # weights and bias of a linear operation
-
-
-def cores() -> int:
-    """Cores that this process may use: its affinity, and its container's quota (cgroup v2)."""
-    allowed = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except OSError:
-        return allowed
-    return allowed if quota == "max" else max(1, min(allowed, int(quota) // int(period)))
 
 
 class Norm(NamedTuple):

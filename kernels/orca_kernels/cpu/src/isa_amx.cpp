@@ -11,7 +11,7 @@
 namespace {
 
 constexpr int TILE_BYTES = 1024;
-constexpr int ROW_BYTES = 768 << 10;
+constexpr int ROW_BYTES = 768 << 10;  // of operands that stay in the level-2 cache, 2 MiB a core, beside weights
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -28,7 +28,7 @@ void enter() {
 
 void leave() { _tile_release(); }
 
-// Bytes that are asked for ahead of a panel's tile: from memory into the level-1 cache's reach.
+// How far ahead of the tile in use a panel is fetched from memory, in bytes.
 constexpr int AHEAD = 2 * TILE_BYTES;
 
 inline void ahead(const char* tile) {
@@ -67,8 +67,8 @@ inline void few_rows(const Gemm& g, int panel) {
 }
 
 // 32 rows times 2 panels: tiles 0-3 are sums, 4 and 5 the operand, 6 and 7 the weights.
-// `fresh`: the weights come from memory. Otherwise `next`, if it is given, is asked for on the way, `lines` a step: the
-// weights of the block after the last one that uses these.
+// `fresh`: nothing has fetched these weights yet, so they are prefetched a little ahead of their use. In each step `lines`
+// cache lines from `next` on are prefetched too: part of the next two panels.
 inline void block(const Gemm& g, int panel, int first, bool fresh, const char* next, int lines, float* sums) {
   const int steps = g.weights->steps;
   const char* a0 = static_cast<const char*>(g.operand) + size_t(first / TILE) * steps * TILE_BYTES;
@@ -97,8 +97,9 @@ inline void block(const Gemm& g, int panel, int first, bool fresh, const char* n
   _tile_stored(3, sums + 16 * 32 + 16, 128);
 }
 
-// Many rows. What a block has stored is finished after the next block has begun: a load soon after a tile's store waits
-// for it.
+// Rows [first_row, last_row) times panels [panel, last), in blocks. While all blocks but the first of two panels run, they
+// prefetch the two panels after these. What a block has stored is finished after the next block, because a load soon
+// after a tile's store waits for it.
 void many_rows(const Gemm& g, int panel, int last, int first_row, int last_row) {
   alignas(64) float sums[2][32 * 32];
   int pending_panel = -1, pending_row = 0, turn = 0;
@@ -146,7 +147,6 @@ void gemm_tiles(const Gemm& g, int panel, int last) {
     for (; panel + 4 <= last; panel += 4) few_rows(g, panel);
   } else {
     const int even = panel + (last - panel) / 2 * 2;
-    // As many rows as fit in the level-2 cache beside the weights of a block.
     const int rows = std::max(32, ROW_BYTES / (g.weights->steps * STEP * 2) / 32 * 32);
     for (int row = 0; row < g.rows; row += rows) many_rows(g, panel, even, row, std::min(g.rows, row + rows));
     panel = even;
