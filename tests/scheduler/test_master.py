@@ -19,7 +19,7 @@ from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
 from orca_pool.keys import Keys
 from orca_pool.pool import Pool
-from orca_pool.records import Attached, EngineInfo, EngineState, Finish, Reason
+from orca_pool.records import NO_LOAD, Attached, EngineInfo, EngineState, Finish, Reason
 from orca_pool.wire import TOKEN
 from orca_scheduler import timers
 from orca_scheduler.core import Room
@@ -629,7 +629,9 @@ async def open_ledger() -> AsyncIterator[tuple[RedisServer, Pool, Ledger]]:
                 *("r", record, "d", 10), deadline_in=None, detach_grace=60, endpoint="test", attempt=1, max_waiting=9
             )
             await pool.claim("e", "me", term, 0, count=1, slots=64, total=64)
-            ledger = Ledger(pool, "e", "me", term, 16, lambda: pytest.fail("no claims here"), posted.append)
+            ledger = Ledger(
+                pool, "e", "me", term, 16, lambda: pytest.fail("no claims here"), lambda: NO_LOAD, posted.append
+            )
             await ledger._open(taken_over=False)
             (opened,) = posted
             assert isinstance(opened, Opened)
@@ -647,7 +649,7 @@ async def test_the_next_claim_waits_for_the_last_one_and_for_no_empty_inbox() ->
         async with Pool(redis.url, "bench", patience=PATIENCE) as pool:
             term = await pool.acquire("e", "me", None)
             assert term is not None
-            ledger = Ledger(pool, "e", "me", term, 1, lambda: Room(1, 64), inbox.append)
+            ledger = Ledger(pool, "e", "me", term, 1, lambda: Room(1, 64), lambda: NO_LOAD, inbox.append)
             await ledger.formed(EngineInfo("e", 1, 1, 64, 0), 0)
             await pool.renew_endpoint("test", register=True)
             for name in ("a", "b"):
@@ -745,7 +747,7 @@ async def test_claims_are_told_again_after_an_outage() -> None:
 async def test_an_engine_waits_for_a_pool_that_is_far_behind() -> None:
     news: list[News] = []
     async with Pool("redis://127.0.0.1:9", "bench") as pool:
-        ledger = Ledger(pool, "e", "me", 1, 16, lambda: Room(0, 0), news.append)
+        ledger = Ledger(pool, "e", "me", 1, 16, lambda: Room(0, 0), lambda: NO_LOAD, news.append)
         ledger._reserved = RESERVE
         for _ in range(MAX_BEHIND):
             ledger.committable()

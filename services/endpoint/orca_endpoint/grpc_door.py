@@ -119,7 +119,9 @@ class Encoder:
         response = GenerateResponse()
         if isinstance(event, Accepted):
             accepted = response.accepted
-            accepted.request_id, accepted.input_tokens, accepted.queue_position = event
+            accepted.request_id, accepted.input_tokens, accepted.queue_position = event[:3]
+            if event.starts_in is not None:
+                accepted.starts_in.FromMilliseconds(round(event.starts_in * 1000))
         elif isinstance(event, Finished):
             finished = response.finished
             finished.reason = reason_of(event)

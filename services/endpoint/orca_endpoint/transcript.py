@@ -67,7 +67,9 @@ class Transcript:
             self.accepted = True
             self.record = PoolRequest.FromString(attached.record)
             self._text = TextStream(self._vocabulary, self.record.stop)
-            yield Accepted(self.request_id, len(self.record.prompt_ids), max(attached.position - 1, 0))
+            position = max(attached.position - 1, 0)
+            yield Accepted(self.request_id, len(self.record.prompt_ids), position, attached.starts_in)
+            self.record.ClearField("prompt_ids")  # nobody needs them any more, and a call may live for long
         tokens, finish, known = attached.tokens, attached.finish, attached.first
         count = known + len(tokens)
         if count < max(len(self._ids), self._from_index):
