@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -61,11 +61,13 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
         self.iterations: asyncio.Queue[pb.Iteration] = asyncio.Queue()
         self._reports: asyncio.Queue[pb.Report | None] = asyncio.Queue()
 
-    def report(self, iteration: pb.Iteration, *tokens: int) -> None:
-        """The iteration's batch returns, initiations first."""
+    def report(self, iteration: pb.Iteration, *tokens: int, not_finite: Sequence[int] = ()) -> None:
+        """The iteration's batch returns, initiations first. not_finite: positions without a token."""
         count = len(iteration.initiations) + len(iteration.increment_rows)
         assert len(tokens) in (0, count)
-        result = pb.IterationReport(epoch=iteration.epoch, number=iteration.number, token_ids=tokens or [7] * count)
+        result = pb.IterationReport(
+            epoch=iteration.epoch, number=iteration.number, token_ids=tokens or [7] * count, not_finite=not_finite
+        )
         self._reports.put_nowait(pb.Report(iteration=result))
 
     def leave(self) -> None:
@@ -535,6 +537,23 @@ async def test_a_claim_that_nobody_heard_of_goes_back_while_the_engine_cannot_fo
         async with asyncio.timeout(5):
             while await this.position("r") == 0:
                 await asyncio.sleep(0.01)
+
+
+async def test_logits_that_are_not_finite_end_their_request() -> None:
+    """Without the token that stands at their position; it is counted. The other request goes on."""
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.formed()
+        await this.submit("bad", [1], 3)
+        first = await this.iteration()
+        await this.submit("good", [1, 2], 1)
+        rank.report(first, 5, not_finite=[0])
+        rank.report(await this.iteration(), 6)
+        assert await this.finished("good") == [6]
+        assert await this.finished("bad") == []
+        assert (ended := await this.finish("bad")) is not None
+        assert ended.reason is Reason.NOT_FINITE
+        assert this.master.not_finite == 1
 
 
 async def test_an_unreadable_record_ends_as_poison() -> None:

@@ -94,6 +94,7 @@ class OrcaServicer:
         UNAVAILABLE          no engine has formed yet [NO_ENGINE]
         DATA_LOSS            the pool lost tokens that were shown [TOKENS_LOST]
         INTERNAL             engines were lost with this request three times [ENGINES_LOST]
+        INTERNAL             the model's logits for the next token are NaN or infinite [LOGITS_NOT_FINITE]
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -210,7 +210,7 @@ class Times(_message.Message):
     def __init__(self, stages: _Optional[_Iterable[_Union[StageTimes, _Mapping]]] = ...) -> None: ...
 
 class IterationReport(_message.Message):
-    __slots__ = ("epoch", "number", "token_ids", "logprobs", "times", "error", "peer_lost")
+    __slots__ = ("epoch", "number", "token_ids", "logprobs", "times", "error", "peer_lost", "not_finite")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +218,7 @@ class IterationReport(_message.Message):
     TIMES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PEER_LOST_FIELD_NUMBER: _ClassVar[int]
+    NOT_FINITE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -225,7 +226,8 @@ class IterationReport(_message.Message):
     times: StageTimes
     error: str
     peer_lost: bool
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., error: _Optional[str] = ..., peer_lost: _Optional[bool] = ...) -> None: ...
+    not_finite: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., error: _Optional[str] = ..., peer_lost: _Optional[bool] = ..., not_finite: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StageTimes(_message.Message):
     __slots__ = ("received", "started", "computed", "sent", "taken", "control_bytes", "data_bytes", "iteration", "waited", "stage", "tensor_rank")

@@ -80,6 +80,9 @@ def end_error(reason: Reason, request_id: str, trace_id: str) -> OrcaError:
         case Reason.INTERNAL:
             sentence = f"request {request_id}: engines were lost with it again and again"
             return Internal(sentence, trace_id, reason=ErrorReason.ENGINES_LOST)
+        case Reason.NOT_FINITE:
+            sentence = f"request {request_id}: the model's logits for its next token are NaN or infinite"
+            return Internal(sentence, trace_id, reason=ErrorReason.LOGITS_NOT_FINITE)
         case _:
             raise AssertionError(f"{reason.name} is an end that Finished tells")
 

@@ -21,6 +21,7 @@ class Reason(IntEnum):
     INTERNAL = 8  # three losses of an engine hit it: no request takes engines down for ever
     NEVER_FITS = 9  # larger than every engine
     ABORTED = 10  # the end of a call only, not of a request: a newer call took over
+    NOT_FINITE = 11  # the model's logits were NaN or infinite
 
 
 class CommittedToken(NamedTuple):

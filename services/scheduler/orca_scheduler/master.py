@@ -148,6 +148,7 @@ class EngineMaster:
         self._questions: list[asyncio.Task[None]] = []  # to the pool, of this life
         self._wake: asyncio.TimerHandle | None = None
         self._stopped: str | None = None  # why the term is over
+        self.not_finite = 0  # rows of logits that held NaN or infinity
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()  # ends by the error of a task
         self._tracing = Tracing(telemetry.tracer, engine) if telemetry.enabled else None
@@ -251,9 +252,28 @@ class EngineMaster:
             if self._tracing is not None:
                 self._tracing.returned(report)
             running = len(self.core.requests)
-            self._step_core(BatchReturned(now, report.number, tuple(report.token_ids)), report)
+            self._step_core(BatchReturned(now, report.number, self._tokens_of(report)), report)
             self._pace.returned(now, len(report.token_ids), running, not self.core.in_flight)
             del self._in_flight[report.number]
+
+    def _tokens_of(self, report: pb.IterationReport) -> tuple[int | None, ...]:
+        """One a member of the batch; None where its logits were not finite. Those are counted and logged."""
+        if not report.not_finite:
+            return tuple(report.token_ids)
+        tokens: list[int | None] = list(report.token_ids)
+        for position in report.not_finite:
+            tokens[position] = None
+            self.not_finite += 1
+            held = self._ledger.outputs.held.get(self._in_flight[report.number][position])
+            log.error(
+                "logits are not finite: the request ends without this token",
+                extra={
+                    "engine": self.engine,
+                    "iteration": report.number,
+                    "request": held.claimed.request_id if held is not None else None,
+                },
+            )
+        return tuple(tokens)
 
     def _step_core(self, event: core.Event, report: pb.IterationReport | None = None) -> None:
         """Steps the core and does what it says."""

@@ -10,7 +10,7 @@ from orca_kernels.transfer import to_device
 from orca_kernels.triton import sampling as kernels
 
 from .models.model import Output
-from .sampling import sample
+from .sampling import not_finite, sample
 
 
 def sample_on_device(logits: Tensor, requests: np.ndarray, draws: np.ndarray) -> Output:
@@ -40,4 +40,4 @@ def sample_on_device(logits: Tensor, requests: np.ndarray, draws: np.ndarray) ->
         rest = sample(logits[to_device(torch.from_numpy(at), logits.device)], requests[at], draws[at])
         for i, token, logprob in zip(at.tolist(), rest.token_ids, rest.logprobs, strict=True):
             ids[i], asked[i] = token, logprob
-    return Output(ids, asked)
+    return Output(ids, asked, not_finite=not_finite(together[1]))

@@ -117,6 +117,7 @@ class GpuThread:
             self.iteration = iteration.number
             result.token_ids.extend(output.token_ids)
             result.logprobs.extend(output.logprobs)
+            result.not_finite.extend(output.not_finite)
         if result.error:
             times.sent = time.time_ns()
         self._report(report)
