@@ -31,6 +31,7 @@ from orca_pool.records import Times
 
 from .access import AUTHORIZATION, KeyInterceptor
 from .call import Call
+from .call_line import grpc_line
 from .endpoint import Endpoint
 from .events import Accepted, Event, Finished, Token
 from .reflection import SERVICES as REFLECTION
@@ -199,7 +200,9 @@ class GrpcDoor:
     def __init__(self, endpoint: Endpoint, keys: ApiKeys) -> None:
         limit = endpoint.settings.max_message_bytes
         options = [*OPTIONS, ("grpc.max_receive_message_length", limit), *age_options(endpoint.settings.connection_age)]
-        self._server = grpc.aio.server(interceptors=[StatusInterceptor(), KeyInterceptor(keys)], options=options)
+        self._server = grpc.aio.server(
+            interceptors=[StatusInterceptor(grpc_line), KeyInterceptor(keys)], options=options
+        )
         self._health = HealthServicer()
         self._server.add_generic_rpc_handlers((OrcaServicer(endpoint, keys).handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

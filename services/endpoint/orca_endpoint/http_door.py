@@ -18,6 +18,7 @@ from orca_common.api_keys import ApiKeys
 from orca_common.errors import NotFound, OrcaError, Unavailable
 
 from .access import KeyMiddleware
+from .call_line import LineMiddleware, note_error
 from .completion_answer import failure
 from .completions import Completions
 from .endpoint import Endpoint
@@ -39,7 +40,7 @@ class HttpDoor:
         ]
         app = Starlette(routes=routes, exception_handlers={HTTPException: answer_http_error, OrcaError: answer_error})
         config = uvicorn.Config(
-            KeyMiddleware(app, keys),
+            LineMiddleware(KeyMiddleware(app, keys)),
             http="httptools",
             ws="none",
             lifespan="off",
@@ -107,6 +108,7 @@ class Server(uvicorn.Server):
 async def answer_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of an OrcaError."""
     assert isinstance(error, OrcaError)
+    note_error(error)
     status, headers, body = failure(error)
     return JSONResponse(body, status, headers)
 
@@ -115,5 +117,7 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of unknown paths and methods: the error in OpenAI's shape."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
-    _, _, body = failure(NotFound(message))
+    refusal = NotFound(message)
+    note_error(refusal)
+    _, _, body = failure(refusal)
     return JSONResponse(body, error.status_code, error.headers)

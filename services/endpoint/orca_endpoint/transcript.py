@@ -18,7 +18,7 @@ from typing import Literal
 from orca.v1.pool_pb2 import PoolRequest
 from orca_common.errors import DataLoss
 from orca_common.telemetry import trace_id_of
-from orca_pool.records import Attached, CommittedToken, Finish, Packet, Reason
+from orca_pool.records import Attached, CommittedToken, Finish, Packet, Reason, Times
 
 from .events import Accepted, Event, Finished, Token
 from .refusals import end_error
@@ -50,6 +50,8 @@ class Transcript:
         self.accepted = False
         self.next: Next = "attach"
         self.finished: Reason | None = None  # the end that the client was shown
+        self.times: Times | None = None  # of a request that has ended
+        self.prompt_tokens = 0
         self.last: CommittedToken | None = None  # token so far
         self._vocabulary = vocabulary
         self._from_index, self._digest = from_index, digest
@@ -68,7 +70,8 @@ class Transcript:
             self.record = PoolRequest.FromString(attached.record)
             self._text = TextStream(self._vocabulary, self.record.stop)
             position = max(attached.position - 1, 0)
-            yield Accepted(self.request_id, len(self.record.prompt_ids), position, attached.starts_in)
+            self.prompt_tokens = len(self.record.prompt_ids)
+            yield Accepted(self.request_id, self.prompt_tokens, position, attached.starts_in)
             self.record.ClearField("prompt_ids")  # nobody needs them any more, and a call may live for long
         tokens, finish, known = attached.tokens, attached.finish, attached.first
         count = known + len(tokens)
@@ -163,7 +166,7 @@ class Transcript:
         if finish.output_tokens != len(self._ids) and finish.reason is not Reason.ABORTED:
             self.next = incomplete
             return
-        self.next = "end"
+        self.next, self.times = "end", finish.times
         if finish.reason > Reason.CANCELLED:
             raise end_error(finish.reason, self.request_id, trace_id_of(self.record.trace))
         self.finished = finish.reason
