@@ -9,6 +9,8 @@ OrcaError
 ├── DeadlineExceeded     the request's own deadline; never a shortened answer
 ├── Cancelled            the request was cancelled
 ├── Aborted              a newer call of the same request took over
+├── Unauthenticated      no API key, or a wrong one
+├── PermissionDenied     a certificate whose role may not do this
 ├── DataLoss             the pool no longer holds what the client was shown
 ├── Unavailable          a dependency is away; try again
 └── Internal             a bug, or a request that took its engine down again and again; carries the trace id
@@ -51,6 +53,8 @@ class ErrorReason(StrEnum):
     CLIENT_LEFT = "CLIENT_LEFT"
     DEADLINE_PASSED = "DEADLINE_PASSED"
     TOKENS_LOST = "TOKENS_LOST"
+    WRONG_KEY = "WRONG_KEY"
+    WRONG_ROLE = "WRONG_ROLE"
     POOL_AWAY = "POOL_AWAY"
     NO_ENGINE = "NO_ENGINE"
     ENDPOINT_LEAVING = "ENDPOINT_LEAVING"
@@ -132,6 +136,16 @@ class Cancelled(OrcaError):
 class Aborted(OrcaError):
     code = grpc.StatusCode.ABORTED
     reason = ErrorReason.TAKEN_OVER
+
+
+class Unauthenticated(OrcaError):
+    code = grpc.StatusCode.UNAUTHENTICATED
+    reason = ErrorReason.WRONG_KEY
+
+
+class PermissionDenied(OrcaError):
+    code = grpc.StatusCode.PERMISSION_DENIED
+    reason = ErrorReason.WRONG_ROLE
 
 
 class DataLoss(OrcaError):

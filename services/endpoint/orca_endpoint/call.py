@@ -74,8 +74,8 @@ class Call:
     """Serves one stream. An asynchronous context manager: iterate `pieces()` inside.
 
     Leaving it detaches a request that goes on: the pool then ends the request after its detach grace. With a
-    `submission` the first operation submits the request; without one the request must be known. deadline: the call's,
-    a moment of the loop's clock.
+    `submission` the first operation submits the request; without one the request must be known. tenant: whose API key
+    came with the call; empty without keys. deadline: the call's, a moment of the loop's clock.
     """
 
     def __init__(
@@ -86,11 +86,12 @@ class Call:
         transcript: Transcript,
         *,
         attempt: int,
+        tenant: str = "",
         submission: Submission | None = None,
         deadline: float | None = None,
         span: Span | None = None,
     ) -> None:
-        self.request_id, self.attempt = transcript.request_id, attempt
+        self.request_id, self.attempt, self.tenant = transcript.request_id, attempt, tenant
         self.buffered = 0  # tokens in the inbox
         self._pool, self._delivery, self._limits, self._transcript = pool, delivery, limits, transcript
         self._submission, self._deadline, self._span = submission, deadline, span

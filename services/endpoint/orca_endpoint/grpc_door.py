@@ -24,10 +24,12 @@ from orca.v1.orca_pb2 import (
     Timings,
 )
 from orca_common.address import join_address
+from orca_common.api_keys import ApiKeys
 from orca_common.errors import Cancelled, Unavailable
 from orca_common.interceptor import StatusInterceptor
 from orca_pool.records import Times
 
+from .access import AUTHORIZATION, KeyInterceptor
 from .call import Call
 from .endpoint import Endpoint
 from .events import Accepted, Event, Finished, Token
@@ -52,14 +54,14 @@ OPTIONS = [
 class OrcaServicer:
     """The methods of orca.v1.Orca. Errors become statuses in the server's StatusInterceptor."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoint: Endpoint, keys: ApiKeys) -> None:
+        self._endpoint, self._keys = endpoint, keys
 
     async def generate(self, request: GenerateRequest, context: Context) -> None:
-        await self._stream(await self._endpoint.generate(request, deadline_of(context), carrier_of(context)), context)
+        await self._stream(await self._call(request, context), context)
 
     async def generate_text(self, request: GenerateRequest, context: Context) -> bytes:
-        call = await self._endpoint.generate(request, deadline_of(context), carrier_of(context))
+        call = await self._call(request, context)
         answer = GenerateTextResponse()
         texts: list[str] = []
         async with call:
@@ -72,13 +74,23 @@ class OrcaServicer:
         return answer.SerializeToString()
 
     async def resume(self, request: ResumeRequest, context: Context) -> None:
-        await self._stream(self._endpoint.resume(request, deadline_of(context), carrier_of(context)), context)
+        carrier = carrier_of(context)
+        call = self._endpoint.resume(request, deadline_of(context), carrier, tenant=self._tenant(carrier))
+        await self._stream(call, context)
 
     async def cancel(self, request: CancelRequest, context: Context) -> bytes:
-        return CancelResponse(alive=await self._endpoint.cancel(request)).SerializeToString()
+        tenant = self._tenant(carrier_of(context))
+        return CancelResponse(alive=await self._endpoint.cancel(request, tenant=tenant)).SerializeToString()
 
     async def get_model(self, request: GetModelRequest, context: Context) -> bytes:
         return (await self._endpoint.model()).SerializeToString()
+
+    async def _call(self, request: GenerateRequest, context: Context) -> Call:
+        carrier = carrier_of(context)
+        return await self._endpoint.generate(request, deadline_of(context), carrier, tenant=self._tenant(carrier))
+
+    def _tenant(self, carrier: Mapping[str, str]) -> str:
+        return self._keys.tenant_of(carrier.get(AUTHORIZATION))
 
     async def _stream(self, call: Call, context: Context) -> None:
         encode = Encoder().encode
@@ -182,12 +194,12 @@ def age_options(connection_age: float) -> list[tuple[str, int]]:
 class GrpcDoor:
     """The gRPC server. Its health service says NOT_SERVING until `serving(True)`."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, keys: ApiKeys) -> None:
         limit = endpoint.settings.max_message_bytes
         options = [*OPTIONS, ("grpc.max_receive_message_length", limit), *age_options(endpoint.settings.connection_age)]
-        self._server = grpc.aio.server(interceptors=[StatusInterceptor()], options=options)
+        self._server = grpc.aio.server(interceptors=[StatusInterceptor(), KeyInterceptor(keys)], options=options)
         self._health = HealthServicer()
-        self._server.add_generic_rpc_handlers((OrcaServicer(endpoint).handlers(),))
+        self._server.add_generic_rpc_handlers((OrcaServicer(endpoint, keys).handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._server.add_generic_rpc_handlers(tuple(Reflection((ORCA, HEALTH)).handlers()))
 

@@ -18,6 +18,11 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     http_port: int = Field(default=0, ge=0, le=65535)
     """Port of the OpenAI API; 0 takes a free one."""
 
+    api_keys: str | None = None
+    """Keys that may call, as `TENANT sha256:HASH` separated by commas; without keys everybody may. See `orca key`."""
+    api_keys_file: str | None = None
+    """File with such keys, one a line; it is read again when it has changed."""
+
     max_waiting: int = Field(default=4096, ge=1)
     """Requests in the pool's queue; more are refused with RESOURCE_EXHAUSTED."""
     max_calls: int = Field(default=4096, ge=1)
