@@ -198,6 +198,10 @@ class Pool:
         """
         return (await self._run("finish_at", request_id, index, int(reason), digest.hex())).decode()
 
+    async def prompt_scores(self, request_id: str) -> bytes | None:
+        """The logprobs of a request's prompt (orca_common.scores), which are there when its first token is."""
+        return await self._link.command("GET", self._keys.prompt(request_id))
+
     async def read(self, endpoint: str, cursor: bytes | None, *, wait: float) -> list[Delivery]:
         """The entries of an endpoint's delivery stream after `cursor` (None: from the start).
 
@@ -308,10 +312,14 @@ class Pool:
         A count tells how many tokens the pool has where that is not the row's base: send again from there. None: not
         the master any more, and nothing was changed.
         """
-        args: list[Argument] = [engine, owner, term]
-        for row in rows:
+        args: list[Argument] = [engine, owner, term, len(rows)]
+        scores: list[Argument] = []
+        for n, row in enumerate(rows, 1):
             finish = "" if row.finish is None else int(row.finish)
             args += (row.request_id, row.claim, row.base, finish, row.tokens)
+            if row.tops or row.prompt:
+                scores += (n, row.tops, row.prompt)
+        args += scores
         return await self._run("commit", *args)
 
     async def give_back(self, engine: str, owner: str, term: int, rows: Mapping[str, tuple[int, bool]]) -> None:
@@ -356,13 +364,13 @@ def _exact(attempt: int) -> int:
 def _attached(answer: Any) -> Attached | Refusal:
     if isinstance(answer, int):
         return Refusal(answer)
-    record, position, first, tokens, engines, reason, final, *times = answer
+    record, position, first, tokens, tops, engines, reason, final, *times = answer
     lines = (line.split(" ", 1) for line in engines.decode().splitlines())
     finish = None
     if int(reason):
         finish = Finish(Reason(int(reason)), int(final), Times(*map(int, times)))
     made = [(int(i), engine) for i, engine in lines]
-    return Attached(record, position, unpack_tokens(tokens), made, finish, first)
+    return Attached(record, position, unpack_tokens(tokens), made, finish, first, tops)
 
 
 def _claim_answer(answer: Any) -> ClaimAnswer | None:

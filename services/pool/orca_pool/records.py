@@ -60,6 +60,7 @@ class Attached:
     engines: list[tuple[int, str]]  # (index of the first token that the engine made, engine), in order
     finish: Finish | None
     first: int = 0  # tokens that the call has, and that the pool has too
+    tops: bytes = b""  # as in Packet, of `tokens`
 
 
 class Refusal(IntEnum):
@@ -86,6 +87,7 @@ class Packet(NamedTuple):
     engine: str  # that made the tokens
     tokens: list[CommittedToken]
     finish: Finish | None
+    tops: bytes = b""  # the most probable tokens at each token's place (orca_common.scores), where asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +144,19 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class CommitRow:
-    """New tokens of one request, its end, or both. `tokens` are in the pool's form (`wire.TOKEN`)."""
+    """New tokens of one request, its end, or both. `tokens` are in the pool's form (`wire.TOKEN`).
+
+    `tops` and `prompt` in that of orca_common.scores: the most probable tokens at the places of `tokens`, and with
+    token 0 the prompt's logprobs, where the request asks for them.
+    """
 
     request_id: str
     claim: int
     base: int  # index of the first token, so the count that the pool must have
     tokens: bytes
     finish: Reason | None
+    tops: bytes = b""
+    prompt: bytes = b""
 
 
 class Committed(IntEnum):
