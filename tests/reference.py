@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import GPT2LMHeadModel, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
@@ -65,7 +65,7 @@ class Reference:
         tokens: list[int] = []
         margin = math.inf
         for _ in range(max_new_tokens):
-            ids = torch.tensor([[*prompt, *tokens]])
+            ids: Any = torch.tensor([[*prompt, *tokens]])
             logits: torch.Tensor = penalty(ids, self._model(ids, use_cache=False).logits[:, -1])
             for token, times in Counter(tokens).items():
                 logits[0, token] -= presence + frequency * times

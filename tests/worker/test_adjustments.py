@@ -127,7 +127,8 @@ def test_min_p_keeps_what_transformers_keeps() -> None:
     torch.manual_seed(8)
     logits = torch.randn(1, 40) * 2
     for min_p, temperature in ((0.02, 1.0), (0.2, 0.7), (0.5, 1.6), (1.0, 1.0)):
-        kept = torch.isfinite(MinPLogitsWarper(min_p)(torch.zeros(1, 1), logits / temperature))[0]
+        warper: Any = MinPLogitsWarper(min_p)
+        kept = torch.isfinite(warper(None, logits / temperature))[0]
         draws = 4000
         table = requests_of(*[{"temperature": temperature, "seed": 9}] * draws)
         one = Adjusted(Adjustments(min_p=min_p), [1], 1)

@@ -52,10 +52,6 @@ class Keys:
         """The delivery stream of an endpoint's incarnation."""
         return f"{self.prefix}delivery:{endpoint}"
 
-    def prompt(self, request_id: str) -> str:
-        """The logprobs of a request's prompt."""
-        return f"{self.prefix}prompt:{request_id}"
-
     def control(self, engine: str) -> str:
         """The hints for an engine's master."""
         return f"{self.prefix}control:{engine}"

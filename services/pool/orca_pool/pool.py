@@ -198,10 +198,6 @@ class Pool:
         """
         return (await self._run("finish_at", request_id, index, int(reason), digest.hex())).decode()
 
-    async def prompt_scores(self, request_id: str) -> bytes | None:
-        """The logprobs of a request's prompt (orca_common.scores), which are there when its first token is."""
-        return await self._link.command("GET", self._keys.prompt(request_id))
-
     async def read(self, endpoint: str, cursor: bytes | None, *, wait: float) -> list[Delivery]:
         """The entries of an endpoint's delivery stream after `cursor` (None: from the start).
 
@@ -364,13 +360,13 @@ def _exact(attempt: int) -> int:
 def _attached(answer: Any) -> Attached | Refusal:
     if isinstance(answer, int):
         return Refusal(answer)
-    record, position, first, tokens, tops, engines, reason, final, *times = answer
+    record, position, first, tokens, tops, prompt, engines, reason, final, *times = answer
     lines = (line.split(" ", 1) for line in engines.decode().splitlines())
     finish = None
     if int(reason):
         finish = Finish(Reason(int(reason)), int(final), Times(*map(int, times)))
     made = [(int(i), engine) for i, engine in lines]
-    return Attached(record, position, unpack_tokens(tokens), made, finish, first, tops)
+    return Attached(record, position, unpack_tokens(tokens), made, finish, first, tops, prompt)
 
 
 def _claim_answer(answer: Any) -> ClaimAnswer | None:

@@ -61,6 +61,7 @@ class Attached:
     finish: Finish | None
     first: int = 0  # tokens that the call has, and that the pool has too
     tops: bytes = b""  # as in Packet, of `tokens`
+    prompt: bytes = b""  # the logprobs of the prompt, where asked for; empty before token 0, and for a call that has it
 
 
 class Refusal(IntEnum):

@@ -191,15 +191,20 @@ class SamplingModel:
 
     @torch.inference_mode()
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
-        head, shares = self.model.forward(batch, kv, plane, x), self.model.vocabulary_shares
+        head = self.model.forward(batch, kv, plane, x)
         assert not isinstance(head, Tensor), "the last stage makes logits"
-        logits = plane.gather(head(batch.last), shares)
-        prompts = PromptScores(batch) if batch.adjusted else None
-        for part in prompts.pieces() if prompts is not None else ():
-            of_part = plane.gather(head(prompts.places[part]), shares)
-            if of_part is not None:
-                prompts.add(part, of_part)
+        logits = plane.gather(head(batch.last), self.model.vocabulary_shares)
+        prompts = self._score(head, batch, plane) if batch.adjusted else None
         if logits is None:
             return Output([], [])
         output = self._sample(logits, batch.requests, batch.draws, batch.adjusted)
         return output if prompts is None else with_prompts(output, prompts)
+
+    def _score(self, head: EndOfModel, batch: Batch, plane: DataPlane) -> PromptScores:
+        """The logprobs of the prompts whose requests ask for them; filled in on tensor rank 0 alone."""
+        prompts = PromptScores(batch)
+        for part in prompts.pieces():
+            logits = plane.gather(head(prompts.places[part]), self.model.vocabulary_shares)
+            if logits is not None:
+                prompts.add(part, logits)
+        return prompts

@@ -179,7 +179,7 @@ end
 -- Makes a call the one listener of a request. The request is known, and the endpoint registered. `known` and `last`: how
 -- many tokens the call has, and the last of them.
 -- Returns a number of REFUSAL, or
--- {record, position, index of the first token, tokens, their tops, engines, reason, final, submitted, claimed at, first token,
+-- {record, position, index of the first token, tokens, their tops, the prompt's logprobs, engines, reason, final, submitted, claimed at, first token,
 -- finished}. The record is '' when the call has tokens: it has the record too.
 local function attach(id, endpoint, attempt, known, last)
   local key = REQUEST .. id
@@ -200,7 +200,11 @@ local function attach(id, endpoint, attempt, known, last)
     count = committed(id)
   end
   local tokens, first = tokens_after(id, known, last, count)
-  return { known > 0 and '' or call('HGET', key, 'record'), position, first, tokens, tops_between(id, first, count),
+  local record, prompt = '', ''
+  if known == 0 then
+    record, prompt = call('HGET', key, 'record'), call('GET', PROMPT .. id) or ''
+  end
+  return { record, position, first, tokens, tops_between(id, first, count), prompt,
     fields(key, 'engines', 'reason', 'final', 'submitted', 'claimed_at', 'first_token', 'finished') }
 end
 
