@@ -117,14 +117,16 @@ class GenerateResponse(_message.Message):
     def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., prompt: _Optional[_Iterable[_Union[PromptToken, _Mapping]]] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("request_id", "input_tokens", "queue_position")
+    __slots__ = ("request_id", "input_tokens", "queue_position", "starts_in")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_POSITION_FIELD_NUMBER: _ClassVar[int]
+    STARTS_IN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     input_tokens: int
     queue_position: int
-    def __init__(self, request_id: _Optional[str] = ..., input_tokens: _Optional[int] = ..., queue_position: _Optional[int] = ...) -> None: ...
+    starts_in: _duration_pb2.Duration
+    def __init__(self, request_id: _Optional[str] = ..., input_tokens: _Optional[int] = ..., queue_position: _Optional[int] = ..., starts_in: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Token(_message.Message):
     __slots__ = ("index", "token_id", "text", "logprob", "iteration", "engine", "top")

@@ -213,7 +213,7 @@ class Times(_message.Message):
     def __init__(self, stages: _Optional[_Iterable[_Union[StageTimes, _Mapping]]] = ...) -> None: ...
 
 class IterationReport(_message.Message):
-    __slots__ = ("epoch", "number", "token_ids", "logprobs", "times", "error", "peer_lost", "scores")
+    __slots__ = ("epoch", "number", "token_ids", "logprobs", "times", "error", "peer_lost", "not_finite", "scores")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +221,7 @@ class IterationReport(_message.Message):
     TIMES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PEER_LOST_FIELD_NUMBER: _ClassVar[int]
+    NOT_FINITE_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
@@ -229,8 +230,9 @@ class IterationReport(_message.Message):
     times: StageTimes
     error: str
     peer_lost: bool
+    not_finite: _containers.RepeatedScalarFieldContainer[int]
     scores: _containers.RepeatedCompositeFieldContainer[Scores]
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., error: _Optional[str] = ..., peer_lost: _Optional[bool] = ..., scores: _Optional[_Iterable[_Union[Scores, _Mapping]]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., error: _Optional[str] = ..., peer_lost: _Optional[bool] = ..., not_finite: _Optional[_Iterable[int]] = ..., scores: _Optional[_Iterable[_Union[Scores, _Mapping]]] = ...) -> None: ...
 
 class Scores(_message.Message):
     __slots__ = ("member", "top", "prompt")

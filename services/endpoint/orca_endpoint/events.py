@@ -15,6 +15,7 @@ class Accepted(NamedTuple):
     request_id: str
     input_tokens: int
     queue_position: int  # requests before this one in the queue
+    starts_in: float | None = None  # seconds until it leaves the queue, as predicted; None: it left, or nobody knows
 
 
 class TopToken(NamedTuple):

@@ -134,7 +134,9 @@ class Encoder:
         response = GenerateResponse()
         if isinstance(event, Accepted):
             accepted = response.accepted
-            accepted.request_id, accepted.input_tokens, accepted.queue_position = event
+            accepted.request_id, accepted.input_tokens, accepted.queue_position = event[:3]
+            if event.starts_in is not None:
+                accepted.starts_in.FromMilliseconds(round(event.starts_in * 1000))
         elif isinstance(event, Prompted):
             response.prompt.extend(prompt_messages(event))
         elif isinstance(event, Finished):

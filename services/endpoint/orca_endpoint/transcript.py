@@ -73,7 +73,10 @@ class Transcript:
             asked = self.record.adjustments
             self._top_count = asked.top_logprobs
             self._wants_prompt = asked.prompt_logprobs and not self._from_index
-            yield Accepted(self.request_id, len(self.record.prompt_ids), max(attached.position - 1, 0))
+            position = max(attached.position - 1, 0)
+            yield Accepted(self.request_id, len(self.record.prompt_ids), position, attached.starts_in)
+            if not self._wants_prompt:
+                self.record.ClearField("prompt_ids")  # nobody needs them any more, and a call may live for long
         tokens, finish, known = attached.tokens, attached.finish, attached.first
         count = known + len(tokens)
         if count < max(len(self._ids), self._from_index):

@@ -12,7 +12,7 @@ from orca_kernels.triton import sampling as kernels
 
 from .models.model import Output, Scored
 from .rows import Adjusted
-from .sampling import PLAIN, sample
+from .sampling import PLAIN, not_finite, sample
 
 
 def sample_on_device(
@@ -49,4 +49,4 @@ def sample_on_device(
         for i, token, logprob in zip(at.tolist(), rest.token_ids, rest.logprobs, strict=True):
             ids[i], asked[i] = token, logprob
         scores = [one._replace(member=int(at[one.member])) for one in rest.scores]
-    return Output(ids, asked, scores=scores)
+    return Output(ids, asked, not_finite=not_finite(together[1]), scores=scores)

@@ -37,6 +37,8 @@ class Output(NamedTuple):
     token_ids: list[int]  # one a request, in the batch's order, on the rank that samples; empty on the others
     logprobs: list[float]  # the same; NaN where none was asked for
     hidden: torch.Tensor | None = None  # at every stage but the last
+    # Positions in `token_ids` where there is no token, whatever stands there: the logits give no distribution.
+    not_finite: Sequence[int] = ()
     scores: Sequence[Scored] = ()  # of the rows that ask for them, in the batch's order
 
 

@@ -22,7 +22,7 @@ from ...batch import Batch
 from ...data_plane import DataPlane
 from ...kv import KVManager, KVShape
 from ...partition import Place, share
-from ...sampling import sample
+from ...sampling import not_finite, sample
 from ...scoring import PIECE as SCORED_PIECE
 from ...scoring import PromptScores, with_prompts
 from ...weights import WeightSource
@@ -250,7 +250,7 @@ class GPT2OnCPU:
             logits = plane.gather(torch.from_numpy(results.logits), self.vocabulary_shares)
             return sample(logits, batch.requests, batch.draws, batch.adjusted) if logits is not None else Output([], [])
         place = self.place
-        index = results.index
+        largest, index = results.best, results.index
         if place.tensor_parallel > 1:
             first = place.tensor_share(self.config.vocab_size).start
             mine = np.stack([results.best.astype(np.float64), index + first], 1)  # exact in float64
@@ -258,9 +258,10 @@ class GPT2OnCPU:
             if of_all is None:
                 return Output([], [])
             pairs = of_all.numpy().reshape(len(batch), place.tensor_parallel, 2)
-            winner = pairs[:, :, 0].argmax(1)  # the first of equals, as on one rank
-            index = pairs[np.arange(len(batch)), winner, 1].astype(np.int64)
-        return Output(index.tolist(), [math.nan] * len(batch))
+            winner = pairs[:, :, 0].argmax(1)  # the first of equals, as on one rank; NaN before all
+            largest, index = pairs[np.arange(len(batch)), winner].T
+            index = index.astype(np.int64)
+        return Output(index.tolist(), [math.nan] * len(batch), not_finite=not_finite(largest.tolist()))
 
 
 class Results:
