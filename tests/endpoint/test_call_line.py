@@ -112,6 +112,7 @@ async def test_the_spans(orca: World, http: httpx.AsyncClient, spans: InMemorySp
         submit, request = await two(spans)
         assert (submit.name, request.name) == ("orca.submit", "orca.request")
         assert submit.parent is not None
+        assert request.context is not None
         assert submit.parent.span_id == request.context.span_id
         assert submit.start_time == request.start_time, "the time before the queue has a span"
         assert request.attributes is not None
