@@ -265,12 +265,12 @@ async def test_streams_of_a_connection_are_bounded(small: World) -> None:
 
 async def test_connections_of_a_peer_are_bounded(small: World) -> None:
     host, _, port = small.serving.addresses["http"].rpartition(":")
-    connections = [await asyncio.open_connection(host, int(port)) for _ in range(4)]
-    for _, writer in connections:
+    opened = [await asyncio.open_connection(host, int(port)) for _ in range(4)]
+    for _, writer in opened:
         writer.write(b"GET /v1/models HTTP/1.1\r\n")
     await until(lambda: connections(small).total() == 4)
     assert await http(small, b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n") == b""
-    for _, writer in connections:
+    for _, writer in opened:
         writer.close()
     await until(lambda: connections(small).total() == 0)
     assert status_of(await http(small, b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")) == 200

@@ -36,7 +36,8 @@ from .access import AUTHORIZATION, KeyInterceptor
 from .bodies import IN_LOOP
 from .call import Call
 from .endpoint import Endpoint
-from .events import Accepted, Event, Finished, Token
+from .events import Accepted, Event, Finished, Prompted, Token
+from .grpc_scores import prompt_messages, token_message
 from .limits import Held, Limits
 from .one_thread import OneThread
 from .reflection import SERVICES as REFLECTION
@@ -75,7 +76,8 @@ class OrcaServicer:
     async def generate_text(self, _: object, context: Context) -> bytes:
         with self._limits.call(peer_of(context)) as held:
             request = await self._messages.read(context, GenerateRequest, held)
-            return await self._answer(await self._call(request, context), request.logprobs)
+            logprobs = request.logprobs or request.top_logprobs > 0
+            return await self._answer(await self._call(request, context), logprobs)
 
     async def _answer(self, call: Call, logprobs: bool) -> bytes:
         answer = GenerateTextResponse()
@@ -191,8 +193,10 @@ class Encoder:
 
     def encode(self, event: Event) -> bytes:
         if type(event) is Token:
+            if event.top:
+                return GenerateResponse(tokens=[token_message(event)]).SerializeToString()
             token = self._token
-            token.index, token.token_id, token.text, logprob, token.iteration, token.engine = event
+            token.index, token.token_id, token.text, logprob, token.iteration, token.engine, _ = event
             if logprob is not None:
                 token.logprob = logprob
             elif token.HasField("logprob"):
@@ -204,6 +208,8 @@ class Encoder:
             accepted.request_id, accepted.input_tokens, accepted.queue_position = event[:3]
             if event.starts_in is not None:
                 accepted.starts_in.FromMilliseconds(round(event.starts_in * 1000))
+        elif isinstance(event, Prompted):
+            response.prompt.extend(prompt_messages(event))
         elif isinstance(event, Finished):
             finished = response.finished
             finished.reason = reason_of(event)
@@ -220,8 +226,12 @@ def add(event: Event, answer: GenerateTextResponse, texts: list[str], logprobs: 
         texts.append(event.text)
         if logprobs:
             answer.logprobs.append(math.nan if event.logprob is None else event.logprob)
+        if event.top:
+            answer.tokens.append(token_message(event))
     elif isinstance(event, Accepted):
         answer.request_id, answer.input_tokens = event.request_id, event.input_tokens
+    elif isinstance(event, Prompted):
+        answer.prompt.extend(prompt_messages(event))
     else:
         answer.reason = reason_of(event)
         texts.append(event.text)

@@ -11,6 +11,9 @@ The keys of a pool share the hash tag `{POOL}`, so a Redis Cluster keeps them on
 | claimed:ENGINE        | sorted set | ids that an engine has claimed, by arrival number     | until given back    |
 | request:ID            | hash       | one request: record, state, numbers, listener, times  | retention after end |
 | tokens:ID             | string     | the committed tokens (wire.TOKEN), append only        | with its request    |
+| tops:ID               | string     | the most probable tokens at the place of each token   | with its request    |
+|                       |            | (orca_common.scores), where asked for; append only    |                     |
+| prompt:ID             | string     | the logprobs of the prompt, where asked for           | with its request    |
 | due                   | sorted set | ids by the moment of a deadline or a grace's end      | with its request    |
 | delivery:ENDPOINT     | stream     | n: number, e: engine, p: packets (wire.PACKET)        | the incarnation     |
 | control:ENGINE        | stream     | h: '' (requests wait), or the id of one that ended    | until retired       |

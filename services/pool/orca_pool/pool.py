@@ -323,10 +323,14 @@ class Pool:
         A count tells how many tokens the pool has where that is not the row's base: send again from there. None: not
         the master any more, and nothing was changed.
         """
-        args: list[Argument] = [engine, owner, term]
-        for row in rows:
+        args: list[Argument] = [engine, owner, term, len(rows)]
+        scores: list[Argument] = []
+        for n, row in enumerate(rows, 1):
             finish = "" if row.finish is None else int(row.finish)
             args += (row.request_id, row.claim, row.base, finish, row.tokens)
+            if row.tops or row.prompt:
+                scores += (n, row.tops, row.prompt)
+        args += scores
         return await self._run("commit", *args)
 
     async def give_back(self, engine: str, owner: str, term: int, rows: Mapping[str, tuple[int, bool]]) -> None:
@@ -382,13 +386,14 @@ def _seconds(microseconds: bytes) -> float | None:
 def _attached(answer: Any) -> Attached | Refusal:
     if isinstance(answer, int):
         return Refusal(answer)
-    record, position, starts_in, first, tokens, engines, reason, final, *times = answer
+    record, position, starts_in, first, tokens, tops, prompt, engines, reason, final, *times = answer
     lines = (line.split(" ", 1) for line in engines.decode().splitlines())
     finish = None
     if int(reason):
         finish = Finish(Reason(int(reason)), int(final), Times(*map(int, times)))
     made = [(int(i), engine) for i, engine in lines]
-    return Attached(record, position, unpack_tokens(tokens), made, finish, first, _seconds(starts_in))
+    tokens, starts = unpack_tokens(tokens), _seconds(starts_in)
+    return Attached(record, position, tokens, made, finish, first, starts, tops, prompt)
 
 
 def _claim_answer(answer: Any) -> ClaimAnswer | None:

@@ -62,6 +62,8 @@ class Attached:
     finish: Finish | None
     first: int = 0  # tokens that the call has, and that the pool has too
     starts_in: float | None = None  # seconds until a waiting request begins, as predicted; None: nobody knows
+    tops: bytes = b""  # as in Packet, of `tokens`
+    prompt: bytes = b""  # the logprobs of the prompt, where asked for; empty before token 0, and for a call that has it
 
 
 class QueueLimits(NamedTuple):
@@ -108,6 +110,7 @@ class Packet(NamedTuple):
     engine: str  # that made the tokens
     tokens: list[CommittedToken]
     finish: Finish | None
+    tops: bytes = b""  # the most probable tokens at each token's place (orca_common.scores), where asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +179,19 @@ NO_LOAD = EngineLoad(0, 0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class CommitRow:
-    """New tokens of one request, its end, or both. `tokens` are in the pool's form (`wire.TOKEN`)."""
+    """New tokens of one request, its end, or both. `tokens` are in the pool's form (`wire.TOKEN`).
+
+    `tops` and `prompt` in that of orca_common.scores: the most probable tokens at the places of `tokens`, and with
+    token 0 the prompt's logprobs, where the request asks for them.
+    """
 
     request_id: str
     claim: int
     base: int  # index of the first token, so the count that the pool must have
     tokens: bytes
     finish: Reason | None
+    tops: bytes = b""
+    prompt: bytes = b""
 
 
 class Committed(IntEnum):

@@ -501,6 +501,7 @@ class EngineMaster:
                 top_p=record.top_p,
                 seed=record.seed,
                 logprobs=record.logprobs,
+                adjustments=record.adjustments if record.HasField("adjustments") else None,
             )
         if self._tracing is not None:
             message.trace.update(self._tracing.scheduled(action, self.core.slots.n_slots))
@@ -509,12 +510,16 @@ class EngineMaster:
     def _commit(self, action: Commit, report: pb.IterationReport | None) -> None:
         """Tokens and ends for the next commit to the pool."""
         logprobs: dict[int, float] = {}
+        scores: dict[int, tuple[bytes, bytes]] = {}
         if action.iteration is not None and report is not None and report.logprobs:
-            logprobs = dict(zip(self._in_flight[action.iteration], report.logprobs, strict=True))
+            claims = self._in_flight[action.iteration]
+            logprobs = dict(zip(claims, report.logprobs, strict=True))
+            scores = {claims[one.member]: (one.top, one.prompt) for one in report.scores}
         for claim, _, token, finish in action.outcomes:
             logprob = logprobs.get(claim, math.nan)
             packed = b"" if token is None else TOKEN.pack(token, logprob, action.iteration)
-            self._ledger.outputs.append(claim, packed, None if finish is None else Reason[finish.name])
+            reason = None if finish is None else Reason[finish.name]
+            self._ledger.outputs.append(claim, packed, reason, scores.get(claim))
             if finish is not None:
                 self._trace_end([claim], finish.name)
         self._ledger.committable()

@@ -118,6 +118,8 @@ class GpuThread:
             result.token_ids.extend(output.token_ids)
             result.logprobs.extend(output.logprobs)
             result.not_finite.extend(output.not_finite)
+            for one in output.scores:
+                result.scores.add(member=one.member, top=one.top, prompt=one.prompt)
         if result.error:
             times.sent = time.time_ns()
         self._report(report)

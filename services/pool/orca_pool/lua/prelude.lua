@@ -10,6 +10,7 @@ local PREFIX = POOL:sub(1, -5)
 local WAITING, DUE = PREFIX .. 'waiting', PREFIX .. 'due'
 local ENGINES, ENDPOINTS, SCHEDULERS = PREFIX .. 'engines', PREFIX .. 'endpoints', PREFIX .. 'schedulers'
 local REQUEST, TOKENS, CLAIMED = PREFIX .. 'request:', PREFIX .. 'tokens:', PREFIX .. 'claimed:'
+local TOPS, PROMPT = PREFIX .. 'tops:', PREFIX .. 'prompt:'
 local ENGINE, ENDPOINT = PREFIX .. 'engine:', PREFIX .. 'endpoint:'
 local DELIVERY, CONTROL = PREFIX .. 'delivery:', PREFIX .. 'control:'
 local LOAD = PREFIX .. 'load'
@@ -145,9 +146,10 @@ local function finish_part(reason, output, submitted, claimed, first_token, fini
   return struct.pack(FINISH, reason, output, submitted, claimed, first_token, finished)
 end
 
--- A packet for one call (wire.PACKET). `tokens` are in their binary form; `finish` is a finish_part, or ''.
-local function packet(id, attempt, first, tokens, finish)
-  return struct.pack(PACKET, #id, attempt, first, #tokens / TOKEN_SIZE, #finish) .. id .. tokens .. finish
+-- A packet for one call (wire.PACKET). `tokens` and their `tops` are in their binary form; `finish` is a finish_part, or
+-- ''.
+local function packet(id, attempt, first, tokens, finish, tops)
+  return struct.pack(PACKET, #id, attempt, first, #tokens / TOKEN_SIZE, #finish, #tops) .. id .. tokens .. finish .. tops
 end
 
 -- Writes one numbered entry into an endpoint's delivery stream. A stream that is gone is not made again: only its
@@ -182,6 +184,8 @@ local function end_record(id, reason, final)
     'claim', '', 'engine', '')
   call('PEXPIRE', key, RETENTION)
   call('PEXPIRE', TOKENS .. id, RETENTION)
+  call('PEXPIRE', TOPS .. id, RETENTION)
+  call('PEXPIRE', PROMPT .. id, RETENTION)
   return finish_part(reason, final, submitted, claimed_at, first_token, time)
 end
 
@@ -190,7 +194,7 @@ local function end_early(id, reason, final)
   local engine, endpoint, attempt = fields(REQUEST .. id, 'engine', 'endpoint', 'attempt')
   local finish = end_record(id, reason, final)
   if endpoint ~= '' then
-    deliver(endpoint, '', packet(id, attempt, final, '', finish))
+    deliver(endpoint, '', packet(id, attempt, final, '', finish, ''))
   end
   if engine ~= '' then
     hint(engine, id)
@@ -200,7 +204,7 @@ end
 -- Tells the older call of a request that a newer one took over.
 local function supersede(id, endpoint, attempt)
   if endpoint ~= '' then
-    deliver(endpoint, '', packet(id, attempt, 0, '', finish_part(REASON.ABORTED, 0, 0, 0, 0, 0)))
+    deliver(endpoint, '', packet(id, attempt, 0, '', finish_part(REASON.ABORTED, 0, 0, 0, 0, 0), ''))
   end
 end
 
@@ -232,11 +236,23 @@ local function tokens_after(id, known, last, count)
   return call('GETRANGE', TOKENS .. id, first * TOKEN_SIZE, count * TOKEN_SIZE - 1), first
 end
 
+-- The tops of tokens first .. count - 1; '' where they were not asked for. They are appended with their tokens, and all
+-- are of one size.
+local function tops_between(id, first, count)
+  local size = call('STRLEN', TOPS .. id)
+  if size == 0 or first == count then
+    return ''
+  end
+  size = size / committed(id)
+  return call('GETRANGE', TOPS .. id, first * size, count * size - 1)
+end
+
 -- Makes a call the one listener of a request. The request is known, and the endpoint registered. `known` and `last`: how
 -- many tokens the call has, and the last of them.
 -- Returns a number of REFUSAL, or
--- {record, position, microseconds until a waiting request begins or '', index of the first token, tokens, engines, reason,
--- final, submitted, claimed at, first token, finished}. The record is '' when the call has tokens: it has the record too.
+-- {record, position, microseconds until a waiting request begins or '', index of the first token, tokens, their tops, the
+-- prompt's logprobs, engines, reason, final, submitted, claimed at, first token, finished}. Record and prompt's logprobs
+-- are '' when the call has tokens: it has both.
 local function attach(id, endpoint, attempt, known, last)
   local key = REQUEST .. id
   local attached, closed, listener, deadline, state, final =
@@ -261,7 +277,11 @@ local function attach(id, endpoint, attempt, known, last)
     starts_in = prediction(position - 1, ahead * (tokens or 0), position / waiting * slots, now())
   end
   local tokens, first = tokens_after(id, known, last, count)
-  return { known > 0 and '' or call('HGET', key, 'record'), position, starts_in and int(starts_in) or '', first, tokens,
+  local record, prompt = '', ''
+  if known == 0 then
+    record, prompt = call('HGET', key, 'record'), call('GET', PROMPT .. id) or ''
+  end
+  return { record, position, starts_in and int(starts_in) or '', first, tokens, tops_between(id, first, count), prompt,
     fields(key, 'engines', 'reason', 'final', 'submitted', 'claimed_at', 'first_token', 'finished') }
 end
 

@@ -23,6 +23,14 @@ class CPU(NamedTuple):
     kernels: str = "auto"  # an instruction set of orca_kernels.cpu; auto: the best; torch: plain torch, none of them
 
 
+class Scored(NamedTuple):
+    """Logprobs that one row of the batch asks for beyond that of its token, in the form of orca_common.scores."""
+
+    member: int  # row of the batch
+    top: bytes  # the most probable tokens at the new token's place
+    prompt: bytes  # each token of the prompt
+
+
 class Output(NamedTuple):
     """What one iteration made on this rank."""
 
@@ -31,6 +39,7 @@ class Output(NamedTuple):
     hidden: torch.Tensor | None = None  # at every stage but the last
     # Positions in `token_ids` where there is no token, whatever stands there: the logits give no distribution.
     not_finite: Sequence[int] = ()
+    scores: Sequence[Scored] = ()  # of the rows that ask for them, in the batch's order
 
 
 class Model(Protocol):
