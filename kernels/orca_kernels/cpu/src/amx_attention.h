@@ -1,4 +1,4 @@
-// Attention on AMX's tiles, for bfloat16 keys and values. What kernels.h's `attend` does, with q and e^(score - maximum)
+// Attention on AMX's tiles, for bfloat16 keys and values. What kernels.h's `attend` does, with q and the softmax's p
 // narrowed to bfloat16 for the tiles; sums, maxima and weights are float32.
 //
 // R rows (queries x query heads a key/value head), 16 at most, are multiplied together:
@@ -87,32 +87,48 @@ inline void score_tile(const bf16* q, const bf16* const (&keys)[2], int halves, 
   _tile_stored(1, scores + 16 * rows, 4 * rows);
 }
 
-// `soften` of kernels.h for 16 rows at once, a row in each lane; sums have the order of its `total`. p: [16][32].
+// 2^x for x <= 0, to 4e-6 of it: p is narrowed to bfloat16, whose half unit is a thousand times that. Below -126 it is not 0
+// but 2^-126: a result that underflows takes the processor a hundred times as long.
+inline vf power_of_two(vf x) {
+  const __m512 at_least = _mm512_max_ps(reinterpret_cast<__m512>(x), _mm512_set1_ps(-126.0f));
+  const __m512 n = _mm512_roundscale_ps(at_least, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const vf r = reinterpret_cast<vf>(at_least) - reinterpret_cast<vf>(n);
+  vf p = splat(9.6181291e-3f) * r + 5.5504109e-2f;  // Taylor's series of 2^r
+  p = p * r + 2.4022651e-1f;
+  p = p * r + 6.9314718e-1f;
+  p = p * r + 1.0f;
+  return reinterpret_cast<vf>(_mm512_scalef_ps(reinterpret_cast<__m512>(p), n));
+}
+
+inline __m256i narrowed(vf x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(x))); }
+
+// What 32 more scores (in units of log 2) do to 16 rows, a row in each lane: p = 2^(score - maximum), [16][32], the rows'
+// maxima and weights, and what to scale earlier sums with. ALL: each row sees all 32 keys.
+template <bool ALL>
 inline void soften_tile(const float* scores, vi seen, float* maximum, float* weight, float* old, bf16* p) {
-  const vf nothing = splat(-std::numeric_limits<float>::infinity());
+  const vf nothing = splat(-std::numeric_limits<float>::infinity()), before = load(maximum);
+  auto score = [&](int j) {
+    const vf s = load(scores + j * 16);
+    return ALL ? s : seen > j ? s : nothing;
+  };
+  vf most[4] = {before, nothing, nothing, nothing};  // four chains of comparisons, which need not wait for each other
+  for (int j = 0; j < KEYS; j++) most[j % 4] = larger(score(j), most[j % 4]);
+  const vf now = larger(larger(most[0], most[1]), larger(most[2], most[3]));
   vf e[KEYS];
-  const vf before = load(maximum);
-  vf now = before;
-  for (int j = 0; j < KEYS; j++) {
-    e[j] = seen > j ? load(scores + j * 16) : nothing;
-    now = larger(now, e[j]);
-  }
-  for (int j = 0; j < KEYS; j++) {
-    const vf softened = exponential(e[j] - now);
-    e[j] = seen > j ? softened : vf{};
-  }
   __m512i pairs[16];
-  for (int j = 0; j < 16; j++) {
-    auto narrowed = [](vf x) {
-      return _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(x))));
-    };
-    pairs[j] = _mm512_or_si512(narrowed(e[2 * j]), _mm512_slli_epi32(narrowed(e[2 * j + 1]), 16));
+  for (int j = 0; j < KEYS; j += 2) {
+    for (int k = j; k < j + 2; k++) {
+      e[k] = power_of_two(score(k) - now);
+      if (!ALL) e[k] = seen > k ? e[k] : vf{};
+    }
+    const __m512i odd = _mm512_cvtepu16_epi32(narrowed(e[j + 1]));
+    pairs[j / 2] = _mm512_or_si512(_mm512_cvtepu16_epi32(narrowed(e[j])), _mm512_slli_epi32(odd, 16));
   }
   transpose(pairs);
   for (int r = 0; r < 16; r++) _mm512_store_si512(p + r * KEYS, pairs[r]);
-  for (int half = KEYS / 2; half; half /= 2)
+  for (int half = KEYS / 2; half; half /= 2)  // in the order of `total`
     for (int j = 0; j < half; j++) e[j] += e[j + half];
-  const vf scale = exponential(before - now);
+  const vf scale = power_of_two(before - now);
   save(old, scale);
   save(weight, load(weight) * scale + e[0]);
   save(maximum, now);
@@ -121,13 +137,19 @@ inline void soften_tile(const float* scores, vi seen, float* maximum, float* wei
 // The same of R rows one by one.
 inline void soften_rows(const float* scores, int rows, const int* seen, float* maximum, float* weight, float* old,
                         bf16* p) {
-  alignas(64) float row[KEYS];
   const vf nothing = splat(-std::numeric_limits<float>::infinity());
   for (int r = 0; r < rows; r++, p += KEYS) {
+    float row[KEYS];
     for (int j = 0; j < KEYS; j++) row[j] = scores[j * rows + r];
-    for (int j = 0; j < KEYS; j += LANES) save(row + j, lanes() < seen[r] - j ? load(row + j) : nothing);
-    old[r] = soften(row, maximum[r], weight[r]);
-    for (int j = 0; j < KEYS; j += LANES) save(p + j, load(row + j));
+    const vi sees[2] = {lanes() < seen[r], lanes() < seen[r] - 16};
+    const vf low = sees[0] ? load(row) : nothing, high = sees[1] ? load(row + 16) : nothing;
+    const vf before = splat(maximum[r]), now = larger(before, largest(larger(low, high)));
+    const vf e[2] = {sees[0] ? power_of_two(low - now) : vf{}, sees[1] ? power_of_two(high - now) : vf{}};
+    const vf scale = power_of_two(before - now);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(p), narrowed(e[0]));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(p + 16), narrowed(e[1]));
+    const vf sum = splat(weight[r]) * scale + total(e[0] + e[1]);
+    old[r] = scale[0], weight[r] = sum[0], maximum[r] = now[0];
   }
 }
 
@@ -197,6 +219,7 @@ void attend_tiles(const Attention& a, float* scratch) {
   float* part = take(size_t(of_head) * d);   // [of_head][d]
   float *maximum = take(all), *weight = take(all), *old = take(all);
   alignas(64) int seen[TILED_ROWS];
+  const float scale = a.scale * 1.44269504f;  // scores in units of log 2
   for (int head = 0; head < a.heads; head++)
     for (int tile = 0; tile < of_head; tile += together) {
       for (int r = tile; r < tile + together; r++) {
@@ -206,7 +229,7 @@ void attend_tiles(const Attention& a, float* scratch) {
           continue;
         }
         const float* from = a.q + size_t(r / a.group) * a.ld + size_t(head * a.group + r % a.group) * d;
-        for (int i = 0; i < d; i += LANES) save(to + i, load(from + i) * a.scale);
+        for (int i = 0; i < d; i += LANES) save(to + i, load(from + i) * scale);
       }
       pair_queries(part, together, d, q + size_t(head * of_head + tile) * d);
     }
@@ -233,7 +256,9 @@ void attend_tiles(const Attention& a, float* scratch) {
         const int tile = head * of_head + r;
         float *of_scores = scores + size_t(tile) * KEYS, *m = maximum + tile, *w = weight + tile, *o = old + tile;
         bf16* of_p = p + size_t(tile) * KEYS;
-        if (together == 16) soften_tile(of_scores, *reinterpret_cast<const vi*>(seen + r), m, w, o, of_p);
+        const vi of_seen = *reinterpret_cast<const vi*>(seen + r);
+        if (together == 16 && seen[r] == KEYS && seen[r + 15] == KEYS) soften_tile<true>(of_scores, of_seen, m, w, o, of_p);
+        else if (together == 16) soften_tile<false>(of_scores, of_seen, m, w, o, of_p);
         else soften_rows(of_scores, together, seen + r, m, w, o, of_p);
       }
     for (int head = 0; head < a.heads; head++) {
