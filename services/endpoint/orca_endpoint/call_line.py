@@ -80,7 +80,6 @@ class CallLine:
         outcome = self._outcome(self.error or error)
         requests = self.requests
         accepted = any(request.accepted for request in requests)
-        unary = outcome.status == "OK" and not requests
         times = next((request.times for request in requests if request.times is not None), None)
         firsts = [request.first_token for request in requests if request.first_token is not None]
         fields: dict[str, Any] = {
@@ -99,7 +98,8 @@ class CallLine:
         }
         if self.answered is not None:
             fields["http_status"] = self.answered
-        log.info("call ended" if accepted or unary else "call refused", extra=fields)
+        ended = accepted or outcome.status == "OK" or outcome.reason == CLIENT_GONE
+        log.info("call ended" if ended else "call refused", extra=fields)
 
     def _outcome(self, error: BaseException | None) -> Outcome:
         """That of the error, else of the request that ended worst."""
