@@ -4,7 +4,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 
 from opentelemetry.trace import Span, SpanKind
 
@@ -49,7 +48,7 @@ class Endpoint:
     ) -> None:
         self.settings, self.checkpoint = settings, checkpoint
         self.telemetry = telemetry
-        self.name = model_name(settings.model, checkpoint)
+        self.name = settings.served_model_name or checkpoint.name
         self.delivery = delivery
         self._pool, self._vocabulary = pool, vocabulary
         self._validator = Validator(settings, checkpoint, vocabulary)
@@ -204,8 +203,3 @@ def trace_of(span: Span | None, carrier: Mapping[str, str]) -> dict[str, str]:
     if int(trace_id_of(carrier), 16):
         return {name: carrier[name] for name in ("traceparent", "tracestate") if name in carrier}
     return {"traceparent": f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00"}
-
-
-def model_name(model: str, checkpoint: Checkpoint) -> str:
-    """The model's public name: the last part of a folder's path, or the hub's name."""
-    return checkpoint.name if Path(model).exists() else model
