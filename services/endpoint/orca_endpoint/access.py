@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import Unauthenticated
+from orca_common.errors import OrcaError, Unauthenticated
 
 from .completion_answer import failure
 
@@ -72,7 +72,7 @@ def tenant_in(scope: Mapping[str, Any]) -> str:
     return scope["orca.tenant"]
 
 
-async def answer(error: Unauthenticated, send: Send) -> None:
+async def answer(error: OrcaError, send: Send) -> None:
     status, headers, body = failure(error)
     raw = json.dumps(body).encode()
     pairs = {"content-type": "application/json", "content-length": str(len(raw)), **headers}

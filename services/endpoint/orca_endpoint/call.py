@@ -14,7 +14,7 @@ from typing import Self
 
 from opentelemetry.trace import Span
 
-from orca_common.errors import DataLoss, DeadlineExceeded, ErrorReason, OrcaError, Unavailable
+from orca_common.errors import Cancelled, DataLoss, DeadlineExceeded, ErrorReason, OrcaError, Unavailable
 from orca_common.telemetry import trace_id_of
 from orca_pool.leases import DETACH_FLOOR_SECONDS
 from orca_pool.pool import Pool
@@ -33,7 +33,7 @@ DEADLINE_NEAR = 0.05  # seconds: a call that its client ends so shortly before i
 TOGETHER = 256  # events that are shown in one piece: orca.proto's bound, and 0.5 ms of the loop at most
 
 # Ends that are not this endpoint's fault: the client left, was done, or its deadline passed.
-NOT_OUR_FAULT = (DeadlineExceeded, asyncio.CancelledError, type(None))
+NOT_OUR_FAULT = (Cancelled, DeadlineExceeded, asyncio.CancelledError, type(None))
 
 log = logging.getLogger(__name__)
 
