@@ -5,7 +5,6 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 from orca.v1.orca_pb2 import CancelRequest, Engine, GenerateRequest, GetModelResponse, ResumeRequest
 from orca_common.checkpoint import Checkpoint
@@ -51,7 +50,7 @@ class Endpoint:
     ) -> None:
         self.settings, self.checkpoint = settings, checkpoint
         self.telemetry = telemetry
-        self.name = model_name(settings.model, checkpoint)
+        self.name = settings.served_model_name or checkpoint.name
         self.delivery = delivery
         self._pool, self._vocabulary = pool, vocabulary
         self._validator = Validator(settings, checkpoint, vocabulary)
@@ -226,8 +225,3 @@ def trace_of(span: RequestSpan | None, carrier: Mapping[str, str]) -> dict[str, 
     if int(trace_id_of(carrier), 16):
         return {name: carrier[name] for name in ("traceparent", "tracestate") if name in carrier}
     return {"traceparent": f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00"}
-
-
-def model_name(model: str, checkpoint: Checkpoint) -> str:
-    """The model's public name: the last part of a folder's path, or the hub's name."""
-    return checkpoint.name if Path(model).exists() else model

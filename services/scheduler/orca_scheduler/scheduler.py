@@ -86,6 +86,11 @@ class Scheduler:
         """
         return {engine: master.unready for engine, (master, _) in list(self._masters.items())}
 
+    def refused(self) -> Mapping[str, str]:
+        """Of these engines those whose ranks refuse to form, and why. May be called in any thread."""
+        told = {engine: master.refusal for engine, (master, _) in list(self._masters.items())}
+        return {engine: why for engine, why in told.items() if why is not None}
+
     @property
     def not_finite(self) -> int:
         """Rows of logits with NaN or infinity since this process began. May be called in any thread."""
