@@ -87,14 +87,19 @@ class Client:
         call: Callable[[Stream], None],
         cancel: Callable[[str], None],
         rollbacks: Callable[[], int],
+        losses: Callable[[], int],
+        all_formed: Callable[[], bool],
     ) -> None:
         self.name, self.habit, self.right = name, habit, right
         self._world, self._process, self._call, self._cancel, self._rollbacks = world, process, call, cancel, rollbacks
+        self._losses, self._all_formed = losses, all_formed
         self._random = random.Random(f"{name} {world.random.random()}")
         self.shown: list[int] = []
         self.iterations: list[int] = []
         self.end: str | None = None
-        self._accepted = self._cancelled = self._left = False
+        self._accepted = self._cancelled = False
+        self._left_since: float | None = None  # when it broke its stream off; None: another call has answered since
+        self._absence = 0.0  # the longest time without a call
         self._attempt = 0
         self._left_at: set[int] = set()
         self._began = 0.0
@@ -158,6 +163,9 @@ class Client:
             if isinstance(piece, OrcaError):
                 self._failed(piece)
                 return
+            if self._left_since is not None:
+                self._absence = max(self._absence, self._process.time() - self._left_since)
+                self._left_since = None
             for event in piece:
                 self._take(event)
             if self.end is not None:
@@ -173,8 +181,8 @@ class Client:
             due = [at for at in habit.leaves if at <= count and at not in self._left_at]
             if due and self._accepted:
                 self._left_at.update(due)
-                self._left = True
                 if not habit.doubles:
+                    self._left_since = self._process.time()
                     stream.hang_up()
                     await asyncio.sleep(habit.away)
                 return
@@ -212,12 +220,13 @@ class Client:
             case "DEADLINE_EXCEEDED":
                 over = habit.deadline is not None and self._process.time() - self._began > habit.deadline - 0.3
                 world.need(over, f"{name} ended DEADLINE_EXCEEDED too early")
+            case "FAILED_PRECONDITION" if reason is ErrorReason.TOO_LARGE:
+                world.need(not self._all_formed(), f"{name} does not fit: {error}")
+                return
             case "CANCELLED" if reason is ErrorReason.CLIENT_LEFT:
-                world.need(
-                    rolled_back or (self._left and habit.away > habit.grace), f"{name} ended because its client had left"
-                )
+                world.need(rolled_back or self._absence > habit.grace, f"{name} ended because its client had left")
             case "INTERNAL" if reason is ErrorReason.ENGINES_LOST:
-                world.need(self.losses() >= 3, f"{name} ended because engines were lost {self.losses()} times")
+                world.need(self._losses() >= 3, f"{name} ended because engines were lost {self._losses()} times")
             case "NOT_FOUND":
                 world.need(rolled_back, f"{name} is not known")
             case "DATA_LOSS":
@@ -228,5 +237,3 @@ class Client:
             case _:
                 world.fail(f"{name} ended {code}: {error}", error)
         self.end = code
-
-    losses: Callable[[], int] = staticmethod(lambda: 0)

@@ -154,8 +154,6 @@ class Process(asyncio.AbstractEventLoop):
         if self.alive:
             self.world.note("kill", self.name)
             self.alive = False
-            self._ready.clear()
-            self._timers.clear()
             self.world.processes.remove(self)
             self.world.dead.append(self)
             for told in self.on_death:
@@ -212,6 +210,7 @@ class World:
         self.steps = 0
         self.trace: deque[str] = deque(maxlen=lines)
         self.violation: Violation | None = None
+        self._over = False
         self._digest = hashlib.sha256()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
 
@@ -226,6 +225,8 @@ class World:
 
     def note(self, *what: object) -> None:
         """A line of the trace."""
+        if self._over:
+            return
         line = f"{self.now:11.6f} " + " ".join(map(str, what))
         self._digest.update(line.encode())
         self.trace.append(line)
@@ -237,7 +238,7 @@ class World:
 
     def fail(self, sentence: str, error: BaseException | None = None) -> None:
         """Notes the first violation. The run ends with it."""
-        if self.violation is None:
+        if self.violation is None and not self._over:
             self.note("VIOLATION", sentence)
             self.violation = Violation(sentence)
             self.violation.__cause__ = error
@@ -273,6 +274,7 @@ class World:
         self.now = max(self.now, until) if not done() else self.now
 
     def close(self) -> None:
-        """Ends what is left of all processes."""
+        """Ends what is left of all processes. What they do now counts no more."""
+        self._over = True
         for process in [*self.dead, *self.processes]:
             process.bury()

@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError, ReadOnlyError
 
 from orca_common.errors import FailedPrecondition
 from orca_pool.link import Link
-from orca_pool.records import ClaimAnswer, CommitRow, Delivery, ModelIdentity
+from orca_pool.records import CommitRow, Delivery, ModelIdentity
 from orca_pool.scripts import Constants, Script
 
 from .oracle import Oracle
@@ -115,7 +115,7 @@ class Server:
         self.operations: dict[int, Operation] = {}
         self.connections: set[Connection] = set()
         self.readers: list[Reader] = []
-        self.terms: set[tuple[str, int]] = set()
+        self.terms: dict[tuple[str, int], str] = {}  # (engine, term) -> the master
         self._backlog: list[Callable[[], None]] = []  # while paused
         self._start = 1_700_000_000_000_000
 
@@ -231,19 +231,10 @@ class Server:
                         right = self.oracle.tokens(row.request_id)
                         have = [token.token_id for token in r.tokens]
                         world.need(have == right[: len(have)], f"{row.request_id} has tokens {have}, right are {right}")
-            case "claim" if isinstance(answer, ClaimAnswer):
-                engine, total, block = operation.args[0], operation.options["total"], operation.options["block_size"]
-                held = [r for r in model.requests.values() if r.engine == engine]
-                slots = sum(-(-r.max_tokens // block) * block for r in held)
-                world.need(slots <= total, f"{engine} claimed {slots} of {total} slots")
             case "acquire" if answer is not None:
-                engine = operation.args[0]
-                owner = operation.args[1]
-                self.terms.add((engine, answer))
-                world.need(
-                    TERMS.setdefault((id(self), engine, answer), owner) == owner,
-                    f"term {answer} of {engine} was given to two masters",
-                )
+                engine, owner, _ = operation.args
+                master = self.terms.setdefault((engine, answer), owner)
+                world.need(master == owner, f"term {answer} of {engine} was given to {master} and {owner}")
             case _:
                 pass
 
@@ -269,7 +260,6 @@ class Server:
 
 
 PARAMETERS: dict[str, set[str]] = {}  # of the model's methods: what it does not know, as an engine's load, it ignores
-TERMS: dict[tuple[int, str, int], str] = {}
 
 
 class Connection:

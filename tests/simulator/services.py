@@ -5,8 +5,8 @@ import hashlib
 from typing import Any, cast
 
 from orca.v1.pool_pb2 import PoolRequest
-from orca_common.errors import OrcaError
-from orca_common.service import LoopPulse
+from orca_common.errors import OrcaError, Unavailable
+from orca_common.service import LoopPulse, cancel
 from orca_common.telemetry import Telemetry
 from orca_endpoint.call import Call, CallLimits, Submission
 from orca_endpoint.delivery import Delivery
@@ -36,7 +36,7 @@ class EndpointProcess:
         self.process = world.process(name)
         self.pool = cast(Pool, ModelledPool(server, self.process))
         self.delivery: Delivery | None = None
-        self.streams: dict[Stream, asyncio.Task[None]] = {}
+        self.streams: dict[Stream, asyncio.Task[None] | None] = {}  # None: it has not begun
         self.process.on_death.append(self._died)
         self.process.start(self._run)
 
@@ -54,6 +54,7 @@ class EndpointProcess:
             stream.put(_away(f"{self.name} is not there"))
             return
         stream.leave = lambda: self._left(stream)
+        self.streams[stream] = None
         self.process.call_soon(self._begin, stream)
 
     def _begin(self, stream: Stream) -> None:
@@ -62,8 +63,12 @@ class EndpointProcess:
             self.process.call_later(stream.ask.deadline, task.cancel)
 
     def _left(self, stream: Stream) -> None:
-        if self.process.alive and stream in self.streams:
-            self.process.call_soon(self.streams[stream].cancel)
+        def cancel() -> None:
+            if (task := self.streams.get(stream)) is not None:
+                task.cancel()
+
+        if self.process.alive:
+            self.process.call_soon(cancel)
 
     def _died(self) -> None:
         for stream in self.streams:
@@ -131,8 +136,6 @@ class EndpointProcess:
 
 
 def _away(why: str) -> OrcaError:
-    from orca_common.errors import Unavailable
-
     return Unavailable(why)
 
 
@@ -153,14 +156,21 @@ class SchedulerProcess:
     async def _run(self) -> None:
         discovery = StaticDiscovery(self._pods, self._settings.shape.pods)
         self.scheduler = Scheduler(self.name, self._pool, discovery, self._settings, self._telemetry, LoopPulse())
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(discovery.run(self.scheduler.discovered))
-            self._running = tasks.create_task(self.scheduler.run())
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(discovery.run(self.scheduler.discovered)),
+            loop.create_task(self.scheduler.run()),
+        ]
+        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()
 
     def leave(self) -> None:
         self.process.start(self._leave)
 
     async def _leave(self) -> None:
         if self.scheduler is not None:
+            await cancel(*self._tasks)
             await self.scheduler.leave()
         self.process.kill()

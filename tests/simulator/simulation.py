@@ -5,6 +5,7 @@ request ends, with a reason that the deeds of its client and the faults allow, w
 nothing that is claimed, waits or listens is left.
 """
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,19 +15,22 @@ from orca_pool.scripts import Constants
 from orca_scheduler import pods, rank
 
 from .clients import Client, Habit, Stream
+from .faults import LAST, Faults
 from .oracle import VOCABULARY, Oracle
-from .processes import World
+from .processes import Process, World
 from .server import Server
 from .services import EndpointProcess, SchedulerProcess
 from .workers import Engine, Network
 
+USUAL = {*vars(logging.makeLogRecord({})), "message", "taskName"}  # of a log record: what it tells is the rest
 BOUND = 150.0  # seconds after the last fault
 
 
 class Simulation:
     """The run of one seed."""
 
-    def __init__(self, seed: int, lines: int = 400) -> None:
+    def __init__(self, seed: int, lines: int = 400, kinds: tuple[str, ...] | None = None) -> None:
+        """lines: of the trace that are kept. kinds: of faults; drawn from the seed if not given."""
         self.seed = seed
         self.world = World(seed, lines)
         self.random = self.world.random
@@ -38,13 +42,14 @@ class Simulation:
         self.schedulers: list[SchedulerProcess] = []
         self.clients: list[Client] = []
         self._lives = 0
+        self.faults = Faults(self, kinds)
 
     def run(self) -> None:
         """Raises Violation."""
         with _seams(self.network, self.world):
             try:
                 self._begin()
-                self.world.run(1000.0, lambda: all(client.end is not None for client in self.clients))
+                self.world.run(LAST + BOUND, lambda: all(client.end is not None for client in self.clients))
                 for client in self.clients:
                     self.world.need(client.end is not None, f"{client.name} never ended")
                 self._end()
@@ -52,22 +57,88 @@ class Simulation:
                 self.world.close()
 
     def _begin(self) -> None:
-        self.settings = {"pp": 1, "block_size": 4, "max_batch_size": 4, "run_ahead": 0}
-        engine = Engine(self.world, "engine-0", 80, (0.01, 0.03))
-        self.network.add(engine)
-        self.start_scheduler()
-        self.start_endpoint()
-        process = self.world.process("clients")
-        for n in range(8):
-            prompt = tuple(self.random.randrange(1, VOCABULARY) for _ in range(self.random.randint(1, 8)))
-            habit = Habit(self.random.uniform(0, 5), prompt, self.random.randint(1, 24), self.random.random() < 0.5, 1.0)
-            name = f"request-{n}"
-            right = self.oracle.add(name, prompt, habit.count, habit.ends)
-            client = Client(
-                self.world, process, name, habit, right, self.call, self.cancel, lambda: self.server.rollbacks
-            )
-            self.clients.append(client)
-            process.start(client.run)
+        world, draw = self.world, self.random
+        stages, block_size = draw.choice((1, 1, 2)), draw.choice((1, 4))
+        run_ahead, batch = draw.choice((0, 0, 1)), draw.choice((1, 2, 4, 8))
+        self.settings = {
+            "pp": stages,
+            "block_size": block_size,
+            "max_batch_size": batch,
+            "run_ahead": run_ahead,
+        }
+        rooms = [draw.choice((40, 80, 200)) for _ in range(draw.choice((1, 1, 2, 3)))]
+        for n, room in enumerate(rooms):
+            pace = draw.choice((0.005, 0.03, 0.15))
+            self.network.add(Engine(world, f"engine-{n}", room, (pace, 2 * pace), stages))
+        for _ in range(draw.choice((1, 2, 3))):
+            self.start_scheduler()
+        for _ in range(draw.choice((1, 2))):
+            self.start_endpoint()
+        process = world.process("clients")
+        for n in range(draw.choice((6, 15, 25))):
+            self._add_client(process, f"request-{n}", max(rooms) - 8)
+        self.faults.plan()
+
+    def _add_client(self, process: Process, name: str, most: int) -> None:
+        draw = self.random
+        prompt = tuple(draw.randrange(1, VOCABULARY) for _ in range(draw.randint(1, 12)))
+        count = draw.randint(1, min(draw.choice((8, 40, 150)), most - len(prompt)))
+        ends, grace = draw.random() < 0.4, draw.choice((0.0, 0.5, 2.0, 60.0))
+        deadline = draw.choice((None, None, None, None, 3.0, 15.0))
+        slow, leaves, away = draw.choice((0.0, 0.0, 0.0, 0.05, 0.5)), tuple[int, ...](), draw.choice((0.0, 0.3, 3.0))
+        gone_at = cancels_at = None
+        match draw.choice(("reads", "reads", "reads", "leaves", "leaves", "doubles", "goes", "cancels")):
+            case "leaves" | "doubles":
+                leaves = tuple(draw.randint(0, count) for _ in range(draw.randint(1, 3)))
+            case "goes":
+                gone_at = draw.randint(0, count)
+            case "cancels":
+                cancels_at = draw.randint(0, count)
+        habit = Habit(
+            draw.uniform(0, 22),
+            prompt,
+            count,
+            ends,
+            grace,
+            deadline,
+            slow,
+            leaves,
+            away,
+            gone_at,
+            cancels_at,
+            doubles=draw.random() < 0.3,
+        )
+        right = self.oracle.add(name, prompt, count, ends)
+        client = Client(
+            self.world,
+            process,
+            name,
+            habit,
+            right,
+            self.call,
+            self.cancel,
+            lambda: self.server.rollbacks,
+            lambda: self.faults.losses,
+            lambda: self.server.model.largest == max(engine.room for engine in self.network.engines.values()),
+        )
+        self.clients.append(client)
+        process.start(client.run)
+
+    def replace_endpoint(self, endpoint: EndpointProcess, dead: bool = False) -> None:
+        """Starts another one. dead: the old one is dead by now; otherwise it may still be leaving."""
+        if endpoint in self.endpoints:
+            self.endpoints.remove(endpoint)
+            self.start_endpoint()
+        if dead:
+            endpoint.process.kill()
+
+    def replace_scheduler(self, scheduler: SchedulerProcess, dead: bool = False) -> None:
+        """As `replace_endpoint`."""
+        if scheduler in self.schedulers:
+            self.schedulers.remove(scheduler)
+            self.start_scheduler()
+        if dead:
+            scheduler.process.kill()
 
     def start_scheduler(self) -> None:
         self._lives += 1
@@ -96,8 +167,12 @@ class Simulation:
         world.run(world.now + BOUND, lambda: not model.live())
         for request in model.live():
             world.fail(f"{request.request_id} never ended in the pool: {request.state}")
-        for service in [*self.endpoints, *self.schedulers]:
-            service.leave()
+        world.run(world.now + 5.0)  # so that those that died last are swept
+        for endpoint in self.endpoints:
+            endpoint.leave()
+        world.run(world.now + 5.0)
+        for scheduler in self.schedulers:
+            scheduler.leave()
         world.run(world.now + 30.0, lambda: len(world.processes) == 1)
         world.need(len(world.processes) == 1, f"{[process.name for process in world.processes]} never left")
         world.need(not model.endpoints, f"endpoints are left: {list(model.endpoints)}")
@@ -114,17 +189,23 @@ def _seams(network: Network, world: World) -> Iterator[None]:
     before = rank.dial, rank.listens, pods.dial
     rank.dial, rank.listens, pods.dial = network.dial, network.listens, network.dial  # pyright: ignore
 
-    class Critical(logging.Handler):
+    class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            world.fail(f"{record.getMessage()}: {record.__dict__.get('violation')}")
+            loop = asyncio._get_running_loop()
+            extra = {k: v for k, v in vars(record).items() if k not in USUAL}
+            world.note(getattr(loop, "name", ""), f'"{record.getMessage()}"', extra)
+            if record.levelno == logging.CRITICAL:
+                world.fail(f"{record.getMessage()}: {extra}")
 
-    handler, root = Critical(logging.CRITICAL), logging.getLogger()
+    handler, root = Lines(), logging.getLogger()
+    level, disabled = root.level, logging.root.manager.disable
     root.addHandler(handler)
-    disabled = logging.root.manager.disable
-    logging.disable(logging.ERROR)
+    root.setLevel(logging.INFO)
+    logging.disable(logging.NOTSET)
     try:
         yield
     finally:
         logging.disable(disabled)
+        root.setLevel(level)
         root.removeHandler(handler)
         rank.dial, rank.listens, pods.dial = before
