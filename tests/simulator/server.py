@@ -105,7 +105,7 @@ class Server:
     constants: Constants = field(default_factory=Constants)
     faults: Faults = field(default_factory=Faults)
     # (process name, direction "to" or "from") -> what waits until the partition is over
-    partitions: dict[tuple[str, str], list[Callable[[], None]]] = field(default_factory=dict)
+    partitions: dict[tuple[str, str], list[Callable[[], object]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.model = PoolModel(self.constants)
@@ -116,11 +116,11 @@ class Server:
         self.connections: set[Connection] = set()
         self.readers: list[Reader] = []
         self.terms: dict[tuple[str, int], str] = {}  # (engine, term) -> the master
-        self._backlog: list[Callable[[], None]] = []  # while paused
+        self._backlog: list[Callable[[], object]] = []  # while paused
         self._start = 1_700_000_000_000_000
 
     # -- the network
-    def travel(self, process: Process, direction: str, what: Callable[[], None]) -> None:
+    def travel(self, process: Process, direction: str, what: Callable[[], object]) -> None:
         """A message goes to Redis or comes from it."""
         random, faults = self.world.random, self.faults
         held = self.partitions.get((process.name, direction))
@@ -189,10 +189,9 @@ class Server:
         if self.paused:
             self._backlog.append(lambda: self.arrive(connection, number))
             return
-        if not self.up or connection.broken:
-            if not connection.demoted:
-                connection.break_off()
-                return
+        if (not self.up or connection.broken) and not connection.demoted:
+            connection.break_off()
+            return
         if connection.demoted:
             connection.answer(ReadOnlyError("You can't write against a read only replica."))
             return
@@ -219,6 +218,12 @@ class Server:
             self.world.note(operation.process.name, operation.name, _short(operation), "->", _brief(answer))
         self._check(operation, answer)
         return answer
+
+    def sweep(self) -> None:
+        """Sweeps as the renewal of a scheduler does that leaves at once."""
+        self.model.now = self._start + round(self.world.now * 1e6)
+        self.model.renew_scheduler("the end")
+        self.model.leave_scheduler("the end")
 
     def _check(self, operation: Operation, answer: Any) -> None:
         world, model = self.world, self.model
@@ -399,7 +404,9 @@ def _short(operation: Operation) -> str:
         args[3] = [(r.request_id, r.claim, r.base, len(r.tokens) // 16, r.finish and r.finish.name) for r in args[3]]
     elif operation.name == "submit":
         args[1:3] = []
-    told = {k: v for k, v in operation.options.items() if v is not None and k not in ("load", "limits", "last", "digest")}
+    told = {
+        k: v for k, v in operation.options.items() if v is not None and k not in ("load", "limits", "last", "digest")
+    }
     return f"{args} {told}".replace("\n", " ")
 
 

@@ -1,7 +1,7 @@
 """Runs the simulator over many seeds. A seed that fails is told with the end of its trace, and fails again alone.
 
-    python tests/simulator/simulate.py --seeds 200
-    python tests/simulator/simulate.py --seeds 1 --first 17 --trace
+python tests/simulator/simulate.py --seeds 200
+python tests/simulator/simulate.py --seeds 1 --first 17 --trace
 """
 
 import argparse
@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--trace", action="store_true", help="print the whole trace of every seed")
     options = parser.parse_args()
+    sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
     steps, began, failed = 0, time.process_time(), []
     for seed in range(options.first, options.first + options.seeds):
         simulation = Simulation(seed, 1 << 20 if options.trace else 60)
@@ -39,7 +40,9 @@ def main() -> None:
                 traceback.print_exception(violation.__cause__)
         steps += simulation.world.steps
     minutes = (time.process_time() - began) / 60
-    print(f"{options.seeds} seeds, {steps} steps, {steps / minutes:,.0f} a minute of CPU, {len(failed)} failed {failed}")
+    print(
+        f"{options.seeds} seeds, {steps} steps, {steps / minutes:,.0f} a minute of CPU, {len(failed)} failed {failed}"
+    )
     raise SystemExit(bool(failed))
 
 

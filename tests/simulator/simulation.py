@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from orca_common.telemetry import Telemetry
+from orca_pool.leases import RENEW_SECONDS
 from orca_pool.scripts import Constants
 from orca_scheduler import pods, rank
 
@@ -119,7 +120,6 @@ class Simulation:
             self.cancel,
             lambda: self.server.rollbacks,
             lambda: self.faults.losses,
-            lambda: self.server.model.largest == max(engine.room for engine in self.network.engines.values()),
         )
         self.clients.append(client)
         process.start(client.run)
@@ -163,20 +163,24 @@ class Simulation:
 
     def _end(self) -> None:
         """Everyone leaves; nothing may be left in the pool."""
-        world, model = self.world, self.server.model
-        world.run(world.now + BOUND, lambda: not model.live())
-        for request in model.live():
+        world, server = self.world, self.server
+        world.run(world.now + BOUND, lambda: world.now > LAST + 5.0 and not server.model.live())
+        for request in server.model.live():
             world.fail(f"{request.request_id} never ended in the pool: {request.state}")
-        world.run(world.now + 5.0)  # so that those that died last are swept
         for endpoint in self.endpoints:
             endpoint.leave()
         world.run(world.now + 5.0)
         for scheduler in self.schedulers:
             scheduler.leave()
         world.run(world.now + 30.0, lambda: len(world.processes) == 1)
-        world.need(len(world.processes) == 1, f"{[process.name for process in world.processes]} never left")
+        for process in world.processes[1:] if world.processes[0].name == "clients" else world.processes:
+            world.fail(f"{process.name} never left: it waits at {process.waits()}")
+        for _ in range(8):
+            world.run(world.now + RENEW_SECONDS)
+            server.sweep()
+        model = server.model
         world.need(not model.endpoints, f"endpoints are left: {list(model.endpoints)}")
-        world.need(not model.schedulers, f"schedulers are left: {model.schedulers}")
+        world.need(not model.schedulers, f"schedulers are left: {list(model.schedulers)}")
         for name, engine in model.engines.items():
             world.need(engine.owner is None, f"{name} is still owned by {engine.owner}")
         if world.violation is not None:

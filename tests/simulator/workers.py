@@ -69,13 +69,13 @@ class Rank:
         self.epoch: Epoch | None = None  # that it is forming or a member of
         self.member = False
         self.lane: Lane | None = None
-        self._thawed: list[Callable[[], None]] = []
+        self._thawed: list[Callable[[], object]] = []
 
     @property
     def address(self) -> str:
         return f"{self.engine.name}.{self.index}:{self.pid}"
 
-    def hear(self, what: Callable[[], None]) -> None:
+    def hear(self, what: Callable[[], object]) -> None:
         """Something has come; a frozen process hears it later."""
         if self.frozen:
             self._thawed.append(what)
@@ -174,9 +174,7 @@ class Rank:
         if epoch.over:
             self._lost(iteration, "a neighbour is gone")
             return
-        world.need(
-            iteration.number not in engine.numbers, f"{engine.name} used iteration {iteration.number} twice"
-        )
+        world.need(iteration.number not in engine.numbers, f"{engine.name} used iteration {iteration.number} twice")
         engine.numbers.add(iteration.number)
         world.need(iteration.number > self.iteration, f"{engine.name} went back to iteration {iteration.number}")
         seconds = world.random.uniform(*engine.pace)
@@ -317,7 +315,7 @@ class Lane:
 
         self._send("to", lambda: self._rank.hear(run) if self._rank.alive else self.end(GONE, "connection refused"))
 
-    def _send(self, direction: str, what: Callable[[], None]) -> None:
+    def _send(self, direction: str, what: Callable[[], object]) -> None:
         self._network.travel(self._process, direction, what, self._order)
 
     # -- the rank's side
@@ -374,14 +372,14 @@ class Network:
     def __init__(self, world: World) -> None:
         self._world = world
         self.engines: dict[str, Engine] = {}
-        self.partitions: dict[str, list[Callable[[], None]]] = {}  # by the name of a scheduler
+        self.partitions: dict[str, list[Callable[[], object]]] = {}  # by the name of a scheduler
         self.delay = 0.0005
 
     def add(self, engine: Engine) -> None:
         self.engines[engine.name] = engine
 
     def travel(
-        self, process: Process, direction: str, what: Callable[[], None], order: dict[str, float] | None = None
+        self, process: Process, direction: str, what: Callable[[], object], order: dict[str, float] | None = None
     ) -> None:
         held = self.partitions.get(process.name)
         if held is not None:
