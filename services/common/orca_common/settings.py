@@ -47,6 +47,14 @@ def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
     return {**inherited, **settings}
 
 
+def quiet_grpc() -> None:
+    """Keeps gRPC's C core from writing of each connection that ends to standard error, in a form of its own.
+
+    Comes before the first channel or server. Errors are still written; GRPC_VERBOSITY in the environment decides.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
 def fetch_header() -> str | None:
     """The HTTP header `NAME: VALUE` that a download of a model sends. A command line would show it to others."""
     return os.environ.get("FETCH_HEADER")

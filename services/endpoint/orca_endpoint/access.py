@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import OrcaError, Unauthenticated
 
+from .call_line import note_error
 from .completion_answer import failure
 
 AUTHORIZATION = "authorization"
@@ -73,6 +74,7 @@ def tenant_in(scope: Mapping[str, Any]) -> str:
 
 
 async def answer(error: OrcaError, send: Send) -> None:
+    note_error(error)
     status, headers, body = failure(error)
     raw = json.dumps(body).encode()
     pairs = {"content-type": "application/json", "content-length": str(len(raw)), **headers}

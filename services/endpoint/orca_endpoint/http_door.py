@@ -20,6 +20,7 @@ from orca_common.errors import NotFound, OrcaError, Unavailable, echo
 
 from .access import KeyMiddleware
 from .bodies import BodyMiddleware
+from .call_line import LineMiddleware, note_error
 from .completion_answer import failure
 from .completions import Completions
 from .endpoint import Endpoint
@@ -53,7 +54,7 @@ class HttpDoor:
         )
         guarded: Any = partial(GuardedConnection, limits=self.connections)
         config = uvicorn.Config(
-            KeyMiddleware(BodyMiddleware(app, limits, settings.max_message_bytes), keys),
+            LineMiddleware(KeyMiddleware(BodyMiddleware(app, limits, settings.max_message_bytes), keys)),
             http=guarded,
             ws="none",
             lifespan="off",
@@ -121,6 +122,7 @@ class Server(uvicorn.Server):
 async def answer_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of an OrcaError."""
     assert isinstance(error, OrcaError)
+    note_error(error)
     status, headers, body = failure(error)
     return JSONResponse(body, status, headers)
 
@@ -128,6 +130,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
 async def answer_http_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of unknown paths and methods: the error in OpenAI's shape."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {echo(request.url.path)}: {error.detail}"
-    _, _, body = failure(NotFound(message))
+    refusal = NotFound(f"{request.method} {echo(request.url.path)}: {error.detail}")
+    note_error(refusal)
+    _, _, body = failure(refusal)
     return JSONResponse(body, error.status_code, error.headers)

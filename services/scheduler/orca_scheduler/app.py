@@ -90,7 +90,7 @@ def discovery_of(settings: SchedulerSettings) -> Discovery:
 def main(settings: SchedulerSettings | None = None) -> None:
     """`python -m orca_scheduler`: settings from flags, environment and file, unless given."""
     settings = settings or SchedulerSettings.load(sys.argv[1:])
-    logs.configure("scheduler", settings.log_level)
+    logs.configure("orca-scheduler", settings.log_level)
     try:
         service.run(lambda: service.serve(lambda: SchedulerApp(settings)))
     except OrcaError as error:

@@ -178,7 +178,7 @@ def _run() -> None:
     settings = RankSettings.load()
     if settings.supervisor_pid:
         die_with_parent(settings.supervisor_pid)
-    logs.configure("worker", settings.log_level)
+    logs.configure("orca-worker", settings.log_level)
     checkpoint = prepare(settings)
     if settings.supervisor_pid:
         settings = read_place()

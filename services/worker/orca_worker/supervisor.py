@@ -343,7 +343,7 @@ class SupervisorApp:
 def main(settings: SupervisorSettings | None = None) -> None:
     """`python -m orca_worker.supervisor`: settings from flags, environment and file, unless given."""
     settings = settings or SupervisorSettings.load(sys.argv[1:])
-    logs.configure("supervisor", settings.log_level)
+    logs.configure("orca-worker", settings.log_level)
     try:
         service.run(lambda: service.serve(lambda: SupervisorApp(settings)))
     except OrcaError as error:
