@@ -19,7 +19,8 @@ setup: $(STAMP) ## Install everything into .venv; the other targets do this firs
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	@echo "Installing into $(VENV), once: torch and all that the tests need, some 5 GB. This takes a few minutes."
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[all]'
 	touch $@
 
 demo: $(STAMP) ## Serve the demo model, and show four requests that share iterations.
