@@ -14,6 +14,7 @@ from orca_common.errors import Unauthenticated
 from .completion_answer import failure
 
 AUTHORIZATION = "authorization"
+OPEN_PATHS = {"/health", "/version", "/docs", "/openapi.json"}  # the same over HTTP, and how to call
 OPEN = "/grpc.health.v1.Health/"  # probes have no key; health tells only whether the endpoint serves
 
 
@@ -60,7 +61,8 @@ class KeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            scope["orca.tenant"] = self._keys.tenant_of(Headers(scope=scope).get(AUTHORIZATION))
+            if scope["path"] not in OPEN_PATHS:
+                scope["orca.tenant"] = self._keys.tenant_of(Headers(scope=scope).get(AUTHORIZATION))
         except Unauthenticated as error:
             await answer(error, send)
         else:

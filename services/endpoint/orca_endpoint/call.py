@@ -7,7 +7,7 @@ attaches again whenever packets may be missing, and detaches. The transcript dec
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -144,6 +144,11 @@ class Call:
         if self._operation is None or self._refused or self._transcript.next == "end":
             return  # there is nothing to detach
         self._delivery.detach(self.request_id, self.attempt, self._grace(error), self._operation)
+
+    def label(self, attributes: Mapping[str, str]) -> None:
+        """Attributes of the call's span that its door knows."""
+        if self._span is not None:
+            self._span.set_attributes(dict(attributes))
 
     def drop(self, error: BaseException) -> None:
         """Ends a call that is never entered, because of another call's error."""

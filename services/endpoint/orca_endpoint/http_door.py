@@ -1,26 +1,36 @@
-"""The HTTP door: OpenAI's API for completions and models, over the same calls as the gRPC door."""
+"""The HTTP door: OpenAI's API for completions and models, over the same calls as the gRPC door.
 
+Every error is in OpenAI's shape, whoever finds it: a method, the router, the keys, the parser of HTTP.
+"""
+
+import asyncio
 import contextlib
+import json
 import math
 import socket
-import time
-from asyncio import Event
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import NotFound, OrcaError, Unavailable
+from orca_common.errors import InvalidArgument, NotFound, OrcaError, Unavailable, internal
 
 from .access import KeyMiddleware
 from .completion_answer import failure
 from .completions import Completions
 from .endpoint import Endpoint
+from .pages import Door, Pages
+from .request_ids import HEADER as REQUEST_ID
+from .request_ids import RequestIds
+from .resumed_completion import ResumedCompletion
+from .tokens import Tokens
 
 STOP_SECONDS = 3  # for answers under way when their calls have ended
 
@@ -31,16 +41,20 @@ class HttpDoor:
     def __init__(self, endpoint: Endpoint, keys: ApiKeys) -> None:
         self._endpoint = endpoint
         self._socket: socket.socket | None = None
-        self._served: Event | None = None
+        self._served: asyncio.Event | None = None
+        tokens = Tokens(endpoint)
         routes = [
-            Route("/v1/completions", Completions(endpoint), methods=["POST"]),
-            Route("/v1/models", self._models),
-            Route("/v1/models/{id:path}", self._model),
+            Door("/v1/completions", Completions(endpoint), "POST"),
+            Door("/v1/completions/{id}", ResumedCompletion(endpoint), "GET"),
+            Door("/tokenize", tokens.tokenize, "POST"),
+            Door("/detokenize", tokens.detokenize, "POST"),
+            *Pages(endpoint).routes(),
         ]
-        app = Starlette(routes=routes, exception_handlers={HTTPException: answer_http_error, OrcaError: answer_error})
+        handlers = {HTTPException: answer_http_error, OrcaError: answer_error, Exception: answer_bug}
+        app = KeyMiddleware(Starlette(routes=routes, exception_handlers=handlers), keys)
         config = uvicorn.Config(
-            KeyMiddleware(app, keys),
-            http="httptools",
+            RequestIds(with_cors(app, endpoint.settings.cors_origins)),
+            http=Protocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -49,7 +63,6 @@ class HttpDoor:
             timeout_graceful_shutdown=math.ceil(endpoint.settings.drain_seconds) + STOP_SECONDS,
         )
         self._server = Server(config)
-        self._created = int(time.time())
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
@@ -63,10 +76,12 @@ class HttpDoor:
     async def serve(self) -> None:
         """Serves until `stop`."""
         assert self._socket is not None
-        self._served = Event()
+        self._served = asyncio.Event()
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
+            for listening in self._server.servers:  # after a cancellation: the next socket may get the same number
+                listening.close()
             self._served.set()
 
     async def stop(self) -> None:
@@ -77,28 +92,39 @@ class HttpDoor:
         if self._socket is not None:
             self._socket.close()
 
-    async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card()]})
 
-    async def _model(self, request: Request) -> Response:
-        wanted = request.path_params["id"]
-        if wanted != self._endpoint.name:
-            raise self._endpoint.unknown_model(wanted)
-        return JSONResponse(self._card())
+class Protocol(HttpToolsProtocol):
+    """uvicorn's HTTP, whose refusal of what is no HTTP is in OpenAI's shape too."""
 
-    def _card(self) -> dict[str, Any]:
-        """OpenAI's model object."""
-        return {
-            "id": self._endpoint.name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "orca",
-            "max_model_len": self._endpoint.checkpoint.max_positions,
-        }
+    def send_400_response(self, msg: str) -> None:
+        _, _, body = failure(InvalidArgument("request", msg))
+        raw = json.dumps(body).encode()
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(raw)}\r\n"
+        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + raw)
+        self.transport.close()
+
+
+def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
+    """Lets pages of these origins call, from a browser. Comes before the keys: a browser asks first, without one."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=[origin.strip() for origin in origins.split(",")],
+        allow_methods=["GET", "HEAD", "POST"],
+        allow_headers=["*"],
+        expose_headers=[REQUEST_ID, "X-Queue-Position", "X-Queue-Seconds", "Retry-After"],
+    )
 
 
 class Server(uvicorn.Server):
     """uvicorn without its signal handlers: `service.serve` handles the signals."""
+
+    servers: list[asyncio.Server]
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.servers = []  # uvicorn sets them when it listens
 
     def capture_signals(self) -> Any:
         return contextlib.nullcontext()
@@ -117,3 +143,8 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     message = f"{request.method} {request.url.path}: {error.detail}"
     _, _, body = failure(NotFound(message))
     return JSONResponse(body, error.status_code, error.headers)
+
+
+async def answer_bug(request: Request, error: Exception) -> Response:
+    """Starlette's handler of everything else."""
+    return await answer_error(request, internal(error))
