@@ -74,6 +74,7 @@ async def test_health_says_why_not(orca: World, model: Path) -> None:
         serving(orca.redis_url, "nobody-has-formed", model) as started,
         httpx.AsyncClient(base_url=started.http) as http,
     ):
+        await until(started.app.delivery.on_time)
         answer = await http.get("/health")
     assert answer.status_code == 503
     assert "no engine has formed" in answer.json()["error"]["message"]
