@@ -1,4 +1,4 @@
-"""Bodies of HTTP requests: read within a bound, and parsed as JSON with nothing left over in silence.
+"""Bodies of HTTP requests as JSON, with nothing left over in silence.
 
 Whoever reads a field here gets InvalidArgument with the field's name for a value of another type.
 """
@@ -7,29 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from starlette.requests import Request
-
 from orca_common.errors import InvalidArgument
-
-from .completion_answer import BodyTooLarge
-
-DRAINED_BODY = 8  # a body of up to this many times the limit is read and dropped, so that its client hears the refusal
-
-
-async def read_body(request: Request, limit: int) -> bytes:
-    """The body. Raises BodyTooLarge, but reads on first: a client that still sends would not hear the answer."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size <= limit:
-            parts.append(part)
-        else:
-            parts.clear()
-        if size > limit * DRAINED_BODY:
-            break
-    if size > limit:
-        raise BodyTooLarge(f"body: more than {limit} bytes; at most {limit} are allowed")
-    return b"".join(parts)
 
 
 def load(raw: bytes) -> dict[str, Any]:

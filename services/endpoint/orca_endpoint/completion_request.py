@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 from orca.v1.orca_pb2 import GenerateRequest, Sampling, TokenIds
-from orca_common.errors import InvalidArgument
+from orca_common.errors import InvalidArgument, echo
 
 from .body import as_number, check_names, get, load, number, strings, text
 from .completion_fields import NAMES
@@ -146,7 +146,7 @@ def token_ids(value: Any, field: str) -> list[int]:
         if isinstance(item, bool) or not isinstance(item, int):
             raise InvalidArgument(f"{field}[{n}]", "must be a token id")
         if not 0 <= item <= UINT32:
-            raise InvalidArgument(f"{field}[{n}]", f"is {item}, which is no token id")
+            raise InvalidArgument(f"{field}[{n}]", f"is {echo(str(item), 20)}, which is no token id")
     return value
 
 

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from orca.v1.orca_pb2 import GenerateRequest
 
 from .access import tenant_in
+from .bodies import parsed
 from .call import Call
 from .completion_answer import Choice, Chunks, Logprobs, completion, finish_reason, usage
 from .completion_request import Completion, parse
@@ -29,7 +30,7 @@ class Completions(Exchange):
     async def _serve(self, raw: bytes, request: Request, answer: Answer) -> None:
         endpoint = self._endpoint
         deadline, carrier = deadline_of(request), dict(request.headers)
-        wanted = parse(raw, endpoint.settings.max_prompts)
+        wanted = await parsed(raw, lambda body: parse(body, endpoint.settings.max_prompts), endpoint.large)
         name = f"cmpl-{secrets.token_hex(12)}"
         tenant = tenant_in(request.scope)
         calls: list[Call] = []

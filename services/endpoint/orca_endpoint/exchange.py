@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from orca_common.errors import DeadlineExceeded, InvalidArgument, OrcaError, internal
 
-from .body import read_body
+from .call_line import note_error
 from .completion_answer import failure
 from .endpoint import Endpoint
 
@@ -34,7 +34,7 @@ class Exchange(ABC):
         request = Request(scope, receive)
         answer = Answer(send)
         try:
-            raw = await read_body(request, self._endpoint.settings.max_message_bytes)
+            raw = await request.body()
             await while_connected(receive, self._serve(raw, request, answer))
         except ClientDisconnect:
             pass
@@ -78,6 +78,7 @@ class Answer:
 
     async def fail(self, error: OrcaError) -> None:
         """Sends the error as the answer, or as the last event of a stream that has begun (no [DONE] follows then)."""
+        note_error(error)
         status, headers, body = failure(error)
         if self.started:
             await self.write(f"data: {json.dumps(body)}\n\n".encode())

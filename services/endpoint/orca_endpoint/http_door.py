@@ -5,9 +5,9 @@ Every error is in OpenAI's shape, whoever finds it: a method, the router, the ke
 
 import asyncio
 import contextlib
-import json
 import math
 import socket
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -17,15 +17,18 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import InvalidArgument, NotFound, OrcaError, Unavailable, internal
+from orca_common.errors import NotFound, OrcaError, Unavailable, echo, internal
 
 from .access import KeyMiddleware
+from .bodies import BodyMiddleware
+from .call_line import LineMiddleware, note_error
 from .completion_answer import failure
 from .completions import Completions
 from .endpoint import Endpoint
+from .http_connection import ConnectionLimits, GuardedConnection
+from .limits import Limits
 from .pages import Door, Pages
 from .request_ids import HEADER as REQUEST_ID
 from .request_ids import RequestIds
@@ -38,7 +41,7 @@ STOP_SECONDS = 3  # for answers under way when their calls have ended
 class HttpDoor:
     """The HTTP server, on the service's event loop."""
 
-    def __init__(self, endpoint: Endpoint, keys: ApiKeys) -> None:
+    def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits, connections: int) -> None:
         self._endpoint = endpoint
         self._socket: socket.socket | None = None
         self._served: asyncio.Event | None = None
@@ -51,16 +54,27 @@ class HttpDoor:
             *Pages(endpoint).routes(),
         ]
         handlers = {HTTPException: answer_http_error, OrcaError: answer_error, Exception: answer_bug}
-        app = KeyMiddleware(Starlette(routes=routes, exception_handlers=handlers), keys)
+        app = Starlette(routes=routes, exception_handlers=handlers)
+        settings = endpoint.settings
+        self.connections = ConnectionLimits(
+            connections,
+            settings.max_peer_connections,
+            settings.max_header_bytes,
+            settings.header_seconds,
+            settings.body_seconds,
+            settings.write_timeout,
+        )
+        guarded: Any = partial(GuardedConnection, limits=self.connections)
+        keyed = KeyMiddleware(BodyMiddleware(app, limits, settings.max_message_bytes), keys)
         config = uvicorn.Config(
-            RequestIds(with_cors(app, endpoint.settings.cors_origins)),
-            http=Protocol,
+            LineMiddleware(RequestIds(with_cors(keyed, settings.cors_origins))),
+            http=guarded,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=math.ceil(endpoint.settings.drain_seconds) + STOP_SECONDS,
+            timeout_graceful_shutdown=math.ceil(settings.drain_seconds) + STOP_SECONDS,
         )
         self._server = Server(config)
 
@@ -93,17 +107,6 @@ class HttpDoor:
             self._socket.close()
 
 
-class Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP, whose refusal of what is no HTTP is in OpenAI's shape too."""
-
-    def send_400_response(self, msg: str) -> None:
-        _, _, body = failure(InvalidArgument("request", msg))
-        raw = json.dumps(body).encode()
-        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(raw)}\r\n"
-        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + raw)
-        self.transport.close()
-
-
 def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
     """Lets pages of these origins call, from a browser. Comes before the keys: a browser asks first, without one."""
     if not origins:
@@ -133,6 +136,7 @@ class Server(uvicorn.Server):
 async def answer_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of an OrcaError."""
     assert isinstance(error, OrcaError)
+    note_error(error)
     status, headers, body = failure(error)
     return JSONResponse(body, status, headers)
 
@@ -140,8 +144,9 @@ async def answer_error(request: Request, error: Exception) -> Response:
 async def answer_http_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of unknown paths and methods: the error in OpenAI's shape."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    _, _, body = failure(NotFound(message))
+    refusal = NotFound(f"{request.method} {echo(request.url.path)}: {error.detail}")
+    note_error(refusal)
+    _, _, body = failure(refusal)
     return JSONResponse(body, error.status_code, error.headers)
 
 

@@ -5,8 +5,6 @@ It names the exchange, for logs of the caller and proxies. What names a completi
 
 import re
 import secrets
-from collections.abc import Mapping
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -18,11 +16,10 @@ from .completion_answer import failure
 
 HEADER = "X-Request-Id"
 GIVEN = re.compile(r"[!-~]{1,128}")  # visible ASCII
-KEY = "orca.request_id"  # of an ASGI scope
 
 
 class RequestIds:
-    """Middleware: takes or makes the id, and gives it back. Whoever comes after it finds the id in the scope."""
+    """Middleware: takes or makes the id, and gives it back."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -31,7 +28,6 @@ class RequestIds:
         given = Headers(scope=scope).get(HEADER)
         usable = given is not None and GIVEN.fullmatch(given) is not None
         name = given if given is not None and usable else f"req_{secrets.token_hex(12)}"
-        scope[KEY] = name
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -45,6 +41,7 @@ class RequestIds:
             await self._app(scope, receive, send_named)
 
 
-def labels_in(scope: Mapping[str, Any]) -> dict[str, str]:
-    """The id as an attribute of spans."""
-    return {"http.request.header.x-request-id": scope[KEY]}
+def labels_in(scope: Scope) -> dict[str, str | list[str]]:
+    """The caller's id as an attribute of spans; empty where it gave none."""
+    given = Headers(scope=scope).get(HEADER)
+    return {"http.request.header.x-request-id": [given]} if given is not None else {}

@@ -1,6 +1,5 @@
 """`POST /tokenize` and `POST /detokenize`, in the shape that vLLM has given them: what a prompt is to the model."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +8,8 @@ from starlette.responses import JSONResponse, Response
 
 from orca_common.errors import ErrorReason, FailedPrecondition, InvalidArgument
 
-from .body import check_names, get, load, read_body, text
+from .bodies import parsed
+from .body import check_names, get, load, text
 from .completion_request import token_ids
 from .endpoint import Endpoint
 from .text import Vocabulary
@@ -38,7 +38,7 @@ class Tokens:
             ids = vocabulary.encode(prompt, special)
             return ids, [vocabulary.spell(i) for i in ids] if spelled else None
 
-        ids, names = encoded() if size <= IN_LOOP else await asyncio.to_thread(encoded)
+        ids, names = encoded() if size <= IN_LOOP else await self._endpoint.large.run(encoded)
         limit = self._endpoint.checkpoint.max_positions
         return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": names})
 
@@ -51,11 +51,12 @@ class Tokens:
             if i >= vocab_size:
                 raise InvalidArgument(f"tokens[{n}]", f"is {i}, but the vocabulary has {vocab_size} tokens")
         vocabulary = self._vocabulary()
-        texts = vocabulary.texts(ids) if len(ids) <= IN_LOOP else await asyncio.to_thread(vocabulary.texts, ids)
+        few = len(ids) <= IN_LOOP
+        texts = vocabulary.texts(ids) if few else await self._endpoint.large.run(lambda: vocabulary.texts(ids))
         return JSONResponse({"prompt": "".join(texts)})
 
     async def _body(self, request: Request, known: set[str]) -> Mapping[str, Any]:
-        body = load(await read_body(request, self._endpoint.settings.max_message_bytes))
+        body = await parsed(await request.body(), load, self._endpoint.large)
         check_names(body, known)
         self._endpoint.check_model(get(body, "model", str, "a string", ""))
         return body
