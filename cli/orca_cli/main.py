@@ -19,11 +19,13 @@ from orca_cli import bench
 from orca_cli import config as effective
 from orca_cli import demo as demonstration
 from orca_cli.chart_values import read_values
+from orca_cli.credentials import certs, key
 from orca_cli.generate import generate
 from orca_cli.timeline import drawing, plane_table, share_table
 from orca_cli.topology import pod_table, rank_table, slice_table
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, OrcaError
+from orca_common.roles import Role
 from orca_endpoint.settings import EndpointSettings
 from orca_lab.timeline import read_run, trace_events
 from orca_local.settings import ServeSettings, StackSettings
@@ -39,6 +41,8 @@ app = typer.Typer(
     help="Orca serves Transformer models: iteration-level scheduling, selective batching.",
 )
 app.command()(generate)
+app.command()(certs)
+app.command()(key)
 app.add_typer(bench.app, name="bench")
 console = Console(highlight=False, markup=False)
 
@@ -88,10 +92,14 @@ def serve(context: typer.Context) -> None:
         async with running(settings) as (stack, folder):
             console.print(f"Orca serves {stack.model_name}", style="bold green", end="")
             console.print(f" in {stack.computed_by}")
+            scheme = "https" if settings.tls_dir else "http"
             for address, http in zip(stack.grpc_addresses, stack.http_addresses, strict=True):
-                console.print(f"  gRPC {address}   OpenAI API http://{http}/v1", soft_wrap=True)
+                console.print(f"  gRPC {address}   OpenAI API {scheme}://{http}/v1", soft_wrap=True)
             console.print(f"  run folder {folder}", soft_wrap=True)
-            console.print(f"  try: orca generate 'def main(' --address {stack.grpc_addresses[0]}", soft_wrap=True)
+            options = f"--address {stack.grpc_addresses[0]}"
+            if settings.tls_dir:
+                options += f" --tls-dir {Path(settings.tls_dir) / Role.CLIENT}"
+            console.print(f"  try: orca generate 'def main(' {options}", soft_wrap=True)
             await asyncio.get_running_loop().create_future()
 
     _run(body())

@@ -19,13 +19,16 @@ from orca.v1 import worker_pb2 as pb
 from orca.v1.worker_pb2_grpc import SupervisorStub
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition
+from orca_common.roles import Role
 from orca_common.settings import variable
+from orca_common.tls import transport_of
 from orca_worker.models.families import check_partition
 
 from .child import Child, RedisChild
 from .settings import StackSettings
 
 LOOPBACK = "127.0.0.1"
+TLS_ROLES = {"supervisor": "worker"}  # the folder of a process's certificate, where it is not named as the process
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 KILL_AFTER = 15.0  # seconds beyond a process's own bound for its drain
 BACKOFF = (0.2, 5.0)  # seconds before a dead process is started again: first, longest
@@ -49,6 +52,7 @@ class Stack:
         self._more = environment or {}
         self._model = settings.model or str(DEMO_MODEL)
         self._redis_url = settings.redis_url
+        self._tls_dir = Path(settings.tls_dir).absolute() if settings.tls_dir is not None else None
         self._children: list[Child] = []
         self._ranks: dict[int, list[pb.RankEntry]] = {}  # by the ordinal of the pod
         self._tasks: list[asyncio.Task[None]] = []
@@ -83,9 +87,9 @@ class Stack:
         check_partition(read_checkpoint(self._model), settings.tp, settings.pp)
         (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
         if self._redis_url is None:
-            redis = RedisChild(self._run_dir / "redis", self._log("redis"))
+            redis = RedisChild(self._run_dir / "redis", self._log("redis"), closed=self._tls_dir is not None)
             await self._start(redis)
-            self._redis_url = f"redis://{redis.address}/0"
+            self._redis_url = redis.url
         supervisors = [
             self._child("supervisor", n, "orca_worker.supervisor", ranks=settings.tp, first_gpu=n * settings.tp)
             for n in range(settings.engines * settings.pp)
@@ -101,6 +105,8 @@ class Stack:
             self._child("scheduler", n, "orca_scheduler", workers=workers) for n in range(settings.schedulers)
         ]
         await asyncio.gather(*(self._start(child) for child in schedulers))
+        # The stack asks supervisors as a scheduler does.
+        self._transport = transport_of(str(self._tls_dir / Role.SCHEDULER) if self._tls_dir is not None else None)
         self._tasks += [asyncio.create_task(self._watch_ranks(n, s)) for n, s in enumerate(supervisors)]
         for scheduler in schedulers:
             await self._until(scheduler, scheduler.unready)
@@ -126,6 +132,8 @@ class Stack:
         """A service with the stack's settings, and with those that are `decided` for this process."""
         own = {"host": LOOPBACK, "port": 0, "http_port": 0, "model": self._model, "redis_url": self._redis_url}
         own |= {"run_dir": self._run_dir, "threads": self._threads(), **decided}
+        if self._tls_dir is not None:
+            own["tls_dir"] = self._tls_dir / TLS_ROLES.get(role, role)
         environment = {
             **self._settings.environment(),
             **{variable(name): str(value) for name, value in own.items()},
@@ -194,16 +202,16 @@ class Stack:
 
     async def _watch_ranks(self, ordinal: int, supervisor: Child) -> None:
         """Keeps the ranks of `processes.json` current."""
-        async with grpc.aio.insecure_channel(supervisor.address) as channel:
-            while True:
-                try:
-                    async for table in SupervisorStub(channel).Watch(pb.WatchRequest(), wait_for_ready=True):
+        while True:
+            try:
+                async with self._transport.channel(supervisor.address, Role.WORKER, ()) as channel:
+                    async for table in SupervisorStub(channel).Watch(pb.WatchRequest()):
                         self._ranks[ordinal] = list(table.ranks)
                         self._write_processes()
-                except grpc.aio.AioRpcError:
-                    self._ranks.pop(ordinal, None)
-                    self._write_processes()
-                    await asyncio.sleep(BACKOFF[0])
+            except grpc.aio.AioRpcError:
+                self._ranks.pop(ordinal, None)
+                self._write_processes()
+            await asyncio.sleep(BACKOFF[0])
 
     def _write_processes(self) -> None:
         """`processes.json`: what runs now, by role, pid and address.

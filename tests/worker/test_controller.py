@@ -23,6 +23,7 @@ from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import Unavailable
 from orca_common.protocol import PROTOCOL, TERM_METADATA
 from orca_common.telemetry import Telemetry
+from orca_common.tls import Plaintext
 from orca_worker import lane
 from orca_worker.controller import Controller
 from orca_worker.gpu_thread import GpuThread
@@ -74,10 +75,10 @@ async def serving(folder: Path, telemetry: Telemetry | None = None) -> AsyncIter
     stage = Stage(checkpoint, "float32", torch_device, None, CPU(1))
     failures: list[str] = []
     rendezvous = Rendezvous("127.0.0.1", torch_device)
-    controller = Controller(checkpoint, stage, telemetry or Telemetry("test"), rendezvous, failures.append)
-    server, _ = await new_server("orca.v1.Controller")
+    controller = Controller(checkpoint, stage, telemetry or Telemetry("test"), rendezvous, Plaintext(), failures.append)
+    server, _ = await new_server("orca.v1.Controller", Plaintext())
     worker_pb2_grpc.add_ControllerServicer_to_server(controller, server)
-    port = listen(server, "127.0.0.1", 0)
+    port = listen(server, Plaintext(), "127.0.0.1", 0)
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield Rank(controller, worker_pb2_grpc.ControllerStub(channel), channel, failures)

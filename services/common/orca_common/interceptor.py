@@ -25,12 +25,12 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         parse = handler.request_deserializer
         if parse is not None and not handler.request_streaming:
             parse = _tolerant(parse, str(handler_call_details.method))
-        behaviour, make = _behaviour(handler)
+        behaviour, make = behaviour_of(handler)
         answer = _answer_stream if inspect.isasyncgenfunction(behaviour) else _answer
         return make(answer(behaviour), parse, handler.response_serializer)
 
 
-def _behaviour(handler: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def behaviour_of(handler: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """A handler's method, and the function that makes such a handler."""
     match handler.request_streaming, handler.response_streaming:
         case False, False:

@@ -29,10 +29,10 @@ EPILOG = "--max-batch-size 8 is also ORCA_MAX_BATCH_SIZE=8 in the environment, a
 # environment and one file, so only a name that no service knows is a mistake.
 NAMES = """
 advertise_host api_keys api_keys_file
-block_size call_buffer config connection_age device drain_seconds dtype endpoints engines first_gpu
+block_size call_buffer client_certificates config connection_age device drain_seconds dtype endpoints engines first_gpu
 gpus_per_pod host http_port kernels local_rank log_level max_batch_size max_calls max_detach_grace max_prompt_bytes
 max_prompts max_stop_bytes max_stop_strings max_stop_token_ids max_waiting model pool pool_patience port pp rank_port
-ranks redis_url run_ahead run_dir schedulers slots spare status_port supervisor_pid threads tp worker_namespace
+ranks redis_url run_ahead run_dir schedulers slots spare status_port supervisor_pid threads tls_dir tp worker_namespace
 worker_port worker_statefulset workers
 """
 KNOWN = frozenset(NAMES.split())
@@ -193,6 +193,8 @@ class ServiceSettings(Settings):
         BeforeValidator(lambda level: level.upper() if isinstance(level, str) else level),
     ] = "INFO"
     """The least level that is logged, in upper or lower case."""
+    tls_dir: str | None = None
+    """Folder with tls.crt, tls.key and ca.crt: connections are mTLS then, plaintext if it is not given."""
     run_dir: str | None = None
     """Folder of the schedulers' journals; none are written if it is not given."""
 

@@ -1,5 +1,6 @@
-"""Who may come in: the API key of a call, at both doors, before anything of its body is read."""
+"""Who may come in: the API key of a call, at both doors, before its body is read; over HTTP the client's role too."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import grpc
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import Unauthenticated
+from orca_common.errors import OrcaError, Unauthenticated
+from orca_common.roles import Role, roles_in, wrong_role
 
 from .completion_answer import failure
 
@@ -72,7 +75,28 @@ def tenant_in(scope: Mapping[str, Any]) -> str:
     return scope["orca.tenant"]
 
 
-async def answer(error: Unauthenticated, send: Send) -> None:
+class RoleProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, which refuses connections whose certificate has another role than client."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        shown = transport.get_extra_info("ssl_object").getpeercert() or {}
+        roles = roles_in(name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS")
+        if Role.CLIENT not in roles:
+            self.app = Refusing(wrong_role("this door", [Role.CLIENT], roles))
+
+
+class Refusing:
+    """Answers every request with an error."""
+
+    def __init__(self, error: OrcaError) -> None:
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(self._error, send)
+
+
+async def answer(error: OrcaError, send: Send) -> None:
     status, headers, body = failure(error)
     raw = json.dumps(body).encode()
     pairs = {"content-type": "application/json", "content-length": str(len(raw)), **headers}

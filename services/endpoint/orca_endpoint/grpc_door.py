@@ -27,6 +27,9 @@ from orca_common.address import join_address
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import Cancelled, Unavailable
 from orca_common.interceptor import StatusInterceptor
+from orca_common.roles import ANY, Role
+from orca_common.roles import HEALTH as HEALTH_METHODS
+from orca_common.tls import Transport
 from orca_pool.records import Times
 
 from .access import AUTHORIZATION, KeyInterceptor
@@ -38,6 +41,11 @@ from .reflection import Reflection
 
 ORCA, HEALTH = "orca.v1.Orca", "grpc.health.v1.Health"
 Context = grpc.aio.ServicerContext
+ALLOWED = {  # who may call what, where certificates tell
+    f"/{ORCA}/": frozenset({Role.CLIENT}),
+    **{f"/{service}/": ANY for service in REFLECTION},
+    **HEALTH_METHODS,
+}
 OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
     # Clients may ping as often as they like, also while their stream is silent. By default a client that pings a silent
@@ -194,10 +202,18 @@ def age_options(connection_age: float) -> list[tuple[str, int]]:
 class GrpcDoor:
     """The gRPC server. Its health service says NOT_SERVING until `serving(True)`."""
 
-    def __init__(self, endpoint: Endpoint, keys: ApiKeys) -> None:
+    def __init__(self, endpoint: Endpoint, keys: ApiKeys, transport: Transport) -> None:
+        self._transport, self._certificates = transport, endpoint.settings.client_certificates
         limit = endpoint.settings.max_message_bytes
         options = [*OPTIONS, ("grpc.max_receive_message_length", limit), *age_options(endpoint.settings.connection_age)]
-        self._server = grpc.aio.server(interceptors=[StatusInterceptor(), KeyInterceptor(keys)], options=options)
+        self._server = grpc.aio.server(
+            interceptors=[
+                StatusInterceptor(),
+                *(transport.interceptors(ALLOWED) if self._certificates else ()),
+                KeyInterceptor(keys),
+            ],
+            options=options,
+        )
         self._health = HealthServicer()
         self._server.add_generic_rpc_handlers((OrcaServicer(endpoint, keys).handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -207,7 +223,8 @@ class GrpcDoor:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
         await self.serving(False)
         try:
-            bound = self._server.add_insecure_port(join_address(host, port))
+            address = join_address(host, port)
+            bound = self._transport.listen(self._server, address, client_certificates=self._certificates)
         except RuntimeError as error:
             raise Unavailable(f"port: cannot listen on {host}:{port} ({error})") from None
         await self._server.start()

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import socket
+import ssl
 import time
 from asyncio import Event
 from typing import Any
@@ -16,8 +17,9 @@ from starlette.routing import Route
 
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import NotFound, OrcaError, Unavailable
+from orca_common.tls import MutualTls, Transport
 
-from .access import KeyMiddleware
+from .access import KeyMiddleware, RoleProtocol
 from .completion_answer import failure
 from .completions import Completions
 from .endpoint import Endpoint
@@ -28,7 +30,7 @@ STOP_SECONDS = 3  # for answers under way when their calls have ended
 class HttpDoor:
     """The HTTP server, on the service's event loop."""
 
-    def __init__(self, endpoint: Endpoint, keys: ApiKeys) -> None:
+    def __init__(self, endpoint: Endpoint, keys: ApiKeys, transport: Transport) -> None:
         self._endpoint = endpoint
         self._socket: socket.socket | None = None
         self._served: Event | None = None
@@ -38,9 +40,12 @@ class HttpDoor:
             Route("/v1/models/{id:path}", self._model),
         ]
         app = Starlette(routes=routes, exception_handlers={HTTPException: answer_http_error, OrcaError: answer_error})
+        self._transport, self._certificates = transport, endpoint.settings.client_certificates
+        mutual = isinstance(transport, MutualTls) and self._certificates
         config = uvicorn.Config(
             KeyMiddleware(app, keys),
-            http="httptools",
+            http=RoleProtocol if mutual else "httptools",
+            ssl_context_factory=self._context if isinstance(transport, MutualTls) else None,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -50,6 +55,11 @@ class HttpDoor:
         )
         self._server = Server(config)
         self._created = int(time.time())
+
+    def _context(self, config: object, default: object) -> ssl.SSLContext:
+        """uvicorn's ssl_context_factory."""
+        assert isinstance(self._transport, MutualTls)
+        return self._transport.certificates.server_context(client_certificates=self._certificates)
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""

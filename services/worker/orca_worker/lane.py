@@ -8,6 +8,8 @@ from orca_common.errors import Aborted, FailedPrecondition, InvalidArgument, Orc
 from orca_common.protocol import TERM_METADATA
 
 SILENCE = 5.0  # seconds without a message from the master, who sends two a second, until the lane counts as not held
+MAX_TERM = 2**53  # the pool's own bound: its Lua counts in doubles
+MAX_STEP = 2**20  # by which a term may grow at once; a million takeovers that a rank has missed take weeks
 MAX_TIMES = 256  # iterations whose times are kept for the next heartbeat
 
 
@@ -74,10 +76,13 @@ class Lanes:
     def observe_term(self, term: int, lane: Lane | None = None) -> bool:
         """Checks the term of a message, which `lane` has brought. True: it is higher than any before.
 
-        Raises FailedPrecondition when it is old.
+        Raises FailedPrecondition when it is old, and for one that no pool has given: it would shut all masters out.
         """
         if term < self.term:
             raise FailedPrecondition(f"term {term} is old: this rank has seen {self.term}")
+        highest = min(MAX_TERM, self.term + MAX_STEP) if self.term else MAX_TERM
+        if term > highest:
+            raise FailedPrecondition(f"term {term} is not from this release's pool: at most {highest} can follow")
         if term == self.term:
             return False
         self.term = term
