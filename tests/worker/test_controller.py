@@ -164,6 +164,23 @@ async def test_old_terms_are_refused(rank: Rank) -> None:
     assert await ending(old) == (grpc.StatusCode.FAILED_PRECONDITION, "term 4 is old: this rank has seen 5")
 
 
+async def test_a_stranger_cannot_shut_masters_out(rank: Rank) -> None:
+    """A term that no pool gives would be higher than that of all masters to come."""
+    await rank.member(term=5)
+    run = rank.stub.Run()
+    for call in (rank.hello(2**64 - 1), rank.form(2**60, 9)):
+        code, sentence = await refusal(call)
+        assert code == grpc.StatusCode.FAILED_PRECONDITION
+        assert "none that a pool gives" in sentence
+    code, sentence = await refusal(rank.stub.Hello(pb.HelloRequest(protocol=PROTOCOL, engine="x" * 300, term=9)))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert sentence.startswith("engine: is a name of 300 characters")
+    code, _ = await refusal(rank.stub.Hello(pb.HelloRequest(protocol=PROTOCOL, engine="x" * (80 << 20), term=9)))
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED, "a message has a bound"
+    await rank.iterate(run, 5, initiations=[initiation(1, 1)])
+    assert (await run.read()).iteration.number, "the rank still obeys its master"
+
+
 async def test_a_new_master_ends_the_lane_of_the_old(rank: Rank) -> None:
     await rank.member(term=5)
     run = rank.stub.Run()

@@ -8,8 +8,7 @@ from orca_common.errors import Aborted, FailedPrecondition, InvalidArgument, Orc
 from orca_common.protocol import TERM_METADATA
 
 SILENCE = 5.0  # seconds without a message from the master, who sends two a second, until the lane counts as not held
-MAX_TERM = 2**53  # the pool's own bound: its Lua counts in doubles
-MAX_STEP = 2**20  # by which a term may grow at once; a million takeovers that a rank has missed take weeks
+TERM_AHEAD = 86_400e6  # microseconds that a term may lie ahead of this machine's clock: the pool makes terms of its own
 MAX_TIMES = 256  # iterations whose times are kept for the next heartbeat
 
 
@@ -80,9 +79,8 @@ class Lanes:
         """
         if term < self.term:
             raise FailedPrecondition(f"term {term} is old: this rank has seen {self.term}")
-        highest = min(MAX_TERM, self.term + MAX_STEP) if self.term else MAX_TERM
-        if term > highest:
-            raise FailedPrecondition(f"term {term} is not from this release's pool: at most {highest} can follow")
+        if term > time.time() * 1e6 + TERM_AHEAD:
+            raise FailedPrecondition(f"term {term} is none that a pool gives: it is a day ahead of the clock")
         if term == self.term:
             return False
         self.term = term
