@@ -448,7 +448,7 @@ async def test_bytes_that_are_no_request(orca: World) -> None:
         assert error.code() is CODE.INVALID_ARGUMENT
         assert field_of(error) == "message"
         assert reason_of(error) == "UNREADABLE_MESSAGE"
-        sentence = "message: not a valid request of /orca.v1.Orca/Generate (text fields must be UTF-8)"
+        sentence = "message: not a valid GenerateRequest (text fields must be UTF-8)"
         assert error.details() == sentence
     check = orca.serving.channel.unary_unary("/grpc.health.v1.Health/Check")
     with pytest.raises(grpc.aio.AioRpcError) as caught:

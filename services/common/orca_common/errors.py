@@ -5,7 +5,7 @@ OrcaError
 ├── FailedPrecondition   can never be done here: larger than every engine, another model, an old term
 ├── AlreadyExists        a known request id with another body
 ├── NotFound             unknown request
-├── ResourceExhausted    queue full; says when to try again
+├── ResourceExhausted    queue full, or too long for a deadline; says when to try again
 ├── DeadlineExceeded     the request's own deadline; never a shortened answer
 ├── Cancelled            the request was cancelled
 ├── Aborted              a newer call of the same request took over
@@ -35,6 +35,15 @@ log = logging.getLogger(__name__)
 DOMAIN = "orca.serving"  # of the reasons, in google.rpc.ErrorInfo
 
 
+ECHO = 200  # characters of what a caller wrote that an error shows
+SENTENCE = 600  # characters of an error
+
+
+def echo(text: str, limit: int = ECHO) -> str:
+    """A text that a caller may have written, cut to what an error may show of it."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 class ErrorReason(StrEnum):
     """What exactly is wrong, for programs: names that stay. orca.proto says which method ends with which of them."""
 
@@ -47,6 +56,8 @@ class ErrorReason(StrEnum):
     UNKNOWN_MODEL = "UNKNOWN_MODEL"
     REQUEST_ID_IN_USE = "REQUEST_ID_IN_USE"
     QUEUE_FULL = "QUEUE_FULL"
+    QUEUE_LONG = "QUEUE_LONG"
+    TENANT_FULL = "TENANT_FULL"
     ENDPOINT_FULL = "ENDPOINT_FULL"
     TAKEN_OVER = "TAKEN_OVER"
     REQUEST_CANCELLED = "REQUEST_CANCELLED"
@@ -59,6 +70,7 @@ class ErrorReason(StrEnum):
     NO_ENGINE = "NO_ENGINE"
     ENDPOINT_LEAVING = "ENDPOINT_LEAVING"
     ENGINES_LOST = "ENGINES_LOST"
+    LOGITS_NOT_FINITE = "LOGITS_NOT_FINITE"
     BUG = "BUG"
 
 
@@ -69,7 +81,7 @@ class OrcaError(Exception):
     reason: ErrorReason = ErrorReason.UNSPECIFIED  # of all errors of a class, unless an error is given its own
 
     def __init__(self, message: str = "", *, reason: ErrorReason | None = None) -> None:
-        super().__init__(message)
+        super().__init__(echo(message, SENTENCE))
         if reason is not None:
             self.reason = reason
 
@@ -85,8 +97,8 @@ class InvalidArgument(OrcaError):
     reason = ErrorReason.INVALID_FIELD
 
     def __init__(self, field: str, problem: str, *, reason: ErrorReason | None = None) -> None:
-        super().__init__(f"{field}: {problem}", reason=reason)
-        self.field, self.problem = field, problem
+        self.field, self.problem = echo(field), echo(problem, SENTENCE)
+        super().__init__(f"{self.field}: {self.problem}", reason=reason)
 
     def details(self) -> list[Message]:
         violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.problem)

@@ -8,13 +8,13 @@ from typing import Any
 import grpc
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import OrcaError, Unauthenticated
 from orca_common.roles import Role, roles_in, wrong_role
 
 from .completion_answer import failure
+from .http_connection import GuardedConnection
 
 AUTHORIZATION = "authorization"
 OPEN = "/grpc.health.v1.Health/"  # probes have no key; health tells only whether the endpoint serves
@@ -75,8 +75,8 @@ def tenant_in(scope: Mapping[str, Any]) -> str:
     return scope["orca.tenant"]
 
 
-class RoleProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which refuses connections whose certificate has another role than client."""
+class CertifiedConnection(GuardedConnection):
+    """Refuses what comes over a connection whose certificate has another role than client."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -20,6 +20,7 @@ from .delivery import Delivery
 from .endpoint import Endpoint
 from .grpc_door import GrpcDoor
 from .http_door import HttpDoor
+from .limits import Limits, connections_allowed
 from .settings import EndpointSettings
 from .text import Vocabulary
 
@@ -35,6 +36,7 @@ class EndpointApp:
     vocabulary: Vocabulary | None
     delivery: Delivery
     endpoint: Endpoint
+    limits: Limits
 
     def __init__(self, settings: EndpointSettings) -> None:
         self._settings = settings
@@ -64,7 +66,10 @@ class EndpointApp:
         self.endpoint = Endpoint(settings, self._checkpoint, self.vocabulary, self._pool, self.delivery, telemetry)
         self._open.push_async_callback(self._pool.close)
         self._open.push_async_callback(self.delivery.close)
-        self._grpc, self._http = GrpcDoor(self.endpoint, keys, transport), HttpDoor(self.endpoint, keys, transport)
+        self._open.callback(self.endpoint.large.close)
+        self.limits, connections = Limits(settings), connections_allowed(settings.max_connections)
+        self._grpc = GrpcDoor(self.endpoint, keys, transport, self.limits, connections)
+        self._http = HttpDoor(self.endpoint, keys, transport, self.limits, connections)
         self._open.push_async_callback(self._grpc.stop, 0)
         self._open.push_async_callback(self._http.stop)
         self._starting = "the request pool has not answered yet"

@@ -10,13 +10,15 @@ from opentelemetry.trace import Span, SpanKind
 
 from orca.v1.orca_pb2 import CancelRequest, Engine, GenerateRequest, GetModelResponse, ResumeRequest
 from orca_common.checkpoint import Checkpoint
-from orca_common.errors import DeadlineExceeded, ErrorReason, NotFound, ResourceExhausted, Unavailable
+from orca_common.errors import DeadlineExceeded, ErrorReason, NotFound, ResourceExhausted, Unavailable, echo
 from orca_common.telemetry import Telemetry, carrier_of, context_of, trace_id_of
 from orca_pool.pool import Pool
+from orca_pool.records import QueueLimits
 from orca_pool.retry import reached
 
 from .call import Call, CallLimits, Submission
 from .delivery import Delivery
+from .one_thread import OneThread
 from .refusals import RETRY_AFTER
 from .settings import EndpointSettings
 from .text import Vocabulary
@@ -53,7 +55,11 @@ class Endpoint:
         self._pool, self._vocabulary = pool, vocabulary
         self._validator = Validator(settings, checkpoint, vocabulary)
         self._limits = CallLimits(settings.pool_patience, settings.call_buffer)
+        self._queue_limits = QueueLimits(
+            settings.max_waiting_bytes, settings.tenant_requests or None, settings.tenant_waiting_tokens or None
+        )
         self._formed = False  # whether an engine has ever formed
+        self.large = OneThread()  # for inputs that would hold up the loop
         self._validating = 0  # requests whose text is being tokenized
         self.draining = False
 
@@ -110,7 +116,7 @@ class Endpoint:
             Transcript(work.record.request_id, self._vocabulary),
             tenant=tenant,
             attempt=work.attempt,
-            submission=Submission(work, deadline, self.settings.max_waiting),
+            submission=Submission(work, deadline, self.settings.max_waiting, self._queue_limits, tenant),
             deadline=deadline,
             span=span,
         )
@@ -171,7 +177,9 @@ class Endpoint:
 
     def unknown_model(self, wanted: str) -> NotFound:
         """The error of a call for another model than the one that is served."""
-        return NotFound(f"model: {wanted!r} is not served here; {self.name!r} is", reason=ErrorReason.UNKNOWN_MODEL)
+        return NotFound(
+            f"model: {echo(wanted)!r} is not served here; {self.name!r} is", reason=ErrorReason.UNKNOWN_MODEL
+        )
 
     # -- the parts
     def _admit(self, deadline: float | None, max_calls: int) -> None:

@@ -6,6 +6,7 @@ import socket
 import ssl
 import time
 from asyncio import Event
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -16,13 +17,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import NotFound, OrcaError, Unavailable
+from orca_common.errors import NotFound, OrcaError, Unavailable, echo
 from orca_common.tls import MutualTls, Transport
 
-from .access import KeyMiddleware, RoleProtocol
+from .access import CertifiedConnection, KeyMiddleware
+from .bodies import BodyMiddleware
 from .completion_answer import failure
 from .completions import Completions
 from .endpoint import Endpoint
+from .http_connection import ConnectionLimits, GuardedConnection
+from .limits import Limits
 
 STOP_SECONDS = 3  # for answers under way when their calls have ended
 
@@ -30,7 +34,9 @@ STOP_SECONDS = 3  # for answers under way when their calls have ended
 class HttpDoor:
     """The HTTP server, on the service's event loop."""
 
-    def __init__(self, endpoint: Endpoint, keys: ApiKeys, transport: Transport) -> None:
+    def __init__(
+        self, endpoint: Endpoint, keys: ApiKeys, transport: Transport, limits: Limits, connections: int
+    ) -> None:
         self._endpoint = endpoint
         self._socket: socket.socket | None = None
         self._served: Event | None = None
@@ -40,18 +46,29 @@ class HttpDoor:
             Route("/v1/models/{id:path}", self._model),
         ]
         app = Starlette(routes=routes, exception_handlers={HTTPException: answer_http_error, OrcaError: answer_error})
-        self._transport, self._certificates = transport, endpoint.settings.client_certificates
-        mutual = isinstance(transport, MutualTls) and self._certificates
+        settings = endpoint.settings
+        self._transport, self._certificates = transport, settings.client_certificates
+        mutual = isinstance(transport, MutualTls)
+        connection = CertifiedConnection if mutual and self._certificates else GuardedConnection
+        self.connections = ConnectionLimits(
+            connections,
+            settings.max_peer_connections,
+            settings.max_header_bytes,
+            settings.header_seconds,
+            settings.body_seconds,
+            settings.write_timeout,
+        )
+        guarded: Any = partial(connection, limits=self.connections)
         config = uvicorn.Config(
-            KeyMiddleware(app, keys),
-            http=RoleProtocol if mutual else "httptools",
-            ssl_context_factory=self._context if isinstance(transport, MutualTls) else None,
+            KeyMiddleware(BodyMiddleware(app, limits, settings.max_message_bytes), keys),
+            http=guarded,
+            ssl_context_factory=self._context if mutual else None,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=math.ceil(endpoint.settings.drain_seconds) + STOP_SECONDS,
+            timeout_graceful_shutdown=math.ceil(settings.drain_seconds) + STOP_SECONDS,
         )
         self._server = Server(config)
         self._created = int(time.time())
@@ -124,6 +141,6 @@ async def answer_error(request: Request, error: Exception) -> Response:
 async def answer_http_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of unknown paths and methods: the error in OpenAI's shape."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
+    message = f"{request.method} {echo(request.url.path)}: {error.detail}"
     _, _, body = failure(NotFound(message))
     return JSONResponse(body, error.status_code, error.headers)

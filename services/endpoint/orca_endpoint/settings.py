@@ -27,6 +27,12 @@ class EndpointSettings(ServiceSettings, PoolSettings):
 
     max_waiting: int = Field(default=4096, ge=1)
     """Requests in the pool's queue; more are refused with RESOURCE_EXHAUSTED."""
+    max_waiting_bytes: int = Field(default=1 << 30, ge=1)
+    """Bytes of the requests in the pool's queue; more are refused with RESOURCE_EXHAUSTED."""
+    tenant_requests: int = Field(default=0, ge=0)
+    """Requests of one tenant, waiting or running; more are refused with RESOURCE_EXHAUSTED. 0: no limit."""
+    tenant_waiting_tokens: int = Field(default=0, ge=0)
+    """Slots that the waiting requests of one tenant may need together; more are refused. 0: no limit."""
     max_calls: int = Field(default=4096, ge=1)
     """Streams of one endpoint; more new ones are refused with RESOURCE_EXHAUSTED, a Resume at twice as many."""
     max_prompt_bytes: int = Field(default=1 << 20, ge=1)
@@ -47,10 +53,28 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     call_buffer: int = Field(default=1024, ge=1)
     """Tokens that are kept for a client that does not read."""
 
+    max_connections: int = Field(default=4096, ge=1)
+    """Connections of each door; more are closed. Fewer where the limit of descriptors leaves fewer."""
+    max_peer_connections: int = Field(default=1024, ge=1)
+    """HTTP connections of one host; more are closed. gRPC's are bounded by their calls."""
+    max_peer_calls: int = Field(default=2048, ge=1)
+    """Calls of one host at one door; more are refused with RESOURCE_EXHAUSTED."""
+    max_streams: int = Field(default=256, ge=1)
+    """Calls of one gRPC connection at a time; gRPC's clients let more wait."""
+    max_header_bytes: int = Field(default=1 << 16, ge=1024)
+    """Bytes of a request's header."""
+    max_body_bytes: int = Field(default=1 << 28, ge=1)
+    """Bytes of all bodies in an endpoint's memory together; requests that would need more are refused."""
+    header_seconds: float = Field(default=10.0, gt=0)
+    """Seconds for a header to come; over gRPC for a connection to be made."""
+    body_seconds: float = Field(default=30.0, gt=0)
+    """Seconds for a body to come."""
+    write_timeout: float = Field(default=30.0, gt=0)
+    """Seconds for a client to take what is written to it; then its call ends and detaches."""
     connection_age: float = Field(default=300.0, ge=0)
     """Seconds after which a gRPC connection takes no new calls, so that clients spread again; 0: never."""
 
     @property
     def max_message_bytes(self) -> int:
         """The transport's bound, well above everything that the validation refuses by name."""
-        return max(8 << 20, 8 * self.max_prompt_bytes)
+        return max(4 << 20, 4 * self.max_prompt_bytes)

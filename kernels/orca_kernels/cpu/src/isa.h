@@ -9,7 +9,7 @@ enum class Epilogue : int {
   store,     // out = y
   add,       // out += y: the residual
   operand,   // the next operation's operand = activation(y)
-  greedy,    // the largest column of each row, and out = y where it is asked for
+  greedy,    // the largest column of each row, NaN before all, and out = y where it is asked for
 };
 
 // Rows of an operand times packed weights, plus bias. A row's result depends on nothing but the row: every element is
@@ -80,9 +80,11 @@ struct Isa {
 constexpr int KEYS = 32;     // keys of a tile of attention: softmax is rescaled once a tile, from key 0 on
 constexpr int QUERIES = 64;  // rows (queries x heads x group) of one call at most
 
+constexpr int TILED_ROWS = 96;  // rows at most when each head's are padded to tiles of 16
+
 inline size_t attention_scratch(int head_size) {
   size_t d = rounded(head_size, 32);
-  return 2 * KEYS * d + QUERIES * (2 * d + KEYS + 3);
+  return 2 * KEYS * d + TILED_ROWS * (3 * d + 2 * KEYS + 3) + 256;
 }
 
 extern const Isa portable, avx2, avx512, avx512_bf16, amx;
