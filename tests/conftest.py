@@ -20,6 +20,7 @@ SLOW = [
     "e2e/test_kill.py",
     "e2e/test_probes.py",
     "e2e/test_rolling_restart.py",
+    "e2e/test_starting.py",
     "e2e/test_tokens.py",
     "e2e/test_traces.py",
     "e2e/test_trust.py",

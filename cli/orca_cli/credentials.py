@@ -6,9 +6,6 @@ from typing import Annotated
 
 import typer
 
-from orca_common.api_keys import line_of, new_key
-from orca_common.errors import FailedPrecondition
-
 
 def certs(
     folder: Annotated[Path, typer.Argument(help="Folder of the authority, and of a folder for each role.")],
@@ -22,7 +19,8 @@ def certs(
 
     A folder that has a CA keeps it, and gets new certificates: running services take them up without a restart.
     """
-    from orca_local.authority import HERE, HOLDERS, Authority  # cryptography takes 0.1 s to import
+    from orca_common.errors import FailedPrecondition
+    from orca_local.authority import HERE, HOLDERS, Authority
 
     try:
         authority = Authority(folder)
@@ -36,6 +34,9 @@ def certs(
 
 def key(tenant: Annotated[str, typer.Argument(help="Name of the tenant that will call with the key.")]) -> None:
     """Makes an API key: prints the key, which is kept nowhere, and its line for the endpoint's api_keys_file."""
+    from orca_common.api_keys import line_of, new_key
+    from orca_common.errors import FailedPrecondition
+
     made = new_key()
     try:
         line = line_of(tenant, made)

@@ -47,7 +47,7 @@ class Secured:
         return [child.address for child in self.stack._children if child.role == role]
 
     def ranks(self) -> list[pb.RankEntry]:
-        return [rank for ranks in self.stack._ranks.values() for rank in ranks]
+        return [rank for ranks in self.stack._table.ranks.values() for rank in ranks]
 
     @property
     def methods(self) -> dict[str, tuple[set[str], Role]]:

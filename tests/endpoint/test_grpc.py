@@ -24,6 +24,7 @@ from endpoint.harness import (
     until,
     world,
 )
+from endpoint.lines import lines_of
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
@@ -595,7 +596,7 @@ async def test_reflection_of_bytes_that_are_no_question(orca: World, version: st
 
 
 async def test_the_log_tells_a_deadline_from_a_client_that_left(orca: World, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "orca_endpoint.call")
+    caplog.set_level("INFO", "orca_endpoint.call_line")
     late = orca.stub.Generate(generation(request_id="late"), timeout=0.2)
     left = orca.stub.Generate(generation(request_id="left"), timeout=60)
     await left.read()
@@ -603,8 +604,9 @@ async def test_the_log_tells_a_deadline_from_a_client_that_left(orca: World, cap
     with pytest.raises(grpc.aio.AioRpcError):
         await collect(late)
     await orca.serving.quiet()
-    reasons = {record.request: record.reason for record in caplog.records if record.message == "call ended"}  # type: ignore[attr-defined]
-    assert reasons == {"late": "DEADLINE_EXCEEDED", "left": "CLIENT_GONE"}
+    await until(lambda: len(caplog.records) == 2)
+    ends = {line["request"]: (line["status"], line["reason"]) for line in lines_of(caplog)}
+    assert ends == {"late": ("DEADLINE_EXCEEDED", "DEADLINE_PASSED"), "left": ("CANCELLED", "CLIENT_GONE")}
 
 
 async def test_a_client_that_does_not_read(orca: World) -> None:

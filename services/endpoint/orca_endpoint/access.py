@@ -13,6 +13,7 @@ from orca_common.api_keys import ApiKeys
 from orca_common.errors import OrcaError, Unauthenticated
 from orca_common.roles import Role, roles_in, wrong_role
 
+from .call_line import note_error
 from .completion_answer import failure
 from .http_connection import GuardedConnection
 
@@ -97,6 +98,7 @@ class Refusing:
 
 
 async def answer(error: OrcaError, send: Send) -> None:
+    note_error(error)
     status, headers, body = failure(error)
     raw = json.dumps(body).encode()
     pairs = {"content-type": "application/json", "content-length": str(len(raw)), **headers}

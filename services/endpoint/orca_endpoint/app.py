@@ -13,6 +13,7 @@ from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
 from orca_common.errors import OrcaError, Unavailable
 from orca_common.telemetry import Telemetry
 from orca_common.tls import transport_of
+from orca_pool.outage import Outage
 from orca_pool.pool import Pool
 from orca_pool.retry import reached
 
@@ -42,6 +43,7 @@ class EndpointApp:
         self._settings = settings
         self._starting: str | None = "the model is being read"
         self._failed = False
+        self._outage = Outage()
         self._tasks: list[asyncio.Task[None]] = []
         self._open = AsyncExitStack()  # closes what `start` opened, the last first
 
@@ -144,8 +146,9 @@ class EndpointApp:
             await self._pool.identify(model.digest, model.max_positions, model.vocab_size)
         except Unavailable as error:
             self._starting = str(error)
-            log.info("waiting for the pool", extra={"reason": str(error)})
+            self._outage.away(error)
             raise
+        self._outage.back()
 
     async def _health(self) -> None:
         """Keeps the status of gRPC's health service equal to the status port's."""
@@ -162,7 +165,7 @@ class EndpointApp:
 def main(settings: EndpointSettings | None = None) -> None:
     """`python -m orca_endpoint`: settings from flags, environment and file, unless given."""
     settings = settings or EndpointSettings.load(sys.argv[1:])
-    logs.configure("endpoint", settings.log_level)
+    logs.configure("orca-endpoint", settings.log_level)
     try:
         service.run(lambda: service.serve(lambda: EndpointApp(settings)))
     except OrcaError as error:

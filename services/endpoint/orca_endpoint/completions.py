@@ -22,6 +22,7 @@ from orca_pool.records import Reason
 from .access import tenant_in
 from .bodies import parsed
 from .call import Call
+from .call_line import note_error
 from .completion_answer import Choice, Chunks, completion, failure, finish_reason
 from .completion_request import Completion, parse
 from .endpoint import Endpoint
@@ -150,6 +151,7 @@ class Answer:
 
     async def fail(self, error: OrcaError) -> None:
         """Sends the error as the answer, or as the last event of a stream that has begun (no [DONE] follows then)."""
+        note_error(error)
         status, headers, body = failure(error)
         if self.started:
             await self.write(f"data: {json.dumps(body)}\n\n".encode())

@@ -38,6 +38,7 @@ from orca_pool.records import Times
 from .access import AUTHORIZATION, KeyInterceptor
 from .bodies import IN_LOOP
 from .call import Call
+from .call_line import grpc_line
 from .endpoint import Endpoint
 from .events import Accepted, Event, Finished, Prompted, Token
 from .grpc_scores import prompt_messages, token_message
@@ -299,14 +300,9 @@ class GrpcDoor:
             ("grpc.server_handshake_timeout_ms", int(settings.header_seconds * 1000)),
             *age_options(settings.connection_age),
         ]
-        self._server = grpc.aio.server(
-            interceptors=[
-                StatusInterceptor(),
-                *(transport.interceptors(ALLOWED) if self._certificates else ()),
-                KeyInterceptor(keys),
-            ],
-            options=options,
-        )
+        roles = transport.interceptors(ALLOWED) if self._certificates else []
+        interceptors = [StatusInterceptor(grpc_line), *roles, KeyInterceptor(keys)]
+        self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health = HealthServicer()
         self._server.add_generic_rpc_handlers((OrcaServicer(endpoint, keys, limits).handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

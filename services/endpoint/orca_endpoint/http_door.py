@@ -22,6 +22,7 @@ from orca_common.tls import MutualTls, Transport
 
 from .access import CertifiedConnection, KeyMiddleware
 from .bodies import BodyMiddleware
+from .call_line import LineMiddleware, note_error
 from .completion_answer import failure
 from .completions import Completions
 from .endpoint import Endpoint
@@ -60,7 +61,7 @@ class HttpDoor:
         )
         guarded: Any = partial(connection, limits=self.connections)
         config = uvicorn.Config(
-            KeyMiddleware(BodyMiddleware(app, limits, settings.max_message_bytes), keys),
+            LineMiddleware(KeyMiddleware(BodyMiddleware(app, limits, settings.max_message_bytes), keys)),
             http=guarded,
             ssl_context_factory=self._context if mutual else None,
             ws="none",
@@ -134,6 +135,7 @@ class Server(uvicorn.Server):
 async def answer_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of an OrcaError."""
     assert isinstance(error, OrcaError)
+    note_error(error)
     status, headers, body = failure(error)
     return JSONResponse(body, status, headers)
 
@@ -141,6 +143,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
 async def answer_http_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of unknown paths and methods: the error in OpenAI's shape."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {echo(request.url.path)}: {error.detail}"
-    _, _, body = failure(NotFound(message))
+    refusal = NotFound(f"{request.method} {echo(request.url.path)}: {error.detail}")
+    note_error(refusal)
+    _, _, body = failure(refusal)
     return JSONResponse(body, error.status_code, error.headers)

@@ -13,6 +13,8 @@ class EndpointSettings(ServiceSettings, PoolSettings):
 
     model: str
     """Checkpoint folder or hub name. Its configuration and tokenizer are read, never its weights."""
+    served_model_name: str | None = None
+    """The model's name at the doors; the hub's name or that of its folder if not given."""
     port: int = Field(default=0, ge=0, le=65535)
     """Port of gRPC; 0 takes a free one."""
     http_port: int = Field(default=0, ge=0, le=65535)
