@@ -398,9 +398,12 @@ async def test_the_same_id_again(orca: World) -> None:
     assert "another body" in (error.details() or "")
 
 
-async def test_an_unknown_request(orca: World) -> None:
+async def test_an_unknown_request(orca: World, monkeypatch: pytest.MonkeyPatch) -> None:
     error = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="nobody")))
     assert error.code() is CODE.NOT_FOUND
+    monkeypatch.setattr("orca_endpoint.call.HEALING", 0.1)
+    error = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="nobody", from_index=3)))
+    assert (error.code(), reason_of(error)) == (CODE.DATA_LOSS, "TOKENS_LOST"), "three tokens were shown"
     for request, field in [
         (pb.ResumeRequest(), "request_id"),
         (pb.ResumeRequest(request_id="a", digest=b"short"), "digest"),

@@ -257,7 +257,7 @@ class Call:
         if isinstance(answer, Busy):
             self._refused = True
             raise busy_error(answer, self.tenant)
-        if answer is Refusal.UNKNOWN and self._transcript.accepted:
+        if answer is Refusal.UNKNOWN and (self._transcript.accepted or self._transcript.resumes):
             await self._wait_for_healing()
             return None
         self._refused = True

@@ -66,6 +66,11 @@ class Transcript:
         """Tokens so far, those before `from_index` included."""
         return len(self._ids)
 
+    @property
+    def resumes(self) -> bool:
+        """Whether the client was shown tokens by an earlier call."""
+        return self._from_index > 0
+
     def answer(self, attached: Attached) -> Iterator[Event]:
         """What the answer of a submit or an attach adds. Raises DataLoss, or the error that ended the request."""
         if not self.accepted:
