@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,22 @@ DEMO_MODEL = Path(__file__).parent / "demo_model"
 KILL_AFTER = 15.0  # seconds beyond a process's own bound for its drain
 BACKOFF = (0.2, 5.0)  # seconds before a dead process is started again: first, longest
 
+# (source, destination, address) -> where `source` reaches `destination`, which listens at `address`. Both are names of
+# children. Chaos puts proxies between the processes with it.
+Route = Callable[[str, str, str], Awaitable[str]]
+
+
+async def direct(source: str, destination: str, address: str) -> str:
+    """The `Route` of a stack without anything between its processes."""
+    return address
+
 
 class Stack:
     """Starts the processes of one machine and keeps them running until `stop`.
 
     `run_dir` gets their logs, the pool's file, the journals, and `processes.json`. `say` is called with each step, in a
-    sentence. `environment`: variables of all processes besides the settings.
+    sentence. `environment`: variables of all processes besides the settings. `route`: how schedulers reach supervisors,
+    and schedulers and endpoints the embedded Redis.
     """
 
     def __init__(
@@ -44,11 +54,12 @@ class Stack:
         run_dir: Path,
         say: Callable[[str], None],
         environment: Mapping[str, str] | None = None,
+        route: Route = direct,
     ) -> None:
         self._settings, self._run_dir, self._say = settings, run_dir, say
-        self._more = environment or {}
+        self._more, self._route = environment or {}, route
         self._model = settings.model or str(DEMO_MODEL)
-        self._redis_url = settings.redis_url
+        self._redis: RedisChild | None = None  # None: it is the user's
         self._children: list[Child] = []
         self._ranks: dict[int, list[pb.RankEntry]] = {}  # by the ordinal of the pod
         self._tasks: list[asyncio.Task[None]] = []
@@ -69,6 +80,15 @@ class Stack:
         return f"{said['dtype']}, kernels {said['kernels']}"
 
     @property
+    def children(self) -> Sequence[Child]:
+        """The processes that the stack itself starts: Redis, supervisors, endpoints, schedulers."""
+        return tuple(self._children)
+
+    def rank_pid(self, pod: int, local_rank: int) -> int | None:
+        """The process of a rank, by the ordinal of its pod and its number there; None: none runs."""
+        return next((r.pid or None for r in self._ranks.get(pod, ()) if r.local_rank == local_rank), None)
+
+    @property
     def grpc_addresses(self) -> list[str]:
         return [child.addresses["grpc"] for child in self._children if child.role == "endpoint"]
 
@@ -82,23 +102,22 @@ class Stack:
         self._model = str(resolve_model(self._model))
         check_partition(read_checkpoint(self._model), settings.tp, settings.pp)
         (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
-        if self._redis_url is None:
-            redis = RedisChild(self._run_dir / "redis", self._log("redis"))
-            await self._start(redis)
-            self._redis_url = f"redis://{redis.address}/0"
+        if settings.redis_url is None:
+            self._redis = RedisChild(self._run_dir / "redis", self._log("redis"))
+            await self._start(self._redis)
         supervisors = [
-            self._child("supervisor", n, "orca_worker.supervisor", ranks=settings.tp, first_gpu=n * settings.tp)
+            await self._child("supervisor", n, "orca_worker.supervisor", ranks=settings.tp, first_gpu=n * settings.tp)
             for n in range(settings.engines * settings.pp)
         ]
         ports = {"port": settings.port, "http_port": settings.http_port}
         endpoints = [
-            self._child("endpoint", n, "orca_endpoint", host=settings.host, **({} if n else ports))
+            await self._child("endpoint", n, "orca_endpoint", host=settings.host, **({} if n else ports))
             for n in range(settings.endpoints)
         ]
         await asyncio.gather(*(self._start(child) for child in (*supervisors, *endpoints)))
-        workers = ",".join(supervisor.address for supervisor in supervisors)
         schedulers = [
-            self._child("scheduler", n, "orca_scheduler", workers=workers) for n in range(settings.schedulers)
+            await self._child("scheduler", n, "orca_scheduler", workers=await self._workers(n, supervisors))
+            for n in range(settings.schedulers)
         ]
         await asyncio.gather(*(self._start(child) for child in schedulers))
         self._tasks += [asyncio.create_task(self._watch_ranks(n, s)) for n, s in enumerate(supervisors)]
@@ -122,9 +141,12 @@ class Stack:
 
     # -- starting
 
-    def _child(self, role: str, number: int, module: str, **decided: object) -> Child:
+    async def _child(self, role: str, number: int, module: str, **decided: object) -> Child:
         """A service with the stack's settings, and with those that are `decided` for this process."""
-        own = {"host": LOOPBACK, "port": 0, "http_port": 0, "model": self._model, "redis_url": self._redis_url}
+        name = f"{role}-{number}"
+        own = {"host": LOOPBACK, "port": 0, "http_port": 0, "model": self._model}
+        if role != "supervisor":
+            own["redis_url"] = await self._redis_url(name)
         own |= {"run_dir": self._run_dir, "threads": self._threads(), **decided}
         environment = {
             **self._settings.environment(),
@@ -132,8 +154,17 @@ class Stack:
             "GRPC_ENABLE_FORK_SUPPORT": "0",  # no service forks: a message on a stream costs 17 us instead of 19
             **self._more,
         }
-        name = f"{role}-{number}"
         return Child(role, name, [sys.executable, "-m", module], environment, self._log(name))
+
+    async def _redis_url(self, source: str) -> str:
+        """Where a service reaches the request pool."""
+        if self._redis is None:
+            return str(self._settings.redis_url)
+        return f"redis://{await self._route(source, self._redis.name, self._redis.address)}/0"
+
+    async def _workers(self, number: int, supervisors: Sequence[Child]) -> str:
+        """Where a scheduler reaches the supervisors, as its setting `workers`."""
+        return ",".join([await self._route(f"scheduler-{number}", s.name, s.address) for s in supervisors])
 
     def _threads(self) -> int:
         """Threads of each rank's operations: by default its share of the cores.
