@@ -13,7 +13,9 @@ from .errors import (
     InvalidArgument,
     NotFound,
     OrcaError,
+    PermissionDenied,
     ResourceExhausted,
+    Unauthenticated,
     Unavailable,
 )
 from .events import Accepted, Engine, Event, Finished, FinishReason, Model, Timings, Token, message_of
@@ -42,10 +44,12 @@ __all__ = [
     "NotFound",
     "OrcaClient",
     "OrcaError",
+    "PermissionDenied",
     "ResourceExhausted",
     "Stream",
     "Timings",
     "Token",
+    "Unauthenticated",
     "Unavailable",
     "__version__",
     "message_of",

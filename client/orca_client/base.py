@@ -40,6 +40,7 @@ class BaseClient(ABC, Generic[S]):
         addresses: str | Sequence[str],
         *,
         credentials: grpc.ChannelCredentials | None = None,
+        api_key: str | None = None,
         metadata: Sequence[tuple[str, str]] = (),
         connect_timeout: float = 10.0,
         resume_timeout: float = 60.0,
@@ -50,11 +51,12 @@ class BaseClient(ABC, Generic[S]):
         """Connects at the first call. Raises InvalidArgument for an address that is none.
 
         addresses: one or several gRPC targets ("host:port", "dns:///name:port"). credentials: for TLS; None: plaintext.
-        metadata: goes with every call. connect_timeout: a stream ends as Unavailable after so many seconds in which no
-        endpoint has answered this client at all. resume_timeout: the same, once one has answered. retry_when_full: wait
-        while the queue is full, as long as the request's timeout allows, instead of raising ResourceExhausted.
-        keepalive: check a connection after so many seconds of silence; a frozen endpoint is noticed after one and a
-        half times this. tracer: of OpenTelemetry; each request then has a span, whose context goes with its calls.
+        api_key: of the tenant that calls; goes with every call, as metadata does. connect_timeout: a stream ends as
+        Unavailable after so many seconds in which no endpoint has answered this client at all. resume_timeout: the
+        same, once one has answered. retry_when_full: wait while the queue is full, as long as the request's timeout
+        allows, instead of raising ResourceExhausted. keepalive: check a connection after so many seconds of silence; a
+        frozen endpoint is noticed after one and a half times this. tracer: of OpenTelemetry; each request then has a
+        span, whose context goes with its calls.
         """
         targets = targets_of(addresses)
         self._rng = random.Random()
@@ -63,6 +65,8 @@ class BaseClient(ABC, Generic[S]):
         self._resume_timeout, self._retry_when_full = resume_timeout, retry_when_full
         new_channel, options = type(self)._new_channel, channel_options(keepalive)
         self._streams: weakref.WeakSet[S] = weakref.WeakSet()  # left when the client is closed
+        if api_key is not None:
+            metadata = (*metadata, ("authorization", f"Bearer {api_key}"))
         self._channels = Channels(self._addresses, metadata, lambda target: new_channel(target, credentials, options))
 
     def generate(

@@ -9,11 +9,13 @@ OrcaError
 ├── DeadlineExceeded     the timeout of the request passed; an answer is never shortened instead
 ├── Cancelled            the request was cancelled, or this client closed its stream
 ├── Aborted              a newer call of the same request took over
+├── Unauthenticated      no API key, or one that the server does not know
+├── PermissionDenied     the certificate has another role than client
 ├── DataLoss             the stream cannot go on from the tokens that were shown
 ├── Unavailable          no endpoint answered for as long as the client was told to try
 └── Internal             a bug of the server; `trace_id` leads to its traces and logs
 
-Each has `code`, the gRPC status. A status outside this tree (UNAUTHENTICATED, UNIMPLEMENTED) is a plain OrcaError.
+Each has `code`, the gRPC status. A status outside this tree (UNIMPLEMENTED, OUT_OF_RANGE) is a plain OrcaError.
 """
 
 from collections.abc import Iterable
@@ -87,6 +89,14 @@ class Aborted(OrcaError):
     code = grpc.StatusCode.ABORTED
 
 
+class Unauthenticated(OrcaError):
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class PermissionDenied(OrcaError):
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+
 class DataLoss(OrcaError):
     code = grpc.StatusCode.DATA_LOSS
 
@@ -114,6 +124,8 @@ _PLAIN: dict[grpc.StatusCode, type[OrcaError]] = {
         DeadlineExceeded,
         Cancelled,
         Aborted,
+        Unauthenticated,
+        PermissionDenied,
         DataLoss,
         Unavailable,
     )

@@ -29,6 +29,8 @@ class OrcaStub:
     """Every error is a sentence, and carries a google.rpc.ErrorInfo of the domain "orca.serving" with a stable reason. The
     reasons stand in brackets below. Any method may also end with
     INVALID_ARGUMENT    bad input [INVALID_FIELD: google.rpc.BadRequest names it; UNREADABLE_MESSAGE]
+    UNAUTHENTICATED     where the release has API keys: no key in the metadata `authorization`, or a wrong one [WRONG_KEY]
+    PERMISSION_DENIED   where the release has mTLS: the certificate has another role than client [WRONG_ROLE]
     UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
     DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
     INTERNAL            a bug; the sentence and the metadata hold a trace id [BUG]
@@ -71,6 +73,8 @@ class OrcaServicer:
     """Every error is a sentence, and carries a google.rpc.ErrorInfo of the domain "orca.serving" with a stable reason. The
     reasons stand in brackets below. Any method may also end with
     INVALID_ARGUMENT    bad input [INVALID_FIELD: google.rpc.BadRequest names it; UNREADABLE_MESSAGE]
+    UNAUTHENTICATED     where the release has API keys: no key in the metadata `authorization`, or a wrong one [WRONG_KEY]
+    PERMISSION_DENIED   where the release has mTLS: the certificate has another role than client [WRONG_ROLE]
     UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
     DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
     INTERNAL            a bug; the sentence and the metadata hold a trace id [BUG]
@@ -83,12 +87,14 @@ class OrcaServicer:
         FAILED_PRECONDITION  can never be done here [TOO_LARGE: for every engine; NO_TOKENIZER: give token ids]
         NOT_FOUND            `model` is not served here [UNKNOWN_MODEL]
         ALREADY_EXISTS       request_id is known with another body [REQUEST_ID_IN_USE]
-        RESOURCE_EXHAUSTED   try again after google.rpc.RetryInfo [QUEUE_FULL; ENDPOINT_FULL: another one may have room]
+        RESOURCE_EXHAUSTED   try again after google.rpc.RetryInfo [QUEUE_FULL; QUEUE_LONG: the deadline would pass;
+        TENANT_FULL: the caller's own limit; ENDPOINT_FULL: another one may have room]
         ABORTED              a newer call of the request took over: do not resume [TAKEN_OVER]
         CANCELLED            its client had left before, and detach_grace is over [CLIENT_LEFT]
         UNAVAILABLE          no engine has formed yet [NO_ENGINE]
         DATA_LOSS            the pool lost tokens that were shown [TOKENS_LOST]
         INTERNAL             engines were lost with this request three times [ENGINES_LOST]
+        INTERNAL             the model's logits for the next token are NaN or infinite [LOGITS_NOT_FINITE]
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,6 +176,8 @@ class Orca:
     """Every error is a sentence, and carries a google.rpc.ErrorInfo of the domain "orca.serving" with a stable reason. The
     reasons stand in brackets below. Any method may also end with
     INVALID_ARGUMENT    bad input [INVALID_FIELD: google.rpc.BadRequest names it; UNREADABLE_MESSAGE]
+    UNAUTHENTICATED     where the release has API keys: no key in the metadata `authorization`, or a wrong one [WRONG_KEY]
+    PERMISSION_DENIED   where the release has mTLS: the certificate has another role than client [WRONG_ROLE]
     UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
     DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
     INTERNAL            a bug; the sentence and the metadata hold a trace id [BUG]

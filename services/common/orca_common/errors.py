@@ -5,10 +5,12 @@ OrcaError
 ├── FailedPrecondition   can never be done here: larger than every engine, another model, an old term
 ├── AlreadyExists        a known request id with another body
 ├── NotFound             unknown request
-├── ResourceExhausted    queue full; says when to try again
+├── ResourceExhausted    queue full, or too long for a deadline; says when to try again
 ├── DeadlineExceeded     the request's own deadline; never a shortened answer
 ├── Cancelled            the request was cancelled
 ├── Aborted              a newer call of the same request took over
+├── Unauthenticated      no API key, or a wrong one
+├── PermissionDenied     a certificate whose role may not do this
 ├── DataLoss             the pool no longer holds what the client was shown
 ├── Unavailable          a dependency is away; try again
 └── Internal             a bug, or a request that took its engine down again and again; carries the trace id
@@ -45,16 +47,21 @@ class ErrorReason(StrEnum):
     UNKNOWN_MODEL = "UNKNOWN_MODEL"
     REQUEST_ID_IN_USE = "REQUEST_ID_IN_USE"
     QUEUE_FULL = "QUEUE_FULL"
+    QUEUE_LONG = "QUEUE_LONG"
+    TENANT_FULL = "TENANT_FULL"
     ENDPOINT_FULL = "ENDPOINT_FULL"
     TAKEN_OVER = "TAKEN_OVER"
     REQUEST_CANCELLED = "REQUEST_CANCELLED"
     CLIENT_LEFT = "CLIENT_LEFT"
     DEADLINE_PASSED = "DEADLINE_PASSED"
     TOKENS_LOST = "TOKENS_LOST"
+    WRONG_KEY = "WRONG_KEY"
+    WRONG_ROLE = "WRONG_ROLE"
     POOL_AWAY = "POOL_AWAY"
     NO_ENGINE = "NO_ENGINE"
     ENDPOINT_LEAVING = "ENDPOINT_LEAVING"
     ENGINES_LOST = "ENGINES_LOST"
+    LOGITS_NOT_FINITE = "LOGITS_NOT_FINITE"
     BUG = "BUG"
 
 
@@ -132,6 +139,16 @@ class Cancelled(OrcaError):
 class Aborted(OrcaError):
     code = grpc.StatusCode.ABORTED
     reason = ErrorReason.TAKEN_OVER
+
+
+class Unauthenticated(OrcaError):
+    code = grpc.StatusCode.UNAUTHENTICATED
+    reason = ErrorReason.WRONG_KEY
+
+
+class PermissionDenied(OrcaError):
+    code = grpc.StatusCode.PERMISSION_DENIED
+    reason = ErrorReason.WRONG_ROLE
 
 
 class DataLoss(OrcaError):

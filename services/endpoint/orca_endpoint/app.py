@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, suppress
 
 from orca_common import logs, service
 from orca_common.address import join_address
+from orca_common.api_keys import ApiKeys
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
 from orca_common.errors import OrcaError, Unavailable
 from orca_common.telemetry import Telemetry
@@ -44,10 +45,11 @@ class EndpointApp:
     async def start(self) -> dict[str, str]:
         """Listens once the pool has agreed to the model. Returns the addresses of the ports grpc, http and status.
 
-        Waits for a pool that is away; probes are answered meanwhile. Raises FailedPrecondition when the model cannot be
-        read, or the pool serves another one, and Unavailable when a port cannot be had.
+        Waits for a pool that is away; probes are answered meanwhile. Raises FailedPrecondition when the model or the
+        keys cannot be read, or the pool serves another model, and Unavailable when a port cannot be had.
         """
         settings = self._settings
+        keys = ApiKeys(settings.api_keys, settings.api_keys_file)
         pulse = service.LoopPulse()
         self._open.callback(pulse.close)
         status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive)
@@ -60,7 +62,7 @@ class EndpointApp:
         self.endpoint = Endpoint(settings, self._checkpoint, self.vocabulary, self._pool, self.delivery, telemetry)
         self._open.push_async_callback(self._pool.close)
         self._open.push_async_callback(self.delivery.close)
-        self._grpc, self._http = GrpcDoor(self.endpoint), HttpDoor(self.endpoint)
+        self._grpc, self._http = GrpcDoor(self.endpoint, keys), HttpDoor(self.endpoint, keys)
         self._open.push_async_callback(self._grpc.stop, 0)
         self._open.push_async_callback(self._http.stop)
         self._starting = "the request pool has not answered yet"

@@ -18,12 +18,12 @@ from orca_common.errors import DataLoss, DeadlineExceeded, ErrorReason, OrcaErro
 from orca_common.telemetry import trace_id_of
 from orca_pool.leases import DETACH_FLOOR_SECONDS
 from orca_pool.pool import Pool
-from orca_pool.records import Attached, Packet, Reason, Refusal, Times
+from orca_pool.records import Attached, Busy, Packet, QueueLimits, Reason, Refusal, Times
 from orca_pool.retry import reached
 
 from .delivery import Delivery, Grace
 from .events import Event, Finished
-from .refusals import refusal_error
+from .refusals import busy_error, refusal_error
 from .transcript import Transcript
 from .validation import Work
 
@@ -53,8 +53,10 @@ class Submission:
     work: Work
     deadline: float | None  # a moment of the loop's clock
     max_waiting: int  # requests in the queue above which the pool refuses
+    limits: QueueLimits
+    tenant: str  # whose request it is; "" without API keys
 
-    async def send(self, pool: Pool, incarnation: str) -> Attached | Refusal:
+    async def send(self, pool: Pool, incarnation: str) -> Attached | Refusal | Busy:
         """Submits the request and attaches its call. May be sent again: the pool knows the id."""
         record, deadline = self.work.record, self.deadline
         return await pool.submit(
@@ -67,6 +69,9 @@ class Submission:
             endpoint=incarnation,
             attempt=self.work.attempt,
             max_waiting=self.max_waiting,
+            new_tokens=record.max_new_tokens,
+            tenant=self.tenant,
+            limits=self.limits,
         )
 
 
@@ -74,8 +79,8 @@ class Call:
     """Serves one stream. An asynchronous context manager: iterate `pieces()` inside.
 
     Leaving it detaches a request that goes on: the pool then ends the request after its detach grace. With a
-    `submission` the first operation submits the request; without one the request must be known. deadline: the call's,
-    a moment of the loop's clock.
+    `submission` the first operation submits the request; without one the request must be known. tenant: whose API key
+    came with the call; empty without keys. deadline: the call's, a moment of the loop's clock.
     """
 
     def __init__(
@@ -86,11 +91,12 @@ class Call:
         transcript: Transcript,
         *,
         attempt: int,
+        tenant: str = "",
         submission: Submission | None = None,
         deadline: float | None = None,
         span: Span | None = None,
     ) -> None:
-        self.request_id, self.attempt = transcript.request_id, attempt
+        self.request_id, self.attempt, self.tenant = transcript.request_id, attempt, tenant
         self.buffered = 0  # tokens in the inbox
         self._pool, self._delivery, self._limits, self._transcript = pool, delivery, limits, transcript
         self._submission, self._deadline, self._span = submission, deadline, span
@@ -99,7 +105,7 @@ class Call:
         self._refused = False  # the pool holds no call of ours
         self._healing_until: float | None = None  # a moment of the loop's clock
         self._waiter: asyncio.Future[None] | None = None
-        self._operation: asyncio.Future[Attached | Refusal] | None = None  # the last submit or attach
+        self._operation: asyncio.Future[Attached | Refusal | Busy] | None = None  # the last submit or attach
         self._loop = asyncio.get_running_loop()
 
     # -- the delivery's side
@@ -213,14 +219,18 @@ class Call:
                 )
             await self._delivery.another(incarnation)
         if isinstance(answer, Attached):
+            self._submission = None  # a long prompt needs memory, and the pool has it
             return answer
+        if isinstance(answer, Busy):
+            self._refused = True
+            raise busy_error(answer, self.tenant)
         if answer is Refusal.UNKNOWN and self._transcript.accepted:
             await self._wait_for_healing()
             return None
         self._refused = True
         raise await self._refusal(answer)
 
-    async def _attach_once(self) -> Attached | Refusal:
+    async def _attach_once(self) -> Attached | Refusal | Busy:
         """One submit or attach. It runs to its end even when this call is cancelled: the detach comes after it."""
         if not self._delivery.registered:
             return Refusal.UNREGISTERED

@@ -5,7 +5,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orca_common.errors import ErrorReason, InvalidArgument, NotFound, OrcaError, ResourceExhausted, Unavailable
+from orca_common.errors import (
+    ErrorReason,
+    InvalidArgument,
+    NotFound,
+    OrcaError,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
 from orca_pool.records import Reason
 
 from .events import Finished, Token
@@ -14,6 +22,8 @@ from .events import Finished, Token
 STATUS: Mapping[str, tuple[int, str]] = {
     "INVALID_ARGUMENT": (400, "invalid_request_error"),
     "FAILED_PRECONDITION": (400, "invalid_request_error"),
+    "UNAUTHENTICATED": (401, "invalid_request_error"),
+    "PERMISSION_DENIED": (403, "invalid_request_error"),
     "NOT_FOUND": (404, "invalid_request_error"),
     "ALREADY_EXISTS": (409, "invalid_request_error"),
     "ABORTED": (409, "invalid_request_error"),
@@ -127,6 +137,8 @@ def failure(error: OrcaError) -> tuple[int, dict[str, str], dict[str, Any]]:
             param = error.field
         case NotFound(reason=ErrorReason.UNKNOWN_MODEL):
             param, code = "model", "model_not_found"
+        case Unauthenticated():
+            code, headers["WWW-Authenticate"] = "invalid_api_key", "Bearer"
         case BodyTooLarge():
             status, kind = 413, "invalid_request_error"
         case ResourceExhausted():

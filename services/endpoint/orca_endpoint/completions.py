@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from orca_common.errors import Cancelled, DeadlineExceeded, InvalidArgument, OrcaError, internal
 from orca_pool.records import Reason
 
+from .access import tenant_in
 from .call import Call
 from .completion_answer import BodyTooLarge, Choice, Chunks, completion, failure, finish_reason
 from .completion_request import Completion, parse
@@ -55,11 +56,12 @@ class Completions:
         deadline, carrier = deadline_of(request), dict(request.headers)
         wanted = parse(raw, endpoint.settings.max_prompts)
         name = f"cmpl-{secrets.token_hex(12)}"
+        tenant = tenant_in(request.scope)
         calls: list[Call] = []
         try:
             for n, prompt in enumerate(wanted.prompts):
                 prompt.request.request_id = name if len(wanted.prompts) == 1 else f"{name}-{n}"
-                calls.append(await endpoint.generate(prompt.request, deadline, carrier, prompt.names))
+                calls.append(await endpoint.generate(prompt.request, deadline, carrier, prompt.names, tenant=tenant))
         except BaseException as error:  # a prompt was refused, or the client has left
             for call in calls:
                 call.drop(error)

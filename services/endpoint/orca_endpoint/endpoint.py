@@ -13,6 +13,7 @@ from orca_common.checkpoint import Checkpoint
 from orca_common.errors import DeadlineExceeded, ErrorReason, NotFound, ResourceExhausted, Unavailable
 from orca_common.telemetry import Telemetry, carrier_of, context_of, trace_id_of
 from orca_pool.pool import Pool
+from orca_pool.records import QueueLimits
 from orca_pool.retry import reached
 
 from .call import Call, CallLimits, Submission
@@ -53,6 +54,9 @@ class Endpoint:
         self._pool, self._vocabulary = pool, vocabulary
         self._validator = Validator(settings, checkpoint, vocabulary)
         self._limits = CallLimits(settings.pool_patience, settings.call_buffer)
+        self._queue_limits = QueueLimits(
+            settings.max_waiting_bytes, settings.tenant_requests or None, settings.tenant_waiting_tokens or None
+        )
         self._formed = False  # whether an engine has ever formed
         self._validating = 0  # requests whose text is being tokenized
         self.draining = False
@@ -84,11 +88,14 @@ class Endpoint:
         deadline: float | None,
         carrier: Mapping[str, str],
         names: Mapping[str, str] | None = None,
+        *,
+        tenant: str = "",
     ) -> Call:
         """A call that will submit the request.
 
         deadline: a moment of the loop's clock. carrier: the caller's metadata, for the trace. names: the caller's names
-        of the request's fields (see `validation`). Raises what the validation raises, and when no call is admitted.
+        of the request's fields (see `validation`). tenant: whose key the caller sent; empty without keys. Raises what
+        the validation raises, and when no call is admitted.
         """
         self._admit(deadline, self.settings.max_calls)
         if request.model and request.model != self.name:
@@ -105,13 +112,16 @@ class Endpoint:
             self.delivery,
             self._limits,
             Transcript(work.record.request_id, self._vocabulary),
+            tenant=tenant,
             attempt=work.attempt,
-            submission=Submission(work, deadline, self.settings.max_waiting),
+            submission=Submission(work, deadline, self.settings.max_waiting, self._queue_limits, tenant),
             deadline=deadline,
             span=span,
         )
 
-    def resume(self, request: ResumeRequest, deadline: float | None, carrier: Mapping[str, str]) -> Call:
+    def resume(
+        self, request: ResumeRequest, deadline: float | None, carrier: Mapping[str, str], *, tenant: str = ""
+    ) -> Call:
         """A call that will attach to a known request. Arguments and errors as in `generate`."""
         self._admit(deadline, RESUME_ROOM * self.settings.max_calls)
         attempt = self._validator.resume(request)
@@ -120,13 +130,17 @@ class Endpoint:
             self.delivery,
             self._limits,
             Transcript(request.request_id, self._vocabulary, from_index=request.from_index, digest=request.digest),
+            tenant=tenant,
             attempt=attempt,
             deadline=deadline,
             span=self._span("orca.resume", request.request_id, carrier),
         )
 
-    async def cancel(self, request: CancelRequest) -> bool:
-        """Cancels a request. Whether it was alive. Raises NotFound, and Unavailable when the pool stays away."""
+    async def cancel(self, request: CancelRequest, *, tenant: str = "") -> bool:
+        """Cancels a request of a tenant. Whether it was alive.
+
+        Raises NotFound, and Unavailable when the pool stays away.
+        """
         self._validator.cancel(request)
         give_up = asyncio.get_running_loop().time() + self.settings.pool_patience
         alive = await reached(lambda: self._pool.cancel(request.request_id), give_up=give_up)

@@ -24,13 +24,16 @@ from orca.v1.orca_pb2 import (
     Timings,
 )
 from orca_common.address import join_address
+from orca_common.api_keys import ApiKeys
 from orca_common.errors import Cancelled, Unavailable
 from orca_common.interceptor import StatusInterceptor
 from orca_pool.records import Times
 
+from .access import AUTHORIZATION, KeyInterceptor
 from .call import Call
 from .endpoint import Endpoint
-from .events import Accepted, Event, Finished, Token
+from .events import Accepted, Event, Finished, Prompted, Token
+from .grpc_scores import prompt_messages, token_message
 from .reflection import SERVICES as REFLECTION
 from .reflection import Reflection
 
@@ -52,33 +55,43 @@ OPTIONS = [
 class OrcaServicer:
     """The methods of orca.v1.Orca. Errors become statuses in the server's StatusInterceptor."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoint: Endpoint, keys: ApiKeys) -> None:
+        self._endpoint, self._keys = endpoint, keys
 
     async def generate(self, request: GenerateRequest, context: Context) -> None:
-        await self._stream(await self._endpoint.generate(request, deadline_of(context), carrier_of(context)), context)
+        await self._stream(await self._call(request, context), context)
 
     async def generate_text(self, request: GenerateRequest, context: Context) -> bytes:
-        call = await self._endpoint.generate(request, deadline_of(context), carrier_of(context))
+        call = await self._call(request, context)
         answer = GenerateTextResponse()
         texts: list[str] = []
         async with call:
             async for piece in call.pieces():
                 for event in piece:
-                    add(event, answer, texts, request.logprobs)
+                    add(event, answer, texts, request.logprobs or request.top_logprobs > 0)
         if answer.reason == FinishReason.FINISH_REASON_CANCELLED:
             raise Cancelled(f"request {answer.request_id} was cancelled after {len(answer.token_ids)} tokens")
         answer.text = "".join(texts)
         return answer.SerializeToString()
 
     async def resume(self, request: ResumeRequest, context: Context) -> None:
-        await self._stream(self._endpoint.resume(request, deadline_of(context), carrier_of(context)), context)
+        carrier = carrier_of(context)
+        call = self._endpoint.resume(request, deadline_of(context), carrier, tenant=self._tenant(carrier))
+        await self._stream(call, context)
 
     async def cancel(self, request: CancelRequest, context: Context) -> bytes:
-        return CancelResponse(alive=await self._endpoint.cancel(request)).SerializeToString()
+        tenant = self._tenant(carrier_of(context))
+        return CancelResponse(alive=await self._endpoint.cancel(request, tenant=tenant)).SerializeToString()
 
     async def get_model(self, request: GetModelRequest, context: Context) -> bytes:
         return (await self._endpoint.model()).SerializeToString()
+
+    async def _call(self, request: GenerateRequest, context: Context) -> Call:
+        carrier = carrier_of(context)
+        return await self._endpoint.generate(request, deadline_of(context), carrier, tenant=self._tenant(carrier))
+
+    def _tenant(self, carrier: Mapping[str, str]) -> str:
+        return self._keys.tenant_of(carrier.get(AUTHORIZATION))
 
     async def _stream(self, call: Call, context: Context) -> None:
         encode = Encoder().encode
@@ -109,8 +122,10 @@ class Encoder:
 
     def encode(self, event: Event) -> bytes:
         if type(event) is Token:
+            if event.top:
+                return GenerateResponse(tokens=[token_message(event)]).SerializeToString()
             token = self._token
-            token.index, token.token_id, token.text, logprob, token.iteration, token.engine = event
+            token.index, token.token_id, token.text, logprob, token.iteration, token.engine, _ = event
             if logprob is not None:
                 token.logprob = logprob
             elif token.HasField("logprob"):
@@ -119,7 +134,11 @@ class Encoder:
         response = GenerateResponse()
         if isinstance(event, Accepted):
             accepted = response.accepted
-            accepted.request_id, accepted.input_tokens, accepted.queue_position = event
+            accepted.request_id, accepted.input_tokens, accepted.queue_position = event[:3]
+            if event.starts_in is not None:
+                accepted.starts_in.FromMilliseconds(round(event.starts_in * 1000))
+        elif isinstance(event, Prompted):
+            response.prompt.extend(prompt_messages(event))
         elif isinstance(event, Finished):
             finished = response.finished
             finished.reason = reason_of(event)
@@ -136,8 +155,12 @@ def add(event: Event, answer: GenerateTextResponse, texts: list[str], logprobs: 
         texts.append(event.text)
         if logprobs:
             answer.logprobs.append(math.nan if event.logprob is None else event.logprob)
+        if event.top:
+            answer.tokens.append(token_message(event))
     elif isinstance(event, Accepted):
         answer.request_id, answer.input_tokens = event.request_id, event.input_tokens
+    elif isinstance(event, Prompted):
+        answer.prompt.extend(prompt_messages(event))
     else:
         answer.reason = reason_of(event)
         texts.append(event.text)
@@ -182,12 +205,12 @@ def age_options(connection_age: float) -> list[tuple[str, int]]:
 class GrpcDoor:
     """The gRPC server. Its health service says NOT_SERVING until `serving(True)`."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, keys: ApiKeys) -> None:
         limit = endpoint.settings.max_message_bytes
         options = [*OPTIONS, ("grpc.max_receive_message_length", limit), *age_options(endpoint.settings.connection_age)]
-        self._server = grpc.aio.server(interceptors=[StatusInterceptor()], options=options)
+        self._server = grpc.aio.server(interceptors=[StatusInterceptor(), KeyInterceptor(keys)], options=options)
         self._health = HealthServicer()
-        self._server.add_generic_rpc_handlers((OrcaServicer(endpoint).handlers(),))
+        self._server.add_generic_rpc_handlers((OrcaServicer(endpoint, keys).handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._server.add_generic_rpc_handlers(tuple(Reflection((ORCA, HEALTH)).handlers()))
 

@@ -14,8 +14,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from orca_common.api_keys import ApiKeys
 from orca_common.errors import NotFound, OrcaError, Unavailable
 
+from .access import KeyMiddleware
 from .completion_answer import failure
 from .completions import Completions
 from .endpoint import Endpoint
@@ -26,7 +28,7 @@ STOP_SECONDS = 3  # for answers under way when their calls have ended
 class HttpDoor:
     """The HTTP server, on the service's event loop."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, keys: ApiKeys) -> None:
         self._endpoint = endpoint
         self._socket: socket.socket | None = None
         self._served: Event | None = None
@@ -37,7 +39,7 @@ class HttpDoor:
         ]
         app = Starlette(routes=routes, exception_handlers={HTTPException: answer_http_error, OrcaError: answer_error})
         config = uvicorn.Config(
-            app,
+            KeyMiddleware(app, keys),
             http="httptools",
             ws="none",
             lifespan="off",

@@ -18,8 +18,19 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     http_port: int = Field(default=0, ge=0, le=65535)
     """Port of the OpenAI API; 0 takes a free one."""
 
+    api_keys: str | None = None
+    """Keys that may call, as `TENANT sha256:HASH` separated by commas; without keys everybody may. See `orca key`."""
+    api_keys_file: str | None = None
+    """File with such keys, one a line; it is read again when it has changed."""
+
     max_waiting: int = Field(default=4096, ge=1)
     """Requests in the pool's queue; more are refused with RESOURCE_EXHAUSTED."""
+    max_waiting_bytes: int = Field(default=1 << 30, ge=1)
+    """Bytes of the requests in the pool's queue; more are refused with RESOURCE_EXHAUSTED."""
+    tenant_requests: int = Field(default=0, ge=0)
+    """Requests of one tenant, waiting or running; more are refused with RESOURCE_EXHAUSTED. 0: no limit."""
+    tenant_waiting_tokens: int = Field(default=0, ge=0)
+    """Slots that the waiting requests of one tenant may need together; more are refused. 0: no limit."""
     max_calls: int = Field(default=4096, ge=1)
     """Streams of one endpoint; more new ones are refused with RESOURCE_EXHAUSTED, a Resume at twice as many."""
     max_prompt_bytes: int = Field(default=1 << 20, ge=1)

@@ -5,14 +5,20 @@ The keys of a pool share the hash tag `{POOL}`, so a Redis Cluster keeps them on
 | `orca:{POOL}:...`     | type       | meaning                                               | life                |
 | --------------------- | ---------- | ----------------------------------------------------- | ------------------- |
 | pool                  | hash       | the model, slots of the largest engine, last numbers  | the release         |
+| load                  | hash       | what waits: new tokens, slots, bytes; by tenant: its  | the release         |
+|                       |            | slots that wait, its requests that live               |                     |
 | waiting               | sorted set | ids in the queue by arrival number: position = rank   | until claimed       |
 | claimed:ENGINE        | sorted set | ids that an engine has claimed, by arrival number     | until given back    |
 | request:ID            | hash       | one request: record, state, numbers, listener, times  | retention after end |
 | tokens:ID             | string     | the committed tokens (wire.TOKEN), append only        | with its request    |
+| tops:ID               | string     | the most probable tokens at the place of each token   | with its request    |
+|                       |            | (orca_common.scores), where asked for; append only    |                     |
+| prompt:ID             | string     | the logprobs of the prompt, where asked for           | with its request    |
 | due                   | sorted set | ids by the moment of a deadline or a grace's end      | with its request    |
 | delivery:ENDPOINT     | stream     | n: number, e: engine, p: packets (wire.PACKET)        | the incarnation     |
 | control:ENGINE        | stream     | h: '' (requests wait), or the id of one that ended    | until retired       |
-| engine:ID             | hash       | lease, epoch, reserved iterations, last claim, sizes  | until retired       |
+| engine:ID             | hash       | lease, epoch, reserved iterations, last claim, sizes, | until retired       |
+|                       |            | load                                                  |                     |
 | engines               | set        | ids of all engines: a cluster cannot list keys        | the release         |
 | endpoint:ID           | hash       | registration number, last number in its stream         | until swept         |
 | endpoints, schedulers | sorted set | living processes by the moment of their last renewal  | until swept         |
@@ -21,8 +27,9 @@ The fields of `request:ID`, '' where there is none:
 
 | fields                                                | meaning                                                     |
 | ----------------------------------------------------- | ----------------------------------------------------------- |
-| record, digest, max_tokens, grace                     | the request as submitted: PoolRequest, digest of its body,  |
-|                                                       | slots that it needs, detach grace in microseconds           |
+| record, digest, max_tokens, new, grace, tenant        | the request as submitted: PoolRequest, digest of its body,  |
+|                                                       | slots that it needs, its new tokens among them, detach      |
+|                                                       | grace in microseconds, who pays                             |
 | state                                                 | waiting, claimed or ended                                   |
 | arrival, claim, engine                                | arrival number; claim number and engine while claimed       |
 | engines                                               | lines '<index of the first token> <engine>', a line a claim |

@@ -24,9 +24,10 @@ local term = number(term_now)
 if not owner_now then
   -- An engine of this name may have been retired: iteration numbers go on above those it had reserved.
   local reserved = call('HGET', POOL, 'reserved') or 0
-  call('HSET', key, 'counter', 0, 'epoch', 0, 'reserved', reserved, 'last_claim', 0, 'slots', 0, 'tp', 0, 'pp', 0)
+  call('HSET', key, 'counter', 0, 'epoch', 0, 'reserved', reserved, 'last_claim', 0, 'slots', 0, 'tp', 0, 'pp', 0,
+    'free', 0, 'pace', 0, 'room_at', 0)
   call('SADD', ENGINES, engine)
 end
-call('HSET', key, 'owner', owner, 'term', int(term))
+call('HSET', key, 'owner', owner, 'term', int(term), 'rows', 0) -- it runs nothing before its ranks are known to stand
 call('HINCRBY', key, 'counter', 1)
 return term

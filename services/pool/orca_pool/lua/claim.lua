@@ -30,7 +30,7 @@ local function take(id, arrival, engines)
   last = math.max(last + 1, number(call('HGET', POOL, 'claim')))
   call('HSET', POOL, 'claim', int(last))
   call('HSET', ENGINE .. engine, 'last_claim', int(last))
-  call('ZREM', WAITING, id)
+  dequeue(id)
   call('ZADD', held_key, arrival, id)
   -- `engines` has a line '<index of the first token> <engine>' for each claim. A claim that brought no token has the
   -- same index as the next one, and its line is replaced.
@@ -40,8 +40,18 @@ local function take(id, arrival, engines)
   ids[#ids + 1] = id
 end
 
+-- Whether a request could no longer end before its deadline if it began now. Not known before the engine has told its
+-- pace.
+local function too_late(id, deadline, new, pace, length)
+  return deadline ~= '' and pace and time + ((new or 0) - committed(id)) * length * pace > tonumber(deadline)
+end
+
 -- Takes requests from the head of the queue until one of them must wait.
 local function walk_queue()
+  -- While more wait than have room, nothing is begun that cannot end in time: its place is another's.
+  local crowded = call('ZCARD', WAITING) > count
+  local pace = crowded and tonumber(call('HGET', ENGINE .. engine, 'pace'))
+  local length = tonumber(call('HGET', POOL, 'length')) or 1
   local held = call('ZRANGE', held_key, 0, 1)
   -- A suspect runs alone, so where the engine holds one it holds nothing else.
   local alone = #held == 1 and tonumber(call('HGET', REQUEST .. held[1], 'losses')) >= SUSPECT_LOSSES
@@ -50,10 +60,11 @@ local function walk_queue()
     local page = call('ZRANGEBYSCORE', WAITING, after, '+inf', 'WITHSCORES', 'LIMIT', 0, PAGE)
     for i = 1, #page, 2 do
       local id, arrival = page[i], page[i + 1]
-      local max_tokens, losses, deadline, detach_at, engines, claimed_at =
-        fields(REQUEST .. id, 'max_tokens', 'losses', 'deadline', 'detach_at', 'engines', 'claimed_at')
+      local max_tokens, losses, deadline, detach_at, engines, claimed_at, new =
+        fields(REQUEST .. id, 'max_tokens', 'losses', 'deadline', 'detach_at', 'engines', 'claimed_at', 'new')
       local size, suspect = math.ceil(max_tokens / block) * block, tonumber(losses) >= SUSPECT_LOSSES
       local reason = overdue(deadline, detach_at, time)
+        or (too_late(id, deadline, new, pace, length) and REASON.DEADLINE)
       if reason then
         end_early(id, reason, committed(id))
       elseif size <= total then -- a larger request is left to a larger engine

@@ -25,7 +25,7 @@ for i = 4, #ARGV, 3 do
       end_early(id, REASON.INTERNAL, committed(id))
     else
       call('ZREM', CLAIMED .. engine, id)
-      call('ZADD', WAITING, arrival, id)
+      enqueue(id, arrival)
       call('HSET', key, 'state', 'waiting', 'claim', '', 'engine', '')
     end
   end

@@ -10,11 +10,16 @@ local PREFIX = POOL:sub(1, -5)
 local WAITING, DUE = PREFIX .. 'waiting', PREFIX .. 'due'
 local ENGINES, ENDPOINTS, SCHEDULERS = PREFIX .. 'engines', PREFIX .. 'endpoints', PREFIX .. 'schedulers'
 local REQUEST, TOKENS, CLAIMED = PREFIX .. 'request:', PREFIX .. 'tokens:', PREFIX .. 'claimed:'
+local TOPS, PROMPT = PREFIX .. 'tops:', PREFIX .. 'prompt:'
 local ENGINE, ENDPOINT = PREFIX .. 'engine:', PREFIX .. 'endpoint:'
 local DELIVERY, CONTROL = PREFIX .. 'delivery:', PREFIX .. 'control:'
+local LOAD = PREFIX .. 'load'
 
 -- A request that was lost with its engine so often is a suspect: it runs alone. At the third loss it ends.
 local SUSPECT_LOSSES, FATAL_LOSSES = 2, 3
+
+-- Over how many ended requests the mean of `length` goes: the part of its new tokens that a request really made.
+local LENGTH_MEMORY = 32
 
 -- The time in microseconds. This is the only clock of the pool.
 local function now()
@@ -79,14 +84,72 @@ local function hint_waiting()
   end
 end
 
+-- Adds `n` to a count of `load`. A count that is 0 has no field.
+local function add_load(field, n)
+  if n ~= 0 and call('HINCRBY', LOAD, field, int(n)) == 0 then
+    call('HDEL', LOAD, field)
+  end
+end
+
+-- Counts a request in (sign 1) or out (-1) of the queue. `load` says how much waits: its new tokens, slots and bytes.
+local function weigh(id, sign)
+  local new, slots, tenant = fields(REQUEST .. id, 'new', 'max_tokens', 'tenant')
+  add_load('tokens', sign * math.max((new or slots) - committed(id), 0))
+  add_load('slots', sign * slots)
+  add_load('bytes', sign * call('HSTRLEN', REQUEST .. id, 'record'))
+  add_load('tokens:' .. (tenant or ''), sign * slots)
+end
+
+-- Puts a request into the queue, at its place.
+local function enqueue(id, arrival)
+  if call('ZADD', WAITING, arrival, id) == 1 then
+    weigh(id, 1)
+  end
+end
+
+-- Takes a request out of the queue.
+local function dequeue(id)
+  if call('ZREM', WAITING, id) == 1 then
+    weigh(id, -1)
+  end
+end
+
+-- What the queue says of a request behind `ahead` others, which have `tokens` new tokens and `slots` slots together (the
+-- request's own slots among them). Returns the microseconds until it begins, and those from one of its tokens to the
+-- next. Both are nil while no engine has told its pace; the first is 0 while there is room for all of them.
+--
+-- An engine runs as many requests at a time as it has rows, and as its slots hold. Each of them gets a token in each
+-- `pace`, so `width / pace` tokens a second leave the queue once the first request has made room.
+local function prediction(ahead, tokens, slots, time)
+  local mean, room, rate, width, first = slots / (ahead + 1), 0, 0, 0, math.huge
+  for _, engine in ipairs(call('SMEMBERS', ENGINES)) do
+    local rows, free, pace, room_at = fields(ENGINE .. engine, 'rows', 'free', 'pace', 'room_at')
+    if rows and tonumber(rows) > 0 then
+      local running = call('ZCARD', CLAIMED .. engine)
+      local open = math.min(rows - running, math.floor(free / mean))
+      room = room + math.max(open, 0)
+      if tonumber(pace) > 0 then
+        local wide = math.max(running + open, 1)
+        rate, width, first = rate + wide / pace, width + wide, math.min(first, room_at - time)
+      end
+    end
+  end
+  if rate == 0 then
+    return nil, nil
+  end
+  local length = tonumber(call('HGET', POOL, 'length')) or 1
+  return room > ahead and 0 or math.max(first, 0) + tokens * length / rate, width / rate
+end
+
 -- The end of a request in its binary form (wire.FINISH).
 local function finish_part(reason, output, submitted, claimed, first_token, finished)
   return struct.pack(FINISH, reason, output, submitted, claimed, first_token, finished)
 end
 
--- A packet for one call (wire.PACKET). `tokens` are in their binary form; `finish` is a finish_part, or ''.
-local function packet(id, attempt, first, tokens, finish)
-  return struct.pack(PACKET, #id, attempt, first, #tokens / TOKEN_SIZE, #finish) .. id .. tokens .. finish
+-- A packet for one call (wire.PACKET). `tokens` and their `tops` are in their binary form; `finish` is a finish_part, or
+-- ''.
+local function packet(id, attempt, first, tokens, finish, tops)
+  return struct.pack(PACKET, #id, attempt, first, #tokens / TOKEN_SIZE, #finish, #tops) .. id .. tokens .. finish .. tops
 end
 
 -- Writes one numbered entry into an endpoint's delivery stream. A stream that is gone is not made again: only its
@@ -104,13 +167,25 @@ end
 -- Ends the record of a request with `final` tokens, wherever the request is. Returns the finish_part of its packet.
 local function end_record(id, reason, final)
   local key, time = REQUEST .. id, now()
-  local engine, submitted, claimed_at, first_token = fields(key, 'engine', 'submitted', 'claimed_at', 'first_token')
-  call('ZREM', engine == '' and WAITING or CLAIMED .. engine, id)
+  local engine, submitted, claimed_at, first_token, new, tenant =
+    fields(key, 'engine', 'submitted', 'claimed_at', 'first_token', 'new', 'tenant')
+  if engine == '' then
+    dequeue(id)
+  else
+    call('ZREM', CLAIMED .. engine, id)
+  end
   call('ZREM', DUE, id)
+  add_load('requests:' .. (tenant or ''), -1)
+  if new and tonumber(reason) <= REASON.STOP then -- the request said itself when it was done
+    local length = tonumber(call('HGET', POOL, 'length')) or 1
+    call('HSET', POOL, 'length', length + (final / new - length) / LENGTH_MEMORY)
+  end
   call('HSET', key, 'state', 'ended', 'reason', reason, 'final', final, 'finished', int(time),
     'claim', '', 'engine', '')
   call('PEXPIRE', key, RETENTION)
   call('PEXPIRE', TOKENS .. id, RETENTION)
+  call('PEXPIRE', TOPS .. id, RETENTION)
+  call('PEXPIRE', PROMPT .. id, RETENTION)
   return finish_part(reason, final, submitted, claimed_at, first_token, time)
 end
 
@@ -119,7 +194,7 @@ local function end_early(id, reason, final)
   local engine, endpoint, attempt = fields(REQUEST .. id, 'engine', 'endpoint', 'attempt')
   local finish = end_record(id, reason, final)
   if endpoint ~= '' then
-    deliver(endpoint, '', packet(id, attempt, final, '', finish))
+    deliver(endpoint, '', packet(id, attempt, final, '', finish, ''))
   end
   if engine ~= '' then
     hint(engine, id)
@@ -129,7 +204,7 @@ end
 -- Tells the older call of a request that a newer one took over.
 local function supersede(id, endpoint, attempt)
   if endpoint ~= '' then
-    deliver(endpoint, '', packet(id, attempt, 0, '', finish_part(REASON.ABORTED, 0, 0, 0, 0, 0)))
+    deliver(endpoint, '', packet(id, attempt, 0, '', finish_part(REASON.ABORTED, 0, 0, 0, 0, 0), ''))
   end
 end
 
@@ -161,11 +236,23 @@ local function tokens_after(id, known, last, count)
   return call('GETRANGE', TOKENS .. id, first * TOKEN_SIZE, count * TOKEN_SIZE - 1), first
 end
 
+-- The tops of tokens first .. count - 1; '' where they were not asked for. They are appended with their tokens, and all
+-- are of one size.
+local function tops_between(id, first, count)
+  local size = call('STRLEN', TOPS .. id)
+  if size == 0 or first == count then
+    return ''
+  end
+  size = size / committed(id)
+  return call('GETRANGE', TOPS .. id, first * size, count * size - 1)
+end
+
 -- Makes a call the one listener of a request. The request is known, and the endpoint registered. `known` and `last`: how
 -- many tokens the call has, and the last of them.
 -- Returns a number of REFUSAL, or
--- {record, position, index of the first token, tokens, engines, reason, final, submitted, claimed at, first token,
--- finished}. The record is '' when the call has tokens: it has the record too.
+-- {record, position, microseconds until a waiting request begins or '', index of the first token, tokens, their tops, the
+-- prompt's logprobs, engines, reason, final, submitted, claimed at, first token, finished}. Record and prompt's logprobs
+-- are '' when the call has tokens: it has both.
 local function attach(id, endpoint, attempt, known, last)
   local key = REQUEST .. id
   local attached, closed, listener, deadline, state, final =
@@ -178,14 +265,23 @@ local function attach(id, endpoint, attempt, known, last)
     supersede(id, listener, theirs)
   end
   call('HSET', key, 'endpoint', endpoint, 'attempt', attempt, 'closed', 0, 'detach_at', '')
-  local position, count = 0, tonumber(final)
+  local position, starts_in, count = 0, nil, tonumber(final)
   if state ~= 'ended' then
     set_due(id, deadline, '')
     position = (call('ZRANK', WAITING, id) or -1) + 1
     count = committed(id)
   end
+  if position > 0 then
+    local waiting, tokens, slots = call('ZCARD', WAITING), fields(LOAD, 'tokens', 'slots')
+    local ahead = (position - 1) / waiting -- a part of the whole queue
+    starts_in = prediction(position - 1, ahead * (tokens or 0), position / waiting * slots, now())
+  end
   local tokens, first = tokens_after(id, known, last, count)
-  return { known > 0 and '' or call('HGET', key, 'record'), position, first, tokens,
+  local record, prompt = '', ''
+  if known == 0 then
+    record, prompt = call('HGET', key, 'record'), call('GET', PROMPT .. id) or ''
+  end
+  return { record, position, starts_in and int(starts_in) or '', first, tokens, tops_between(id, first, count), prompt,
     fields(key, 'engines', 'reason', 'final', 'submitted', 'claimed_at', 'first_token', 'finished') }
 end
 

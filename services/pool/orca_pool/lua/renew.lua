@@ -5,13 +5,14 @@
 --   pipeline parallel (these three come together, after a formation), the version of the claims that the master knows.
 -- Returns {epoch, last reserved iteration number, last claim number, version, {request id, claim number}...}, with the
 --   claims only where their version is another one; nil when the master has lost the lease.
-local engine, owner, term, epoch, reserve, slots, tp, pp, known = unpack(ARGV)
+local engine, owner, term, epoch, reserve, slots, tp, pp, known, rows, free, pace, room_in = unpack(ARGV)
 if fenced(engine, owner, term) then
   return false
 end
 local key = ENGINE .. engine
 local epoch_now, reserved = fields(key, 'epoch', 'reserved')
 call('HINCRBY', key, 'counter', 1)
+call('HSET', key, 'rows', rows, 'free', free, 'pace', pace, 'room_at', int(now() + room_in))
 -- A renewal may come late, after a newer one: neither number ever gets smaller.
 if epoch ~= '' then
   call('HSET', key, 'epoch', int(math.max(tonumber(epoch), tonumber(epoch_now))))

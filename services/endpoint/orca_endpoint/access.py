@@ -1,0 +1,81 @@
+"""Who may come in: the API key of a call, at both doors, before anything of its body is read."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from orca_common.api_keys import ApiKeys
+from orca_common.errors import Unauthenticated
+
+from .completion_answer import failure
+
+AUTHORIZATION = "authorization"
+OPEN = "/grpc.health.v1.Health/"  # probes have no key; health tells only whether the endpoint serves
+
+
+class KeyInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses gRPC calls without a valid key. Comes after the StatusInterceptor, which answers the error."""
+
+    def __init__(self, keys: ApiKeys) -> None:
+        self._keys = keys
+
+    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None or str(handler_call_details.method).startswith(OPEN):
+            return handler
+        try:
+            metadata = dict(handler_call_details.invocation_metadata or ())
+            self._keys.tenant_of(str(metadata.get(AUTHORIZATION, "")))
+        except Unauthenticated as error:
+            return refusing(handler, error)
+        return handler
+
+
+def refusing(handler: Any, error: Unauthenticated) -> Any:
+    """A handler for the same kind of method that reads nothing and raises the error."""
+
+    async def refuse(request: Any, context: grpc.aio.ServicerContext) -> None:
+        raise error
+
+    match handler.request_streaming, handler.response_streaming:
+        case False, False:
+            return grpc.unary_unary_rpc_method_handler(refuse)
+        case False, True:
+            return grpc.unary_stream_rpc_method_handler(refuse)
+        case True, False:
+            return grpc.stream_unary_rpc_method_handler(refuse)
+        case _:
+            return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+class KeyMiddleware:
+    """Refuses HTTP requests without a valid key, in OpenAI's shape. `tenant_in` reads the tenant of those that pass."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app, self._keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            scope["orca.tenant"] = self._keys.tenant_of(Headers(scope=scope).get(AUTHORIZATION))
+        except Unauthenticated as error:
+            await answer(error, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def tenant_in(scope: Mapping[str, Any]) -> str:
+    """The tenant of a request that the KeyMiddleware let pass; empty without keys."""
+    return scope["orca.tenant"]
+
+
+async def answer(error: Unauthenticated, send: Send) -> None:
+    status, headers, body = failure(error)
+    raw = json.dumps(body).encode()
+    pairs = {"content-type": "application/json", "content-length": str(len(raw)), **headers}
+    encoded = [(name.lower().encode(), value.encode()) for name, value in pairs.items()]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": raw, "more_body": False})

@@ -1,0 +1,69 @@
+"""Lists of API keys: what they hold, what is refused, and a file that changes."""
+
+from pathlib import Path
+
+import pytest
+
+from orca_common.api_keys import ApiKeys, line_of, new_key, parse
+from orca_common.errors import FailedPrecondition, Unauthenticated
+
+
+def bearer(key: str) -> str:
+    return f"Bearer {key}"
+
+
+def test_a_key_names_its_tenant() -> None:
+    key, other, unknown = new_key(), new_key(), new_key()
+    keys = ApiKeys(f"{line_of('research', key)}, {line_of('shop', other)}", None)
+    assert keys.tenant_of(bearer(key)) == "research"
+    assert keys.tenant_of(f"bearer  {other}") == "shop"
+    for wrong in (None, "", key, "Bearer ", bearer(unknown), bearer(key[:-1]), bearer("x" * 10_000), f"Basic {key}"):
+        with pytest.raises(Unauthenticated) as refused:
+            keys.tenant_of(wrong)
+        assert key not in str(refused.value)
+
+
+def test_without_keys_everybody_may_call() -> None:
+    assert ApiKeys(None, None).tenant_of(None) == ""
+
+
+def test_what_is_no_list_is_refused_and_never_shown() -> None:
+    key = new_key()
+    with pytest.raises(FailedPrecondition, match="line 2 is not") as refused:
+        parse(f"# comment\nresearch {key}", "keys")
+    assert key not in str(refused.value)
+    with pytest.raises(FailedPrecondition, match="gives the key of a to b too"):
+        parse(f"{line_of('a', key)}\n{line_of('b', key)}", "keys")
+    with pytest.raises(FailedPrecondition, match="no name"):
+        line_of("two words", key)
+    with pytest.raises(FailedPrecondition, match="nobody could call"):
+        ApiKeys("# none yet", None)
+    with pytest.raises(FailedPrecondition, match="cannot be read"):
+        ApiKeys(None, "/no/such/file")
+
+
+def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
+    now = [0.0]
+    old, new = new_key(), new_key()
+    file = tmp_path / "keys"
+    file.write_text(line_of("a", old) + "\n")
+    keys = ApiKeys(None, str(file), clock=lambda: now[0])
+    assert keys.tenant_of(bearer(old)) == "a"
+    replace(file, line_of("a", new))
+    assert keys.tenant_of(bearer(old)) == "a", "it looks once a second"
+    now[0] = 2.0
+    assert keys.tenant_of(bearer(new)) == "a"
+    with pytest.raises(Unauthenticated):
+        keys.tenant_of(bearer(old))
+    replace(file, "broken")
+    now[0] = 4.0
+    assert keys.tenant_of(bearer(new)) == "a", "a broken change leaves the keys as they were"
+    file.unlink()
+    now[0] = 6.0
+    assert keys.tenant_of(bearer(new)) == "a"
+
+
+def replace(file: Path, text: str) -> None:
+    """As an editor does, and as Kubernetes does with a link."""
+    (file.parent / "new").write_text(text)
+    (file.parent / "new").replace(file)

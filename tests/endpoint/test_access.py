@@ -1,0 +1,85 @@
+"""API keys at both doors: a wrong key comes to nothing, a right one brings its tenant's name into the call."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import httpx2 as httpx
+import openai
+import pytest
+from endpoint.harness import World, generation, world
+
+from orca.v1 import orca_pb2 as pb
+from orca_client import AsyncOrcaClient, Unauthenticated
+from orca_common.api_keys import line_of, new_key
+from orca_endpoint.call import Call
+
+KEY = new_key()
+
+
+@pytest.fixture
+async def locked(redis_url: str, model: Path) -> AsyncIterator[World]:
+    async with world(redis_url, model, api_keys=line_of("research", KEY)) as started:
+        yield started
+
+
+async def test_grpc_calls_without_a_valid_key_are_refused(locked: World) -> None:
+    stub, channel = locked.stub, locked.serving.channel
+    reflect = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+    calls = {
+        "Generate": lambda **more: stub.Generate(generation(), **more).read(),
+        "GenerateText": lambda **more: stub.GenerateText(generation(), **more),
+        "Resume": lambda **more: stub.Resume(pb.ResumeRequest(request_id="a"), **more).read(),
+        "Cancel": lambda **more: stub.Cancel(pb.CancelRequest(request_id="a"), **more),
+        "GetModel": lambda **more: stub.GetModel(pb.GetModelRequest(), **more),
+        "reflection": lambda **more: reflect(iter([b""]), **more).read(),
+    }
+    for name, call in calls.items():
+        for metadata in ((), (("authorization", f"Bearer {new_key()}"),), (("authorization", KEY),)):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(metadata=metadata)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, name
+    health = channel.unary_unary("/grpc.health.v1.Health/Check")
+    assert await health(b"") == b"\x08\x01", "probes have no key"
+
+
+async def test_http_requests_without_a_valid_key_are_refused(locked: World) -> None:
+    async with httpx.AsyncClient(base_url=locked.serving.http) as http:
+        for headers in ({}, {"authorization": f"Bearer {new_key()}"}, {"authorization": KEY}):
+            for method, path in (("GET", "/v1/models"), ("POST", "/v1/completions"), ("GET", "/nothing")):
+                answer = await http.request(method, path, headers=headers)
+                assert answer.status_code == 401
+                assert answer.headers["www-authenticate"] == "Bearer"
+                assert answer.json()["error"]["type"] == "invalid_request_error"
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+    async with openai.AsyncOpenAI(base_url=f"{locked.serving.http}/v1", api_key="wrong", max_retries=0) as client:
+        with pytest.raises(openai.AuthenticationError):
+            await client.models.list()
+
+
+async def test_a_valid_key_brings_its_tenant_into_the_call(locked: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    tenants: list[str] = []
+    add = locked.serving.app.delivery.add
+
+    def noting(call: Call) -> None:
+        tenants.append(call.tenant)
+        add(call)
+
+    monkeypatch.setattr(locked.serving.app.delivery, "add", noting)
+    async with locked.background(lambda record: [7] * 8):
+        async with AsyncOrcaClient(locked.serving.addresses["grpc"], api_key=KEY) as client:
+            assert len((await client.get_model()).engines) == 1
+            async with client.generate([5, 6], max_new_tokens=8) as stream:
+                assert await stream.text()
+        base = f"{locked.serving.http}/v1"
+        async with openai.AsyncOpenAI(base_url=base, api_key=KEY, max_retries=0) as client:
+            assert [model.id async for model in client.models.list()] == ["tiny"]
+            await client.completions.create(model="tiny", prompt=[5, 6], max_tokens=8)
+    assert tenants == ["research", "research"]
+
+
+async def test_the_client_library_says_that_its_key_is_wrong(locked: World) -> None:
+    async with AsyncOrcaClient(locked.serving.addresses["grpc"], api_key="wrong") as client:
+        with pytest.raises(Unauthenticated, match="not valid here") as refused:
+            await client.get_model()
+    assert refused.value.reason == "WRONG_KEY"
