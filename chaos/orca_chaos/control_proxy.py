@@ -90,7 +90,7 @@ class ControlProxy(grpc.GenericRpcHandler):
             return
         cut = [asyncio.create_task(_cancel_after(wait, upstream)) for wait in (link.breaks(), lost.wait())]
         try:
-            await context.send_initial_metadata(await upstream.initial_metadata())
+            await context.send_initial_metadata(tuple(await upstream.initial_metadata() or ()))
             change = self._answered.get(name)
             while (answer := await upstream.read()) is not grpc.aio.EOF:
                 if change is not None:
@@ -99,6 +99,10 @@ class ControlProxy(grpc.GenericRpcHandler):
                     yield answer
         except (Broken, grpc.aio.AioRpcError):
             pass  # the status follows
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # the caller has left
+                raise
         finally:
             for task in cut:
                 task.cancel()
@@ -106,7 +110,7 @@ class ControlProxy(grpc.GenericRpcHandler):
         code = await upstream.code()
         if code is grpc.StatusCode.CANCELLED:  # above, or by a cut
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"chaos: {link.name}")
-        metadata = await upstream.trailing_metadata() or ()
+        metadata = tuple(await upstream.trailing_metadata() or ())
         if code is not grpc.StatusCode.OK:
             await context.abort(code, await upstream.details() or "", metadata)
         context.set_trailing_metadata(metadata)

@@ -79,6 +79,11 @@ class LocalTarget:
             return self._stack.rank_pid(pod, local)
         return next((child.pid for child in self._stack.children if child.name == name), None)
 
+    def master(self, engine: str) -> str:
+        """The scheduler that drives an engine now; "" when none does. Blocks for at most 5 s a scheduler."""
+        schedulers = (child for child in self._stack.children if child.role == "scheduler" and child.pid)
+        return next((child.name for child in schedulers if engine in child.engines()), "")
+
     def _links(self, victim: Victim) -> list[Link]:
         """The links that "SOURCE > DESTINATION" means; SOURCE may be the beginning of several names."""
         source, _, destination = victim.name.partition(" > ")

@@ -45,9 +45,12 @@ async def _look(link: Link, prefix: str, engines: int, endpoints: int) -> list[s
                     found.append(f"request {of} is {state}")
                 elif await link.command("PTTL", prefix + name) == -1:
                     found.append(f"request {of} has ended and never expires")
-            case "tokens":
+            case "tokens" | "tops" | "prompt":
                 if await link.command("PTTL", prefix + name) == -1:
-                    found.append(f"the tokens of request {of} never expire")
+                    found.append(f"{name} never expires")
+            case "load":
+                left = await link.command("HGETALL", prefix + name)
+                found.append(f"`load` counts what does not wait any more: {b' '.join(left).decode()}")
             case "delivery" | "endpoint":
                 if of not in known_endpoints:
                     found.append(f"{name} is left of an endpoint that is gone")
