@@ -10,7 +10,7 @@ PART ?= kubernetes
 PYTEST = $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-kubernetes distributed matrix lint docs bench gpu protos images push
+.PHONY: help setup demo check test examples test-kubernetes distributed matrix lint docs bench gpu protos images push
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,10 +26,13 @@ demo: $(STAMP) ## Serve the demo model, and show four requests that share iterat
 	$(BIN)/orca demo
 
 check: lint ## Lint, and run the tests of about a minute: all but those marked slow.
-	$(PYTEST) -m 'not slow and not kubernetes'
+	$(PYTEST) -m 'not slow and not long and not kubernetes'
 
-test: $(STAMP) ## Run all tests but those that need a cluster.
-	$(PYTEST) -m 'not kubernetes'
+test: $(STAMP) ## Run all tests but those that need a cluster, and the long ones of the other targets.
+	$(PYTEST) -m 'not long and not kubernetes'
+
+examples: $(STAMP) ## Compile and run the examples in Node, Go and Java, where their tools are.
+	$(BIN)/pytest tests/docs/test_examples.py
 
 # Run it where the cluster's Services can be reached, as on a node. PART=ci is a part of some minutes.
 test-kubernetes: $(STAMP) ## Run the tests on KUBECONFIG's cluster, with the images REGISTRY/orca-*:TAG.

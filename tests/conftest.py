@@ -20,6 +20,7 @@ SLOW = [
     "e2e/test_kill.py",
     "e2e/test_probes.py",
     "e2e/test_rolling_restart.py",
+    "e2e/test_starting.py",
     "e2e/test_tokens.py",
     "e2e/test_traces.py",
     "kernels/test_triton_compiled.py",

@@ -61,7 +61,7 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
     return Checkpoint(
         folder=folder,
-        name=folder.resolve().name,
+        name=public_name(folder),
         config=config,
         model_type=model_type,
         vocab_size=vocab_size,
@@ -69,6 +69,18 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
         eos_token_ids=tuple(int(i) for i in ids if 0 <= int(i) < vocab_size),
         digest=digest.hexdigest()[:16],
     )
+
+
+def public_name(folder: Path) -> str:
+    """A model's name for its users: `owner/model` for a folder in the hub's cache, else the folder's own name.
+
+    The hub's cache keeps a model in `models--OWNER--MODEL/snapshots/COMMIT`.
+    """
+    path = folder.resolve()
+    kind, _, name = path.parent.parent.name.partition("--")
+    if path.parent.name == "snapshots" and kind == "models" and name:
+        return name.replace("--", "/", 1)
+    return path.name
 
 
 def resolve_model(model: str) -> Path:

@@ -9,8 +9,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import Unauthenticated
+from orca_common.errors import OrcaError, Unauthenticated
 
+from .call_line import note_error
 from .completion_answer import failure
 
 AUTHORIZATION = "authorization"
@@ -72,7 +73,8 @@ def tenant_in(scope: Mapping[str, Any]) -> str:
     return scope["orca.tenant"]
 
 
-async def answer(error: Unauthenticated, send: Send) -> None:
+async def answer(error: OrcaError, send: Send) -> None:
+    note_error(error)
     status, headers, body = failure(error)
     raw = json.dumps(body).encode()
     pairs = {"content-type": "application/json", "content-length": str(len(raw)), **headers}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orca.v1.orca_pb2 import GenerateRequest, Sampling, TokenIds
-from orca_common.errors import InvalidArgument
+from orca_common.errors import InvalidArgument, echo
 
 from .validation import HTTP_NAMES
 
@@ -155,7 +155,7 @@ def token_ids(value: Any, field: str) -> list[int]:
         if isinstance(item, bool) or not isinstance(item, int):
             raise InvalidArgument(f"{field}[{n}]", "must be a token id")
         if not 0 <= item <= UINT32:
-            raise InvalidArgument(f"{field}[{n}]", f"is {item}, which is no token id")
+            raise InvalidArgument(f"{field}[{n}]", f"is {echo(str(item), 20)}, which is no token id")
     return value
 
 

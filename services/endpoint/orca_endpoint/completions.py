@@ -20,15 +20,16 @@ from orca_common.errors import Cancelled, DeadlineExceeded, InvalidArgument, Orc
 from orca_pool.records import Reason
 
 from .access import tenant_in
+from .bodies import parsed
 from .call import Call
-from .completion_answer import BodyTooLarge, Choice, Chunks, completion, failure, finish_reason
+from .call_line import note_error
+from .completion_answer import Choice, Chunks, completion, failure, finish_reason
 from .completion_request import Completion, parse
 from .endpoint import Endpoint
 from .events import Accepted, Finished, Token
 from .merged import Merged, Numbered, Single
 
 TIMEOUT_HEADER = "x-request-timeout"
-DRAINED_BODY = 8  # a body of up to this many times the limit is read and dropped, so that its client hears the refusal
 DEADLINE_SLACK = 2.0  # seconds
 
 
@@ -42,7 +43,7 @@ class Completions:
         request = Request(scope, receive)
         answer = Answer(send)
         try:
-            raw = await self._body(request)
+            raw = await request.body()
             await while_connected(receive, self._serve(raw, request, answer))
         except ClientDisconnect:
             pass
@@ -54,7 +55,7 @@ class Completions:
     async def _serve(self, raw: bytes, request: Request, answer: "Answer") -> None:
         endpoint = self._endpoint
         deadline, carrier = deadline_of(request), dict(request.headers)
-        wanted = parse(raw, endpoint.settings.max_prompts)
+        wanted = await parsed(raw, lambda body: parse(body, endpoint.settings.max_prompts), endpoint.large)
         name = f"cmpl-{secrets.token_hex(12)}"
         tenant = tenant_in(request.scope)
         calls: list[Call] = []
@@ -121,22 +122,6 @@ class Completions:
                     choice.output_tokens, choice.finish = event.output_tokens, finish_reason(event.reason)
         await answer.json(200, {}, completion(name, self._endpoint.name, choices, wanted.logprobs))
 
-    async def _body(self, request: Request) -> bytes:
-        """The body. Raises BodyTooLarge, but reads on first: a client that still sends would not hear the answer."""
-        limit = self._endpoint.settings.max_message_bytes
-        parts, size = [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size <= limit:
-                parts.append(part)
-            else:
-                parts.clear()
-            if size > limit * DRAINED_BODY:
-                break
-        if size > limit:
-            raise BodyTooLarge(f"body: more than {limit} bytes; at most {limit} are allowed")
-        return b"".join(parts)
-
 
 class Answer:
     """One HTTP answer: a whole one, or a stream of server-sent events."""
@@ -166,6 +151,7 @@ class Answer:
 
     async def fail(self, error: OrcaError) -> None:
         """Sends the error as the answer, or as the last event of a stream that has begun (no [DONE] follows then)."""
+        note_error(error)
         status, headers, body = failure(error)
         if self.started:
             await self.write(f"data: {json.dumps(body)}\n\n".encode())

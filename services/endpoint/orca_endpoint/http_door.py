@@ -5,6 +5,7 @@ import math
 import socket
 import time
 from asyncio import Event
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -15,12 +16,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import NotFound, OrcaError, Unavailable
+from orca_common.errors import NotFound, OrcaError, Unavailable, echo
 
 from .access import KeyMiddleware
+from .bodies import BodyMiddleware
+from .call_line import LineMiddleware, note_error
 from .completion_answer import failure
 from .completions import Completions
 from .endpoint import Endpoint
+from .http_connection import ConnectionLimits, GuardedConnection
+from .limits import Limits
 
 STOP_SECONDS = 3  # for answers under way when their calls have ended
 
@@ -28,7 +33,7 @@ STOP_SECONDS = 3  # for answers under way when their calls have ended
 class HttpDoor:
     """The HTTP server, on the service's event loop."""
 
-    def __init__(self, endpoint: Endpoint, keys: ApiKeys) -> None:
+    def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits, connections: int) -> None:
         self._endpoint = endpoint
         self._socket: socket.socket | None = None
         self._served: Event | None = None
@@ -38,15 +43,25 @@ class HttpDoor:
             Route("/v1/models/{id:path}", self._model),
         ]
         app = Starlette(routes=routes, exception_handlers={HTTPException: answer_http_error, OrcaError: answer_error})
+        settings = endpoint.settings
+        self.connections = ConnectionLimits(
+            connections,
+            settings.max_peer_connections,
+            settings.max_header_bytes,
+            settings.header_seconds,
+            settings.body_seconds,
+            settings.write_timeout,
+        )
+        guarded: Any = partial(GuardedConnection, limits=self.connections)
         config = uvicorn.Config(
-            KeyMiddleware(app, keys),
-            http="httptools",
+            LineMiddleware(KeyMiddleware(BodyMiddleware(app, limits, settings.max_message_bytes), keys)),
+            http=guarded,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=math.ceil(endpoint.settings.drain_seconds) + STOP_SECONDS,
+            timeout_graceful_shutdown=math.ceil(settings.drain_seconds) + STOP_SECONDS,
         )
         self._server = Server(config)
         self._created = int(time.time())
@@ -107,6 +122,7 @@ class Server(uvicorn.Server):
 async def answer_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of an OrcaError."""
     assert isinstance(error, OrcaError)
+    note_error(error)
     status, headers, body = failure(error)
     return JSONResponse(body, status, headers)
 
@@ -114,6 +130,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
 async def answer_http_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of unknown paths and methods: the error in OpenAI's shape."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    _, _, body = failure(NotFound(message))
+    refusal = NotFound(f"{request.method} {echo(request.url.path)}: {error.detail}")
+    note_error(refusal)
+    _, _, body = failure(refusal)
     return JSONResponse(body, error.status_code, error.headers)

@@ -170,6 +170,9 @@ class Link:
             raise Unavailable(
                 f"the request pool did not answer within {limit:g} s", reason=ErrorReason.POOL_AWAY
             ) from None
+        except OSError as error:  # no descriptor is left, the name is unknown, and what else the system refuses
+            await connection.disconnect(nowait=True)
+            raise ConnectionError(str(error)) from error
         except BaseException:
             await connection.disconnect(nowait=True)
             raise

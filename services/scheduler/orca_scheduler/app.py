@@ -6,6 +6,7 @@ import secrets
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 from orca_common import logs, service
 from orca_common.address import join_address
@@ -36,17 +37,22 @@ class SchedulerApp:
             settings.status_port,
             self._scheduler.unready,
             self._pulse.alive,
-            lambda: {
-                "engines": self._scheduler.engines(),
-                "notices": list(self._discovery.notices),
-                "logits_not_finite": self._scheduler.not_finite,
-            },
+            self._told,
         )
+
+    def _told(self) -> dict[str, Any]:
+        """What the status port tells besides."""
+        return {
+            "engines": self._scheduler.engines(),
+            "refused": self._scheduler.refused(),
+            "notices": list(self._discovery.notices),
+            "logits_not_finite": self._scheduler.not_finite,
+        }
 
     async def start(self) -> dict[str, str]:
         settings = self._settings
         if settings.run_dir is not None:
-            Path(settings.run_dir).mkdir(parents=True, exist_ok=True)  # of the journals
+            Path(settings.run_dir).mkdir(mode=0o700, parents=True, exist_ok=True)  # of the journals
         return {"status": join_address(settings.host, self._status.port)}
 
     async def run(self) -> None:
@@ -84,7 +90,7 @@ def discovery_of(settings: SchedulerSettings) -> Discovery:
 def main(settings: SchedulerSettings | None = None) -> None:
     """`python -m orca_scheduler`: settings from flags, environment and file, unless given."""
     settings = settings or SchedulerSettings.load(sys.argv[1:])
-    logs.configure("scheduler", settings.log_level)
+    logs.configure("orca-scheduler", settings.log_level)
     try:
         service.run(lambda: service.serve(lambda: SchedulerApp(settings)))
     except OrcaError as error:

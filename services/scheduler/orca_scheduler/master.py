@@ -163,6 +163,11 @@ class EngineMaster:
         return self.lifecycle.unready
 
     @property
+    def refusal(self) -> str | None:
+        """Why its ranks refused to form the last time; None when they did not. May be asked in any thread."""
+        return self.lifecycle.refusal
+
+    @property
     def unreached_since(self) -> float | None:
         """Since when no supervisor of the engine could be reached, on the loop's clock; None: they could."""
         return self.lifecycle.unreached_since

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import grpc
+from opentelemetry.trace import StatusCode
 
 from orca.v1 import worker_pb2, worker_pb2_grpc
 from orca_common.address import join_address
@@ -384,6 +385,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         span.add_event("computed", timestamp=times.computed)
         if result.error:
             span.add_event("failed", {"error": result.error}, timestamp=times.computed)
+            span.set_status(StatusCode.ERROR, result.error)
         span.end(end_time=time.time_ns())
 
 

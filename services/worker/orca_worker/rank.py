@@ -5,6 +5,7 @@
 Prints `{"address": "host:port", "status": "host:port"}` on standard output when it listens. Under a supervisor it first
 does everything that is the same for all ranks of the pod, then reads from standard input which of them it is:
 `{"local_rank": 0, "port": 50100}`. Until that line comes it is a spare, with no port and nothing on the GPU.
+A rank that cannot work with its settings prints `{"refused": "why"}` and ends.
 """
 
 from __future__ import annotations
@@ -165,10 +166,19 @@ class RankApp:
 def main() -> None:
     """`python -m orca_worker.rank`: settings from the environment, the place from the supervisor, if there is one."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before it serves there is nothing to leave in order
+    try:
+        _run()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(json.dumps({"refused": end.code}), flush=True)
+        raise
+
+
+def _run() -> None:
     settings = RankSettings.load()
     if settings.supervisor_pid:
         die_with_parent(settings.supervisor_pid)
-    logs.configure("worker", settings.log_level)
+    logs.configure("orca-worker", settings.log_level)
     checkpoint = prepare(settings)
     if settings.supervisor_pid:
         settings = read_place()
