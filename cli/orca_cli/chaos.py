@@ -13,6 +13,7 @@ from orca_chaos.faults import Victim
 from orca_chaos.local_target import local_target
 from orca_chaos.rounds import run
 from orca_chaos.target import Target
+from orca_common.errors import FailedPrecondition
 from orca_local.settings import ServeSettings
 
 # What a stack under chaos has unless it is told otherwise: enough of each process that one may be away.
@@ -38,6 +39,8 @@ async def on_this_machine(plan: Plan, arguments: Sequence[str], console: Console
     loaded = ServeSettings.load(arguments)
     origins = loaded.origins(arguments)
     settings = loaded.model_copy(update={n: v for n, v in STACK.items() if origins.get(n) == "default"})
+    if settings.tls_dir is not None:
+        raise FailedPrecondition("tls_dir: the proxies of chaos read what they pass on; run it without TLS")
     with tempfile.TemporaryDirectory(prefix="orca-chaos-", ignore_cleanup_errors=True) as temporary:
         folder = Path(settings.run_dir or temporary)
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from orca_cli.credentials import certs, key
 from orca_cli.generate import generate
 from orca_cli.settings_command import KINDS, SettingsCommand, settings_of
 from orca_client import __version__
@@ -21,6 +22,8 @@ app = typer.Typer(
     help="Orca serves Transformer models: iteration-level scheduling, selective batching.",
 )
 app.command()(generate)
+app.command()(certs)
+app.command()(key)
 console = Console(highlight=False, markup=False)
 
 # These commands leave their arguments to settings; those of services leave --help to them too.

@@ -20,8 +20,10 @@ from orca.v1.worker_pb2_grpc import SupervisorStub
 from orca_common.address import join_address
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition
+from orca_common.roles import Role
 from orca_common.service import in_thread
 from orca_common.settings import variable
+from orca_common.tls import transport_of
 from orca_pool.reach import check_reachable
 from orca_worker.models.families import check_partition
 
@@ -33,6 +35,7 @@ from .settings import StackSettings
 from .waiting import Waiting
 
 LOOPBACK = "127.0.0.1"
+TLS_ROLES = {"supervisor": "worker"}  # the folder of a process's certificate, where it is not named as the process
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 REDIS_SECONDS = 3.0  # for a Redis of the user's to answer
 LATE_SECONDS = 10.0  # beyond `drain_seconds`, until the last process is killed
@@ -72,6 +75,7 @@ class Stack:
         self._more, self._route = environment or {}, route
         self._model = settings.model or str(DEMO_MODEL)
         self._redis: RedisChild | None = None  # None: it is the user's
+        self._tls_dir = Path(settings.tls_dir).absolute() if settings.tls_dir is not None else None
         self._folder: RunFolder | None = None
         self._children: list[Child] = []
         self._table = ProcessTable(run_dir / "processes.json", settings, self._children, say)
@@ -115,6 +119,11 @@ class Stack:
     def http_addresses(self) -> list[str]:
         return [child.addresses["http"] for child in self._children if child.role == "endpoint"]
 
+    @property
+    def _own_certificate(self) -> str | None:
+        """What the stack itself shows to supervisors and to Redis: it asks them as a scheduler does."""
+        return str(self._tls_dir / Role.SCHEDULER) if self._tls_dir is not None else None
+
     async def start(self) -> None:
         """Returns when a request would be answered. Raises FailedPrecondition with a sentence when it cannot be."""
         settings = self._settings
@@ -123,7 +132,7 @@ class Stack:
         self._model = str(await in_thread(partial(resolve_model, self._model)))
         check_partition(read_checkpoint(self._model), settings.tp, settings.pp)
         if settings.redis_url is not None:
-            await check_reachable(settings.redis_url, REDIS_SECONDS)
+            await check_reachable(settings.redis_url, REDIS_SECONDS, self._own_certificate)
         try:
             async with asyncio.timeout(settings.start_timeout):
                 await self._start_all()
@@ -174,8 +183,12 @@ class Stack:
         settings = self._settings
         if settings.redis_url is None:
             assert self._folder is not None
-            folder = self._run_dir / "redis"
-            self._redis = RedisChild(folder, self._folder.log("redis"), self._folder.descriptor)
+            self._redis = RedisChild(
+                self._run_dir / "redis",
+                self._folder.log("redis"),
+                self._folder.descriptor,
+                closed=self._tls_dir is not None,
+            )
             await self._start(self._redis)
         supervisors = [
             await self._child("supervisor", n, "orca_worker.supervisor", ranks=settings.tp, first_gpu=n * settings.tp)
@@ -199,6 +212,7 @@ class Stack:
             for n in range(settings.schedulers)
         ]
         await self._start(*schedulers)
+        self._transport = transport_of(self._own_certificate)
         self._tasks += [asyncio.create_task(self._watch_ranks(n, s)) for n, s in enumerate(supervisors)]
         for scheduler in schedulers:
             await self._waiting.until(scheduler.unready)
@@ -214,6 +228,8 @@ class Stack:
         if role != "supervisor":
             own["redis_url"] = await self._redis_url(name)
         own |= {"run_dir": self._run_dir, "threads": self._threads(), **decided}
+        if self._tls_dir is not None:
+            own["tls_dir"] = self._tls_dir / TLS_ROLES.get(role, role)
         environment = {
             **self._settings.environment(),
             **{variable(name): str(value) for name, value in own.items()},
@@ -226,7 +242,8 @@ class Stack:
         """Where a service reaches the request pool."""
         if self._redis is None:
             return str(self._settings.redis_url)
-        return f"redis://{await self._route(source, self._redis.name, self._redis.address)}/0"
+        address = self._redis.address
+        return self._redis.url.replace(address, await self._route(source, self._redis.name, address))
 
     async def _workers(self, number: int, supervisors: Sequence[Child]) -> str:
         """Where a scheduler reaches the supervisors, as its setting `workers`."""
@@ -273,16 +290,16 @@ class Stack:
 
     async def _watch_ranks(self, ordinal: int, supervisor: Child) -> None:
         """Keeps the ranks of `processes.json` current."""
-        async with grpc.aio.insecure_channel(supervisor.address) as channel:
-            while True:
-                try:
-                    async for table in SupervisorStub(channel).Watch(pb.WatchRequest(), wait_for_ready=True):
+        while True:
+            try:
+                async with self._transport.channel(supervisor.address, Role.WORKER, ()) as channel:
+                    async for table in SupervisorStub(channel).Watch(pb.WatchRequest()):
                         self._table.ranks[ordinal] = list(table.ranks)
                         self._table.write()
-                except grpc.aio.AioRpcError:
-                    self._table.ranks.pop(ordinal, None)
-                    self._table.write()
-                    await asyncio.sleep(REDIAL)
+            except grpc.aio.AioRpcError:
+                self._table.ranks.pop(ordinal, None)
+                self._table.write()
+            await asyncio.sleep(REDIAL)
 
     async def _end(self, child: Child, seconds: float) -> None:
         pid = child.pid

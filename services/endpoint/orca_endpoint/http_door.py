@@ -3,6 +3,7 @@
 import contextlib
 import math
 import socket
+import ssl
 import time
 from asyncio import Event
 from functools import partial
@@ -17,8 +18,9 @@ from starlette.routing import Route
 
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import NotFound, OrcaError, Unavailable, echo
+from orca_common.tls import MutualTls, Transport
 
-from .access import KeyMiddleware
+from .access import CertifiedConnection, KeyMiddleware
 from .bodies import BodyMiddleware
 from .call_line import LineMiddleware, note_error
 from .completion_answer import failure
@@ -33,7 +35,9 @@ STOP_SECONDS = 3  # for answers under way when their calls have ended
 class HttpDoor:
     """The HTTP server, on the service's event loop."""
 
-    def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits, connections: int) -> None:
+    def __init__(
+        self, endpoint: Endpoint, keys: ApiKeys, transport: Transport, limits: Limits, connections: int
+    ) -> None:
         self._endpoint = endpoint
         self._socket: socket.socket | None = None
         self._served: Event | None = None
@@ -44,6 +48,9 @@ class HttpDoor:
         ]
         app = Starlette(routes=routes, exception_handlers={HTTPException: answer_http_error, OrcaError: answer_error})
         settings = endpoint.settings
+        self._transport, self._certificates = transport, settings.client_certificates
+        mutual = isinstance(transport, MutualTls)
+        connection = CertifiedConnection if mutual and self._certificates else GuardedConnection
         self.connections = ConnectionLimits(
             connections,
             settings.max_peer_connections,
@@ -52,10 +59,11 @@ class HttpDoor:
             settings.body_seconds,
             settings.write_timeout,
         )
-        guarded: Any = partial(GuardedConnection, limits=self.connections)
+        guarded: Any = partial(connection, limits=self.connections)
         config = uvicorn.Config(
             LineMiddleware(KeyMiddleware(BodyMiddleware(app, limits, settings.max_message_bytes), keys)),
             http=guarded,
+            ssl_context_factory=self._context if mutual else None,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -65,6 +73,11 @@ class HttpDoor:
         )
         self._server = Server(config)
         self._created = int(time.time())
+
+    def _context(self, config: object, default: object) -> ssl.SSLContext:
+        """uvicorn's ssl_context_factory."""
+        assert isinstance(self._transport, MutualTls)
+        return self._transport.certificates.server_context(client_certificates=self._certificates)
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""

@@ -20,6 +20,8 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     http_port: int = Field(default=0, ge=0, le=65535)
     """Port of the OpenAI API; 0 takes a free one."""
 
+    client_certificates: bool = True
+    """With tls_dir: the doors take only clients with a certificate of the role client; else API keys say who calls."""
     api_keys: str | None = None
     """Keys that may call, as `TENANT sha256:HASH` separated by commas; without keys everybody may. See `orca key`."""
     api_keys_file: str | None = None
