@@ -10,7 +10,7 @@ PART ?= kubernetes
 PYTEST = $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-kubernetes distributed overload lint docs bench gpu protos images push
+.PHONY: help setup demo check test examples test-kubernetes distributed matrix overload lint docs bench gpu protos images push
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,10 +26,13 @@ demo: $(STAMP) ## Serve the demo model, and show four requests that share iterat
 	$(BIN)/orca demo
 
 check: lint ## Lint, and run the tests of about a minute: all but those marked slow.
-	$(PYTEST) -m 'not slow and not kubernetes'
+	$(PYTEST) -m 'not slow and not long and not kubernetes'
 
-test: $(STAMP) ## Run all tests but those that need a cluster.
-	$(PYTEST) -m 'not kubernetes'
+test: $(STAMP) ## Run all tests but those that need a cluster, and the long ones of the other targets.
+	$(PYTEST) -m 'not long and not kubernetes'
+
+examples: $(STAMP) ## Compile and run the examples in Node, Go and Java, where their tools are.
+	$(BIN)/pytest tests/docs/test_examples.py
 
 # Run it where the cluster's Services can be reached, as on a node. PART=ci is a part of some minutes.
 test-kubernetes: $(STAMP) ## Run the tests on KUBECONFIG's cluster, with the images REGISTRY/orca-*:TAG.
@@ -40,6 +43,9 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS)
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
+
+matrix: $(STAMP) ## Kill every process at every moment of a request's life, ROUNDS=30 times each.
+	$(BIN)/python tests/e2e/kill_matrix.py --rounds $(ROUNDS)
 
 SECONDS ?= 60
 overload: $(STAMP) ## Five times the load that a stack can serve, SECONDS=60, with deadlines and without: goodput, RetryInfo, recovery, memory.
