@@ -11,12 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from orca_cli import demo as demonstration
-<<<<<<< HEAD
 from orca_common.checkpoint import resolve_model
-from orca_common.service import in_thread
-=======
 from orca_common.roles import Role
->>>>>>> main
+from orca_common.service import in_thread
 from orca_local.run_folder import new_run
 from orca_local.settings import ServeSettings, StackSettings, StateSettings
 from orca_local.stack import DEMO_MODEL, Stack

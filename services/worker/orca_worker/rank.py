@@ -124,17 +124,11 @@ class RankApp:
         except FailedPrecondition as error:
             raise SystemExit(f"ORCA_DTYPE: {error}") from None
         stage = Stage(checkpoint, dtype, device, settings.slots, cpu)
-<<<<<<< HEAD
-        rendezvous = Rendezvous(host, device)
-        self._controller = Controller(checkpoint, stage, telemetry, rendezvous, self._failure.set_result)
-        told = lambda: {"loading": stage.loading.sentence}  # noqa: E731
-        status = service.StatusPort(settings.host, settings.status_port, self._controller.ready, pulse.alive, told)
-=======
         rendezvous = Rendezvous(host, device, settings.host)
         transport = transport_of(settings.tls_dir)
         self._controller = Controller(checkpoint, stage, telemetry, rendezvous, transport, self._failure.set_result)
-        status = service.StatusPort(settings.host, settings.status_port, self._controller.ready, pulse.alive)
->>>>>>> main
+        told = lambda: {"loading": stage.loading.sentence}  # noqa: E731
+        status = service.StatusPort(settings.host, settings.status_port, self._controller.ready, pulse.alive, told)
         self._open.callback(status.close)
         server, self._health = await new_server(SERVICE, transport)
         self._open.push_async_callback(server.stop, 1.0)
