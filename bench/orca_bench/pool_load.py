@@ -51,11 +51,10 @@ def slow_down(times: float) -> None:
 
 async def run(url: str, case: Case, seconds: float) -> dict[str, Any]:
     """Runs the case, and returns what it found."""
+    from orca_endpoint.delivery import Delivery
     from orca_pool.pool import Pool
     from orca_pool.records import Attached, EngineInfo, Packet, Reason
     from orca_pool.wire import TOKEN
-
-    from orca_endpoint.delivery import Delivery
     from orca_scheduler.core import Room
     from orca_scheduler.ledger import EndedElsewhere, Ledger, News
     from orca_scheduler.lifecycle_events import Claimed, Opened

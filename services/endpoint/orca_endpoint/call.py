@@ -16,6 +16,7 @@ from opentelemetry.trace import Span
 
 from orca_common.errors import DataLoss, DeadlineExceeded, ErrorReason, OrcaError, Unavailable
 from orca_common.telemetry import trace_id_of
+from orca_pool.keys import scoped
 from orca_pool.leases import DETACH_FLOOR_SECONDS
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, Packet, Reason, Refusal, Times
@@ -54,11 +55,11 @@ class Submission:
     deadline: float | None  # a moment of the loop's clock
     max_waiting: int  # requests in the queue above which the pool refuses
 
-    async def send(self, pool: Pool, incarnation: str) -> Attached | Refusal:
-        """Submits the request and attaches its call. May be sent again: the pool knows the id."""
+    async def send(self, pool: Pool, request_id: str, incarnation: str) -> Attached | Refusal:
+        """Submits the request under its id in the pool, and attaches its call. May be sent again: the id is known."""
         record, deadline = self.work.record, self.deadline
         return await pool.submit(
-            record.request_id,
+            request_id,
             record.SerializeToString(),
             self.work.body_digest,
             self.work.max_tokens,
@@ -91,7 +92,7 @@ class Call:
         deadline: float | None = None,
         span: Span | None = None,
     ) -> None:
-        self.request_id, self.attempt, self.tenant = transcript.request_id, attempt, tenant
+        self.request_id, self.attempt, self.tenant = scoped(tenant, transcript.request_id), attempt, tenant
         self.buffered = 0  # tokens in the inbox
         self._pool, self._delivery, self._limits, self._transcript = pool, delivery, limits, transcript
         self._submission, self._deadline, self._span = submission, deadline, span
@@ -214,11 +215,17 @@ class Call:
                 )
             await self._delivery.another(incarnation)
         if isinstance(answer, Attached):
+            self._refused = False
             return answer
         if answer is Refusal.UNKNOWN and self._transcript.accepted:
             await self._wait_for_healing()
             return None
         self._refused = True
+        if answer is Refusal.OTHER_TOKENS:
+            raise self._transcript.unseen()
+        if answer is Refusal.FEWER_TOKENS:
+            await self._wait_for_healing()
+            return None
         raise await self._refusal(answer)
 
     async def _attach_once(self) -> Attached | Refusal:
@@ -227,11 +234,18 @@ class Call:
             return Refusal.UNREGISTERED
         incarnation = self._delivery.incarnation
         if self._submission is not None and not self._transcript.accepted:
-            work = self._submission.send(self._pool, incarnation)
+            work = self._submission.send(self._pool, self.request_id, incarnation)
         else:
             known, last = self._transcript.count, self._transcript.last
+            seen, digest = self._transcript.unproven
             work = self._pool.attach(
-                self.request_id, endpoint=incarnation, attempt=self.attempt, known=known, last=last
+                self.request_id,
+                endpoint=incarnation,
+                attempt=self.attempt,
+                known=known,
+                last=last,
+                seen=seen,
+                digest=digest,
             )
         self._operation = asyncio.ensure_future(work)
         return await asyncio.shield(self._operation)
@@ -241,7 +255,7 @@ class Call:
         if refusal is Refusal.NEVER_FITS and self._submission is not None:
             identity = await self._pool.identity()
             max_tokens, largest = self._submission.work.max_tokens, identity.slots if identity is not None else 0
-        return refusal_error(refusal, self.request_id, max_tokens, largest)
+        return refusal_error(refusal, self._transcript.request_id, max_tokens, largest)
 
     # -- waiting
     async def _news(self) -> None:
@@ -319,7 +333,7 @@ class Call:
             self._span.set_attributes({"orca.tokens": transcript.count, "orca.reason": reason})
             self._span.end()
         trace_id = trace_id_of(transcript.record.trace)
-        extra = {"request": self.request_id, "trace": trace_id, "tokens": transcript.count, "reason": reason}
+        extra = {"request": transcript.request_id, "trace": trace_id, "tokens": transcript.count, "reason": reason}
         log.info("call ended", extra=extra)
 
 

@@ -22,7 +22,6 @@ from redis.exceptions import (
     ClusterDownError,
     ConnectionError,
     NoScriptError,
-    OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
     TryAgainError,
@@ -34,7 +33,7 @@ from orca_common.errors import ErrorReason, Unavailable
 from .scripts import Script
 
 # Error replies of a server that fails over or cannot write now. Some are known by their text alone.
-NOT_NOW = (ClusterDownError, OutOfMemoryError, TryAgainError)
+NOT_NOW = (ClusterDownError, TryAgainError)
 NOT_NOW_TEXTS = ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED")
 
 Argument = str | bytes | int

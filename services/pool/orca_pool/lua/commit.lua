@@ -4,35 +4,58 @@
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term, then five for each row: request id, claim number, base (the index of its first token),
 --   reason of the request's end or '', tokens in their binary form.
--- Returns for each row COMMITTED.OK, COMMITTED.GONE, or how many tokens the pool has when that is not the base; nil
---   when the master has lost the lease, and nothing was changed.
+-- Returns {slots that the head of the queue needs or 0, then for each row COMMITTED.OK, COMMITTED.GONE, or how many tokens
+--   the pool has when that is not the base}; nil when the master has lost the lease, and nothing was changed.
 --
--- This script runs for every iteration, so it makes only three calls a row and compares numbers as the text in which
--- they came.
+-- This script runs for every iteration, so it makes one call for all listeners, and one a row: what APPEND answers tells
+-- whether the base was right.
 local engine, owner, term = ARGV[1], ARGV[2], ARGV[3]
 if fenced(engine, owner, term) then
   return false
 end
-local answers, packets = {}, {}
-for i = 4, #ARGV, 5 do
-  local id, claim, base, reason, tokens = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3], ARGV[i + 4]
-  local key = REQUEST .. id
-  local claim_now, holder, endpoint, attempt = fields(key, 'claim', 'engine', 'endpoint', 'attempt')
-  local answer = COMMITTED.OK
-  if claim_now ~= claim or holder ~= engine then
-    answer = COMMITTED.GONE
-  elseif committed(id) ~= base then
-    answer = committed(id)
+local claims = {}
+for i = 5, #ARGV, 5 do
+  claims[#claims + 1] = ARGV[i]
+end
+local listeners = #claims > 0 and call('HMGET', LISTENERS .. engine, unpack(claims)) or {}
+local answers, packets, ended = { 0 }, {}, {}
+
+-- Appends a row's tokens behind its base. Returns how many tokens the pool has when that is not the base.
+local function append(id, base, tokens)
+  local key, behind = TOKENS .. id, base * TOKEN_SIZE + #tokens
+  if tokens == '' then
+    return call('STRLEN', key) ~= behind and committed(id) or nil
+  end
+  local length = call('APPEND', key, tokens)
+  if length == behind then
+    return nil
+  end
+  local before = length - #tokens
+  if before == 0 then
+    call('DEL', key)
   else
-    local count, finish = #tokens / TOKEN_SIZE, ''
-    if count > 0 then
-      call('APPEND', TOKENS .. id, tokens)
-      if base == 0 then
-        call('HSET', key, 'first_token', int(now()))
-      end
+    call('SET', key, call('GETRANGE', key, 0, before - 1))
+  end
+  return before / TOKEN_SIZE
+end
+
+for i = 4, #ARGV, 5 do
+  local id, base, reason, tokens = ARGV[i], tonumber(ARGV[i + 2]), ARGV[i + 3], ARGV[i + 4]
+  local listener, answer = not ended[id] and listeners[(i + 1) / 5], COMMITTED.OK
+  local count = listener and append(id, base, tokens)
+  if not listener or (reason ~= '' and call('EXISTS', REQUEST .. id) == 0) then -- Redis may have evicted the record
+    answer = COMMITTED.GONE
+  elseif count then
+    answer = count
+  else
+    local attempt, endpoint = listener:match('^(%d+) (.*)$')
+    local finish = ''
+    if base == 0 and tokens ~= '' then
+      call('HSET', REQUEST .. id, 'first_token', int(now()))
     end
     if reason ~= '' then
-      finish = end_record(id, reason, base + count)
+      finish = end_record(id, reason, base + #tokens / TOKEN_SIZE)
+      ended[id] = true
     end
     if endpoint ~= '' then
       local list = packets[endpoint]
@@ -48,4 +71,5 @@ end
 for endpoint, list in pairs(packets) do
   deliver(endpoint, engine, table.concat(list))
 end
+answers[1] = unhinted_needs(engine)
 return answers

@@ -3,6 +3,7 @@
 -- KEYS: the pool hash.
 -- ARGV: request id, record, digest of the body, max_tokens (input and new tokens, so the slots that it needs),
 --   microseconds until its deadline or '', detach grace (microseconds), endpoint, attempt, the longest allowed queue.
+--   The record is '' where Redis has no memory left: then a known request is attached, and a new one refused.
 -- Returns what `attach` of prelude.lua returns, or a number of REFUSAL.
 local id, record, body_digest, max_tokens, deadline_in, grace, endpoint, attempt, max_waiting = unpack(ARGV)
 local key = REQUEST .. id
@@ -11,7 +12,10 @@ if not registered(endpoint) then
 end
 local known_digest = call('HGET', key, 'digest')
 if known_digest then
-  return known_digest == body_digest and attach(id, endpoint, attempt, 0, '') or REFUSAL.OTHER_BODY
+  return known_digest == body_digest and attach(id, endpoint, attempt, 0, '', 0, '') or REFUSAL.OTHER_BODY
+end
+if record == '' then
+  return REFUSAL.MEMORY
 end
 local largest = tonumber(call('HGET', POOL, 'slots')) or 0
 if largest == 0 then
@@ -30,5 +34,5 @@ call('HSET', key, 'record', record, 'digest', body_digest, 'max_tokens', max_tok
   'closed', 0, 'losses', 0, 'loss_at', -1, 'reason', 0, 'final', 0, 'deadline', deadline, 'detach_at', '',
   'engines', '', 'submitted', int(time), 'claimed_at', 0, 'first_token', 0, 'finished', 0)
 call('ZADD', WAITING, arrival, id)
-hint_waiting()
-return attach(id, endpoint, attempt, 0, '')
+hint_waiting(max_tokens)
+return attach(id, endpoint, attempt, 0, '', 0, '')
