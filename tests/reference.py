@@ -2,13 +2,14 @@
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from transformers import GPT2LMHeadModel
+from transformers import GPT2LMHeadModel, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 TIE = 1e-3  # of logits; in the tests' models another order of a float32 sum makes a thousandth of it
 
@@ -46,6 +47,39 @@ class Reference:
             tokens.append(int(output.logits[0, -1].argmax()))
             step, past = torch.tensor([[tokens[-1]]]), output.past_key_values
         return tokens, margin
+
+    @torch.inference_mode()
+    def adjusted(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        *,
+        repetition: float = 1.0,
+        presence: float = 0.0,
+        frequency: float = 0.0,
+        bias: Mapping[int, float] | None = None,
+    ) -> tuple[list[int], float]:
+        """As `continued`, with transformers' own processors, and presence and frequency as OpenAI documents them."""
+        penalty = RepetitionPenaltyLogitsProcessor(repetition)
+        biases = SequenceBiasLogitsProcessor([[[i], value] for i, value in bias.items()]) if bias else None
+        tokens: list[int] = []
+        margin = math.inf
+        for _ in range(max_new_tokens):
+            ids: Any = torch.tensor([[*prompt, *tokens]])
+            logits: torch.Tensor = penalty(ids, self._model(ids, use_cache=False).logits[:, -1])
+            for token, times in Counter(tokens).items():
+                logits[0, token] -= presence + frequency * times
+            if biases is not None:
+                logits = biases(ids, logits)
+            first, second = logits[0].topk(2).values.tolist()
+            margin = min(margin, first - second)
+            tokens.append(int(logits[0].argmax()))
+        return tokens, margin
+
+    @torch.inference_mode()
+    def logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
+        """[T, V] log-probabilities of what follows each of T tokens."""
+        return self._model(torch.tensor([list(tokens)]), use_cache=False).logits[0].log_softmax(-1)
 
     def known(self, prompts: Iterable[tuple[list[int], int]]) -> Iterator[Known]:
         """Prompts, each with its number of new tokens, and their continuations.

@@ -26,6 +26,7 @@ class Accepted:
     request_id: str
     input_tokens: int
     queue_position: int  # requests before this one in the queue
+    starts_in: float | None = None  # seconds until it leaves the queue, as predicted; None: it left, or nobody knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,8 @@ def _timings(timings: Timings) -> pb.Timings:
 
 def accepted_of(message: pb.Accepted) -> Accepted:
     """The Accepted of a message."""
-    return Accepted(message.request_id, message.input_tokens, message.queue_position)
+    starts_in = _seconds(message.starts_in) if message.HasField("starts_in") else None
+    return Accepted(message.request_id, message.input_tokens, message.queue_position, starts_in)
 
 
 def token_of(message: pb.Token) -> Token:
@@ -148,9 +150,12 @@ def message_of(event: Event) -> pb.Accepted | pb.Token | pb.Finished:
     """The message that an event came from, for protobuf's JSON."""
     match event:
         case Accepted():
-            return pb.Accepted(
+            accepted = pb.Accepted(
                 request_id=event.request_id, input_tokens=event.input_tokens, queue_position=event.queue_position
             )
+            if event.starts_in is not None:
+                accepted.starts_in.FromNanoseconds(round(event.starts_in * 1e9))
+            return accepted
         case Token():
             return pb.Token(
                 index=event.index,

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaStub
 from orca.v1.pool_pb2 import PoolRequest
+from orca_common.scores import NOTHING, SCORE, TOP
 from orca_endpoint.app import EndpointApp
 from orca_endpoint.settings import EndpointSettings
 from orca_pool.pool import Pool
@@ -50,6 +51,11 @@ def make_tokenizer() -> Tokenizer:
     )
     tokenizer.train_from_iterator([WORDS] * 4, trainer)
     return tokenizer
+
+
+def top_of(token_id: int, count: int) -> bytes:
+    """The token and the ids after it, each less probable than the one before."""
+    return b"".join(TOP.pack((token_id + n) % VOCABULARY, -0.5 - n) for n in range(count))
 
 
 class Engine:
@@ -88,9 +94,16 @@ class Engine:
     async def commit(self, request: Claimed, base: int, ids: Sequence[int], finish: Reason | None = None) -> int:
         """Commits tokens from index `base` on. Returns the pool's answer for the row."""
         self.iteration += 1
-        wants = PoolRequest.FromString(request.record).logprobs
-        tokens = b"".join(TOKEN.pack(i, -0.5 if wants else math.nan, self.iteration) for i in ids)
-        row = CommitRow(request.request_id, request.claim, base, tokens, finish)
+        record = PoolRequest.FromString(request.record)
+        tokens = b"".join(TOKEN.pack(i, -0.5 if record.logprobs else math.nan, self.iteration) for i in ids)
+        count = record.adjustments.top_logprobs
+        tops = b"".join(top_of(i, count) for i in ids)
+        prompt = b""
+        if record.adjustments.prompt_logprobs and base == 0:
+            _, *rest = enumerate(record.prompt_ids)
+            prompt = SCORE.pack(math.nan) + NOTHING * count
+            prompt += b"".join(SCORE.pack(-n) + top_of(i, count) for n, i in rest)
+        row = CommitRow(request.request_id, request.claim, base, tokens, finish, tops, prompt)
         answer = await self._pool.commit(self._name, self._owner, self._term, [row])
         assert answer is not None
         return answer.rows[0]

@@ -4,26 +4,32 @@ import grpc
 import pytest
 
 from orca_common.errors import ResourceExhausted
-from orca_endpoint.refusals import end_error, refusal_error
-from orca_pool.records import Reason, Refusal
+from orca_endpoint.refusals import busy_error, end_error, refusal_error
+from orca_pool.records import Busy, Reason, Refusal
 
 CODE = grpc.StatusCode
+BUSY = {Refusal.FULL: "QUEUE_FULL", Refusal.TENANT_FULL: "TENANT_FULL", Refusal.LATE: "QUEUE_LONG"}
 
 
-@pytest.mark.parametrize("refusal", [refusal for refusal in Refusal if refusal is not Refusal.UNREGISTERED])
+@pytest.mark.parametrize("refusal", [r for r in Refusal if r is not Refusal.UNREGISTERED and r not in BUSY])
 def test_refusals(refusal: Refusal) -> None:
     codes = {
         Refusal.STALE: CODE.ABORTED,
         Refusal.UNKNOWN: CODE.NOT_FOUND,
         Refusal.OTHER_BODY: CODE.ALREADY_EXISTS,
-        Refusal.FULL: CODE.RESOURCE_EXHAUSTED,
         Refusal.NEVER_FITS: CODE.FAILED_PRECONDITION,
         Refusal.NO_ENGINE: CODE.UNAVAILABLE,
     }
-    error = refusal_error(refusal, "one", 300, 200)
-    assert error.code is codes[refusal]
-    if isinstance(error, ResourceExhausted):
-        assert error.retry_after > 0
+    assert refusal_error(refusal, "one", 300, 200).code is codes[refusal]
+
+
+@pytest.mark.parametrize("why", BUSY)
+@pytest.mark.parametrize(("wait", "after"), [(None, 1.0), (0.0, 0.1), (16.4, 16.4)])
+def test_a_busy_queue_says_how_long(why: Refusal, wait: float | None, after: float) -> None:
+    error = busy_error(Busy(why, wait), "acme")
+    assert isinstance(error, ResourceExhausted)
+    assert (error.reason, error.retry_after) == (BUSY[why], after)
+    assert f"{after} s" in str(error)
 
 
 @pytest.mark.parametrize("reason", [reason for reason in Reason if reason > Reason.CANCELLED])

@@ -52,7 +52,7 @@ def test_no_piece_holds_half_a_character(vocabulary: Vocabulary, text: str) -> N
 @given(text=TEXTS)
 def test_the_window_gives_the_same(vocabulary: Vocabulary, text: str) -> None:
     """The detokenizer for tokenizers that are not byte-level."""
-    window = WindowDetokenizer(vocabulary)
+    window = WindowDetokenizer(vocabulary.decode)
     pieces = [window.push(i) for i in vocabulary.encode(text)]
     assert "\ufffd" not in "".join(pieces)
     assert "".join(pieces) + window.flush() == text
@@ -79,7 +79,7 @@ def test_a_long_run_of_broken_bytes_is_given_out(vocabulary: Vocabulary, tokeniz
     """The window is bounded: a model that never completes a character does not cost more and more per token."""
     byte = tokenizer.token_to_id("\u0122")  # 0x80 in the byte alphabet: never a character's first byte
     assert byte is not None
-    window = WindowDetokenizer(vocabulary)
+    window = WindowDetokenizer(vocabulary.decode)
     pieces = [window.push(byte) for _ in range(200)]
     assert sum(map(len, pieces)) > 150
 

@@ -221,6 +221,7 @@ def test_a_token_without_a_logprob() -> None:
         (Reason.DEADLINE, DeadlineExceeded),
         (Reason.DETACHED, Cancelled),
         (Reason.INTERNAL, Internal),
+        (Reason.NOT_FINITE, Internal),
         (Reason.NEVER_FITS, FailedPrecondition),
     ],
 )

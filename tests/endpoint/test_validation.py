@@ -24,6 +24,10 @@ def sampling(**fields: float) -> pb.GenerateRequest:
     return generation(sampling=pb.Sampling(**fields))  # type: ignore[arg-type]
 
 
+def bias(biases: dict[int, float]) -> pb.GenerateRequest:
+    return generation(sampling=pb.Sampling(logit_bias=biases))
+
+
 def grace(**fields: int) -> pb.GenerateRequest:
     return generation(detach_grace=Duration(**fields))
 
@@ -63,6 +67,16 @@ CASES: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "top_p above 1": (sampling(top_p=1.01), "sampling.top_p", "it is 1.01"),
     "top_p NaN": (sampling(top_p=math.nan), "sampling.top_p", "it is nan"),
     "top_k 0": (sampling(top_k=0), "sampling.top_k", "at least 1"),
+    "min_p above 1": (sampling(min_p=1.5), "sampling.min_p", "it is 1.5"),
+    "min_p NaN": (sampling(min_p=math.nan), "sampling.min_p", "it is nan"),
+    "presence_penalty": (sampling(presence_penalty=2.5), "sampling.presence_penalty", "between -2 and 2"),
+    "frequency_penalty": (sampling(frequency_penalty=-2.5), "sampling.frequency_penalty", "it is -2.5"),
+    "repetition_penalty": (sampling(repetition_penalty=0), "sampling.repetition_penalty", "above 0"),
+    "a bias of no token": (bias({VOCABULARY: 1}), f"sampling.logit_bias[{VOCABULARY}]", "no token"),
+    "a large bias": (bias({7: 101}), "sampling.logit_bias[7]", "between -100 and 100"),
+    "a bias NaN": (bias({7: math.nan}), "sampling.logit_bias[7]", "it is nan"),
+    "many biases": (bias(dict.fromkeys(range(1025), 1)), "sampling.logit_bias", "1025 entries; at most 1024"),
+    "top_logprobs": (generation(top_logprobs=21), "top_logprobs", "is 21; at most 20 are allowed"),
     "unknown token": (generation([1, 2, 3, VOCABULARY]), "token_ids.ids[3]", f"has {VOCABULARY} tokens"),
     "unknown stop token": (generation(stop_token_ids=[1, 9999]), "stop_token_ids[1]", "9999"),
     "many stop tokens": (generation(stop_token_ids=[1] * 65), "stop_token_ids", "65 ids; at most 64 are allowed"),
@@ -148,3 +162,20 @@ async def test_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match="no tokenizer"):
         await validator.generate(generation(stop=["a"]))
     assert (await validator.generate(generation([1, 2]))).max_tokens == 10
+
+
+async def test_a_plain_request_has_no_adjustments(validator: Validator) -> None:
+    """So neither have neutral values, nor the min-p of a greedy request."""
+    plain = [
+        generation(),
+        sampling(repetition_penalty=1, min_p=0, presence_penalty=-0.0),
+        sampling(temperature=0, min_p=0.5),
+        bias({7: 0}),
+    ]
+    for request in plain:
+        assert not (await validator.generate(request)).record.HasField("adjustments")
+    record = (await validator.generate(generation(top_logprobs=3))).record
+    assert (record.logprobs, record.adjustments.top_logprobs) == (True, 3)
+    asked = pb.Sampling(temperature=1, min_p=0.1, repetition_penalty=1.5, logit_bias={5: -3, 6: 0})
+    adjustments = (await validator.generate(generation(sampling=asked))).record.adjustments
+    assert (adjustments.min_p, adjustments.repetition_penalty, dict(adjustments.logit_bias)) == (0.1, 1.5, {5: -3})

@@ -198,6 +198,41 @@ def test_the_head(isa: str, dtype: torch.dtype, vocabulary: int) -> None:
             assert (logits[np.arange(5), index] == best).all()
 
 
+@each_isa
+@each_dtype
+def test_the_head_of_a_row_that_is_not_finite(isa: str, dtype: torch.dtype) -> None:
+    """NaN is larger than every number, wherever it stands; infinity shows by itself. Other rows are as without it."""
+    torch.manual_seed(6)
+    weight, x = torch.randn(970, 24), torch.randn(40, 24)
+    program = Program(dtype, 2, isa)
+    rows, operand = program.rows(24), program.operand(24)
+    program.normalize(rows, program.norm(torch.ones(24), torch.zeros(24), 0.0), operand, selected=True)
+    program.head(operand, program.pack(weight))
+    selection = np.arange(40)
+
+    def best() -> np.ndarray:
+        found = rows_alone(40, selection=selection)
+        program.run(found.batch)
+        return found.kept["best"][:40].copy()
+
+    program.view(rows, 40, 24)[:] = x.numpy()
+    good = best()
+    x[[3, 17]], x[20, 5] = torch.nan, torch.inf
+    program.view(rows, 40, 24)[:] = x.numpy()
+    bad = best()
+    assert np.flatnonzero(~np.isfinite(bad)).tolist() == [3, 17, 20]
+    assert (bad == good)[np.isfinite(bad)].all()
+    for at in (0, 500, 969):  # one output alone
+        spoilt = weight.clone()
+        spoilt[at, 0] = torch.nan
+        program = Program(dtype, 2, isa)
+        rows, operand = program.rows(24), program.operand(24)
+        program.normalize(rows, program.norm(torch.ones(24), torch.zeros(24), 0.0), operand, selected=True)
+        program.head(operand, program.pack(spoilt))
+        program.view(rows, 40, 24)[:] = torch.randn(40, 24).numpy()
+        assert np.isnan(best()).all()
+
+
 # Attention
 
 

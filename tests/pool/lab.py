@@ -5,12 +5,13 @@ else differs.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from orca_pool.keys import Keys
 from orca_pool.pool import Pool
-from orca_pool.records import Attached, ClaimAnswer, CommitRow, CommittedToken, EngineInfo, Reason, Refusal
+from orca_pool.records import Attached, Busy, ClaimAnswer, CommitRow, CommittedToken, EngineInfo, Reason, Refusal
 from orca_pool.scripts import Constants, sources
 from orca_pool.wire import RECORD_OVERHEAD, pack_tokens, unpack_packets, unpack_tokens
 
@@ -122,7 +123,8 @@ class Lab:
         endpoint: str = "e",
         attempt: int = 1,
         max_waiting: int = 8,
-    ) -> Attached | Refusal:
+        **more: Any,
+    ) -> Attached | Refusal | Busy:
         return await self.pool.submit(
             request_id,
             b"record of " + request_id.encode(),
@@ -133,6 +135,7 @@ class Lab:
             endpoint=endpoint,
             attempt=attempt,
             max_waiting=max_waiting,
+            **more,
         )
 
     async def claim(self, engine: str = "g", count: int = 8, slots: int = 64, total: int = 64) -> dict[str, int]:
@@ -204,6 +207,7 @@ class Lab:
             name: {} for name in ("claimed", "requests", "tokens", "delivery", "control", "engines", "endpoints")
         }
         names = ("pool", "due", "schedulers", "renewals", "asking", "leases", "sizes", "ended", "calls", "listeners")
+        load: dict[str, int] = {}
         single: dict[str, Any] = {name: {} for name in names} | {"waiting": []}
         for raw_key, content in await self.redis("EVAL", DUMP, 1, self.keys.pool, self.keys.prefix):
             kind, _, name = raw_key.decode()[len(self.keys.prefix) :].partition(":")
@@ -232,6 +236,8 @@ class Lab:
                     found["endpoints"][name] = _fields(content)
                 case "pool":
                     single["pool"] = _fields(content)
+                case "load":
+                    load = _fields(content)
                 case "engines":
                     single["sizes"] = {k.decode(): int(v) for k, v in _pairs(content)}
                 case "leases":
@@ -251,8 +257,28 @@ class Lab:
             counter, term, owner = leases[name]
             engine |= {"owner": owner, "term": int(term), "counter": int(counter), "slots": sizes[name]}
         kept = single["pool"].items()
-        single["pool"] = {k: v for k, v in kept if v and k not in ("schema", "checked", "ended_bytes")}
+        single["pool"] = {k: v for k, v in kept if v and k not in ("schema", "checked", "ended_bytes", "length")}
+        assert load == _load(found)
+        for request in found["requests"].values():
+            del request["new"], request["tenant"]
+        for engine in found["engines"].values():
+            for name in ("rows", "free", "pace", "room_at"):
+                del engine[name]
         return {**found, **single}
+
+
+def _load(found: dict[str, Any]) -> dict[str, int]:
+    """What the pool's `load` must hold, counted anew."""
+    load: Counter[str] = Counter()
+    for name, request in found["requests"].items():
+        if request["state"] != "ended":
+            load[f"requests:{request['tenant']}"] += 1
+        if request["state"] == "waiting":
+            load["tokens"] += max(request["new"] - len(found["tokens"].get(name, [])), 0)
+            load["slots"] += request["max_tokens"]
+            load[f"tokens:{request['tenant']}"] += request["max_tokens"]
+            load["bytes"] += len(request["record"])
+    return dict(+load)
 
 
 def _pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:

@@ -13,6 +13,7 @@ from typing import Any
 from orca_pool.leases import RENEW_SECONDS
 from orca_pool.records import (
     Attached,
+    Busy,
     ClaimAnswer,
     Claimed,
     CommitAnswer,
@@ -222,7 +223,7 @@ class Model:
         endpoint: str,
         attempt: int,
         max_waiting: int,
-    ) -> Attached | Refusal:
+    ) -> Attached | Refusal | Busy:
         if endpoint not in self.endpoints:
             return Refusal.UNREGISTERED
         if request_id in self.requests:
@@ -234,7 +235,7 @@ class Model:
         if max_tokens > self.largest:
             return Refusal.NEVER_FITS
         if len(self._queue()) >= max_waiting:
-            return Refusal.FULL
+            return Busy(Refusal.FULL, None)
         self.arrival += 1
         deadline = None if deadline_in is None else self.now + round(deadline_in * 1e6)
         grace = round(detach_grace * 1e6)

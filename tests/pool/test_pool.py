@@ -8,7 +8,7 @@ from servers import RedisServer
 from orca_common.errors import FailedPrecondition
 from orca_pool.keys import Keys
 from orca_pool.pool import Pool
-from orca_pool.records import Attached, CommitAnswer, CommitRow, EngineInfo, ModelIdentity, Reason, Refusal
+from orca_pool.records import Attached, Busy, CommitAnswer, CommitRow, EngineInfo, ModelIdentity, Reason, Refusal
 from orca_pool.scripts import Constants
 from orca_pool.wire import RECORD_OVERHEAD, pack_tokens
 
@@ -94,7 +94,7 @@ async def test_the_queue_is_bounded(lab: Lab) -> None:
     await lab.endpoint()
     await lab.engine()
     assert isinstance(await lab.submit("a", max_waiting=1), Attached)
-    assert await lab.submit("b", max_waiting=1) is Refusal.FULL
+    assert await lab.submit("b", max_waiting=1) == Busy(Refusal.FULL, None)
     assert isinstance(await lab.submit("a", max_waiting=1), Attached)
     await lab.claim()
     assert isinstance(await lab.submit("b", max_waiting=1), Attached)

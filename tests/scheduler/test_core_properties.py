@@ -24,7 +24,7 @@ ASKED = st.builds(
     stop=st.booleans(),
     patience=st.none() | st.floats(0, 3),
 )
-TOKENS = st.lists(st.sampled_from((EOS, STOP, WORD, WORD + 1, WORD + 2)), min_size=5, max_size=5)
+TOKENS = st.lists(st.sampled_from((EOS, STOP, None, WORD, WORD + 1, WORD + 2)), min_size=5, max_size=5)
 INDEX = st.integers(0, 30)
 
 
@@ -70,12 +70,12 @@ class Schedules(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.in_flight)
     @rule(tokens=TOKENS)
-    def back(self, tokens: list[int]) -> None:
+    def back(self, tokens: list[int | None]) -> None:
         self.world.back(*tokens)
 
     @precondition(lambda self: self.world.in_flight)
     @rule(tokens=TOKENS, times=st.integers(2, 6))
-    def backs(self, tokens: list[int], times: int) -> None:
+    def backs(self, tokens: list[int | None], times: int) -> None:
         for _ in range(times):
             if self.world.in_flight:
                 self.world.back(*tokens)
@@ -143,6 +143,7 @@ AHEAD = {
     "EOS found late",
     "STOP_TOKEN found late",
     "DEADLINE found late",
+    "NOT_FINITE found late",
     "cancelled in two batches",
     "lost in two batches",
 }

@@ -203,7 +203,11 @@ def first_token(lines: list[dict[str, Any]]) -> dict[str, Any]:
     for line in lines:
         if line.get("event", [""])[0] == "BatchReturned":
             for name, *fields in line["actions"]:
-                if name == "Commit" and [outcome[2] for outcome in fields[1]] == line["event"][3]:
+                if (
+                    name == "Commit"
+                    and None not in line["event"][3]
+                    and [outcome[2] for outcome in fields[1]] == line["event"][3]
+                ):
                     return line
     raise AssertionError("the storm has no token")
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
 from orca_pool.keys import Keys
 from orca_pool.pool import Pool
-from orca_pool.records import Attached, EngineInfo, EngineState, Finish, Reason
+from orca_pool.records import NO_LOAD, Attached, EngineInfo, EngineState, Finish, Reason
 from orca_pool.wire import TOKEN
 from orca_scheduler import timers
 from orca_scheduler.core import Room
@@ -61,11 +61,13 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
         self.iterations: asyncio.Queue[pb.Iteration] = asyncio.Queue()
         self._reports: asyncio.Queue[pb.Report | None] = asyncio.Queue()
 
-    def report(self, iteration: pb.Iteration, *tokens: int) -> None:
-        """The iteration's batch returns, initiations first."""
+    def report(self, iteration: pb.Iteration, *tokens: int, not_finite: Sequence[int] = ()) -> None:
+        """The iteration's batch returns, initiations first. not_finite: positions without a token."""
         count = len(iteration.initiations) + len(iteration.increment_rows)
         assert len(tokens) in (0, count)
-        result = pb.IterationReport(epoch=iteration.epoch, number=iteration.number, token_ids=tokens or [7] * count)
+        result = pb.IterationReport(
+            epoch=iteration.epoch, number=iteration.number, token_ids=tokens or [7] * count, not_finite=not_finite
+        )
         self._reports.put_nowait(pb.Report(iteration=result))
 
     def leave(self) -> None:
@@ -537,6 +539,23 @@ async def test_a_claim_that_nobody_heard_of_goes_back_while_the_engine_cannot_fo
                 await asyncio.sleep(0.01)
 
 
+async def test_logits_that_are_not_finite_end_their_request() -> None:
+    """Without the token that stands at their position; it is counted. The other request goes on."""
+    rank = Rank()
+    async with bench(rank) as this:
+        await this.formed()
+        await this.submit("bad", [1], 3)
+        first = await this.iteration()
+        await this.submit("good", [1, 2], 1)
+        rank.report(first, 5, not_finite=[0])
+        rank.report(await this.iteration(), 6)
+        assert await this.finished("good") == [6]
+        assert await this.finished("bad") == []
+        assert (ended := await this.finish("bad")) is not None
+        assert ended.reason is Reason.NOT_FINITE
+        assert this.master.not_finite == 1
+
+
 async def test_an_unreadable_record_ends_as_poison() -> None:
     """The master goes on."""
     rank = Rank()
@@ -629,7 +648,9 @@ async def open_ledger() -> AsyncIterator[tuple[RedisServer, Pool, Ledger]]:
                 *("r", record, "d", 10), deadline_in=None, detach_grace=60, endpoint="test", attempt=1, max_waiting=9
             )
             await pool.claim("e", "me", term, 0, count=1, slots=64, total=64)
-            ledger = Ledger(pool, "e", "me", term, 16, lambda: pytest.fail("no claims here"), posted.append)
+            ledger = Ledger(
+                pool, "e", "me", term, 16, lambda: pytest.fail("no claims here"), lambda: NO_LOAD, posted.append
+            )
             await ledger._open(taken_over=False)
             (opened,) = posted
             assert isinstance(opened, Opened)
@@ -647,7 +668,7 @@ async def test_the_next_claim_waits_for_the_last_one_and_for_no_empty_inbox() ->
         async with Pool(redis.url, "bench", patience=PATIENCE) as pool:
             term = await pool.acquire("e", "me", None)
             assert term is not None
-            ledger = Ledger(pool, "e", "me", term, 1, lambda: Room(1, 64), inbox.append)
+            ledger = Ledger(pool, "e", "me", term, 1, lambda: Room(1, 64), lambda: NO_LOAD, inbox.append)
             await ledger.formed(EngineInfo("e", 1, 1, 64, 0), 0)
             await pool.renew_endpoint("test", register=True)
             for name in ("a", "b"):
@@ -745,7 +766,7 @@ async def test_claims_are_told_again_after_an_outage() -> None:
 async def test_an_engine_waits_for_a_pool_that_is_far_behind() -> None:
     news: list[News] = []
     async with Pool("redis://127.0.0.1:9", "bench") as pool:
-        ledger = Ledger(pool, "e", "me", 1, 16, lambda: Room(0, 0), news.append)
+        ledger = Ledger(pool, "e", "me", 1, 16, lambda: Room(0, 0), lambda: NO_LOAD, news.append)
         ledger._reserved = RESERVE
         for _ in range(MAX_BEHIND):
             ledger.committable()

@@ -133,8 +133,8 @@ class World:
         known = list(self.lives.values())
         self.step(Arrived(self.now, (known[index % len(known)].arrived,)))
 
-    def back(self, *tokens: int) -> None:
-        """The oldest batch returns, with the first of these tokens."""
+    def back(self, *tokens: int | None) -> None:
+        """The oldest batch returns, with the first of these tokens; None: the logits were not finite."""
         iteration, claims = self.in_flight[0]
         assert len(tokens) >= len(claims), "the test gave too few tokens"
         self.step(BatchReturned(self.now, iteration, tokens[: len(claims)]))
@@ -275,6 +275,8 @@ class World:
             late = life.overdue(event.now)
             if late:
                 finish = Reason.DEADLINE
+            elif token is None:
+                finish = Reason.NOT_FINITE
             elif token == STOP and life.arrived.stop_token_ids:
                 finish = Reason.STOP_TOKEN
             elif token == EOS and life.arrived.eos_token_ids:
@@ -284,7 +286,7 @@ class World:
             else:
                 finish = None
             self._outcomes.append((iteration, Outcome(claim, life.generated, None if late else token, finish)))
-            if not late:
+            if not late and token is not None:
                 life.generated, life.last_token = life.generated + 1, token
             if finish is not None:
                 self._end(life)
@@ -483,6 +485,8 @@ class World:
                         assert next_index[claim] <= arrived[claim].max_new_tokens
                         if finish is Reason.DEADLINE:
                             ends(claim, 0 if action.iteration is None else 1 + self.run_ahead)
+                        elif finish is Reason.NOT_FINITE:
+                            ends(claim, 1 + self.run_ahead)
                         elif finish is not None:
                             ends(claim, 0 if finish is Reason.LENGTH else self.run_ahead)
                 elif isinstance(action, GiveBack):
@@ -523,7 +527,7 @@ def storm(draw: random.Random, steps: int) -> World:
             world.form(largest, draw.randint(1, 3))
         elif luck < 0.5:
             if world.in_flight:
-                world.back(*[draw.choice((EOS, STOP, *range(WORD, 12))) for _ in range(world.max_bs)])
+                world.back(*[draw.choice((EOS, STOP, None, *range(WORD, 12))) for _ in range(world.max_bs)])
         elif luck < 0.7:
             if len(world.lives) < 12:
                 world.arrive(*[asked() for _ in range(draw.randint(1, 3))])

@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,9 +21,11 @@ class Sampled:
 
     prompt: list[int]
     new_tokens: int
-    sampling: dict[str, float] = field(default_factory=dict)  # fields of worker_pb2.Initiation
+    sampling: dict[str, Any] = field(default_factory=dict)  # fields of worker_pb2.Initiation
     made: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    tops: list[bytes] = field(default_factory=list)  # of each token made, where they are asked for
+    scored_prompt: bytes = b""
 
 
 def make_stage(
@@ -62,8 +65,7 @@ class TinyEngine:
             generated=len(request.made),
             blocks=blocks,
         )
-        for name, value in request.sampling.items():
-            setattr(message, name, value)
+        message.MergeFrom(worker_pb2.Initiation(**request.sampling))
         return message
 
     def free(self, request: Sampled) -> None:
@@ -92,6 +94,10 @@ class TinyEngine:
             request.made.append(token)
             assert math.isnan(logprob) != bool(request.sampling.get("logprobs"))
             request.logprobs.append(logprob)
+        for score in output.scores:
+            request = [*initiations, *increments][score.member]
+            request.tops.append(score.top)
+            request.scored_prompt = request.scored_prompt or score.prompt
 
     def run(self, requests: Sequence[Sampled], max_batch: int = 6) -> None:
         """Runs requests to their ends, in random batches."""

@@ -187,6 +187,10 @@ class Master:
             request.made.append(token)
             assert math.isnan(logprob) != bool(request.sampling.get("logprobs"))
             request.logprobs.append(logprob)
+        for score in report.scores:
+            request = batch.requests[score.member]
+            request.tops.append(score.top)
+            request.scored_prompt = request.scored_prompt or score.prompt
 
     def free(self, request: Sampled) -> None:
         row, blocks = self.held.pop(id(request))

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import make_gpt2
@@ -23,7 +24,7 @@ from orca_worker.models.gpt2.configuration import ACTIVATIONS, GPT2Config
 from orca_worker.models.gpt2.layers import Layer
 from orca_worker.models.gpt2.model import GPT2
 from orca_worker.models.model import CPU
-from orca_worker.sampling import SamplingModel
+from orca_worker.sampling import EndOfModel, SamplingModel
 from orca_worker.stage import Stage
 
 KERNELS = pytest.mark.parametrize("kernels", ["auto", "torch"])
@@ -141,11 +142,16 @@ def test_figure_4_and_5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         shapes.append(tuple(x.shape))
         return run_layer(self, x, *rest)
 
-    def forward(self: GPT2, batch: Batch, *rest: Any) -> Tensor:
+    def forward(self: GPT2, batch: Batch, *rest: Any) -> EndOfModel:
         batches.append(batch)
-        logits = run_model(self, batch, *rest)
-        assert logits.shape == (4, 97)  # of each request's last token alone
-        return logits
+        head = run_model(self, batch, *rest)
+        assert not isinstance(head, Tensor)
+
+        def at(indexes: np.ndarray) -> Tensor:
+            assert indexes.tolist() == batch.last.tolist()  # logits of each request's last token alone
+            return head(indexes)
+
+        return at
 
     monkeypatch.setattr(Layer, "__call__", layer)
     monkeypatch.setattr(GPT2, "forward", forward)
@@ -257,9 +263,10 @@ def test_bfloat16_stays_near_float32(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert isinstance(model, SamplingModel)
         forward = model.model.forward
 
-        def keep(*arguments: Any, forward: Any = forward, spy: list[Tensor] = spy) -> Tensor:
-            spy.append(forward(*arguments))
-            return spy[-1]
+        def keep(batch: Batch, *rest: Any, forward: Any = forward, spy: list[Tensor] = spy) -> EndOfModel:
+            head = forward(batch, *rest)
+            spy.append(head(batch.last))
+            return head
 
         monkeypatch.setattr(model.model, "forward", keep)
         engine = TinyEngine(stage, 480, 16)

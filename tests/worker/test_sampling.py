@@ -1,6 +1,7 @@
 """Draws: their generator, their independence of the batch, their distribution, and the edges of top-k and top-p."""
 
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import make_gpt2
+from transformers import GPT2LMHeadModel
+from worker.borders import nearest_draws, tokens_near
 from worker.driver import Sampled, TinyEngine, make_stage
 
 from orca_worker import sampling
@@ -201,3 +204,66 @@ def test_sampling_in_company_in_each_dtype(tmp_path: Path, dtype: str) -> None:
     requests = [Sampled([i], 12, {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "seed": i}) for i in range(8)]
     engine.run(requests)
     assert all(len(r.made) == 12 and all(0 <= t < 97 for t in r.made) for r in requests)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"top_k": 300}, {"top_p": 0.9}, {"top_p": 0.999, "temperature": 1.7}, {"top_k": 900, "top_p": 0.95}],
+    ids=str,
+)
+def test_the_last_bits_of_logits_change_a_token_only_at_a_border(fields: dict[str, float]) -> None:
+    """Of a flat and of a steep distribution, with the draws that lie nearest to a border; see `borders.py`."""
+    torch.manual_seed(3)
+    chance = np.random.default_rng(4)
+    fields = {"temperature": 1.0, "seed": 17, **fields}
+    changed = 0
+    for scale in (0.2, 3.0):
+        logits = torch.randn(4000) * scale
+        draws = nearest_draws(logits.numpy(), 100, 300_000, **fields)  # type: ignore[arg-type]
+        table = requests_of(*[fields] * 100)
+        nudged = logits * (1 + torch.from_numpy(chance.uniform(-8e-7, 8e-7, (100, 4000))).float())
+        first, second = (sample(these, table, draws).token_ids for these in (logits.expand(100, -1), nudged))
+        for index, a, b in zip(draws.tolist(), first, second, strict=True):
+            changed += a != b
+            assert {a, b} <= tokens_near(logits.numpy(), index=index, **fields)  # type: ignore[arg-type]    assert changed, "no draw was near a border: the test shows nothing"
+
+
+def test_requests_in_other_batches_in_plain_torch(tmp_path: Path) -> None:
+    """60 seeded requests, alone and in random batches: equal, or at the first difference at a border."""
+    folder = make_gpt2(tmp_path, heads=4, layers=2, hidden=64, vocab=509, positions=64, seed=5)
+    kinds: list[dict[str, Any]] = [{}, {"top_k": 50}, {"top_p": 0.9}]
+    chance = random.Random(6)
+    prompts = [[chance.randrange(509) for _ in range(chance.randint(1, 30))] for _ in range(60)]
+
+    def run(batch: int) -> list[Sampled]:
+        engine = TinyEngine(make_stage(folder, 2560, 8, kernels="torch"), 2560, 8, seed=batch)
+        asked = [
+            Sampled(prompt, 12, {"temperature": 1.0, "seed": i, **kinds[i % 3]}) for i, prompt in enumerate(prompts)
+        ]
+        engine.run(asked, max_batch=batch)
+        return asked
+
+    exact = GPT2LMHeadModel.from_pretrained(folder).eval().double()
+    for one, other in zip(run(1), run(9), strict=True):
+        for index, (a, b) in enumerate(zip(one.made, other.made, strict=True)):
+            if a != b:
+                with torch.inference_mode():
+                    logits = exact(torch.tensor([one.prompt + one.made[:index]])).logits[0, -1]
+                assert {a, b} <= tokens_near(logits.numpy(), index=index, **one.sampling)  # type: ignore[arg-type]
+                break
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 3}, {"logprobs": True}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_logits_without_a_distribution_give_no_token(fields: dict[str, float], dtype: torch.dtype) -> None:
+    """NaN or infinity anywhere, or minus infinity everywhere. The tokens of the rows beside are as without them."""
+    torch.manual_seed(9)
+    good = torch.randn(6, 1300).to(dtype)
+    bad = good.clone()
+    bad[1, 700], bad[2, 0], bad[3, 1299], bad[4] = math.nan, math.inf, math.nan, -math.inf
+    for top_p in (0, 0.9):
+        table = requests_of(*[{"seed": 3, "top_p": top_p, **fields}] * 6)
+        before, found = (sample(logits, table, np.arange(6)) for logits in (good, bad))
+        assert found.not_finite == [1, 2, 3, 4]
+        assert not before.not_finite
+        assert [found.token_ids[i] for i in (0, 5)] == [before.token_ids[i] for i in (0, 5)]

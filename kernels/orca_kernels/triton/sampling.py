@@ -27,10 +27,9 @@ PIECE = 1024  # tokens of the vocabulary in a piece: part of what a result is a 
 
 @triton.jit
 def piece_of_row(logits, V: tl.constexpr, N: tl.constexpr, piece):
-    """-> indexes [N], logits [N] in float32; -inf behind the vocabulary and where a logit is not a number."""
+    """-> indexes [N], logits [N] in float32; -inf behind the vocabulary."""
     i = piece * N + tl.arange(0, N)
-    x = tl.load(logits + i, mask=i < V, other=float("-inf")).to(tl.float32)
-    return i, tl.where(x == x, x, float("-inf"))  # noqa: PLR0124
+    return i, tl.load(logits + i, mask=i < V, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
@@ -38,7 +37,9 @@ def piece_statistics(logits, stride, maxima, at_maxima, sums, V: tl.constexpr, N
     """Grid: rows, pieces. maxima, at_maxima, sums [B, PIECES]."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     _, x = piece_of_row(logits + row * stride, V, N, piece)
-    maximum, at = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)
+    numbers = tl.where(x == x, x, float("-inf"))  # noqa: PLR0124
+    maximum, at = tl.max(numbers, 0, return_indices=True, return_indices_tie_break_left=True)
+    # The sum is NaN where a logit is NaN or infinity. It makes the row's log probability NaN, whatever else is there.
     total = tl.sum(tl.exp(x - tl.where(maximum == float("-inf"), 0.0, maximum)), 0)
     out = row * PIECES + piece
     tl.store(maxima + out, maximum)
@@ -127,14 +128,19 @@ def drawn_row(
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """logits [B, V] -> the likeliest tokens [B] int64, the first of equals, and their log probabilities [B] float32."""
+    """logits [B, V] -> the likeliest tokens [B] int64, the first of equals, and their log probabilities [B] float32.
+
+    A log probability is NaN where a logit of the row is NaN or infinity, or all are minus infinity. Such a row has no
+    token, and what stands there as its token means nothing.
+    """
     ids, logprobs, _, _ = _greedy(logits)
     return ids, logprobs
 
 
 def sample(logits: Tensor, temperatures: Tensor, seeds: Tensor, indexes: Tensor) -> tuple[Tensor, Tensor]:
     """logits [B, V]; temperatures [B] float32, 0: greedy; seeds, indexes [B] int64, read as bits
-    -> tokens [B] int64 and their log probabilities [B] float32 (of the model, without the temperature).
+    -> tokens [B] int64 and their log probabilities [B] float32 (of the model, without the temperature; NaN as in
+    `greedy`).
     """
     ids, logprobs, maxima, sums = _greedy(logits)
     (rows, size), pieces = logits.shape, maxima.shape[1]

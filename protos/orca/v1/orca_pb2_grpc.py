@@ -87,12 +87,14 @@ class OrcaServicer:
         FAILED_PRECONDITION  can never be done here [TOO_LARGE: for every engine; NO_TOKENIZER: give token ids]
         NOT_FOUND            `model` is not served here [UNKNOWN_MODEL]
         ALREADY_EXISTS       request_id is known with another body [REQUEST_ID_IN_USE]
-        RESOURCE_EXHAUSTED   try again after google.rpc.RetryInfo [QUEUE_FULL; ENDPOINT_FULL: another one may have room]
+        RESOURCE_EXHAUSTED   try again after google.rpc.RetryInfo [QUEUE_FULL; QUEUE_LONG: the deadline would pass;
+        TENANT_FULL: the caller's own limit; ENDPOINT_FULL: another one may have room]
         ABORTED              a newer call of the request took over: do not resume [TAKEN_OVER]
         CANCELLED            its client had left before, and detach_grace is over [CLIENT_LEFT]
         UNAVAILABLE          no engine has formed yet [NO_ENGINE]
         DATA_LOSS            the pool lost tokens that were shown [TOKENS_LOST]
         INTERNAL             engines were lost with this request three times [ENGINES_LOST]
+        INTERNAL             the model's logits for the next token are NaN or infinite [LOGITS_NOT_FINITE]
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,13 +1,14 @@
+from orca.v1 import adjustments_pb2 as _adjustments_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PoolRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_ids", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "end_token_ids", "stop", "logprobs", "detach_grace", "trace", "stop_token_ids")
+    __slots__ = ("request_id", "prompt_ids", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "end_token_ids", "stop", "logprobs", "detach_grace", "trace", "stop_token_ids", "adjustments")
     class TraceEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +29,7 @@ class PoolRequest(_message.Message):
     DETACH_GRACE_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ADJUSTMENTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     max_new_tokens: int
@@ -41,4 +43,5 @@ class PoolRequest(_message.Message):
     detach_grace: float
     trace: _containers.ScalarMap[str, str]
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., max_new_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[bool] = ..., detach_grace: _Optional[float] = ..., trace: _Optional[_Mapping[str, str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    adjustments: _adjustments_pb2.Adjustments
+    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., max_new_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[bool] = ..., detach_grace: _Optional[float] = ..., trace: _Optional[_Mapping[str, str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., adjustments: _Optional[_Union[_adjustments_pb2.Adjustments, _Mapping]] = ...) -> None: ...

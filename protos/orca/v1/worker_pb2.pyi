@@ -1,3 +1,4 @@
+from orca.v1 import adjustments_pb2 as _adjustments_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -164,7 +165,7 @@ class Iteration(_message.Message):
     def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., free_rows: _Optional[_Iterable[int]] = ..., initiations: _Optional[_Iterable[_Union[Initiation, _Mapping]]] = ..., increment_rows: _Optional[_Iterable[int]] = ..., increment_positions: _Optional[_Iterable[int]] = ..., increment_tokens: _Optional[_Iterable[int]] = ..., trace: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Initiation(_message.Message):
-    __slots__ = ("row", "claim", "token_ids", "generated", "blocks", "temperature", "top_k", "top_p", "seed", "logprobs")
+    __slots__ = ("row", "claim", "token_ids", "generated", "blocks", "temperature", "top_k", "top_p", "seed", "logprobs", "adjustments")
     ROW_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +176,7 @@ class Initiation(_message.Message):
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ADJUSTMENTS_FIELD_NUMBER: _ClassVar[int]
     row: int
     claim: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -185,7 +187,8 @@ class Initiation(_message.Message):
     top_p: float
     seed: int
     logprobs: bool
-    def __init__(self, row: _Optional[int] = ..., claim: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., logprobs: _Optional[bool] = ...) -> None: ...
+    adjustments: _adjustments_pb2.Adjustments
+    def __init__(self, row: _Optional[int] = ..., claim: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., logprobs: _Optional[bool] = ..., adjustments: _Optional[_Union[_adjustments_pb2.Adjustments, _Mapping]] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("iteration", "heartbeat", "times", "leaving")
@@ -210,7 +213,7 @@ class Times(_message.Message):
     def __init__(self, stages: _Optional[_Iterable[_Union[StageTimes, _Mapping]]] = ...) -> None: ...
 
 class IterationReport(_message.Message):
-    __slots__ = ("epoch", "number", "token_ids", "logprobs", "times", "error", "peer_lost")
+    __slots__ = ("epoch", "number", "token_ids", "logprobs", "times", "error", "peer_lost", "not_finite", "scores")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +221,8 @@ class IterationReport(_message.Message):
     TIMES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PEER_LOST_FIELD_NUMBER: _ClassVar[int]
+    NOT_FINITE_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -225,7 +230,19 @@ class IterationReport(_message.Message):
     times: StageTimes
     error: str
     peer_lost: bool
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., error: _Optional[str] = ..., peer_lost: _Optional[bool] = ...) -> None: ...
+    not_finite: _containers.RepeatedScalarFieldContainer[int]
+    scores: _containers.RepeatedCompositeFieldContainer[Scores]
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., error: _Optional[str] = ..., peer_lost: _Optional[bool] = ..., not_finite: _Optional[_Iterable[int]] = ..., scores: _Optional[_Iterable[_Union[Scores, _Mapping]]] = ...) -> None: ...
+
+class Scores(_message.Message):
+    __slots__ = ("member", "top", "prompt")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    member: int
+    top: bytes
+    prompt: bytes
+    def __init__(self, member: _Optional[int] = ..., top: _Optional[bytes] = ..., prompt: _Optional[bytes] = ...) -> None: ...
 
 class StageTimes(_message.Message):
     __slots__ = ("received", "started", "computed", "sent", "taken", "control_bytes", "data_bytes", "iteration", "waited", "stage", "tensor_rank")

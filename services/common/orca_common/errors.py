@@ -5,7 +5,7 @@ OrcaError
 ├── FailedPrecondition   can never be done here: larger than every engine, another model, an old term
 ├── AlreadyExists        a known request id with another body
 ├── NotFound             unknown request
-├── ResourceExhausted    queue full; says when to try again
+├── ResourceExhausted    queue full, or too long for a deadline; says when to try again
 ├── DeadlineExceeded     the request's own deadline; never a shortened answer
 ├── Cancelled            the request was cancelled
 ├── Aborted              a newer call of the same request took over
@@ -47,6 +47,8 @@ class ErrorReason(StrEnum):
     UNKNOWN_MODEL = "UNKNOWN_MODEL"
     REQUEST_ID_IN_USE = "REQUEST_ID_IN_USE"
     QUEUE_FULL = "QUEUE_FULL"
+    QUEUE_LONG = "QUEUE_LONG"
+    TENANT_FULL = "TENANT_FULL"
     ENDPOINT_FULL = "ENDPOINT_FULL"
     TAKEN_OVER = "TAKEN_OVER"
     REQUEST_CANCELLED = "REQUEST_CANCELLED"
@@ -59,6 +61,7 @@ class ErrorReason(StrEnum):
     NO_ENGINE = "NO_ENGINE"
     ENDPOINT_LEAVING = "ENDPOINT_LEAVING"
     ENGINES_LOST = "ENGINES_LOST"
+    LOGITS_NOT_FINITE = "LOGITS_NOT_FINITE"
     BUG = "BUG"
 
 

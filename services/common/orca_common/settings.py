@@ -31,9 +31,9 @@ NAMES = """
 advertise_host api_keys api_keys_file
 block_size call_buffer config connection_age device drain_seconds dtype endpoints engines first_gpu
 gpus_per_pod host http_port kernels local_rank log_level max_batch_size max_calls max_detach_grace max_prompt_bytes
-max_prompts max_stop_bytes max_stop_strings max_stop_token_ids max_waiting model pool pool_patience port pp rank_port
-ranks redis_url run_ahead run_dir schedulers slots spare status_port supervisor_pid threads tp worker_namespace
-worker_port worker_statefulset workers
+max_prompts max_stop_bytes max_stop_strings max_stop_token_ids max_waiting max_waiting_bytes model pool pool_patience
+port pp rank_port ranks redis_url run_ahead run_dir schedulers slots spare status_port supervisor_pid tenant_requests
+tenant_waiting_tokens threads tp worker_namespace worker_port worker_statefulset workers
 """
 KNOWN = frozenset(NAMES.split())
 

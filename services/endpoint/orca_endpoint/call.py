@@ -19,12 +19,12 @@ from orca_common.telemetry import trace_id_of
 from orca_pool.keys import scoped
 from orca_pool.leases import DETACH_FLOOR_SECONDS
 from orca_pool.pool import Pool
-from orca_pool.records import Attached, Packet, Reason, Refusal, Times
+from orca_pool.records import Attached, Busy, Packet, QueueLimits, Reason, Refusal, Times
 from orca_pool.retry import reached
 
 from .delivery import Delivery, Grace
 from .events import Event, Finished
-from .refusals import refusal_error
+from .refusals import busy_error, refusal_error
 from .transcript import Transcript
 from .validation import Work
 
@@ -54,8 +54,10 @@ class Submission:
     work: Work
     deadline: float | None  # a moment of the loop's clock
     max_waiting: int  # requests in the queue above which the pool refuses
+    limits: QueueLimits
+    tenant: str  # whose request it is; "" without API keys
 
-    async def send(self, pool: Pool, request_id: str, incarnation: str) -> Attached | Refusal:
+    async def send(self, pool: Pool, request_id: str, incarnation: str) -> Attached | Refusal | Busy:
         """Submits the request under its id in the pool, and attaches its call. May be sent again: the id is known."""
         record, deadline = self.work.record, self.deadline
         return await pool.submit(
@@ -68,6 +70,9 @@ class Submission:
             endpoint=incarnation,
             attempt=self.work.attempt,
             max_waiting=self.max_waiting,
+            new_tokens=record.max_new_tokens,
+            tenant=self.tenant,
+            limits=self.limits,
         )
 
 
@@ -101,7 +106,7 @@ class Call:
         self._refused = False  # the pool holds no call of ours
         self._healing_until: float | None = None  # a moment of the loop's clock
         self._waiter: asyncio.Future[None] | None = None
-        self._operation: asyncio.Future[Attached | Refusal] | None = None  # the last submit or attach
+        self._operation: asyncio.Future[Attached | Refusal | Busy] | None = None  # the last submit or attach
         self._loop = asyncio.get_running_loop()
 
     # -- the delivery's side
@@ -216,7 +221,11 @@ class Call:
             await self._delivery.another(incarnation)
         if isinstance(answer, Attached):
             self._refused = False
+            self._submission = None  # a long prompt needs memory, and the pool has it
             return answer
+        if isinstance(answer, Busy):
+            self._refused = True
+            raise busy_error(answer, self.tenant)
         if answer is Refusal.UNKNOWN and self._transcript.accepted:
             await self._wait_for_healing()
             return None
@@ -228,7 +237,7 @@ class Call:
             return None
         raise await self._refusal(answer)
 
-    async def _attach_once(self) -> Attached | Refusal:
+    async def _attach_once(self) -> Attached | Refusal | Busy:
         """One submit or attach. It runs to its end even when this call is cancelled: the detach comes after it."""
         if not self._delivery.registered:
             return Refusal.UNREGISTERED

@@ -14,6 +14,7 @@ from orca_common.errors import DeadlineExceeded, ErrorReason, NotFound, Resource
 from orca_common.telemetry import Telemetry, carrier_of, context_of, trace_id_of
 from orca_pool.keys import scoped
 from orca_pool.pool import Pool
+from orca_pool.records import QueueLimits
 from orca_pool.retry import reached
 
 from .call import Call, CallLimits, Submission
@@ -54,6 +55,9 @@ class Endpoint:
         self._pool, self._vocabulary = pool, vocabulary
         self._validator = Validator(settings, checkpoint, vocabulary)
         self._limits = CallLimits(settings.pool_patience, settings.call_buffer)
+        self._queue_limits = QueueLimits(
+            settings.max_waiting_bytes, settings.tenant_requests or None, settings.tenant_waiting_tokens or None
+        )
         self._formed = False  # whether an engine has ever formed
         self._validating = 0  # requests whose text is being tokenized
         self.draining = False
@@ -111,7 +115,7 @@ class Endpoint:
             Transcript(work.record.request_id, self._vocabulary),
             tenant=tenant,
             attempt=work.attempt,
-            submission=Submission(work, deadline, self.settings.max_waiting),
+            submission=Submission(work, deadline, self.settings.max_waiting, self._queue_limits, tenant),
             deadline=deadline,
             span=span,
         )

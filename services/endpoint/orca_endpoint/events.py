@@ -1,4 +1,5 @@
-"""What a call shows its client: Accepted once, each Token once and in order, Finished once.
+"""What a call shows its client: Accepted once, Prompted once where it was asked for, each Token once and in order,
+Finished once.
 
 Both doors turn these events into their own messages. A stream that ends in any other way ends with an OrcaError.
 """
@@ -14,6 +15,30 @@ class Accepted(NamedTuple):
     request_id: str
     input_tokens: int
     queue_position: int  # requests before this one in the queue
+    starts_in: float | None = None  # seconds until it leaves the queue, as predicted; None: it left, or nobody knows
+
+
+class TopToken(NamedTuple):
+    """One of the most probable tokens at a place."""
+
+    token_id: int
+    text: str  # of this token alone
+    logprob: float
+
+
+class PromptToken(NamedTuple):
+    """A token of the prompt."""
+
+    token_id: int
+    text: str
+    logprob: float | None  # after the tokens before it; None for the first one
+    top: tuple[TopToken, ...]
+
+
+class Prompted(NamedTuple):
+    """The prompt's tokens and their logprobs, for a request that asks for them: just before token 0."""
+
+    tokens: list[PromptToken]
 
 
 class Token(NamedTuple):
@@ -25,6 +50,7 @@ class Token(NamedTuple):
     logprob: float | None  # natural logarithm; None unless the request asked for it
     iteration: int
     engine: str
+    top: tuple[TopToken, ...] = ()  # the most probable tokens at this place, where asked for
 
 
 class Finished(NamedTuple):
@@ -36,4 +62,4 @@ class Finished(NamedTuple):
     times: Times | None
 
 
-Event = Accepted | Token | Finished
+Event = Accepted | Prompted | Token | Finished

@@ -32,7 +32,8 @@ from orca_pool.records import Times
 from .access import AUTHORIZATION, KeyInterceptor
 from .call import Call
 from .endpoint import Endpoint
-from .events import Accepted, Event, Finished, Token
+from .events import Accepted, Event, Finished, Prompted, Token
+from .grpc_scores import prompt_messages, token_message
 from .reflection import SERVICES as REFLECTION
 from .reflection import Reflection
 
@@ -67,7 +68,7 @@ class OrcaServicer:
         async with call:
             async for piece in call.pieces():
                 for event in piece:
-                    add(event, answer, texts, request.logprobs)
+                    add(event, answer, texts, request.logprobs or request.top_logprobs > 0)
         if answer.reason == FinishReason.FINISH_REASON_CANCELLED:
             raise Cancelled(f"request {answer.request_id} was cancelled after {len(answer.token_ids)} tokens")
         answer.text = "".join(texts)
@@ -121,8 +122,10 @@ class Encoder:
 
     def encode(self, event: Event) -> bytes:
         if type(event) is Token:
+            if event.top:
+                return GenerateResponse(tokens=[token_message(event)]).SerializeToString()
             token = self._token
-            token.index, token.token_id, token.text, logprob, token.iteration, token.engine = event
+            token.index, token.token_id, token.text, logprob, token.iteration, token.engine, _ = event
             if logprob is not None:
                 token.logprob = logprob
             elif token.HasField("logprob"):
@@ -131,7 +134,11 @@ class Encoder:
         response = GenerateResponse()
         if isinstance(event, Accepted):
             accepted = response.accepted
-            accepted.request_id, accepted.input_tokens, accepted.queue_position = event
+            accepted.request_id, accepted.input_tokens, accepted.queue_position = event[:3]
+            if event.starts_in is not None:
+                accepted.starts_in.FromMilliseconds(round(event.starts_in * 1000))
+        elif isinstance(event, Prompted):
+            response.prompt.extend(prompt_messages(event))
         elif isinstance(event, Finished):
             finished = response.finished
             finished.reason = reason_of(event)
@@ -148,8 +155,12 @@ def add(event: Event, answer: GenerateTextResponse, texts: list[str], logprobs: 
         texts.append(event.text)
         if logprobs:
             answer.logprobs.append(math.nan if event.logprob is None else event.logprob)
+        if event.top:
+            answer.tokens.append(token_message(event))
     elif isinstance(event, Accepted):
         answer.request_id, answer.input_tokens = event.request_id, event.input_tokens
+    elif isinstance(event, Prompted):
+        answer.prompt.extend(prompt_messages(event))
     else:
         answer.reason = reason_of(event)
         texts.append(event.text)

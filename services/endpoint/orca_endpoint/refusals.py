@@ -13,9 +13,10 @@ from orca_common.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from orca_pool.records import Reason, Refusal
+from orca_pool.records import Busy, Reason, Refusal
 
-RETRY_AFTER = 1.0  # seconds until a client should try again after RESOURCE_EXHAUSTED
+RETRY_AFTER = 1.0  # seconds until a client should try again after RESOURCE_EXHAUSTED, when nobody knows better
+RETRY_AT_LEAST = 0.1  # seconds
 
 
 def refusal_error(refusal: Refusal, request_id: str, max_tokens: int, largest_engine: int) -> OrcaError:
@@ -31,8 +32,6 @@ def refusal_error(refusal: Refusal, request_id: str, max_tokens: int, largest_en
             return NotFound(f"request {request_id} is not known; it may have ended long ago")
         case Refusal.OTHER_BODY:
             return AlreadyExists(f"request_id: {request_id} is in use by a request with another body")
-        case Refusal.FULL:
-            return ResourceExhausted("the queue is full; try again later", RETRY_AFTER)
         case Refusal.NEVER_FITS:
             return FailedPrecondition(
                 f"request {request_id} needs {max_tokens} slots (input tokens + max_new_tokens); "
@@ -45,6 +44,25 @@ def refusal_error(refusal: Refusal, request_id: str, max_tokens: int, largest_en
             return ResourceExhausted("the request pool has no memory left; try again later", RETRY_AFTER)
         case Refusal.UNREGISTERED | Refusal.FEWER_TOKENS | Refusal.OTHER_TOKENS:
             raise AssertionError("the call answers these itself")
+        case Refusal.FULL | Refusal.TENANT_FULL | Refusal.LATE:
+            raise AssertionError("these come as Busy")
+
+
+def busy_error(busy: Busy, tenant: str) -> ResourceExhausted:
+    """The error of a submit that the pool refused because of what waits already. It says when a request would begin."""
+    after = RETRY_AFTER if busy.wait is None else max(busy.wait, RETRY_AT_LEAST)
+    again = f"try again in {after:.1f} s"
+    match busy.why:
+        case Refusal.TENANT_FULL:
+            who = f"tenant {tenant!r}" if tenant else "every caller without a key"
+            return ResourceExhausted(
+                f"{who} has as many requests as it may; {again}", after, reason=ErrorReason.TENANT_FULL
+            )
+        case Refusal.LATE:
+            sentence = f"the queue is {after:.1f} s long: the request could not end before its deadline; {again}"
+            return ResourceExhausted(sentence, after, reason=ErrorReason.QUEUE_LONG)
+        case _:
+            return ResourceExhausted(f"the queue is full; {again}", after)
 
 
 def end_error(reason: Reason, request_id: str, trace_id: str) -> OrcaError:
@@ -64,6 +82,9 @@ def end_error(reason: Reason, request_id: str, trace_id: str) -> OrcaError:
         case Reason.INTERNAL:
             sentence = f"request {request_id}: engines were lost with it again and again"
             return Internal(sentence, trace_id, reason=ErrorReason.ENGINES_LOST)
+        case Reason.NOT_FINITE:
+            sentence = f"request {request_id}: the model's logits for its next token are NaN or infinite"
+            return Internal(sentence, trace_id, reason=ErrorReason.LOGITS_NOT_FINITE)
         case _:
             raise AssertionError(f"{reason.name} is an end that Finished tells")
 

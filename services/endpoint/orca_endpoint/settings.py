@@ -25,6 +25,12 @@ class EndpointSettings(ServiceSettings, PoolSettings):
 
     max_waiting: int = Field(default=4096, ge=1)
     """Requests in the pool's queue; more are refused with RESOURCE_EXHAUSTED."""
+    max_waiting_bytes: int = Field(default=1 << 30, ge=1)
+    """Bytes of the requests in the pool's queue; more are refused with RESOURCE_EXHAUSTED."""
+    tenant_requests: int = Field(default=0, ge=0)
+    """Requests of one tenant, waiting or running; more are refused with RESOURCE_EXHAUSTED. 0: no limit."""
+    tenant_waiting_tokens: int = Field(default=0, ge=0)
+    """Slots that the waiting requests of one tenant may need together; more are refused. 0: no limit."""
     max_calls: int = Field(default=4096, ge=1)
     """Streams of one endpoint; more new ones are refused with RESOURCE_EXHAUSTED, a Resume at twice as many."""
     max_prompt_bytes: int = Field(default=1 << 20, ge=1)

@@ -2,7 +2,7 @@
 
 import codecs
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -38,7 +38,12 @@ class Vocabulary:
         self._tokenizer.no_truncation()  # a checkpoint's file may ask for both, which would silently change prompts
         self._tokenizer.no_padding()
         parts = json.loads(self._tokenizer.to_str())
-        self._pieces = self._byte_pieces() if (parts["decoder"] or {}).get("type") == "ByteLevel" else None
+        self._pieces: list[bytes] | None = None  # without the special tokens' texts
+        self._spelled: list[bytes] = []  # with them
+        if (parts["decoder"] or {}).get("type") == "ByteLevel":
+            self._spelled = self._byte_pieces()
+            special = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+            self._pieces = [b"" if i in special else piece for i, piece in enumerate(self._spelled)]
         # Bytes of the longest token: a text of n bytes has at least n / longest_token tokens. None: not certain here.
         exact = self._pieces is not None and parts["normalizer"] is None
         names = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -51,21 +56,42 @@ class Vocabulary:
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token of a prompt: the characters that it completed. Special tokens have theirs here."""
+        spelled = self._pieces is not None
+        detokenizer = ByteDetokenizer(self._spelled) if spelled else WindowDetokenizer(self._decode_all)
+        texts = [detokenizer.push(i) for i in ids]
+        if texts:
+            texts[-1] += detokenizer.flush()
+        return texts
+
+    def spell(self, token_id: int) -> str:
+        """The text of one token alone. A part of a character is spelled as OpenAI does: "bytes:\\xe6\\x9d"."""
+        if self._pieces is None:  # decoders treat the first token of a text differently, so it comes second
+            alone = self._decode_all([token_id])
+            return self._decode_all([token_id, token_id])[len(alone) :] or alone
+        piece = self._spelled[token_id] if token_id < len(self._spelled) else b""
+        try:
+            return piece.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+    def _decode_all(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
     def detokenizer(self) -> Detokenizer:
-        return WindowDetokenizer(self) if self._pieces is None else ByteDetokenizer(self._pieces)
+        return WindowDetokenizer(self.decode) if self._pieces is None else ByteDetokenizer(self._pieces)
 
     def _byte_pieces(self) -> list[bytes]:
         """The bytes of each token of a byte-level vocabulary. Its names spell each byte as a printable character."""
         kept = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
         moved = [byte for byte in range(256) if byte not in kept]
         byte_of = {chr(byte): byte for byte in kept} | {chr(256 + n): byte for n, byte in enumerate(moved)}
-        special = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         pieces = [b""] * (max(vocabulary.values(), default=-1) + 1)
         for name, i in vocabulary.items():
-            if i not in special:
-                spelled = all(character in byte_of for character in name)
-                pieces[i] = bytes(byte_of[character] for character in name) if spelled else name.encode()
+            spelled = all(character in byte_of for character in name)
+            pieces[i] = bytes(byte_of[character] for character in name) if spelled else name.encode()
         return pieces
 
 
@@ -92,8 +118,8 @@ class WindowDetokenizer:
     back.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._decode = vocabulary.decode
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
         self._window: list[int] = []
         self._read = 0  # tokens of the window whose text is given out
         self._prefix = ""  # their text

@@ -17,10 +17,11 @@ from typing import Literal
 
 from orca.v1.pool_pb2 import PoolRequest
 from orca_common.errors import DataLoss
+from orca_common.scores import TOP, Top, unpack_prompt, unpack_tops
 from orca_common.telemetry import trace_id_of
 from orca_pool.records import Attached, CommittedToken, Finish, Packet, Reason
 
-from .events import Accepted, Event, Finished, Token
+from .events import Accepted, Event, Finished, Prompted, PromptToken, Token, TopToken
 from .refusals import end_error
 from .text import TextStream, Vocabulary
 
@@ -55,6 +56,8 @@ class Transcript:
         self._from_index, self._digest = from_index, digest
         self._text = TextStream(None, ())
         self._ids = array("I")  # every token from 0
+        self._top_count = 0  # most probable tokens that come with each token
+        self._wants_prompt = False  # the client is still to be shown the prompt's logprobs
 
     @property
     def count(self) -> int:
@@ -72,7 +75,13 @@ class Transcript:
             self.accepted = True
             self.record = PoolRequest.FromString(attached.record)
             self._text = TextStream(self._vocabulary, self.record.stop)
-            yield Accepted(self.request_id, len(self.record.prompt_ids), max(attached.position - 1, 0))
+            asked = self.record.adjustments
+            self._top_count = asked.top_logprobs
+            self._wants_prompt = asked.prompt_logprobs and not self._from_index
+            position = max(attached.position - 1, 0)
+            yield Accepted(self.request_id, len(self.record.prompt_ids), position, attached.starts_in)
+            if not self._wants_prompt:
+                self.record.ClearField("prompt_ids")  # nobody needs them any more, and a call may live for long
         tokens, finish, known = attached.tokens, attached.finish, attached.first
         count = known + len(tokens)
         if count < max(len(self._ids), self._from_index):
@@ -82,13 +91,17 @@ class Transcript:
             self.next = "heal"
             return
         self._check_digest(tokens)
+        if self._wants_prompt and tokens:
+            yield self._prompted(attached.prompt)
         self.next = "packet"
+        top_size = self._top_count * TOP.size
         starts = [*(first for first, _ in attached.engines), count]
         for (first, engine), end in zip(attached.engines, starts[1:], strict=True):
             begin = max(first, known)
             # none where the request ended before the tokens of this engine, or the call has them
             if made := tokens[begin - known : max(end - known, 0)]:
-                yield from self._add(begin, engine, made)
+                tops = attached.tops[(begin - known) * top_size : (end - known) * top_size] if top_size else b""
+                yield from self._add(begin, engine, made, tops)
             if self.next != "packet":
                 return
         if finish is not None:
@@ -96,8 +109,11 @@ class Transcript:
 
     def packet(self, packet: Packet) -> Iterator[Event]:
         """What a packet adds: nothing after a gap. Raises DataLoss, or the error that ended the request."""
+        if self._wants_prompt and packet.tokens:
+            self.next = "attach"  # the prompt's logprobs are in its answer
+            return iter(())
         self.next = "packet"
-        tokens = self._add(packet.first, packet.engine, packet.tokens)
+        tokens = self._add(packet.first, packet.engine, packet.tokens, packet.tops)
         return tokens if packet.finish is None else self._last(tokens, packet.finish)
 
     def stopped(self) -> Finished:
@@ -136,7 +152,7 @@ class Transcript:
             raise self.unseen()
         self._digest = b""
 
-    def _add(self, first: int, engine: str, tokens: Sequence[CommittedToken]) -> Iterator[Token]:
+    def _add(self, first: int, engine: str, tokens: Sequence[CommittedToken], tops: bytes) -> Iterator[Token]:
         """The events of tokens from index `first` on. Sets `next` at a gap, and after a stop string."""
         ids = self._ids
         if first > len(ids):
@@ -146,6 +162,7 @@ class Transcript:
         if known and any(token.token_id != i for token, i in zip(tokens, ids[first:], strict=False)):
             raise self.changed()
         logprobs = self.record.logprobs
+        places = iter(unpack_tops(tops, self._top_count)[known:]) if tops else None
         for token in tokens[known:] if known else tokens:
             token_id, logprob, iteration = self.last = token
             index = len(ids)
@@ -155,9 +172,32 @@ class Transcript:
                 self.next = "stop"
             if index >= self._from_index:
                 shown = logprob if logprobs and not math.isnan(logprob) else None
-                yield Token(index, token_id, text, shown, iteration, engine)
+                top = () if places is None else self._spelled(next(places))
+                yield Token(index, token_id, text, shown, iteration, engine, top)
+            elif places is not None:
+                next(places)
             if stopped:
                 return
+
+    def _spelled(self, top: Top) -> tuple[TopToken, ...]:
+        """The most probable tokens at a place with their texts."""
+        spell = self._vocabulary.spell if self._vocabulary is not None else lambda token_id: ""
+        return tuple([TopToken(token_id, spell(token_id), logprob) for token_id, logprob in top])
+
+    def _prompted(self, scores: bytes) -> Prompted:
+        """The prompt's tokens with their logprobs. Raises DataLoss when the pool has lost them."""
+        ids = list(self.record.prompt_ids)
+        scored = unpack_prompt(scores, self._top_count)
+        if len(scored) != len(ids):
+            raise self.data_loss("the pool lost the logprobs of its prompt")
+        self._wants_prompt = False
+        texts = self._vocabulary.texts(ids) if self._vocabulary is not None else [""] * len(ids)
+        return Prompted(
+            [
+                PromptToken(token_id, text, logprob, self._spelled(top))
+                for token_id, text, (logprob, top) in zip(ids, texts, scored, strict=True)
+            ]
+        )
 
     def _last(self, tokens: Iterator[Token], finish: Finish) -> Iterator[Event]:
         """The events of a packet that brings the end."""

@@ -17,6 +17,7 @@ from orca.v1.pool_pb2 import PoolRequest
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import ErrorReason, FailedPrecondition, InvalidArgument
 
+from .adjustments import adjustments_of
 from .settings import EndpointSettings
 from .text import Vocabulary
 
@@ -27,15 +28,12 @@ MAX_TEMPERATURE = 100.0
 GREEDY_BELOW = 1e-5  # smaller divisors make logits overflow float32; the draw is the greedy one by then anyway
 IN_LOOP = 2048  # bytes; a text up to this size is tokenized on the event loop (about 0.5 ms), a longer one in a thread
 
-# The HTTP door's names of the fields that have other names there.
+# The HTTP door's names of the fields that have other names there. Those of `sampling` have the same without the prefix.
 HTTP_NAMES: Mapping[str, str] = {
     "text": "prompt",
     "token_ids.ids": "prompt",
     "max_new_tokens": "max_tokens",
-    "sampling.temperature": "temperature",
-    "sampling.top_p": "top_p",
-    "sampling.top_k": "top_k",
-    "sampling.seed": "seed",
+    "top_logprobs": "logprobs",
 }
 
 
@@ -87,6 +85,7 @@ class Validator:
         prompt_ids = await self._prompt(request, check)
         seed = request.sampling.seed if request.sampling.HasField("seed") else seed_of(request_id)
         eos = () if request.ignore_eos else self._model.eos_token_ids
+        adjustments = adjustments_of(request, self._model.vocab_size, check.error)
         record = PoolRequest(
             request_id=request_id,
             prompt_ids=prompt_ids,
@@ -97,9 +96,10 @@ class Validator:
             seed=seed,
             end_token_ids=sorted({*request.stop_token_ids, *eos}),
             stop=request.stop,
-            logprobs=request.logprobs,
+            logprobs=request.logprobs or request.top_logprobs > 0,
             detach_grace=grace,
             stop_token_ids=request.stop_token_ids,
+            adjustments=adjustments,
         )
         return Work(record, body_digest(request), attempt)
 
@@ -225,7 +225,7 @@ class Fields:
         self._names = names
 
     def error(self, field: str, problem: str, position: int | None = None) -> InvalidArgument:
-        name = self._names.get(field, field)
+        name = self._names.get(field) or (field.removeprefix("sampling.") if self._names else field)
         return InvalidArgument(name if position is None else f"{name}[{position}]", problem)
 
 

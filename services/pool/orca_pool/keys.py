@@ -6,17 +6,22 @@ The keys of a pool share the hash tag `{POOL}`, so a Redis Cluster keeps them on
 | --------------------- | ---------- | ----------------------------------------------------- | ------------------- |
 | pool                  | hash       | schema, the model, slots of the largest engine, last  | the release         |
 |                       |            | numbers, how far sweeps have come                     |                     |
+| load                  | hash       | what waits: new tokens, slots, bytes; by tenant: its  | the release         |
+|                       |            | slots that wait, its requests that live               |                     |
 | waiting               | sorted set | ids in the queue by arrival number: position = rank   | until claimed       |
 | claimed:ENGINE        | sorted set | ids that an engine has claimed, by arrival number     | until given back    |
 | listeners:ENGINE      | hash       | '<attempt> <endpoint>' of each claim number           | until given back    |
 | asking                | sorted set | engines that found nothing to claim, by free slots    | until hinted        |
 | request:ID            | hash       | one request: record, state, numbers, listener, times  | retention after end |
 | tokens:ID             | string     | the committed tokens (wire.TOKEN), append only        | with its request    |
+| tops:ID               | string     | the most probable tokens at the place of each token   | with its request    |
+|                       |            | (orca_common.scores), where asked for; append only    |                     |
+| prompt:ID             | string     | the logprobs of the prompt, where asked for           | with its request    |
 | due                   | sorted set | ids by the moment of a deadline or a grace's end      | with its request    |
 | ended                 | sorted set | ids of ended requests by the moment of their end      | with its request    |
 | delivery:ENDPOINT     | stream     | id 0-NUMBER, e: engine, p: packets (wire.PACKET)      | until read          |
 | control:ENGINE        | stream     | h: '' (requests wait), or the id of one that ended    | until retired       |
-| engine:ID             | hash       | epoch, reserved iterations, last claim, tp and pp     | until retired       |
+| engine:ID             | hash       | epoch, reserved iterations, last claim, tp, pp, load  | until retired       |
 | leases                | hash       | '<counter> <term> <owner>' of all engines             | the release         |
 | engines               | sorted set | all engines by their slots; 0: never formed           | the release         |
 | endpoint:ID           | hash       | registration number                                   | until swept         |
@@ -28,8 +33,9 @@ The fields of `request:ID`, '' where there is none:
 
 | fields                                                | meaning                                                     |
 | ----------------------------------------------------- | ----------------------------------------------------------- |
-| record, digest, max_tokens, grace                     | the request as submitted: PoolRequest, digest of its body,  |
-|                                                       | slots that it needs, detach grace in microseconds           |
+| record, digest, max_tokens, new, grace, tenant        | the request as submitted: PoolRequest, digest of its body,  |
+|                                                       | slots that it needs, its new tokens among them, detach      |
+|                                                       | grace in microseconds, who pays                             |
 | state                                                 | waiting, claimed or ended                                   |
 | arrival, claim, engine                                | arrival number; claim number and engine while claimed       |
 | engines                                               | lines '<index of the first token> <engine>', a line a claim |

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from redis.exceptions import OutOfMemoryError, ResponseError
 
@@ -12,7 +12,10 @@ from .keys import Keys
 from .leases import DETACH_FLOOR_SECONDS
 from .link import Argument, Link
 from .records import (
+    NO_LIMITS,
+    NO_LOAD,
     Attached,
+    Busy,
     ClaimAnswer,
     Claimed,
     CommitAnswer,
@@ -20,9 +23,11 @@ from .records import (
     CommittedToken,
     Delivery,
     EngineInfo,
+    EngineLoad,
     EngineState,
     Finish,
     ModelIdentity,
+    QueueLimits,
     Reason,
     Refusal,
     Renewed,
@@ -151,21 +156,27 @@ class Pool:
         endpoint: str,
         attempt: int,
         max_waiting: int,
-    ) -> Attached | Refusal:
+        new_tokens: int | None = None,
+        tenant: str = "",
+        limits: QueueLimits = NO_LIMITS,
+    ) -> Attached | Refusal | Busy:
         """Queues a request and attaches its call. A known id with the same body is only attached.
 
         record: a PoolRequest. max_tokens: input tokens + max_new_tokens, so the slots that it needs.
         deadline_in: seconds from now (None: no deadline). detach_grace: seconds for which the request lives on when its
-        endpoint dies. max_waiting: a queue of so many requests is full.
+        endpoint dies. max_waiting: a queue of so many requests is full. new_tokens: max_new_tokens, None: all of
+        max_tokens. tenant: who pays for the request, which counts against the limits of a tenant.
         Raises ValueError for an attempt that is not below 2^53.
         """
         deadline = "" if deadline_in is None else _microseconds(deadline_in)
         grace = _microseconds(detach_grace)
-        rest = (body_digest, max_tokens, deadline, grace, endpoint, _exact(attempt), max_waiting)
+        rest: list[Argument] = [body_digest, max_tokens, deadline, grace, endpoint, _exact(attempt)]
+        rest += [max_tokens if new_tokens is None else new_tokens, tenant, max_waiting]
+        rest += ["" if limit is None else limit for limit in limits]
         try:
-            return _attached(await self._run("submit", request_id, record, *rest))
+            return _submitted(await self._run("submit", request_id, record, *rest))
         except OutOfMemoryError:
-            return _attached(await self._run("submit_known", request_id, b"", *rest))
+            return _submitted(await self._run("submit_known", request_id, b"", *rest))
 
     async def attach(
         self,
@@ -259,21 +270,24 @@ class Pool:
         reserve: int | None = None,
         form: EngineInfo | None = None,
         known: str = "",
+        load: EngineLoad = NO_LOAD,
     ) -> Renewed | None:
         """Renews an engine's lease. None: the owner is not its master any more.
 
         Call it every `leases.RENEW_SECONDS`. epoch: a new one. reserve: the last iteration number that the master may
         use. form: given after a formation, when the engine's sizes are known (slots: in whole blocks). known: the
-        version of the engine's claims that an earlier renewal answered; the same claims are not told again.
+        version of the engine's claims that an earlier renewal answered; the same claims are not told again. load: what
+        predictions of the queue are made of.
         """
         numbers = ("" if epoch is None else epoch, "" if reserve is None else reserve)
         sizes = ("", "", "") if form is None else (form.slots, form.tensor_parallel, form.pipeline_parallel)
-        answer = await self._renew("renew", engine, owner, term, *numbers, *sizes, known)
+        told = (load.rows, load.free, _microseconds(load.pace), _microseconds(load.room_in))
+        answer = await self._renew("renew", engine, owner, term, *numbers, *sizes, known, *told)
         if answer is None:
             return None
         epoch_now, reserved, last_claim, version, needs, *claims = answer
-        told = None if version.decode() == known else {i.decode(): int(claim) for i, claim in claims}
-        return Renewed(told, version.decode(), needs, int(epoch_now), int(reserved), int(last_claim))
+        changed = None if version.decode() == known else {i.decode(): int(claim) for i, claim in claims}
+        return Renewed(changed, version.decode(), needs, int(epoch_now), int(reserved), int(last_claim))
 
     async def holding(self, engine: str, owner: str, term: int) -> ClaimAnswer | None:
         """Everything that the engine has claimed, in full: a new master starts from it. None: not its master."""
@@ -318,11 +332,14 @@ class Pool:
         A count tells how many tokens the pool has where that is not the row's base: send again from there. None: not
         the master any more, and nothing was changed.
         """
-        args: list[Argument] = [engine, owner, term]
-        for row in rows:
+        args: list[Argument] = [engine, owner, term, len(rows)]
+        scores: list[Argument] = []
+        for n, row in enumerate(rows, 1):
             finish = "" if row.finish is None else int(row.finish)
             args += (row.request_id, row.claim, row.base, finish, row.tokens)
-        answer = await self._run("commit", *args)
+            if row.tops or row.prompt:
+                scores += (n, row.tops, row.prompt)
+        answer = await self._run("commit", *args, *scores)
         return None if answer is None else CommitAnswer(answer[1:], answer[0])
 
     async def give_back(self, engine: str, owner: str, term: int, rows: Mapping[str, tuple[int, bool]]) -> None:
@@ -364,16 +381,28 @@ def _exact(attempt: int) -> int:
     return attempt
 
 
+def _submitted(answer: Any) -> Attached | Refusal | Busy:
+    if isinstance(answer, list) and len(cast(list[Any], answer)) == 2:
+        why, wait = cast(list[Any], answer)
+        return Busy(Refusal(why), _seconds(wait))
+    return _attached(answer)
+
+
+def _seconds(microseconds: bytes) -> float | None:
+    return int(microseconds) / 1e6 if microseconds else None
+
+
 def _attached(answer: Any) -> Attached | Refusal:
     if isinstance(answer, int):
         return Refusal(answer)
-    record, position, first, tokens, engines, reason, final, *times = answer
+    record, position, starts_in, first, tokens, tops, prompt, engines, reason, final, *times = answer
     lines = (line.split(" ", 1) for line in engines.decode().splitlines())
     finish = None
     if int(reason):
         finish = Finish(Reason(int(reason)), int(final), Times(*map(int, times)))
     made = [(int(i), engine) for i, engine in lines]
-    return Attached(record, position, unpack_tokens(tokens), made, finish, first)
+    tokens, starts = unpack_tokens(tokens), _seconds(starts_in)
+    return Attached(record, position, tokens, made, finish, first, starts, tops, prompt)
 
 
 def _lease(text: bytes) -> EngineState:

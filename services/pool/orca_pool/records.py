@@ -21,6 +21,7 @@ class Reason(IntEnum):
     INTERNAL = 8  # three losses of an engine hit it: no request takes engines down for ever
     NEVER_FITS = 9  # larger than every engine
     ABORTED = 10  # the end of a call only, not of a request: a newer call took over
+    NOT_FINITE = 11  # the model's logits were NaN or infinite
 
 
 class CommittedToken(NamedTuple):
@@ -60,6 +61,20 @@ class Attached:
     engines: list[tuple[int, str]]  # (index of the first token that the engine made, engine), in order
     finish: Finish | None
     first: int = 0  # tokens that the call has, and that the pool has too
+    starts_in: float | None = None  # seconds until a waiting request begins, as predicted; None: nobody knows
+    tops: bytes = b""  # as in Packet, of `tokens`
+    prompt: bytes = b""  # the logprobs of the prompt, where asked for; empty before token 0, and for a call that has it
+
+
+class QueueLimits(NamedTuple):
+    """What the queue may hold beside a number of requests. None: no limit."""
+
+    bytes: int | None  # of all records that wait
+    tenant_requests: int | None  # of one tenant, waiting or running
+    tenant_tokens: int | None  # slots that the waiting requests of one tenant need
+
+
+NO_LIMITS = QueueLimits(None, None, None)
 
 
 class Refusal(IntEnum):
@@ -72,9 +87,18 @@ class Refusal(IntEnum):
     FULL = 5  # the queue is full
     NEVER_FITS = 6  # larger than every engine
     NO_ENGINE = 7  # no engine has formed yet, so nobody knows what fits
+    TENANT_FULL = 8  # the tenant has as many requests, or queued tokens, as it may
+    LATE = 9  # the request would wait so long that it could not end before its deadline
     MEMORY = 10  # Redis has no memory left (`maxmemory`)
     FEWER_TOKENS = 11  # the pool has fewer tokens than the client saw; they may be made again
     OTHER_TOKENS = 12  # the pool has other tokens than the client saw
+
+
+class Busy(NamedTuple):
+    """A submit was refused because of what waits already."""
+
+    why: Refusal  # FULL, TENANT_FULL or LATE
+    wait: float | None  # seconds until the request would begin if it were in the queue; None: nobody knows
 
 
 class Packet(NamedTuple):
@@ -89,6 +113,7 @@ class Packet(NamedTuple):
     engine: str  # that made the tokens
     tokens: list[CommittedToken]
     finish: Finish | None
+    tops: bytes = b""  # the most probable tokens at each token's place (orca_common.scores), where asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +169,33 @@ class Renewed:
     last_claim: int
 
 
+class EngineLoad(NamedTuple):
+    """How loaded an engine is, for predictions of when a request of the queue begins and ends."""
+
+    rows: int  # requests that it can run at a time; 0: none now
+    free: int  # slots that nothing has reserved
+    pace: float  # seconds from one token of a request to its next; 0: not known yet
+    room_in: float  # seconds until a request that runs makes room, if it makes all its tokens
+
+
+NO_LOAD = EngineLoad(0, 0, 0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class CommitRow:
-    """New tokens of one request, its end, or both. `tokens` are in the pool's form (`wire.TOKEN`)."""
+    """New tokens of one request, its end, or both. `tokens` are in the pool's form (`wire.TOKEN`).
+
+    `tops` and `prompt` in that of orca_common.scores: the most probable tokens at the places of `tokens`, and with
+    token 0 the prompt's logprobs, where the request asks for them.
+    """
 
     request_id: str
     claim: int
     base: int  # index of the first token, so the count that the pool must have
     tokens: bytes
     finish: Reason | None
+    tops: bytes = b""
+    prompt: bytes = b""
 
 
 class CommitAnswer(NamedTuple):

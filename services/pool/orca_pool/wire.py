@@ -18,8 +18,9 @@ TOKEN_ID = struct.Struct("<I")
 RECORD_OVERHEAD = 1000
 
 # The head of a packet: bytes of the request id, attempt, index of the first token, number of tokens, bytes of the
-# finish (0: the request goes on). The request id, the tokens and the finish follow.
-PACKET = struct.Struct("<HdIIB")
+# finish (0: the request goes on), bytes of the tops (orca_common.scores.TOP; 0: they were not asked for). The request
+# id, the tokens, the finish and the tops follow.
+PACKET = struct.Struct("<HdIIBI")
 
 # The end of a request: reason, output tokens, then the moments submitted, claimed, first token, finished.
 FINISH = struct.Struct("<BIdddd")
@@ -41,7 +42,7 @@ def unpack_packets(data: bytes, engine: str) -> list[Packet]:
     head, head_size, token_size, size = PACKET.unpack_from, PACKET.size, TOKEN.size, len(data)
     at = 0
     while at < size:
-        id_size, attempt, first, count, finish_size = head(data, at)
+        id_size, attempt, first, count, finish_size, tops_size = head(data, at)
         at += head_size
         tokens_at = at + id_size
         finish_at = tokens_at + count * token_size
@@ -50,8 +51,9 @@ def unpack_packets(data: bytes, engine: str) -> list[Packet]:
         if finish_size:
             reason, output, *times = FINISH.unpack_from(data, finish_at)
             finish = Finish(Reason(reason), output, Times(*map(int, times)))
+        at = finish_at + finish_size + tops_size
+        tops = data[at - tops_size : at] if tops_size else b""
         packets.append(
-            Packet(request_id, int(attempt), first, engine, unpack_tokens(data[tokens_at:finish_at]), finish)
+            Packet(request_id, int(attempt), first, engine, unpack_tokens(data[tokens_at:finish_at]), finish, tops)
         )
-        at = finish_at + finish_size
     return packets

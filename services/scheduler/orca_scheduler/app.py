@@ -36,7 +36,11 @@ class SchedulerApp:
             settings.status_port,
             self._scheduler.unready,
             self._pulse.alive,
-            lambda: {"engines": self._scheduler.engines(), "notices": list(self._discovery.notices)},
+            lambda: {
+                "engines": self._scheduler.engines(),
+                "notices": list(self._discovery.notices),
+                "logits_not_finite": self._scheduler.not_finite,
+            },
         )
 
     async def start(self) -> dict[str, str]:

@@ -54,11 +54,12 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class BatchReturned:
-    """The oldest batch in flight came back, with one token for each of its members, in their order."""
+    """The oldest batch in flight came back, with one token for each of its members, in their order; None for a member
+    whose logits were not finite."""
 
     now: float
     iteration: int
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +319,9 @@ class Core:
                 self._end(request)  # what it generated after its end is void
             elif request.overdue(event.now):
                 outcomes.append(Outcome(request.claim, request.generated, None, Reason.DEADLINE))
+                self._end(request)
+            elif token is None:
+                outcomes.append(Outcome(request.claim, request.generated, None, Reason.NOT_FINITE))
                 self._end(request)
             else:
                 index = request.generated

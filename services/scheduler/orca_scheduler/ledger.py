@@ -12,7 +12,7 @@ from typing import TypeVar
 from orca_common.errors import Unavailable
 from orca_pool.leases import RENEW_SECONDS
 from orca_pool.pool import Pool
-from orca_pool.records import ClaimAnswer, CommitRow, EngineInfo, Renewed
+from orca_pool.records import ClaimAnswer, CommitRow, EngineInfo, EngineLoad, Renewed
 from orca_pool.records import Claimed as PoolClaim
 from orca_pool.retry import RETRY_SECONDS, reached
 
@@ -46,7 +46,7 @@ News = Opened | Claimed | Orphaned | LeaseLost | CaughtUp | EndedElsewhere
 
 class Ledger:
     """One term's books. `post` takes news for the master, who alone drops what the core may still know; `room` tells
-    how much may be claimed."""
+    how much may be claimed, `load` how loaded the engine is."""
 
     def __init__(
         self,
@@ -56,10 +56,11 @@ class Ledger:
         term: int,
         block_size: int,
         room: Callable[[], Room],
+        load: Callable[[], EngineLoad],
         post: Callable[[News], None],
     ) -> None:
         self._pool, self._engine, self._owner, self._term = pool, engine, owner, term
-        self._block_size, self._room, self._post = block_size, room, post
+        self._block_size, self._room, self._load, self._post = block_size, room, load, post
         self.outputs = Outputs()
         self.epoch = self.iteration = 0  # of the engine, the highest known
         self._last_claim = self._reserved = self._uncommitted = 0
@@ -217,7 +218,14 @@ class Ledger:
         known = self._claims_version if self._claims_generation == self._pool.generation else ""
         renewed = self._still_ours(
             await self._pool.renew(
-                self._engine, self._owner, self._term, epoch=epoch, reserve=reserve, form=form, known=known
+                self._engine,
+                self._owner,
+                self._term,
+                epoch=epoch,
+                reserve=reserve,
+                form=form,
+                known=known,
+                load=self._load(),
             )
         )
         self.epoch = max(self.epoch, renewed.epoch)

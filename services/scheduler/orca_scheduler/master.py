@@ -18,7 +18,7 @@ from orca_common.errors import FailedPrecondition, Unavailable
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
 from orca_pool.pool import Pool
-from orca_pool.records import EngineInfo, Reason
+from orca_pool.records import NO_LOAD, EngineInfo, EngineLoad, Reason
 from orca_pool.retry import reached
 from orca_pool.wire import TOKEN
 
@@ -76,6 +76,7 @@ from .lifecycle_events import (
     Wake,
 )
 from .output import Held
+from .pace import Pace
 from .ranks import Ranks
 from .request import Arrival, Phase
 from .settings import SchedulerSettings
@@ -135,7 +136,8 @@ class EngineMaster:
         pods, absent, replace = _of_candidate(candidate)
         self.lifecycle = Lifecycle(engine, settings.shape, pods, absent, replace)
         self.core = Core(settings.max_batch_size, settings.pp, settings.block_size, settings.run_ahead)
-        self._ledger = Ledger(pool, engine, owner, term, settings.block_size, self.core.room, self._post)
+        self._pace = Pace()
+        self._ledger = Ledger(pool, engine, owner, term, settings.block_size, self.core.room, self.load, self._post)
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._ranks: Ranks | None = None  # of the last life that was dialed
         self._epoch = 0  # that the ranks run in
@@ -146,6 +148,7 @@ class EngineMaster:
         self._questions: list[asyncio.Task[None]] = []  # to the pool, of this life
         self._wake: asyncio.TimerHandle | None = None
         self._stopped: str | None = None  # why the term is over
+        self.not_finite = 0  # rows of logits that held NaN or infinity
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()  # ends by the error of a task
         self._tracing = Tracing(telemetry.tracer, engine) if telemetry.enabled else None
@@ -163,6 +166,14 @@ class EngineMaster:
     def unreached_since(self) -> float | None:
         """Since when no supervisor of the engine could be reached, on the loop's clock; None: they could."""
         return self.lifecycle.unreached_since
+
+    def load(self) -> EngineLoad:
+        """How loaded the engine is, for the pool's predictions."""
+        if self.unready is not None:
+            return NO_LOAD
+        core, pace = self.core, self._pace.seconds
+        left = min((r.arrived.max_new_tokens - r.generated for r in core.requests), default=0)
+        return EngineLoad(core.max_bs * core.n_workers, core.room().slots, pace, left * pace)
 
     def leave(self) -> None:
         """Schedule nothing more; finish what is in flight, commit it, release the engine."""
@@ -240,8 +251,29 @@ class EngineMaster:
                 continue  # the engine was lost meanwhile
             if self._tracing is not None:
                 self._tracing.returned(report)
-            self._step_core(BatchReturned(now, report.number, tuple(report.token_ids)), report)
+            running = len(self.core.requests)
+            self._step_core(BatchReturned(now, report.number, self._tokens_of(report)), report)
+            self._pace.returned(now, len(report.token_ids), running, not self.core.in_flight)
             del self._in_flight[report.number]
+
+    def _tokens_of(self, report: pb.IterationReport) -> tuple[int | None, ...]:
+        """One a member of the batch; None where its logits were not finite. Those are counted and logged."""
+        if not report.not_finite:
+            return tuple(report.token_ids)
+        tokens: list[int | None] = list(report.token_ids)
+        for position in report.not_finite:
+            tokens[position] = None
+            self.not_finite += 1
+            held = self._ledger.outputs.held.get(self._in_flight[report.number][position])
+            log.error(
+                "logits are not finite: the request ends without this token",
+                extra={
+                    "engine": self.engine,
+                    "iteration": report.number,
+                    "request": held.claimed.request_id if held is not None else None,
+                },
+            )
+        return tuple(tokens)
 
     def _step_core(self, event: core.Event, report: pb.IterationReport | None = None) -> None:
         """Steps the core and does what it says."""
@@ -400,6 +432,7 @@ class EngineMaster:
                 log.info("engine formed", extra={"engine": self.engine, "epoch": self._epoch, "slots": n_slots})
             case EngineLost():
                 self._ledger.lost()
+                self._pace.lost()
                 self._in_flight.clear()
                 self._returned.clear()
                 if self._tracing is not None:
@@ -438,6 +471,7 @@ class EngineMaster:
     def _schedule(self, action: ScheduleBatch) -> None:
         self._in_flight[action.iteration] = tuple([member.claim for member in action.members])
         self._ledger.used(action.iteration)
+        self._pace.scheduled(self._now)
         self._dialed.send(self._control_message(action))
 
     def _control_message(self, action: ScheduleBatch) -> pb.Iteration:
@@ -467,6 +501,7 @@ class EngineMaster:
                 top_p=record.top_p,
                 seed=record.seed,
                 logprobs=record.logprobs,
+                adjustments=record.adjustments if record.HasField("adjustments") else None,
             )
         if self._tracing is not None:
             message.trace.update(self._tracing.scheduled(action, self.core.slots.n_slots))
@@ -475,12 +510,16 @@ class EngineMaster:
     def _commit(self, action: Commit, report: pb.IterationReport | None) -> None:
         """Tokens and ends for the next commit to the pool."""
         logprobs: dict[int, float] = {}
+        scores: dict[int, tuple[bytes, bytes]] = {}
         if action.iteration is not None and report is not None and report.logprobs:
-            logprobs = dict(zip(self._in_flight[action.iteration], report.logprobs, strict=True))
+            claims = self._in_flight[action.iteration]
+            logprobs = dict(zip(claims, report.logprobs, strict=True))
+            scores = {claims[one.member]: (one.top, one.prompt) for one in report.scores}
         for claim, _, token, finish in action.outcomes:
             logprob = logprobs.get(claim, math.nan)
             packed = b"" if token is None else TOKEN.pack(token, logprob, action.iteration)
-            self._ledger.outputs.append(claim, packed, None if finish is None else Reason[finish.name])
+            reason = None if finish is None else Reason[finish.name]
+            self._ledger.outputs.append(claim, packed, reason, scores.get(claim))
             if finish is not None:
                 self._trace_end([claim], finish.name)
         self._ledger.committable()

@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
 from orca.v1.pool_pb2 import PoolRequest
+from orca_common.scores import NOTHING, TOP
 from orca_pool.records import Claimed, CommitRow, Committed, Reason
 from orca_pool.wire import TOKEN, pack_tokens
 
@@ -15,7 +16,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A claimed request. `tokens` are all its generated tokens in the pool's form; `acked` of them are committed."""
+    """A claimed request. `tokens` are all its generated tokens in the pool's form; `acked` of them are committed.
+
+    `tops` and `prompt` are what was asked for beyond them, in the form of orca_common.scores. Those of the tokens that
+    were committed before this claim are in the pool alone.
+    """
 
     claimed: Claimed
     record: PoolRequest
@@ -23,6 +28,19 @@ class Held:
     tokens: bytearray
     acked: int
     finish: Reason | None = None
+    tops: bytearray = field(default_factory=bytearray)  # of the tokens from index len(claimed.tokens) on
+    prompt: bytes = b""
+
+    def unacked(self) -> CommitRow:
+        """What the pool has not."""
+        acked, size = self.acked, self.record.adjustments.top_logprobs * TOP.size
+        tokens, tops = bytes(self.tokens[acked * TOKEN.size :]), b""
+        if size:
+            mine = (acked - len(self.claimed.tokens)) * size
+            # Below 0 the pool has lost tokens of an earlier claim, which nobody has the tops of.
+            tops = NOTHING * (-mine // TOP.size) + self.tops[max(mine, 0) :]
+        prompt = b"" if acked else self.prompt
+        return CommitRow(self.claimed.request_id, self.claimed.claim, acked, tokens, self.finish, bytes(tops), prompt)
 
     def token_ids(self) -> list[int]:
         return [token_id for token_id, _, _ in TOKEN.iter_unpack(self.tokens)]
@@ -58,11 +76,19 @@ class Outputs:
         """The held requests of these claims, without those that are gone."""
         return [self.held[claim] for claim in claims if claim in self.held]
 
-    def append(self, claim: int, token: bytes, finish: Reason | None) -> None:
-        """A request's new token (its 16 bytes, or none), or its end, or both. An unknown claim is gone: no effect."""
+    def append(
+        self, claim: int, token: bytes, finish: Reason | None, scores: tuple[bytes, bytes] | None = None
+    ) -> None:
+        """A request's new token (its 16 bytes, or none), or its end, or both. An unknown claim is gone: no effect.
+
+        scores: the tops of the token and the logprobs of the prompt, where they were asked for.
+        """
         held = self.held.get(claim)
         if held is not None:
             held.tokens += token
+            if token and scores is not None:
+                held.tops += scores[0]
+                held.prompt = scores[1] or held.prompt
             held.finish = finish
             self.dirty[claim] = held
 
@@ -73,10 +99,7 @@ class Outputs:
 
     def take(self) -> list[CommitRow]:
         """The rows of the next commit: what each request has beyond the pool's count."""
-        rows = [
-            CommitRow(h.claimed.request_id, claim, h.acked, bytes(h.tokens[h.acked * TOKEN.size :]), h.finish)
-            for claim, h in self.dirty.items()
-        ]
+        rows = [held.unacked() for held in self.dirty.values()]
         self.dirty.clear()
         return rows
 

@@ -20,6 +20,7 @@ class Reason(StrEnum):
     EOS = "EOS"
     STOP_TOKEN = "STOP_TOKEN"
     DEADLINE = "DEADLINE"
+    NOT_FINITE = "NOT_FINITE"
 
 
 class Arrival(NamedTuple):

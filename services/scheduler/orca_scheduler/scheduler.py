@@ -53,6 +53,7 @@ class Scheduler:
         self._releasing: str | None = None  # the engine that goes to another scheduler
         self._given_up: set[str] = set()  # engines that are being released, because their pods cannot be reached
         self._withdrawn_until = 0.0  # until then it takes nothing, and is not counted
+        self._not_finite = 0  # that masters counted whose term is over
         self._loop = asyncio.get_running_loop()
         self._last_look: float | None = None  # on the loop's clock
         self._reached = 0.0  # the same on the clock that the status port's thread may read
@@ -83,6 +84,11 @@ class Scheduler:
         """
         return {engine: master.unready for engine, (master, _) in list(self._masters.items())}
 
+    @property
+    def not_finite(self) -> int:
+        """Rows of logits with NaN or infinity since this process began. May be called in any thread."""
+        return self._not_finite + sum(master.not_finite for master, _ in list(self._masters.values()))
+
     async def run(self) -> None:
         """Looks at the leases, again and again. Never returns; raises the error of a master that failed."""
         while True:
@@ -93,7 +99,7 @@ class Scheduler:
                 log.warning("pool away", extra={"why": str(away)})
             for engine, (_, task) in list(self._masters.items()):
                 if task.done():
-                    del self._masters[engine]
+                    self._not_finite += self._masters.pop(engine)[0].not_finite
                     self._given_up.discard(engine)
                     if engine == self._releasing:
                         self._releasing = None

@@ -4,7 +4,8 @@ It is built once an iteration, from the control message. Attention splits it by 
 model run on the flat tokens.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -13,7 +14,7 @@ from orca.v1 import worker_pb2
 from orca_common.errors import FailedPrecondition
 
 from .kv import KVManager
-from .rows import Rows
+from .rows import Adjusted, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Batch:
     last: np.ndarray  # [B] flat index of each request's last token
     ends: np.ndarray  # [B] tokens of each request whose keys and values are in memory after this iteration
     requests: np.ndarray  # [B] of rows.ROW: what the rank knows of each request
+    adjusted: Mapping[int, Adjusted] = field(default_factory=dict)  # by row of the batch; empty for plain requests
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -37,6 +39,12 @@ class Batch:
     def draws(self) -> np.ndarray:
         """[B] index of the output token that this iteration makes, which is the index of its random draw."""
         return self.ends - self.requests["prompt"]
+
+    @property
+    def scored(self) -> list[int]:
+        """Rows of the batch that are prompts whose own logprobs are wanted."""
+        first = {n for n, one in self.adjusted.items() if one.asked.prompt_logprobs and self.ends[n] == one.prompt}
+        return sorted(n for n in first if self.contexts[n] == 0)
 
 
 def token_count(iteration: worker_pb2.Iteration) -> int:
@@ -94,6 +102,12 @@ def build_batch(
         raise FailedPrecondition(f"token id {token_ids.max()} of a vocabulary of {vocab_size}")
     if ends.max() > max_positions:
         raise FailedPrecondition(f"a token at {ends.max() - 1} of a model with {max_positions} positions")
+    adjusted: dict[int, Adjusted] = {}
+    if members["adjusted"].any():
+        adjusted = {n: rows.adjusted[rows_of[n]] for n in np.flatnonzero(members["adjusted"]).tolist()}
+        for n, one in adjusted.items():
+            if n >= n_initiations:
+                one.put(int(positions[last[n]]), int(token_ids[last[n]]))
     return Batch(
         rows=each,
         query_lengths=lengths,
@@ -104,4 +118,5 @@ def build_batch(
         last=last,
         ends=ends,
         requests=members,
+        adjusted=adjusted,
     )

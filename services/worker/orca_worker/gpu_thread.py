@@ -117,6 +117,9 @@ class GpuThread:
             self.iteration = iteration.number
             result.token_ids.extend(output.token_ids)
             result.logprobs.extend(output.logprobs)
+            result.not_finite.extend(output.not_finite)
+            for one in output.scores:
+                result.scores.add(member=one.member, top=one.top, prompt=one.prompt)
         if result.error:
             times.sent = time.time_ns()
         self._report(report)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from orca.v1 import worker_pb2
+from orca.v1.adjustments_pb2 import Adjustments
 from orca_common.errors import FailedPrecondition
 
 MAX_ROWS = 1 << 20  # rows are small integers; a larger one is the sender's mistake
@@ -21,8 +22,28 @@ ROW = np.dtype(
         ("top_p", "f8"),
         ("seed", "u8"),
         ("logprobs", "?"),
+        ("adjusted", "?"),  # it has an entry in `Rows.adjusted`
     ]
 )
+
+
+class Adjusted:
+    """What a request asks for beyond the plain draw, and its input tokens, on which that depends."""
+
+    def __init__(self, asked: Adjustments, token_ids: Sequence[int], prompt: int) -> None:
+        self.asked, self.prompt = asked, prompt
+        self.tokens = np.array(token_ids, np.int64)  # [at least the input tokens so far]
+        self.bias_ids = np.array(sorted(asked.logit_bias), np.int64)
+        self.biases = np.array([asked.logit_bias[i] for i in self.bias_ids.tolist()], np.float32)
+        self.repetition = asked.repetition_penalty or 1.0
+        penalties = asked.presence_penalty or asked.frequency_penalty or self.repetition != 1
+        self.changes_logits = bool(penalties or len(self.bias_ids))
+
+    def put(self, position: int, token_id: int) -> None:
+        """The input token of an increment."""
+        if position >= len(self.tokens):
+            self.tokens = np.append(self.tokens, np.zeros(position + 1, np.int64))
+        self.tokens[position] = token_id
 
 
 class Rows:
@@ -30,6 +51,7 @@ class Rows:
 
     def __init__(self) -> None:
         self.table = np.zeros(64, ROW)
+        self.adjusted: dict[int, Adjusted] = {}  # by row
 
     def admit(self, initiation: worker_pb2.Initiation) -> None:
         """Takes a request in, and forgets the one that had its row before. Raises FailedPrecondition."""
@@ -54,13 +76,18 @@ class Rows:
             initiation.top_p,
             initiation.seed,
             initiation.logprobs,
+            initiation.HasField("adjustments"),
         )
+        self.adjusted.pop(row, None)
+        if initiation.HasField("adjustments"):
+            self.adjusted[row] = Adjusted(initiation.adjustments, initiation.token_ids, prompt)
 
     def free(self, rows: Sequence[int]) -> None:
         """Forgets rows, whether they are held or not."""
         for row in rows:
             if row < len(self.table):
                 self.table[row] = np.zeros((), ROW)
+                self.adjusted.pop(row, None)
 
     def advance(self, rows: np.ndarray, lengths: np.ndarray, token_ids: list[int]) -> None:
         """An iteration of `rows` [B] has run: their new lengths, and the tokens that it made, if this rank has them."""
@@ -78,6 +105,7 @@ class Rows:
 
     def clear(self) -> None:
         self.table = np.zeros(64, ROW)
+        self.adjusted.clear()
 
     def held(self) -> list[tuple[int, int, int]]:
         """(row, claim, length) of each request, by row. Any thread may call it.

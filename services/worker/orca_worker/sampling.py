@@ -5,11 +5,16 @@ key is the request's seed, its counter the index of the output token. So a draw 
 batch, and the same after a recovery.
 
 The token is found by inverting the cumulative distribution, summed in the vocabulary's order. Logits that differ in the
-last bit (from another batch shape) then hardly ever change the token. In sorted order, near ties would.
+last bit (from another batch shape) then hardly ever change the token. In sorted order, near ties would. Where they do
+change it, the draw lies within 1e-5 of the border of two tokens, or a sum lies so near to top-p: `borders.py` in the
+tests checks that in float64. Sums of probabilities are float64: with float32, top-p alone would move borders by 1e-5.
+
+Logits from which no distribution follows give no token: NaN or infinity among them, or nothing but minus infinity. All
+three show in the largest logit, which is computed anyway. Minus infinity elsewhere is a token that cannot be chosen.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -18,11 +23,15 @@ from torch import Tensor
 
 from orca_kernels.transfer import to_device
 
+from .adjusting import adjust, min_ps
 from .batch import Batch
 from .data_plane import DataPlane
 from .kv import KVManager, KVShape
 from .models.model import Output
+from .rows import Adjusted
+from .scoring import PromptScores, scored, tops, with_prompts
 
+PLAIN: Mapping[int, Adjusted] = {}  # of a batch of plain requests
 FIRST_GUESS = 1024  # candidates that top-p looks at before it sorts a whole vocabulary
 
 LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -49,24 +58,40 @@ def uniform(seeds: np.ndarray, indexes: np.ndarray) -> np.ndarray:
     return ((high >> np.uint64(5)) * 2.0**26 + (low >> np.uint64(6))) * 2.0**-53
 
 
-def sample(logits: Tensor, requests: np.ndarray, draws: np.ndarray) -> Output:
-    """logits [B, V], requests [B] of rows.ROW, draws [B] -> a token each. Waits for the device once, at its end."""
-    tokens = logits.max(-1).indices  # [B]; max, not argmax: 0.9 against 5.1 ms for 32 x 50257 bf16 on a CPU
+def sample(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Mapping[int, Adjusted] = PLAIN) -> Output:
+    """logits [B, V], requests [B] of rows.ROW, draws [B] -> a token each, where the logits are finite.
+
+    Waits for the device once, at its end. adjusted: what some rows of the batch ask for beyond the plain draw; only
+    then there is more to wait for.
+    """
+    largest, tokens = logits.max(-1)  # [B] each; max, not argmax: 0.9 against 5.1 ms for 32 x 50257 bf16 on a CPU
+    judged, min_p = logits, None
+    if adjusted:
+        judged, min_p = adjust(logits, adjusted, draws + requests["prompt"]), min_ps(adjusted, len(logits))
+    if judged is not logits:
+        tokens = judged.max(-1).indices
     drawn = np.flatnonzero(requests["temperature"] > 0)
     if len(drawn):
         at = to_device(torch.from_numpy(drawn), logits.device)
-        tokens[at] = _draw(logits[at], requests[drawn], draws[drawn])
-    wanted = requests["logprobs"]
-    if not wanted.any():
-        return Output(tokens.tolist(), [math.nan] * len(tokens))
-    values = logits.float()
-    logprobs = values.gather(1, tokens[:, None])[:, 0] - values.logsumexp(-1)
-    together = torch.stack([tokens.double(), logprobs.double()]).tolist()  # one copy, exact to 2**53
-    asked = [value if want else math.nan for value, want in zip(together[1], wanted.tolist(), strict=True)]
-    return Output([int(token) for token in together[0]], asked)
+        tokens[at] = _draw(judged[at], requests[drawn], draws[drawn], None if min_p is None else min_p[drawn])
+    wanted, results = requests["logprobs"], [tokens.double(), largest.double()]  # exact to 2**53
+    if wanted.any():
+        values = logits.float()
+        results.append((values.gather(1, tokens[:, None])[:, 0] - values.logsumexp(-1)).double())
+    ids, maxima, *logprobs = torch.stack(results).tolist()  # one copy
+    asked = [math.nan] * len(ids)
+    if logprobs:
+        asked = [value if want else math.nan for value, want in zip(logprobs[0], wanted.tolist(), strict=True)]
+    scores = scored(tops(logits, adjusted), {}) if adjusted else ()
+    return Output([int(token) for token in ids], asked, not_finite=not_finite(maxima), scores=scores)
 
 
-def _draw(logits: Tensor, requests: np.ndarray, draws: np.ndarray) -> Tensor:
+def not_finite(values: Iterable[float]) -> list[int]:
+    """The positions of those that are NaN or infinity."""
+    return [i for i, value in enumerate(values) if not math.isfinite(value)]
+
+
+def _draw(logits: Tensor, requests: np.ndarray, draws: np.ndarray, min_p: np.ndarray | None) -> Tensor:
     """logits [b, V] of requests with a temperature -> tokens [b]."""
     values = logits.float()
     temperature = to_device(torch.from_numpy(requests["temperature"].astype(np.float32)), logits.device)
@@ -79,6 +104,10 @@ def _draw(logits: Tensor, requests: np.ndarray, draws: np.ndarray) -> Tensor:
     cut = (top_p > 0) & (top_p < 1)
     if cut.any():
         values = _keep_top_p(values, np.where(cut, top_p, 2.0))
+    if min_p is not None and min_p.any():
+        # The largest value is 0, so e^value is the share of the most probable token.
+        floor = to_device(torch.from_numpy(min_p.astype(np.float32)), values.device).log()[:, None]  # -inf: none
+        values = values.masked_fill(values < floor, -torch.inf)
     cumulative = values.softmax(-1).double().cumsum(-1)  # [b, V]
     u = to_device(torch.from_numpy(uniform(requests["seed"], draws)), logits.device)
     # The first token whose cumulative share is above u. A token of probability 0 adds nothing, so it is never first. As
@@ -100,22 +129,26 @@ def _keep_top_k(values: Tensor, top_k: np.ndarray) -> Tensor:
 
 def _keep_top_p(values: Tensor, top_p: np.ndarray) -> Tensor:
     """values [b, V]: keeps the fewest likeliest tokens that together reach top_p; ties with the last one stay."""
-    p = to_device(torch.from_numpy(top_p.astype(np.float32)), values.device)[:, None]
-    total = values.exp().sum(-1, keepdim=True)  # the largest value is 0
+    p = to_device(torch.from_numpy(top_p), values.device)[:, None]
+    least = p * values.exp().sum(-1, keepdim=True, dtype=torch.float64)  # the largest value is 0
     n = min(FIRST_GUESS, values.shape[1]) if values.device.type == "cpu" else values.shape[1]
     largest = values.topk(n, dim=-1).values  # [b, n] descending
-    reached = (largest.exp() / total).cumsum(-1) >= p
+    reached = largest.exp().double().cumsum(-1) >= least
     if n < values.shape[1] and not bool((reached[:, -1] | (p[:, 0] > 1)).all()):
         largest = values.sort(-1, descending=True).values  # 80 ms for 32 x 50257 on a CPU, 12 ms for the first guess
-        reached = (largest.exp() / total).cumsum(-1) >= p
+        reached = largest.exp().double().cumsum(-1) >= least
     # Index of the first that reaches p. If none does (p > 1, or rounding), nothing is cut.
     found = reached.any(-1, keepdim=True)
     floor = largest.gather(1, reached.int().argmax(-1, keepdim=True))
     return values.masked_fill((values < floor) & found, -torch.inf)
 
 
+EndOfModel = Callable[[np.ndarray], Tensor]  # the end of the last stage: flat indexes [n] -> logits [n, V of this rank]
+Sample = Callable[[Tensor, np.ndarray, np.ndarray, Mapping[int, Adjusted]], Output]
+
+
 class StageModel(Protocol):
-    """The layers of a stage, which make hidden states or, at the last stage, logits."""
+    """The layers of a stage, which make hidden states or, at the last stage, what makes logits of them."""
 
     vocabulary_shares: list[int]  # how many tokens of the vocabulary each tensor rank has
     kernels: str  # what computes it, in words for the log
@@ -125,7 +158,7 @@ class StageModel(Protocol):
 
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]: ...
 
-    def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor: ...
+    def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | EndOfModel: ...
 
 
 class HiddenModel:
@@ -147,13 +180,15 @@ class HiddenModel:
 
     @torch.inference_mode()
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
-        return Output([], [], self.model.forward(batch, kv, plane, x))
+        hidden = self.model.forward(batch, kv, plane, x)
+        assert isinstance(hidden, Tensor), "an earlier stage makes hidden states"
+        return Output([], [], hidden)
 
 
 class SamplingModel:
     """`Model` of the last stage: its logits are gathered on tensor rank 0, which samples."""
 
-    def __init__(self, model: StageModel, sample: Callable[[Tensor, np.ndarray, np.ndarray], Output] = sample) -> None:
+    def __init__(self, model: StageModel, sample: Sample = sample) -> None:
         self.model, self._sample = model, sample
 
     @property
@@ -169,5 +204,20 @@ class SamplingModel:
 
     @torch.inference_mode()
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
-        logits = plane.gather(self.model.forward(batch, kv, plane, x), self.model.vocabulary_shares)
-        return self._sample(logits, batch.requests, batch.draws) if logits is not None else Output([], [])
+        head = self.model.forward(batch, kv, plane, x)
+        assert not isinstance(head, Tensor), "the last stage makes logits"
+        logits = plane.gather(head(batch.last), self.model.vocabulary_shares)
+        prompts = self._score(head, batch, plane) if batch.adjusted else None
+        if logits is None:
+            return Output([], [])
+        output = self._sample(logits, batch.requests, batch.draws, batch.adjusted)
+        return output if prompts is None else with_prompts(output, prompts)
+
+    def _score(self, head: EndOfModel, batch: Batch, plane: DataPlane) -> PromptScores:
+        """The logprobs of the prompts whose requests ask for them; filled in on tensor rank 0 alone."""
+        prompts = PromptScores(batch)
+        for part in prompts.pieces():
+            logits = plane.gather(head(prompts.places[part]), self.model.vocabulary_shares)
+            if logits is not None:
+                prompts.add(part, logits)
+        return prompts

@@ -42,10 +42,21 @@ def test_greedy(vocabulary: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(logprobs.double(), right.gather(1, ids[:, None])[:, 0], rtol=1e-5, atol=1e-5)
 
 
-def test_a_row_that_is_not_a_number_gives_a_token() -> None:
-    logits = torch.full((2, 1500), torch.nan, device=DEVICE)
-    logits[1, 1300] = 3
-    assert greedy(logits)[0].tolist() == [0, 1300]
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.filterwarnings("ignore:invalid value")  # of the interpreter: infinity - infinity
+def test_a_row_without_a_distribution_has_no_log_probability(bad: float, dtype: torch.dtype) -> None:
+    """Greedy or drawn, wherever the bad logit stands. Rows beside it are as before."""
+    logits = torch.randn(6, 2500).to(DEVICE, dtype)
+    logits[1, 1300], logits[2, 0], logits[3, 2499], logits[4] = bad, bad, bad, -torch.inf
+    ids, logprobs = greedy(logits)
+    assert logprobs.isnan().tolist() == [False, True, True, True, True, False]
+    assert all(0 <= token < 2500 for token in ids.tolist())
+    temperatures = torch.tensor([0.0, 1.0, 0.0, 0.7, 1.0, 1.0]).to(DEVICE)
+    numbers = torch.arange(6).to(DEVICE)
+    ids, logprobs = sample(logits, temperatures, numbers, numbers)
+    assert logprobs.isnan().tolist() == [False, True, True, True, True, False]
+    assert all(0 <= token < 2500 for token in ids.tolist())
 
 
 def test_sample_is_that_of_the_host() -> None:

@@ -9,7 +9,7 @@ enum class Epilogue : int {
   store,     // out = y
   add,       // out += y: the residual
   operand,   // the next operation's operand = activation(y)
-  greedy,    // the largest column of each row, and out = y where it is asked for
+  greedy,    // the largest column of each row, NaN before all, and out = y where it is asked for
 };
 
 // Rows of an operand times packed weights, plus bias. A row's result depends on nothing but the row: every element is

@@ -171,11 +171,12 @@ void finish(const Gemm& g, int panel, int first, int rows, const float* sums, in
         const float* y = sums + r * stride;
         if (g.out) std::copy(y, y + n, out + size_t(r) * g.ld);
         const int row = first + r;
+        if (std::isnan(g.best[row])) continue;  // NaN is larger than every number: such a row has no token
         vf above{};
-        for (int v = 0; v < VECTORS; v++) above = load(y + v * LANES) > g.best[row] ? splat(1.0f) : above;  // not NaN
+        for (int v = 0; v < VECTORS; v++) above = load(y + v * LANES) <= g.best[row] ? above : splat(1.0f);
         if (n == PANEL && !(largest(above)[0] > 0.0f)) continue;
-        for (int c = 0; c < n; c++)  // the first of equals: panels come in ascending order
-          if (y[c] > g.best[row]) g.best[row] = y[c], g.index[row] = column + c;
+        for (int c = 0; c < n && !std::isnan(g.best[row]); c++)  // the first of equals: panels come in ascending order
+          if (!(y[c] <= g.best[row])) g.best[row] = y[c], g.index[row] = column + c;
       }
       return;
     }

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -171,7 +172,7 @@ struct Linear : Step {
   }
 };
 
-// The largest of all tasks of the head; the first of equals.
+// The largest of all tasks of the head; the first of equals. NaN is larger than every number.
 struct Greediest : Step {
   const Linear* head;
 
@@ -182,8 +183,8 @@ struct Greediest : Step {
     const uint32_t parts = rows ? head->tasks(p) : 0;
     for (int64_t r = 0; r < rows; r++) {
       p.batch->best[r] = -std::numeric_limits<float>::infinity(), p.batch->best_index[r] = 0;
-      for (uint32_t part = 0; part < parts; part++)
-        if (p.best[part * rows + r] > p.batch->best[r])
+      for (uint32_t part = 0; part < parts && !std::isnan(p.batch->best[r]); part++)
+        if (!(p.best[part * rows + r] <= p.batch->best[r]))
           p.batch->best[r] = p.best[part * rows + r], p.batch->best_index[r] = p.best_index[part * rows + r];
     }
   }

@@ -32,7 +32,7 @@ local function take(id, arrival, engines)
   last = math.max(last + 1, number(call('HGET', POOL, 'claim')))
   call('HSET', POOL, 'claim', int(last))
   call('HSET', ENGINE .. engine, 'last_claim', int(last))
-  call('ZREM', WAITING, id)
+  dequeue(id)
   call('ZADD', held_key, arrival, id)
   -- `engines` has a line '<index of the first token> <engine>' for each claim. A claim that brought no token has the
   -- same index as the next one, and its line is replaced.
@@ -44,8 +44,18 @@ local function take(id, arrival, engines)
   ids[#ids + 1] = id
 end
 
+-- Whether a request could no longer end before its deadline if it began now. Not known before the engine has told its
+-- pace.
+local function too_late(id, deadline, new, pace, length)
+  return deadline ~= '' and pace and time + (new - committed(id)) * length * pace > tonumber(deadline)
+end
+
 -- Takes requests from the head of the queue until one of them must wait. Returns the slots that this one needs, or 0.
 local function walk_queue()
+  -- While more wait than have room, nothing is begun that cannot end in time: its place is another's.
+  local crowded = call('ZCARD', WAITING) > count
+  local pace = crowded and tonumber(call('HGET', ENGINE .. engine, 'pace'))
+  local length = tonumber(call('HGET', POOL, 'length')) or 1
   local held = call('ZRANGE', held_key, 0, 1)
   -- A suspect runs alone, so where the engine holds one it holds nothing else.
   local alone = #held == 1 and (tonumber(call('HGET', REQUEST .. held[1], 'losses')) or 0) >= SUSPECT_LOSSES
@@ -54,13 +64,16 @@ local function walk_queue()
     local page = call('ZRANGEBYSCORE', WAITING, after, '+inf', 'WITHSCORES', 'LIMIT', 0, PAGE)
     for i = 1, #page, 2 do
       local id, arrival = page[i], page[i + 1]
-      local max_tokens, losses, deadline, detach_at, engines, claimed_at =
-        fields(REQUEST .. id, 'max_tokens', 'losses', 'deadline', 'detach_at', 'engines', 'claimed_at')
-      local size, suspect = math.ceil((max_tokens or 0) / block) * block, (tonumber(losses) or 0) >= SUSPECT_LOSSES
-      local reason = overdue(deadline, detach_at, time)
+      local max_tokens, losses, deadline, detach_at, engines, claimed_at, new =
+        fields(REQUEST .. id, 'max_tokens', 'losses', 'deadline', 'detach_at', 'engines', 'claimed_at', 'new')
       if not max_tokens then
         call('ZREM', WAITING, id) -- Redis has evicted the record
-      elseif reason then
+        max_tokens, losses = math.huge, 0
+      end
+      local size, suspect = math.ceil(max_tokens / block) * block, tonumber(losses) >= SUSPECT_LOSSES
+      local reason = overdue(deadline, detach_at, time)
+        or (new and too_late(id, deadline, new, pace, length) and REASON.DEADLINE)
+      if reason then
         end_early(id, reason, committed(id))
       elseif size <= total then -- a larger request is left to a larger engine
         if alone or (suspect and not empty) then

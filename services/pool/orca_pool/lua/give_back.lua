@@ -26,7 +26,7 @@ for i = 4, #ARGV, 3 do
       end_early(id, REASON.INTERNAL, committed(id))
     else
       unclaim(id, claim, engine)
-      call('ZADD', WAITING, arrival, id)
+      enqueue(id, arrival)
       call('HSET', key, 'state', 'waiting', 'claim', '', 'engine', '')
       hint_waiting(max_tokens)
       if tonumber(max_tokens) > tonumber(call('HGET', POOL, 'slots')) then

@@ -11,9 +11,11 @@ local WAITING, DUE, ENDED = PREFIX .. 'waiting', PREFIX .. 'due', PREFIX .. 'end
 local ENGINES, LEASES, ASKING = PREFIX .. 'engines', PREFIX .. 'leases', PREFIX .. 'asking'
 local ENDPOINTS, ORPHANS, SCHEDULERS = PREFIX .. 'endpoints', PREFIX .. 'orphans', PREFIX .. 'schedulers'
 local REQUEST, TOKENS, CLAIMED = PREFIX .. 'request:', PREFIX .. 'tokens:', PREFIX .. 'claimed:'
+local TOPS, PROMPT = PREFIX .. 'tops:', PREFIX .. 'prompt:'
 local ENGINE, ENDPOINT, CALLS = PREFIX .. 'engine:', PREFIX .. 'endpoint:', PREFIX .. 'calls:'
 local LISTENERS = PREFIX .. 'listeners:'
 local DELIVERY, CONTROL = PREFIX .. 'delivery:', PREFIX .. 'control:'
+local LOAD = PREFIX .. 'load'
 
 -- Another version of these scripts may still serve the release. Both must not write the same keys.
 do
@@ -30,6 +32,13 @@ local SUSPECT_LOSSES, FATAL_LOSSES = 2, 3
 
 -- So many requests of the queue are looked at for one that fits into an engine.
 local LOOKED_AT = 16
+
+-- Over how many ended requests the mean of `length` goes: the part of its new tokens that a request really made.
+local LENGTH_MEMORY = 32
+
+-- With more engines than FEW, what `prediction` sums up over them is kept for KEPT microseconds an engine: so it costs some
+-- percent of Redis's time at most, however many requests are submitted.
+local FEW, KEPT = 8, 250
 
 -- The time in microseconds. This is the only clock of the pool.
 local function now()
@@ -137,14 +146,97 @@ local function unhinted_needs(engine)
   return room and tonumber(room) >= slots and 0 or slots
 end
 
+-- Adds `n` to a count of `load`. A count that is 0 has no field.
+local function add_load(field, n)
+  if n ~= 0 and call('HINCRBY', LOAD, field, int(n)) == 0 then
+    call('HDEL', LOAD, field)
+  end
+end
+
+-- Counts a request in (sign 1) or out (-1) of the queue. `load` says how much waits: its new tokens, slots and bytes.
+local function weigh(id, sign)
+  local new, slots, tenant = fields(REQUEST .. id, 'new', 'max_tokens', 'tenant')
+  add_load('tokens', sign * math.max(new - committed(id), 0))
+  add_load('slots', sign * slots)
+  add_load('bytes', sign * call('HSTRLEN', REQUEST .. id, 'record'))
+  add_load('tokens:' .. tenant, sign * slots)
+end
+
+-- Puts a request into the queue, at its place.
+local function enqueue(id, arrival)
+  if call('ZADD', WAITING, arrival, id) == 1 then
+    weigh(id, 1)
+  end
+end
+
+-- Takes a request out of the queue.
+local function dequeue(id)
+  if call('ZREM', WAITING, id) == 1 then
+    weigh(id, -1)
+  end
+end
+
+-- Sums up over the engines, for requests of `mean` slots: how many more would run now, how many tokens a microsecond are
+-- made, by how many requests at a time, and when the first of them makes room.
+--
+-- An engine runs as many requests at a time as it has rows, and as its slots hold. Each of them gets a token in each
+-- `pace`.
+local function capacity(mean)
+  local room, rate, width, first = 0, 0, 0, math.huge
+  for _, engine in ipairs(call('ZRANGE', ENGINES, 0, -1)) do
+    local rows, free, pace, room_at = fields(ENGINE .. engine, 'rows', 'free', 'pace', 'room_at')
+    if rows and tonumber(rows) > 0 then
+      local running = call('ZCARD', CLAIMED .. engine)
+      local open = math.min(rows - running, math.floor(free / mean))
+      room = room + math.max(open, 0)
+      if tonumber(pace) > 0 then
+        local wide = math.max(running + open, 1)
+        rate, width, first = rate + wide / pace, width + wide, math.min(first, room_at)
+      end
+    end
+  end
+  return room, rate, width, first
+end
+
+-- What `capacity` says, or said a moment ago where the engines are many.
+local function recent_capacity(mean, time)
+  local engines = call('ZCARD', ENGINES)
+  if engines <= FEW then
+    return capacity(mean)
+  end
+  local at, room, rate, width, first = fields(LOAD, 'at', 'room', 'rate', 'width', 'first')
+  if at and time - at < engines * KEPT and time >= tonumber(at) then
+    return tonumber(room), tonumber(rate), tonumber(width), tonumber(first)
+  end
+  room, rate, width, first = capacity(mean)
+  local soonest = first < math.huge and int(first) or '0'
+  call('HSET', LOAD, 'at', int(time), 'room', room, 'rate', rate, 'width', width, 'first', soonest)
+  return room, rate, width, first
+end
+
+-- What the queue says of a request behind `ahead` others, which have `tokens` new tokens and `slots` slots together (the
+-- request's own slots among them). Returns the microseconds until it begins, and those from one of its tokens to the
+-- next. Both are nil while no engine has told its pace; the first is 0 while there is room for all of them.
+--
+-- Once the first request has made room, `rate` tokens a microsecond leave the queue.
+local function prediction(ahead, tokens, slots, time)
+  local room, rate, width, first = recent_capacity(slots / (ahead + 1), time)
+  if rate == 0 then
+    return nil, nil
+  end
+  local length = tonumber(call('HGET', POOL, 'length')) or 1
+  return room > ahead and 0 or math.max(first - time, 0) + tokens * length / rate, width / rate
+end
+
 -- The end of a request in its binary form (wire.FINISH).
 local function finish_part(reason, output, submitted, claimed, first_token, finished)
   return struct.pack(FINISH, reason, output, submitted, claimed, first_token, finished)
 end
 
--- A packet for one call (wire.PACKET). `tokens` are in their binary form; `finish` is a finish_part, or ''.
-local function packet(id, attempt, first, tokens, finish)
-  return struct.pack(PACKET, #id, attempt, first, #tokens / TOKEN_SIZE, #finish) .. id .. tokens .. finish
+-- A packet for one call (wire.PACKET). `tokens` and their `tops` are in their binary form; `finish` is a finish_part, or
+-- ''.
+local function packet(id, attempt, first, tokens, finish, tops)
+  return struct.pack(PACKET, #id, attempt, first, #tokens / TOKEN_SIZE, #finish, #tops) .. id .. tokens .. finish .. tops
 end
 
 -- Writes an entry into an endpoint's delivery stream. Its id is its number: Redis counts 0-1, 0-2 and so on. A stream
@@ -175,7 +267,8 @@ end
 
 -- The bytes that a request takes in Redis, roughly.
 local function size_of(id)
-  return RECORD_OVERHEAD + call('HSTRLEN', REQUEST .. id, 'record') + call('STRLEN', TOKENS .. id)
+  local strings = call('STRLEN', TOKENS .. id) + call('STRLEN', TOPS .. id) + call('STRLEN', PROMPT .. id)
+  return RECORD_OVERHEAD + call('HSTRLEN', REQUEST .. id, 'record') + strings
 end
 
 -- Forgets ended requests, the oldest first, while they are too old or too many: `most` of them at once.
@@ -188,23 +281,28 @@ local function forget_oldest(time, most)
     end
     call('HINCRBY', POOL, 'ended_bytes', -size_of(id))
     call('ZREM', ENDED, id)
-    call('DEL', REQUEST .. id, TOKENS .. id)
+    call('DEL', REQUEST .. id, TOKENS .. id, TOPS .. id, PROMPT .. id)
   end
 end
 
 -- Ends the record of a request with `final` tokens, wherever the request is. Returns the finish_part of its packet.
 local function end_record(id, reason, final)
   local key, time = REQUEST .. id, now()
-  local engine, claim, endpoint, submitted, claimed_at, first_token =
-    fields(key, 'engine', 'claim', 'endpoint', 'submitted', 'claimed_at', 'first_token')
+  local engine, claim, endpoint, submitted, claimed_at, first_token, new, tenant =
+    fields(key, 'engine', 'claim', 'endpoint', 'submitted', 'claimed_at', 'first_token', 'new', 'tenant')
   if engine == '' then
-    call('ZREM', WAITING, id)
+    dequeue(id)
   else
     unclaim(id, claim, engine)
   end
   call('ZREM', DUE, id)
   if endpoint ~= '' then
     call('SREM', CALLS .. endpoint, id)
+  end
+  add_load('requests:' .. tenant, -1)
+  if tonumber(reason) <= REASON.STOP then -- the request said itself when it was done
+    local length = tonumber(call('HGET', POOL, 'length')) or 1
+    call('HSET', POOL, 'length', length + (final / new - length) / LENGTH_MEMORY)
   end
   call('HSET', key, 'state', 'ended', 'reason', reason, 'final', final, 'finished', int(time),
     'claim', '', 'engine', '')
@@ -219,7 +317,7 @@ local function end_early(id, reason, final)
   local engine, endpoint, attempt = fields(REQUEST .. id, 'engine', 'endpoint', 'attempt')
   local finish = end_record(id, reason, final)
   if endpoint ~= '' then
-    deliver(endpoint, '', packet(id, attempt, final, '', finish))
+    deliver(endpoint, '', packet(id, attempt, final, '', finish, ''))
   end
   if engine ~= '' then
     hint(engine, id)
@@ -234,7 +332,7 @@ end
 -- Tells the older call of a request that a newer one took over.
 local function supersede(id, endpoint, attempt)
   if endpoint ~= '' then
-    deliver(endpoint, '', packet(id, attempt, 0, '', finish_part(REASON.ABORTED, 0, 0, 0, 0, 0)))
+    deliver(endpoint, '', packet(id, attempt, 0, '', finish_part(REASON.ABORTED, 0, 0, 0, 0, 0), ''))
   end
 end
 
@@ -279,12 +377,24 @@ local function unseen(id, seen, digest, count, reason)
   end
 end
 
+-- The tops of tokens first .. count - 1; '' where they were not asked for. They are appended with their tokens, and all
+-- are of one size.
+local function tops_between(id, first, count)
+  local size = call('STRLEN', TOPS .. id)
+  if size == 0 or first == count then
+    return ''
+  end
+  size = size / committed(id)
+  return call('GETRANGE', TOPS .. id, first * size, count * size - 1)
+end
+
 -- Makes a call the one listener of a request. The request is known, and the endpoint registered. `known` and `last`: how
 -- many tokens the call has, and the last of them. `seen` and `digest`: as in `unseen`. A call that is refused changes
 -- nothing for the one that listens.
 -- Returns a number of REFUSAL, or
--- {record, position, index of the first token, tokens, engines, reason, final, submitted, claimed at, first token,
--- finished}. The record is '' when the call has tokens: it has the record too.
+-- {record, position, microseconds until a waiting request begins or '', index of the first token, tokens, their tops, the
+-- prompt's logprobs, engines, reason, final, submitted, claimed at, first token, finished}. Record and prompt's logprobs
+-- are '' when the call has tokens: it has both.
 local function attach(id, endpoint, attempt, known, last, seen, digest)
   local key = REQUEST .. id
   local attached, closed, listener, deadline, state, final, reason, claim, engine =
@@ -302,14 +412,23 @@ local function attach(id, endpoint, attempt, known, last, seen, digest)
     supersede(id, listener, theirs)
   end
   call('HSET', key, 'endpoint', endpoint, 'attempt', attempt, 'closed', 0, 'detach_at', '')
-  local position = 0
+  local position, starts_in = 0, nil
   if state ~= 'ended' then
     set_listener(id, endpoint, attempt, listener, claim, engine)
     set_due(id, deadline, '')
     position = (call('ZRANK', WAITING, id) or -1) + 1
   end
+  if position > 0 then
+    local waiting, tokens, slots = call('ZCARD', WAITING), fields(LOAD, 'tokens', 'slots')
+    local ahead = (position - 1) / waiting -- a part of the whole queue
+    starts_in = prediction(position - 1, ahead * (tokens or 0), position / waiting * slots, now())
+  end
   local tokens, first = tokens_after(id, known, last, count)
-  return { known > 0 and '' or call('HGET', key, 'record'), position, first, tokens,
+  local record, prompt = '', ''
+  if known == 0 then
+    record, prompt = call('HGET', key, 'record'), call('GET', PROMPT .. id) or ''
+  end
+  return { record, position, starts_in and int(starts_in) or '', first, tokens, tops_between(id, first, count), prompt,
     fields(key, 'engines', 'reason', 'final', 'submitted', 'claimed_at', 'first_token', 'finished') }
 end
 

@@ -6,7 +6,7 @@
 -- Returns {epoch, last reserved iteration number, last claim number, version, slots that the head of the queue needs or 0,
 --   {request id, claim number}...}, with the claims only where their version is another one; nil when the master has lost
 --   the lease.
-local engine, owner, term, epoch, reserve, slots, tp, pp, known = unpack(ARGV)
+local engine, owner, term, epoch, reserve, slots, tp, pp, known, rows, free, pace, room_in = unpack(ARGV)
 local owner_now, term_now, counter = lease(engine)
 if owner_now ~= owner or term_now ~= term then
   return false
@@ -14,6 +14,7 @@ end
 set_lease(engine, owner, term, counter + 1)
 local key = ENGINE .. engine
 local epoch_now, reserved = fields(key, 'epoch', 'reserved')
+call('HSET', key, 'rows', rows, 'free', free, 'pace', pace, 'room_at', int(now() + room_in))
 -- A renewal may come late, after a newer one: neither number ever gets smaller.
 if epoch ~= '' then
   call('HSET', key, 'epoch', int(math.max(tonumber(epoch), tonumber(epoch_now))))

@@ -77,7 +77,8 @@ local function restore(id, time, floor)
     call('HSET', key, 'state', 'waiting', 'claim', '', 'engine', '')
     state = 'waiting'
   end
-  if state == 'waiting' and call('ZADD', WAITING, arrival, id) == 1 then
+  if state == 'waiting' and not call('ZSCORE', WAITING, id) then
+    enqueue(id, arrival)
     hint_waiting(max_tokens)
   end
   if (deadline ~= '' or detach_at ~= '') and not call('ZSCORE', DUE, id) then
@@ -92,13 +93,16 @@ end
 
 -- Looks at some keys of the pool, others at each sweep: a request must be in its queue, and tokens must have a request.
 local function check_some(time, floor)
-  local pattern = PREFIX:gsub('[%[%]%*%?%^\\]', '\\%0') .. '[rt]*:*'
+  local pattern = PREFIX:gsub('[%[%]%*%?%^\\]', '\\%0') .. '[prt]*:*'
   local cursor, keys = unpack(call('SCAN', call('HGET', POOL, 'checked') or 0, 'MATCH', pattern, 'COUNT', CHECK_AT_ONCE))
   for _, key in ipairs(keys) do
     if key:sub(1, #REQUEST) == REQUEST then
       restore(key:sub(#REQUEST + 1), time, floor)
-    elseif key:sub(1, #TOKENS) == TOKENS and call('EXISTS', REQUEST .. key:sub(#TOKENS + 1)) == 0 then
-      call('DEL', key)
+    end
+    for _, prefix in ipairs({ TOKENS, TOPS, PROMPT }) do
+      if key:sub(1, #prefix) == prefix and call('EXISTS', REQUEST .. key:sub(#prefix + 1)) == 0 then
+        call('DEL', key)
+      end
     end
   end
   call('HSET', POOL, 'checked', cursor)

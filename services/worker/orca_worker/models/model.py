@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -22,12 +23,23 @@ class CPU(NamedTuple):
     kernels: str = "auto"  # an instruction set of orca_kernels.cpu; auto: the best; torch: plain torch, none of them
 
 
+class Scored(NamedTuple):
+    """Logprobs that one row of the batch asks for beyond that of its token, in the form of orca_common.scores."""
+
+    member: int  # row of the batch
+    top: bytes  # the most probable tokens at the new token's place
+    prompt: bytes  # each token of the prompt
+
+
 class Output(NamedTuple):
     """What one iteration made on this rank."""
 
     token_ids: list[int]  # one a request, in the batch's order, on the rank that samples; empty on the others
     logprobs: list[float]  # the same; NaN where none was asked for
     hidden: torch.Tensor | None = None  # at every stage but the last
+    # Positions in `token_ids` where there is no token, whatever stands there: the logits give no distribution.
+    not_finite: Sequence[int] = ()
+    scores: Sequence[Scored] = ()  # of the rows that ask for them, in the batch's order
 
 
 class Model(Protocol):

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from orca_common.checkpoint import Checkpoint
+from orca_common.scores import NOTHING, SCORE, TOP
 
 from ..batch import Batch
 from ..data_plane import DataPlane
 from ..kv import KVManager, KVShape
 from ..partition import Place, RankShare
-from .model import CPU, Model, Output
+from .model import CPU, Model, Output, Scored
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +87,27 @@ class TimedModel:
             return Output([], [])
         last = batch.last
         token_ids = (mix(batch.token_ids[last], batch.positions[last]) % self._vocab_size).tolist()
-        return Output(token_ids, [0.0 if wanted else math.nan for wanted in batch.requests["logprobs"].tolist()])
+        logprobs = [0.0 if wanted else math.nan for wanted in batch.requests["logprobs"].tolist()]
+        return Output(token_ids, logprobs, scores=made_up(batch, token_ids) if batch.adjusted else ())
+
+
+def made_up(batch: Batch, token_ids: list[int]) -> list[Scored]:
+    """Logprobs for the requests that ask for them: every token that comes is certain."""
+    scores, starts = [], batch.last + 1 - batch.query_lengths
+    for n, one in batch.adjusted.items():
+        others = NOTHING * max(0, one.asked.top_logprobs - 1)
+
+        def place(token: int, others: bytes = others, wanted: int = one.asked.top_logprobs) -> bytes:
+            return TOP.pack(token, 0.0) + others if wanted else b""
+
+        prompt = b""
+        if n in batch.scored:
+            rest = batch.token_ids[starts[n] + 1 : batch.last[n] + 1].tolist()
+            prompt = SCORE.pack(math.nan) + NOTHING * one.asked.top_logprobs
+            prompt += b"".join(SCORE.pack(0.0) + place(token) for token in rest)
+        if prompt or one.asked.top_logprobs:
+            scores.append(Scored(n, place(token_ids[n]), prompt))
+    return scores
 
 
 def mix(token_ids: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -22,7 +22,9 @@ from ...batch import Batch
 from ...data_plane import DataPlane
 from ...kv import KVManager, KVShape
 from ...partition import Place, share
-from ...sampling import sample
+from ...sampling import not_finite, sample
+from ...scoring import PIECE as SCORED_PIECE
+from ...scoring import PromptScores, with_prompts
 from ...weights import WeightSource
 from ..model import CPU, Output
 from .configuration import GPT2Config
@@ -136,17 +138,48 @@ class GPT2OnCPU:
 
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
         requests = batch.requests
-        needs_logits = bool(((requests["temperature"] > 0) | requests["logprobs"]).any())
+        needs_logits = bool(((requests["temperature"] > 0) | requests["logprobs"] | requests["adjusted"]).any())
         results = Results(len(batch), self.vocabulary_shares[self.place.tensor_rank] if needs_logits else 0)
         states = None if self.place.is_last else torch.empty(len(batch.token_ids), self.config.hidden)
-        for start in range(0, len(batch.token_ids), PIECE):
-            end = min(start + PIECE, len(batch.token_ids))
-            self._run_piece(batch, kv, plane, x, start, end, results)
+        prompts = PromptScores(batch) if batch.adjusted and self.place.is_last else None
+        length = SCORED_PIECE if prompts is not None and len(prompts.places) else PIECE
+        for start in range(0, len(batch.token_ids), length):
+            end = min(start + length, len(batch.token_ids))
+            if prompts is not None:
+                self._run_scored(batch, kv, plane, x, start, end, results, prompts)
+            else:
+                self._run_piece(batch, kv, plane, x, start, end, results)
             if states is not None:
                 states[start:end] = torch.from_numpy(self.program.view(self._x, end - start, self.config.hidden))
         if states is not None:
             return Output([], [], states)
-        return self._sample(batch, plane, results)
+        output = self._sample(batch, plane, results)
+        return output if prompts is None else with_prompts(output, prompts)
+
+    def _run_scored(
+        self,
+        batch: Batch,
+        kv: KVManager,
+        plane: DataPlane,
+        x: Tensor | None,
+        start: int,
+        end: int,
+        results: Results,
+        prompts: PromptScores,
+    ) -> None:
+        """Runs tokens [start, end) with the logits of the prompts' places among them, and scores those."""
+        part = prompts.between(start, end)
+        ending = np.flatnonzero((batch.last >= start) & (batch.last < end))
+        at = np.union1d(prompts.places[part], batch.last[ending])  # flat indexes
+        of_piece = Results(len(at), self.vocabulary_shares[self.place.tensor_rank])
+        self._run_tokens(batch, kv, plane, x, start, end, at - start, of_piece)
+        results.take(ending, of_piece, np.searchsorted(at, batch.last[ending]))
+        assert of_piece.logits is not None
+        if part.stop > part.start:
+            of_places = torch.from_numpy(of_piece.logits[np.searchsorted(at, prompts.places[part])])
+            logits = plane.gather(of_places, self.vocabulary_shares)
+            if logits is not None:
+                prompts.add(part, logits)
 
     def _run_piece(
         self,
@@ -158,19 +191,31 @@ class GPT2OnCPU:
         end: int,
         results: Results,
     ) -> None:
-        """Runs tokens [start, end) of the flat batch."""
+        """Runs tokens [start, end) of the flat batch, with the logits of the requests that end there."""
+        ending = np.flatnonzero((batch.last >= start) & (batch.last < end)) if self.place.is_last else np.empty(0, int)
+        first = int(ending[0]) if len(ending) else 0  # the requests that end in a piece follow one another
+        self._run_tokens(batch, kv, plane, x, start, end, batch.last[ending] - start, results.after(first))
+
+    def _run_tokens(
+        self,
+        batch: Batch,
+        kv: KVManager,
+        plane: DataPlane,
+        x: Tensor | None,
+        start: int,
+        end: int,
+        selection: np.ndarray,
+        results: Results,
+    ) -> None:
+        """Runs tokens [start, end) of the flat batch; `selection` of them, from `start` on, go into the head."""
         tokens, hidden = end - start, self.config.hidden
         begin = batch.last + 1 - batch.query_lengths  # [B] first token of each request
         members = np.flatnonzero((begin < end) & (batch.last >= start))
         starts = np.append(np.maximum(begin[members], start), end) - start
-        selected = members[batch.last[members] < end] if self.place.is_last else members[:0]
-        selection = batch.last[selected] - start
         blocks = np.ascontiguousarray(kv.block_table(batch.rows[members], int(batch.ends.max())))
         token_ids, positions, slots = batch.token_ids[start:end], batch.positions[start:end], batch.slots[start:end]
         keys, values = kv.keys, kv.values
-        best, best_index = results.best, results.index
         logits = results.logits
-        at = int(selected[0]) if len(selected) else 0  # the requests that end in a piece follow one another
         pointers = BatchPointers(
             tokens,
             len(members),
@@ -180,16 +225,16 @@ class GPT2OnCPU:
             starts.ctypes.data,
             blocks.ctypes.data,
             blocks.shape[1],
-            len(selected),
+            len(selection),
             selection.ctypes.data,
             keys.data_ptr(),
             values.data_ptr(),
             keys.stride(0) * keys.itemsize,
             kv.block_size,
-            logits[at:].ctypes.data if logits is not None else None,
+            logits.ctypes.data if logits is not None else None,
             logits.shape[1] if logits is not None else 0,
-            best[at:].ctypes.data,
-            best_index[at:].ctypes.data,
+            results.best.ctypes.data,
+            results.index.ctypes.data,
         )
         if x is not None:
             self.program.view(self._x, tokens, hidden)[:] = x[start:end].numpy()
@@ -203,9 +248,9 @@ class GPT2OnCPU:
     def _sample(self, batch: Batch, plane: DataPlane, results: Results) -> Output:
         if results.logits is not None:
             logits = plane.gather(torch.from_numpy(results.logits), self.vocabulary_shares)
-            return sample(logits, batch.requests, batch.draws) if logits is not None else Output([], [])
+            return sample(logits, batch.requests, batch.draws, batch.adjusted) if logits is not None else Output([], [])
         place = self.place
-        index = results.index
+        largest, index = results.best, results.index
         if place.tensor_parallel > 1:
             first = place.tensor_share(self.config.vocab_size).start
             mine = np.stack([results.best.astype(np.float64), index + first], 1)  # exact in float64
@@ -213,15 +258,29 @@ class GPT2OnCPU:
             if of_all is None:
                 return Output([], [])
             pairs = of_all.numpy().reshape(len(batch), place.tensor_parallel, 2)
-            winner = pairs[:, :, 0].argmax(1)  # the first of equals, as on one rank
-            index = pairs[np.arange(len(batch)), winner, 1].astype(np.int64)
-        return Output(index.tolist(), [math.nan] * len(batch))
+            winner = pairs[:, :, 0].argmax(1)  # the first of equals, as on one rank; NaN before all
+            largest, index = pairs[np.arange(len(batch)), winner].T
+            index = index.astype(np.int64)
+        return Output(index.tolist(), [math.nan] * len(batch), not_finite=not_finite(largest.tolist()))
 
 
 class Results:
-    """What the head makes of B requests: the largest logit of each, and all V logits where they are asked for."""
+    """What the head makes of n rows: the largest logit of each, and all V logits where they are asked for."""
 
-    def __init__(self, requests: int, vocabulary: int) -> None:
-        self.best = np.empty(requests, np.float32)
-        self.index = np.empty(requests, np.int32)
-        self.logits = np.empty((requests, vocabulary), np.float32) if vocabulary else None
+    def __init__(self, rows: int, vocabulary: int) -> None:
+        self.best = np.empty(rows, np.float32)
+        self.index = np.empty(rows, np.int32)
+        self.logits = np.empty((rows, vocabulary), np.float32) if vocabulary else None
+
+    def after(self, first: int) -> Results:
+        """The rows from `first` on: the same memory."""
+        rest = Results(0, 0)
+        rest.best, rest.index = self.best[first:], self.index[first:]
+        rest.logits = self.logits[first:] if self.logits is not None else None
+        return rest
+
+    def take(self, rows: np.ndarray, other: Results, theirs: np.ndarray) -> None:
+        """Copies the other's rows `theirs` to `rows`."""
+        self.best[rows], self.index[rows] = other.best[theirs], other.index[theirs]
+        if self.logits is not None and other.logits is not None:
+            self.logits[rows] = other.logits[theirs]

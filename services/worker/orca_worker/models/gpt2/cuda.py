@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import shutil
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -24,7 +26,7 @@ from ...data_plane import DataPlane
 from ...device_sampling import sample_on_device
 from ...kv import KVManager, KVShape
 from ...partition import Place
-from ...sampling import HiddenModel, SamplingModel
+from ...sampling import EndOfModel, HiddenModel, SamplingModel
 from ..model import Model
 from .layers import Head, Layer, LayerNorm
 from .model import GPT2
@@ -74,7 +76,7 @@ class FusedGPT2:
         self._model = model
         self.vocabulary_shares = model.vocabulary_shares
         self.layers = [FusedLayer(layer, model.config.activation) for layer in model.layers]
-        self.head = model.end if isinstance(model.end, Head) else None
+        self.head = model.head
 
     @property
     def kv_shape(self) -> KVShape:
@@ -83,7 +85,7 @@ class FusedGPT2:
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
         return self._model.incoming(tokens)
 
-    def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor:
+    def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | EndOfModel:
         """As that of `GPT2`. `x` is the sum without its last term `update`, which the next norm's kernel adds."""
         plan = plan_batch(
             kv.block_table(batch.rows, int(batch.ends.max())),
@@ -103,9 +105,13 @@ class FusedGPT2:
             update = plane.all_reduce(layer.down(up))
         if self.head is None:
             return x if update is None else x + update
-        last = to_device(torch.from_numpy(batch.last), self._model.device)
-        y, _ = add_norm(x[last], None if update is None else update[last], norm(self.head.norm))
-        return functional.linear(y, self.head.weight)
+        return partial(self._logits, self.head, x, update)
+
+    def _logits(self, head: Head, x: Tensor, update: Tensor | None, at: np.ndarray) -> Tensor:
+        """Logits [n, V of this rank] of the tokens that follow flat indexes at [n]."""
+        rows = to_device(torch.from_numpy(at), self._model.device)
+        y, _ = add_norm(x[rows], None if update is None else update[rows], norm(head.norm))
+        return functional.linear(y, head.weight)
 
 
 def norm(of: LayerNorm) -> Norm:

@@ -7,6 +7,7 @@ heads, of the inner size and of the vocabulary (slices.py). Hidden states are wh
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -124,11 +125,11 @@ class Head:
         tied = embedding if embedding is not None else weights.find("wte.weight")
         self.weight = tied if config.tied and tied is not None else weights.get("lm_head.weight")  # [V of this rank, H]
 
-    def __call__(self, batch: Batch, x: Tensor) -> Tensor:
-        """x [T, H] -> logits [B, V of this rank] of the token that follows each request's last one."""
-        return functional.linear(self.norm(x[to_device(torch.from_numpy(batch.last), self.device)]), self.weight)
+    def __call__(self, x: Tensor, at: np.ndarray) -> Tensor:
+        """Hidden states x [T, H], flat indexes at [n] -> logits [n, V of this rank] of the tokens that follow them."""
+        return functional.linear(self.norm(x[to_device(torch.from_numpy(at), self.device)]), self.weight)
 
 
-def hidden_states(batch: Batch, x: Tensor) -> Tensor:
+def hidden_states(x: Tensor) -> Tensor:
     """The end of an earlier stage: the hidden states x [T, H], in the type that they are sent in."""
     return x.float() if x.device.type == "cpu" else x

@@ -1,5 +1,7 @@
 """GPT-2 with selective batching (paper section 3.2): the layers of one stage, on one device."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from ...batch import Batch
 from ...data_plane import DataPlane
 from ...kv import KVManager, KVShape
 from ...partition import Place, share
+from ...sampling import EndOfModel
 from ...weights import WeightSource
 from .configuration import GPT2Config
 from .layers import Embedding, Head, Layer, arrived, hidden_states
@@ -32,7 +35,7 @@ class GPT2:
         self.layers = [Layer(config, place, index, weights) for index in place.layers(config.layers)]
         self.heads = config.heads // place.tensor_parallel
         table = embedding.tokens if embedding is not None else None
-        self.end = Head(config, weights, table, device) if place.is_last else hidden_states
+        self.head = Head(config, weights, table, device) if place.is_last else None
 
     @property
     def kv_shape(self) -> KVShape:
@@ -42,10 +45,10 @@ class GPT2:
         """On a CPU float32, as that of the compiled kernels: the stages of an engine need not run the same."""
         return (tokens, self.config.hidden), torch.float32 if self.device.type == "cpu" else self.dtype
 
-    def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor:
+    def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | EndOfModel:
         """x: hidden states [T, H] of the stage before -> those of this stage.
 
-        At the last stage: logits [B, V of this rank] of the token that follows each request's last one.
+        At the last stage: what makes logits of them, at the flat indexes that are wanted.
         """
         attention = SplitAttention(
             to_device(torch.from_numpy(kv.block_table(batch.rows, int(batch.ends.max()))), self.device),
@@ -58,4 +61,4 @@ class GPT2:
         x = self.begin(batch, x.to(self.dtype) if x is not None else None, plane.all_reduce)
         for layer, keys, values in zip(self.layers, kv.keys, kv.values, strict=True):
             x = layer(x, attention, keys, values, plane.all_reduce)
-        return self.end(batch, x)
+        return hidden_states(x) if self.head is None else partial(self.head, x)

@@ -1,0 +1,102 @@
+"""Logprobs beyond those of the chosen tokens: the most probable tokens at a place, and a prompt's own tokens.
+
+All of them are the model's own, before any adjustment and temperature.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orca_kernels.transfer import to_device
+
+from .batch import Batch
+from .models.model import Output, Scored
+from .rows import Adjusted
+
+PIECE = 128  # places of a prompt whose logits are in memory at once: 26 MB for GPT-2's vocabulary
+
+SCORE = np.dtype("<f4")
+TOP = np.dtype([("id", "<u4"), ("logprob", "<f4")])  # orca_common.scores.TOP
+
+
+def tops(logits: Tensor, adjusted: Mapping[int, Adjusted]) -> dict[int, bytes]:
+    """logits [B, V] -> the most probable tokens of each row that asks for some."""
+    asking = {n: one.asked.top_logprobs for n, one in adjusted.items() if one.asked.top_logprobs}
+    if not asking:
+        return {}
+    rows = to_device(torch.tensor(list(asking)), logits.device)
+    values = logits[rows].float()
+    table = top_table(values, values.logsumexp(-1), max(asking.values()))
+    return {n: table[i, :count].tobytes() for i, (n, count) in enumerate(asking.items())}
+
+
+def top_table(values: Tensor, total: Tensor, count: int) -> np.ndarray:
+    """values [n, V] and the logarithms of their sums [n] -> [n, count] of TOP, the most probable first."""
+    largest = values.topk(count, dim=-1)
+    table = np.empty((len(values), count), TOP)
+    table["id"] = largest.indices.cpu().numpy()
+    table["logprob"] = (largest.values - total[:, None]).cpu().numpy()
+    return table
+
+
+class PromptScores:
+    """The logprobs of the prompts in one batch whose requests ask for them, filled in piece by piece.
+
+    `places` [S] are the flat indexes of all prompt tokens but the last of each prompt, in ascending order: each of them
+    is followed by a token whose logprob is wanted.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        starts = batch.last + 1 - batch.query_lengths
+        self._counts = {n: batch.adjusted[n].asked.top_logprobs for n in batch.scored}
+        self._lengths = {n: batch.query_lengths[n] for n in batch.scored}
+        parts = [np.arange(starts[n], batch.last[n]) for n in batch.scored]
+        self.places = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        self._targets = batch.token_ids[self.places + 1]
+        self._own = np.full(len(self.places), np.nan, SCORE)
+        self._top = np.zeros((len(self.places), max(self._counts.values(), default=0)), TOP)
+
+    def pieces(self) -> Iterator[slice]:
+        """All places, a bounded number at a time."""
+        for start in range(0, len(self.places), PIECE):
+            yield slice(start, min(start + PIECE, len(self.places)))
+
+    def between(self, start: int, end: int) -> slice:
+        """The places in tokens [start, end) of the flat batch."""
+        first, last = np.searchsorted(self.places, [start, end])
+        return slice(int(first), int(last))
+
+    def add(self, part: slice, logits: Tensor) -> None:
+        """logits [n, V] at the places of a part."""
+        values = logits.float()
+        total = values.logsumexp(-1)
+        targets = to_device(torch.from_numpy(self._targets[part]), logits.device)
+        self._own[part] = (values.gather(1, targets[:, None])[:, 0] - total).cpu().numpy()
+        if self._top.shape[1]:
+            self._top[part] = top_table(values, total, self._top.shape[1])
+
+    def packed(self) -> dict[int, bytes]:
+        """The scores of each prompt in their binary form (orca_common.scores), by row of the batch."""
+        packed, at = {}, 0
+        for n, count in self._counts.items():
+            length = self._lengths[n]
+            table = np.zeros(length, np.dtype([("own", SCORE), ("top", TOP, (count,))]))
+            table["own"][0], table["top"]["logprob"][0] = np.nan, np.nan
+            table["own"][1:] = self._own[at : at + length - 1]
+            table["top"][1:] = self._top[at : at + length - 1, :count]
+            packed[n] = table.tobytes()
+            at += length - 1
+        return packed
+
+
+def scored(tops: Mapping[int, bytes], prompts: Mapping[int, bytes]) -> list[Scored]:
+    """What the iteration's report tells, by row of the batch."""
+    return [Scored(n, tops.get(n, b""), prompts.get(n, b"")) for n in sorted({*tops, *prompts})]
+
+
+def with_prompts(output: Output, prompts: PromptScores) -> Output:
+    """The output with the scores of prompts too."""
+    top = {one.member: one.top for one in output.scores}
+    return output._replace(scores=scored(top, prompts.packed()))

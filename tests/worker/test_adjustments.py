@@ -1,0 +1,249 @@
+"""Penalties, biases, min-p, most probable tokens and prompts' logprobs, against transformers; and over recoveries."""
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import make_gpt2, make_timed
+from reference import TIE, Reference
+from transformers import MinPLogitsWarper
+from worker.driver import Sampled, TinyEngine, make_stage
+from worker.engines import in_process
+from worker.test_sampling import requests_of
+
+from orca.v1.adjustments_pb2 import Adjustments
+from orca_common.scores import unpack_prompt, unpack_tops
+from orca_worker import scoring
+from orca_worker.device_sampling import sample_on_device
+from orca_worker.rows import Adjusted
+from orca_worker.sampling import sample
+
+VOCABULARY, POSITIONS, SLOTS = 97, 48, 12 * 48
+KERNELS = pytest.mark.parametrize("kernels", ["auto", "torch"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adjusted")
+    return make_gpt2(
+        folder, heads=2, layers=2, hidden=16, vocab=VOCABULARY, positions=POSITIONS, seed=3, initializer_range=0.5
+    )
+
+
+def prompts(count: int, seed: int) -> list[list[int]]:
+    chance = random.Random(seed)
+    return [[chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 20))] for _ in range(count)]
+
+
+KINDS: list[dict[str, Any]] = [
+    {"repetition": 1.7},
+    {"repetition": 0.6},
+    {"presence": 1.5},
+    {"frequency": 0.8},
+    {"presence": -0.5, "frequency": 1.2, "repetition": 1.3},
+    {"bias": {5: 100.0}},
+    {"bias": dict.fromkeys(range(0, VOCABULARY, 2), -100.0), "presence": 2.0},
+    {},
+]
+
+
+def adjustments(
+    repetition: float = 1.0, presence: float = 0.0, frequency: float = 0.0, bias: dict[int, float] | None = None
+) -> Adjustments:
+    return Adjustments(
+        repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency, logit_bias=bias or {}
+    )
+
+
+@KERNELS
+def test_greedy_tokens_equal_transformers(folder: Path, kernels: str) -> None:
+    """In mixed batches, beside requests that ask for nothing."""
+    reference = Reference(folder)
+    engine = TinyEngine(make_stage(folder, SLOTS, 4, kernels=kernels), SLOTS, 4, seed=1)
+    asked = [(prompt, KINDS[n % len(KINDS)]) for n, prompt in enumerate(prompts(24, seed=2))]
+    requests = [Sampled(prompt, 9, {"adjustments": adjustments(**kind)} if kind else {}) for prompt, kind in asked]
+    engine.run(requests)
+    checked = 0
+    for request, (_, kind) in zip(requests, asked, strict=True):
+        expected, margin = reference.adjusted(request.prompt, 9, **kind)
+        if margin > TIE:
+            assert request.made == expected, kind
+            checked += 1
+    plain = [reference.greedy(request.prompt, 9) for request in requests]
+    assert checked > 20
+    assert sum(a.made != b for a, b in zip(requests, plain, strict=True)) > 12, "adjustments that change nothing"
+
+
+@KERNELS
+def test_draws_hold_through_recoveries(folder: Path, kernels: str) -> None:
+    """A request that starts again as an initiation of prompt and committed tokens draws what it would have drawn."""
+    chance = random.Random(4)
+
+    def some() -> list[Sampled]:
+        draw = random.Random(5)
+        return [
+            Sampled(
+                prompt,
+                10,
+                {
+                    "temperature": draw.choice([0.0, 0.8, 1.5]),
+                    "seed": n,
+                    "logprobs": True,
+                    "adjustments": Adjustments(
+                        repetition_penalty=draw.uniform(0.5, 2),
+                        presence_penalty=draw.uniform(-2, 2),
+                        frequency_penalty=draw.uniform(-2, 2),
+                        min_p=draw.choice([0, 0.05, 0.3]),
+                        logit_bias={draw.randrange(VOCABULARY): draw.uniform(-5, 5) for _ in range(3)},
+                        top_logprobs=draw.randint(0, 5),
+                    ),
+                },
+            )
+            for n, prompt in enumerate(prompts(20, seed=6))
+        ]
+
+    through, broken = some(), some()
+    engine = TinyEngine(make_stage(folder, SLOTS, 4, kernels=kernels), SLOTS, 4, seed=7)
+    engine.run(through)
+    waiting, running = list(broken), []
+    while waiting or running:
+        new = [waiting.pop() for _ in range(min(len(waiting), 2))]
+        lost = [request for request in running if chance.random() < 0.3]
+        for request in lost:
+            engine.free(request)
+        engine.step(new + lost, [request for request in running if request not in lost])
+        running = [request for request in running + new if len(request.made) < 10 or engine.free(request)]
+    for one, other in zip(through, broken, strict=True):
+        assert other.made == one.made
+        assert other.logprobs == pytest.approx(one.logprobs, abs=1e-4)
+        assert len(other.tops) == len(one.tops) == (10 if one.sampling["adjustments"].top_logprobs else 0)
+
+
+def test_min_p_keeps_what_transformers_keeps() -> None:
+    torch.manual_seed(8)
+    logits = torch.randn(1, 40) * 2
+    for min_p, temperature in ((0.02, 1.0), (0.2, 0.7), (0.5, 1.6), (1.0, 1.0)):
+        warper: Any = MinPLogitsWarper(min_p)
+        kept = torch.isfinite(warper(None, logits / temperature))[0]
+        draws = 4000
+        table = requests_of(*[{"temperature": temperature, "seed": 9}] * draws)
+        one = Adjusted(Adjustments(min_p=min_p), [1], 1)
+        tokens = sample(logits.expand(draws, -1), table, np.arange(draws), dict.fromkeys(range(draws), one)).token_ids
+        assert set(tokens) <= set(kept.nonzero()[:, 0].tolist())
+        shares = (logits[0] / temperature).softmax(-1) * kept
+        counts = torch.tensor(np.bincount(tokens, minlength=40)) / draws
+        assert (counts - shares / shares.sum()).abs().max() < 0.05
+
+
+@KERNELS
+@pytest.mark.parametrize("piece", [128, 5])
+def test_logprobs_equal_transformers(folder: Path, kernels: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the most probable tokens at each place, and of the prompt's own tokens, in any pieces and company."""
+    monkeypatch.setattr(scoring, "PIECE", piece)
+    monkeypatch.setattr("orca_worker.models.gpt2.cpu.SCORED_PIECE", piece)
+    reference = Reference(folder)
+    engine = TinyEngine(make_stage(folder, SLOTS, 4, kernels=kernels), SLOTS, 4, seed=9)
+    requests = [
+        Sampled(
+            prompt,
+            4,
+            {
+                "logprobs": n % 4 > 0,
+                "temperature": n % 2,
+                "adjustments": Adjustments(top_logprobs=n % 4, prompt_logprobs=n % 3 > 0, presence_penalty=n % 5),
+            },
+        )
+        for n, prompt in enumerate(prompts(16, seed=10))
+    ]
+    engine.run(requests)
+    for n, request in enumerate(requests):
+        expected, count = reference.logprobs(request.prompt + request.made), n % 4
+        start = len(request.prompt)
+        if count:
+            for at, (token, logprob, top) in enumerate(zip(request.made, request.logprobs, request.tops, strict=True)):
+                of_place = expected[start + at - 1]
+                assert logprob == pytest.approx(float(of_place[token]), abs=1e-3)
+                check_top(unpack_tops(top, count)[0], of_place, count)
+        if n % 3 == 0:
+            assert not request.scored_prompt
+            continue
+        first, *rest = unpack_prompt(request.scored_prompt, count)
+        assert first == (None, ())
+        assert len(rest) == start - 1
+        for at, (logprob, top) in enumerate(rest):
+            assert logprob == pytest.approx(float(expected[at, request.prompt[at + 1]]), abs=1e-3)
+            check_top(top, expected[at], count)
+
+
+def check_top(top: Any, logprobs: torch.Tensor, count: int) -> None:
+    assert len(top) == count
+    assert [value for _, value in top] == pytest.approx(logprobs.topk(count).values.tolist(), abs=1e-3)
+    assert [value for _, value in top] == pytest.approx([float(logprobs[i]) for i, _ in top], abs=1e-3)
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
+async def test_engines_of_several_ranks(folder: Path, tp: int, pp: int) -> None:
+    """Penalties need the tokens where they are sampled, and prompts' logits are gathered from all tensor ranks."""
+    reference = Reference(folder)
+    kind: dict[str, Any] = {"repetition": 1.4, "frequency": 0.7}
+    asked = adjustments(**kind)
+    asked.prompt_logprobs, asked.top_logprobs = True, 2
+    requests = [Sampled(prompt, 6, {"adjustments": asked} if n % 2 else {}) for n, prompt in enumerate(prompts(6, 11))]
+    async with in_process(folder, tp, pp, seed=1) as (master, _):
+        await master.run(requests)
+    for n, request in enumerate(requests):
+        tokens, margin = reference.adjusted(request.prompt, 6, **(kind if n % 2 else {}))
+        assert request.made == tokens or margin <= TIE
+        if n % 2:
+            expected = reference.logprobs(request.prompt)
+            scored = [value for value, _ in unpack_prompt(request.scored_prompt, 2)]
+            values = [float(expected[at, token]) for at, token in enumerate(request.prompt[1:])]
+            assert scored == pytest.approx([None, *values], abs=1e-3)
+
+
+def test_a_model_that_computes_nothing_answers_too(tmp_path: Path) -> None:
+    folder = make_timed(tmp_path)
+    engine = TinyEngine(make_stage(folder, 64, 4), 64, 4)
+    request = Sampled(
+        [5, 6, 7], 2, {"logprobs": True, "adjustments": Adjustments(top_logprobs=2, prompt_logprobs=True)}
+    )
+    engine.run([request])
+    assert [unpack_tops(top, 2) for top in request.tops] == [[((token, 0.0),)] for token in request.made]
+    assert unpack_prompt(request.scored_prompt, 2) == [(None, ()), (0.0, ((6, 0.0),)), (0.0, ((7, 0.0),))]
+
+
+def test_a_plain_batch_does_no_work_for_adjustments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("work that nobody asked for")
+
+    monkeypatch.setattr("orca_worker.sampling.adjust", never)
+    monkeypatch.setattr("orca_worker.sampling.tops", never)
+    monkeypatch.setattr("orca_worker.models.gpt2.cpu.PromptScores", never)
+    engine = TinyEngine(make_stage(folder, SLOTS, 4), SLOTS, 4)
+    engine.run([Sampled(prompt, 4, {"temperature": n % 2}) for n, prompt in enumerate(prompts(4, 12))])
+
+
+def test_on_a_device_adjusted_rows_take_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their draws, logprobs and scores come out in the batch's order. (The kernels themselves: tests/kernels.)"""
+    torch.manual_seed(13)
+    logits = torch.randn(3, 50)
+    table = requests_of(*[{"temperature": 0.9, "seed": n, "logprobs": True, "prompt": 1} for n in range(3)])
+    draws = np.array([2, 3, 4])
+    one = Adjusted(Adjustments(presence_penalty=3, top_logprobs=2, min_p=0.1), [1, 2, 3, 4, 5], 1)
+    plain = sample(logits, table, draws)
+
+    def kernel(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor(plain.token_ids), torch.tensor(plain.logprobs)
+
+    monkeypatch.setattr("orca_kernels.triton.sampling.sample", kernel)
+    output = sample_on_device(logits, table, draws, {1: one})
+    expected = sample(logits, table, draws, {1: one})
+    assert output.token_ids == expected.token_ids
+    assert output.logprobs == pytest.approx(expected.logprobs)
+    assert output.scores == expected.scores
+    assert [score.member for score in output.scores] == [1]
+    assert not any(math.isnan(value) for value in output.logprobs)
