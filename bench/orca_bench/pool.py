@@ -31,7 +31,7 @@ from orca_local import embedded_pool
 
 CASES = ("1,1,1", "8,2,2", "64,8,4", "256,32,8", "1000,100,10")
 DRIVEN = 200  # commits a second that one Python process surely drives
-RENEWALS = 400  # renewals a second, likewise
+RENEWALS = 300  # renewals a second, likewise
 
 
 def measured(case: Case, seconds: float) -> dict[str, Any]:

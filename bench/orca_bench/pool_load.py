@@ -53,7 +53,7 @@ async def run(url: str, case: Case, seconds: float) -> dict[str, Any]:
     """Runs the case, and returns what it found."""
     from orca_endpoint.delivery import Delivery
     from orca_pool.pool import Pool
-    from orca_pool.records import Attached, EngineInfo, Packet, Reason
+    from orca_pool.records import Attached, EngineInfo, EngineLoad, Packet, Reason
     from orca_pool.wire import TOKEN
     from orca_scheduler.core import Room
     from orca_scheduler.ledger import EndedElsewhere, Ledger, News
@@ -85,11 +85,16 @@ async def run(url: str, case: Case, seconds: float) -> dict[str, Any]:
         def __init__(self, pool: Pool, owner: str, name: str, term: int) -> None:
             self._name, self._iteration = name, 0
             self._left: dict[int, int] = {}  # claim -> tokens to make
-            self.ledger = Ledger(pool, name, owner, term, 16, self._room, self._post)
+            self.ledger = Ledger(pool, name, owner, term, 16, self._room, self._load, self._post)
 
         def _room(self) -> Room:
             free = BATCH - len(self._left)
             return Room(free, free * SLOTS)
+
+        def _load(self) -> EngineLoad:
+            free = BATCH - len(self._left)
+            pace = case.slow_work / PER_SECOND
+            return EngineLoad(BATCH, free * SLOTS, pace, pace * min(self._left.values(), default=0))
 
         def _post(self, news: News) -> None:
             match news:
@@ -167,11 +172,12 @@ async def run(url: str, case: Case, seconds: float) -> dict[str, Any]:
             PROMPT,
             "d" * 40,
             SLOTS,
-            deadline_in=600.0,
+            deadline_in=600.0 * case.slow_work,
             detach_grace=5.0,
             endpoint=delivery.incarnation,
             attempt=1,
             max_waiting=1 << 20,
+            new_tokens=TOKENS,
         )
         assert isinstance(answer, Attached), answer
         counts["submits"] += 1
@@ -183,7 +189,7 @@ async def run(url: str, case: Case, seconds: float) -> dict[str, Any]:
             counts["looks"] += 1
             await asyncio.sleep(leases.RENEW_SECONDS)
 
-    probe = Pool(url, "bench")
+    probe = Pool(url, "bench", patience=20.0)
     command = probe._link.command
     await command("CONFIG", "SET", "appendfsync", "no")
     await command("CONFIG", "SET", "slowlog-max-len", 20_000)
