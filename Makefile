@@ -10,7 +10,7 @@ PART ?= kubernetes
 PYTEST = $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-kubernetes distributed lint docs bench gpu protos images push
+.PHONY: help setup demo check test test-kubernetes distributed lint docs bench bench-pool gpu protos images push
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ docs: $(STAMP) ## Build the documentation; a broken link is an error.
 bench: $(STAMP) ## Measure the control plane's CPU time; TREE=FOLDER measures the code of another checkout.
 	PYTHONPATH=$(shell printf '%s:' $(wildcard $(addprefix $(realpath $(TREE))/,protos services/* kernels client lab local))) \
 		$(BIN)/python -m orca_bench.control_plane
+
+bench-pool: $(STAMP) ## Measure Redis under 1 to 1,000 engines that compute nothing.
+	$(BIN)/python -m orca_bench.pool
 
 # A borrowed machine with a GPU has no network: run tests/gpu/fetch.sh here, then tests/gpu/run.sh there.
 gpu: $(STAMP) ## On a machine with a GPU: run its tests, and measure the times of lab/benchmarks.md.
