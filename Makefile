@@ -10,7 +10,8 @@ PART ?= kubernetes
 PYTEST = $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test examples test-kubernetes distributed lint audit docs bench gpu protos locks images push
+.PHONY: help setup demo check test examples test-kubernetes distributed matrix overload lint audit docs bench gpu protos
+.PHONY: locks images push
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +45,13 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS)
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
+
+matrix: $(STAMP) ## Kill every process at every moment of a request's life, ROUNDS=30 times each.
+	$(BIN)/python tests/e2e/kill_matrix.py --rounds $(ROUNDS)
+
+SECONDS ?= 60
+overload: $(STAMP) ## Five times the load that a stack can serve, SECONDS=60, with deadlines and without: goodput, RetryInfo, recovery, memory.
+	$(BIN)/python tests/e2e/overload.py --seconds $(SECONDS)
 
 lint: $(STAMP) ## Check format, style, spelling and types.
 	$(BIN)/ruff format --check .
