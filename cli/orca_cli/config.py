@@ -1,12 +1,9 @@
 """What `orca config` prints: settings as a TOML file, with the origin of each value as a comment."""
 
 import json
-import re
 from collections.abc import Sequence
 
-from orca_common.settings import Settings
-
-PASSWORD = re.compile(r"(?<=://)[^/]*@")  # with the user's name, in a URL
+from orca_common.settings import Settings, without_password
 
 
 def listing(settings: Settings, arguments: Sequence[str]) -> str:
@@ -18,5 +15,5 @@ def listing(settings: Settings, arguments: Sequence[str]) -> str:
     lines = []
     for name, value in settings.model_dump(mode="json", exclude={"config"}).items():
         shown = f"{name} = {json.dumps(value)}" if value is not None else f"# {name} is not set"
-        lines.append(f"{PASSWORD.sub('***@', shown):<40} # {origins[name]}")
+        lines.append(f"{without_password(shown):<40} # {origins[name]}")
     return "\n".join(lines)

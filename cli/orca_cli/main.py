@@ -1,112 +1,130 @@
-"""The command `orca`."""
+"""The command `orca`. Each command imports what it needs: `orca generate` runs where no service is installed."""
 
 import asyncio
-import contextlib
 import importlib
 import json
-import shutil
 import signal
-import tempfile
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
-from orca_cli import bench
-from orca_cli import config as effective
-from orca_cli import demo as demonstration
-from orca_cli.chart_values import read_values
+from orca_cli.credentials import certs, key
 from orca_cli.generate import generate
-from orca_cli.timeline import drawing, plane_table, share_table
-from orca_cli.topology import pod_table, rank_table, slice_table
-from orca_common.checkpoint import read_checkpoint, resolve_model
-from orca_common.errors import FailedPrecondition, OrcaError
-from orca_endpoint.settings import EndpointSettings
-from orca_lab.timeline import read_run, trace_events
-from orca_local.settings import ServeSettings, StackSettings
-from orca_local.stack import DEMO_MODEL, Stack
-from orca_scheduler.settings import SchedulerSettings
-from orca_worker.models import families
-from orca_worker.settings import SupervisorSettings
+from orca_cli.settings_command import KINDS, SettingsCommand, settings_of
+from orca_client import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Orca serves Transformer models: iteration-level scheduling, selective batching.",
 )
 app.command()(generate)
-app.add_typer(bench.app, name="bench")
+app.command()(certs)
+app.command()(key)
 console = Console(highlight=False, markup=False)
 
 # These commands leave their arguments to settings; those of services leave --help to them too.
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 SERVICE = {**SETTINGS, "help_option_names": []}
-SERVICES = {  # command -> its settings, the module with its main
-    "endpoint": (EndpointSettings, "orca_endpoint.app"),
-    "scheduler": (SchedulerSettings, "orca_scheduler.app"),
-    "worker": (SupervisorSettings, "orca_worker.supervisor"),
+SERVICES = {  # command -> the module with its main, and what it does
+    "endpoint": (
+        "orca_endpoint.app",
+        "Runs one endpoint: the gRPC and HTTP doors, which validate, tokenize and stream.",
+    ),
+    "scheduler": (
+        "orca_scheduler.app",
+        "Runs one scheduler: it claims requests, selects batches, and drives the engines.",
+    ),
+    "worker": ("orca_worker.supervisor", "Runs one worker pod: a supervisor, and below it a process for each rank."),
 }
-KINDS = {"serve": ServeSettings} | {name: kind for name, (kind, _) in SERVICES.items()}
+RunDir = Annotated[Path | None, typer.Option(help="Run folder of `orca serve`; that of the last run if not given.")]
 
 
-@contextlib.asynccontextmanager
-async def running(settings: StackSettings) -> AsyncIterator[tuple[Stack, Path]]:
-    """A stack from ready to ended, and its run folder. A temporary run folder is removed at the end."""
-    folder = Path(settings.run_dir or tempfile.mkdtemp(prefix="orca-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    with console.status("starting") as status:
-
-        def say(step: str) -> None:
-            status.update(Text(step))
-            console.print(step, style="dim", soft_wrap=True)
-
-        stack = Stack(settings, folder, say)
-        try:
-            await stack.start()
-            status.stop()
-            yield stack, folder
-        finally:
-            status.start()
-            status.update("draining")
-            await stack.stop()
-            status.stop()
-            if settings.run_dir is None:
-                shutil.rmtree(folder, ignore_errors=True)
-            console.print("ended, nothing is left running", style="dim")
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"orca {__version__}")
+        raise typer.Exit
 
 
-@app.command(context_settings=SERVICE)
+@app.callback()
+def orca(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version),
+    ] = False,
+) -> None:
+    """Takes what is no command's."""
+
+
+@app.command(context_settings=SERVICE, cls=SettingsCommand)
 def serve(context: typer.Context) -> None:
     """Starts everything on this machine, as the processes that a cluster runs, until Ctrl-C."""
-    settings = ServeSettings.load(context.args)
+    from orca_cli import serving
+
+    _run(serving.serve(settings_of("serve").load(context.args)))
+
+
+@app.command()
+def status(run_dir: RunDir = None) -> None:
+    """Shows the processes of a run on this machine, and why those that are not ready are not.
+
+    Ends with status 0 when all are ready, else with 1.
+    """
+    from orca_cli import runs
 
     async def body() -> None:
-        async with running(settings) as (stack, folder):
-            console.print(f"Orca serves {stack.model_name}", style="bold green", end="")
-            console.print(f" in {stack.computed_by}")
-            for address, http in zip(stack.grpc_addresses, stack.http_addresses, strict=True):
-                console.print(f"  gRPC {address}   OpenAI API http://{http}/v1", soft_wrap=True)
-            console.print(f"  run folder {folder}", soft_wrap=True)
-            console.print(f"  try: orca generate 'def main(' --address {stack.grpc_addresses[0]}", soft_wrap=True)
-            await asyncio.get_running_loop().create_future()
+        folder = runs.run_folder(run_dir)
+        table, ready = runs.state_of(folder)
+        console.print(f"run folder {folder}" if table.row_count else f"nothing runs in {folder}", soft_wrap=True)
+        if table.row_count:
+            console.print(table)
+        if not ready:
+            raise typer.Exit(1)
 
     _run(body())
 
 
-@app.command(context_settings=SETTINGS)
+@app.command()
+def logs(
+    service: Annotated[
+        str | None, typer.Argument(help="A process, as endpoint-0, or a role, as scheduler; all if not given.")
+    ] = None,
+    run_dir: RunDir = None,
+    last: Annotated[int, typer.Option("--last", "-n", min=0, help="How many of the last lines to show.")] = 40,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the lines as they are: JSON.")] = False,
+) -> None:
+    """Shows what the processes of a run on this machine said, in the order of time."""
+    from orca_cli import runs
+    from orca_common.errors import OrcaError
+
+    try:
+        found = runs.logs_of(runs.run_folder(run_dir), service)
+        runs.show(runs.last_lines(found, last), as_json)
+        if follow:
+            runs.show(runs.new_lines(found), as_json)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+    except OrcaError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+
+
+@app.command(context_settings=SETTINGS, cls=SettingsCommand)
 def config(context: typer.Context) -> None:
     """Prints the settings that `orca serve` would have, as TOML, and where each of them comes from.
 
     Takes the arguments of `orca serve`. For one service, put its name first: `orca config endpoint --model ..`.
     """
+    from orca_cli.config import listing
+
     name, arguments = "serve", list(context.args)
     if arguments and arguments[0] in KINDS:
         name = arguments.pop(0)
-    print(effective.listing(KINDS[name].load(arguments), arguments))
+    print(listing(settings_of(name).load(arguments), arguments))
 
 
 @app.command()
@@ -128,10 +146,16 @@ def topology(
     Options that are not given come from the files of --values; without files they are the settings of `orca serve`.
     """
 
+    from orca_cli.chart_values import read_values
+    from orca_cli.topology import pod_table, rank_table, slice_table
+    from orca_common.checkpoint import read_checkpoint, resolve_model
+    from orca_local.stack import DEMO_MODEL
+    from orca_worker.models import families
+
     async def body() -> None:
         options = {"model": model, "tp": tp, "pp": pp, "dtype": dtype}
         release = read_values(values).with_options(options) if values else None
-        given = ServeSettings.load(**(release.settings() if release else options))
+        given = settings_of("serve").load(**(release.settings() if release else options))
         checkpoint = read_checkpoint(resolve_model(given.model) if given.model else DEMO_MODEL)
         shares = families.topology(checkpoint, given.tp, given.pp, given.dtype)
         console.print(rank_table(checkpoint, shares, given.tp, given.pp, given.dtype))
@@ -155,6 +179,10 @@ def timeline(
 ) -> None:
     """Draws a run's stages over time as in the paper's Figure 8, and shows what each stage spent its time on."""
 
+    from orca_cli.timeline import drawing, plane_table, share_table
+    from orca_common.errors import FailedPrecondition
+    from orca_lab.timeline import read_run, trace_events
+
     async def body() -> None:
         run = read_run(run_dir, engine)
         if run.last is None:
@@ -173,19 +201,41 @@ def timeline(
 @app.command()
 def demo() -> None:
     """Starts the demo model, sends four requests at different moments, and shows how they share iterations."""
+    from orca_cli import serving
 
-    with tempfile.TemporaryDirectory(prefix="orca-demo-", ignore_cleanup_errors=True) as folder:
-        settings = ServeSettings.load(
-            model=str(DEMO_MODEL), dtype="float32", device="cpu", slots=1024, port=0, http_port=0, run_dir=folder
-        )
+    _run(serving.demo())
 
-        async def body() -> None:
-            async with running(settings) as (stack, _):
-                actors = await demonstration.play(stack.grpc_addresses, console)
-            console.print(demonstration.iteration_table(actors, demonstration.batches(Path(folder))))
-            console.print(demonstration.LEGEND, markup=True)
 
-        _run(body())
+@app.command(context_settings=SETTINGS)
+def chaos(
+    context: typer.Context,
+    seed: Annotated[int, typer.Option(help="Decides everything that chance decides.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="How many rounds of faults.")] = 20,
+    first: Annotated[int, typer.Option(min=1, help="The first round: a failed one can be run again alone.")] = 1,
+    streams: Annotated[int, typer.Option(min=1, help="Requests that run at the same time.")] = 12,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Hit only this role, such as rank or 'scheduler > redis'; may be repeated.")
+    ] = None,
+    release: Annotated[str | None, typer.Option(help="Instead of a stack of its own: a release on a cluster.")] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Of the release.")] = None,
+    address: Annotated[
+        list[str] | None, typer.Option(help="Of the release's endpoints, host:port; may be repeated.")
+    ] = None,
+    redis_url: Annotated[str | None, typer.Option(help="Of the release's pool, to look at what is left in it.")] = None,
+) -> None:
+    """Does harm to Orca under load, at random moments, and checks that no stream notices but by a pause.
+
+    Without --release it starts a stack of its own, and also takes the arguments of `orca serve`.
+    """
+    from orca_cli import chaos as command
+
+    plan = command.Plan(seed, rounds, first, streams, tuple(only or ()))
+    if release is None:
+        _run(command.on_this_machine(plan, context.args, console))
+    elif not address:
+        raise typer.BadParameter("a release needs the --address of its endpoints")
+    else:
+        _run(command.on_a_cluster(plan, release, namespace, address, redis_url, console))
 
 
 @app.command()
@@ -217,22 +267,33 @@ def doctor(
 
 def _add_service(name: str) -> None:
     """Adds the command that runs one service."""
-    kind, module = SERVICES[name]
+    module, what = SERVICES[name]
 
     def command(context: typer.Context) -> None:
-        settings = kind.load(context.args)
+        settings = settings_of(name).load(context.args)
         importlib.import_module(module).main(settings)
 
-    command.__doc__ = kind.__doc__
-    app.command(name, context_settings=SERVICE)(command)
+    app.command(name, help=what, context_settings=SERVICE, cls=SettingsCommand)(command)
 
 
 for _name in SERVICES:
     _add_service(_name)
 
+try:
+    from orca_cli import bench
+
+    app.add_typer(bench.app, name="bench")
+except ModuleNotFoundError:
+
+    @app.command("bench", context_settings=SERVICE)
+    def bench_is_missing(context: typer.Context) -> None:
+        """Measures the engine, a server, and single kernels. It is not installed."""
+        importlib.import_module("orca_cli.bench")  # `__main__` says which extra brings what this lacks
+
 
 def _run(body: Coroutine[None, None, None]) -> None:
     """Runs a command to its end; SIGINT and SIGTERM cancel it, and it then ends in order."""
+    from orca_common.errors import OrcaError
 
     async def guarded() -> None:
         task = asyncio.ensure_future(body)
@@ -250,4 +311,4 @@ def _run(body: Coroutine[None, None, None]) -> None:
 
 
 def main() -> None:
-    app()
+    app(prog_name="orca")

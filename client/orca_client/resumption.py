@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2 import GenerateRequest, GenerateResponse, ResumeRequest
 
-from .errors import DataLoss, DeadlineExceeded, OrcaError, ResourceExhausted, Unavailable
+from .errors import DataLoss, DeadlineExceeded, NotFound, OrcaError, ResourceExhausted, Unavailable
 from .events import Accepted, Event, Finished, Token, accepted_of, finished_of, token_of
 from .patience import Patience
 
@@ -35,7 +35,8 @@ class Resumption:
     """What its client knows of one request: whether it was accepted, its tokens, its end; and so which call is next.
 
     A request with a body is sent by Generate, again and again until the server accepts it; its id makes all of them one
-    request. After that, and always for a request without a body, the call is Resume from the first token not seen.
+    request. After that, and always for a request without a body, the call is Resume from the first token not seen. A
+    request that the server has lost before a token of it was shown is sent by Generate again.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Resumption:
         self.tokens: list[Token] = []
         self.finished: Finished | None = None
         self._body, self._patience, self._next_attempt = body, patience, next_attempt
+        self._forgotten = False  # the server does not know the request any more
         self._retry_when_full = retry_when_full
         self._from_index, self._seen = from_index, seen
         self.error: OrcaError | None = None  # that ended the request for this client
@@ -77,7 +79,7 @@ class Resumption:
         if self.error is not None:
             raise self.error
         timeout = self._patience.remaining(now)
-        if self._body is not None and self.accepted is None:
+        if self._body is not None and (self.accepted is None or self._forgotten):
             self._body.attempt = self._next_attempt()
             return Call(self._body, timeout)
         request = ResumeRequest(
@@ -92,6 +94,7 @@ class Resumption:
         """A response came. `event` tells what is in it."""
         if response.HasField("accepted"):
             self._patience.working(now)
+            self._forgotten = False
             self._parts.append(response.accepted)
         self._parts.extend(response.tokens)
         if response.HasField("finished"):
@@ -125,11 +128,20 @@ class Resumption:
                 return self._patience.failed(error, now)
             if isinstance(error, ResourceExhausted) and self._retry_when_full and error.retry_after is not None:
                 return self._patience.refused(error, error.retry_after, now)
+            if self._may_begin_again(error):
+                self._forgotten = True
+                return 0.0
             raise error
         except OrcaError as ending:
             self.error = ending
             self._tell_end()
             raise
+
+    def _may_begin_again(self, error: OrcaError) -> bool:
+        """Whether Generate makes a request that was lost once more. Nothing of it was shown, so nothing can differ."""
+        unknown = isinstance(error, NotFound) and error.reason in ("", "UNKNOWN_REQUEST")
+        shown = self._from_index + len(self.tokens)
+        return unknown and self._body is not None and self.accepted is not None and not shown and not self._forgotten
 
     def broken(self) -> Unavailable:
         """The error of a call that ended without a failure although the request had not finished."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 import urllib.error
 import urllib.request
@@ -16,16 +17,28 @@ from orca_common.settings import child_environment, variable
 
 from . import embedded_pool
 
+MODULE = (sys.executable, "-P", "-m")  # -P: a redis.py in the current folder is nobody's module
+LONGEST_SOCKET_PATH = 107  # bytes, on Linux
 START_SECONDS = 120.0  # bound until a process listens; importing torch from a cold disk takes its time
 
 
 class Child:
     """A service of the stack. When it has died it can be started again, and then listens where it did before."""
 
-    def __init__(self, role: str, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        role: str,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        inherits: Sequence[int] = (),
+    ) -> None:
+        """command: without Python's own, if it is a module. inherits: descriptors that the process keeps open."""
         self.role, self.name = role, name
         self.addresses: dict[str, str] = {}  # by port's name, as the service printed them when it listened
         self._command, self._environment, self._log = command, dict(environment), log
+        self._inherits, self._began = inherits, 0  # where in the log the present process began
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -38,6 +51,17 @@ class Child:
         """Where others reach it: its gRPC port, or its status port when it has no other."""
         return self.addresses.get("grpc") or self.addresses.get("address") or self.addresses["status"]
 
+    @property
+    def status(self) -> str | None:
+        """The address of its status port."""
+        return self.addresses.get("status")
+
+    @property
+    def where(self) -> str:
+        """Where it listens, for a reader."""
+        also = f", status {self.status}" if self.status not in (None, self.address) else ""
+        return f"{self.name} at {self.address}{also} (pid {self.pid})"
+
     async def start(self) -> None:
         """Starts the process and waits until it listens. Raises FailedPrecondition with the end of its log."""
         self._process = await self._spawn(asyncio.subprocess.PIPE)
@@ -45,8 +69,10 @@ class Child:
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), START_SECONDS)
         except TimeoutError:
-            line = b""
+            self.kill()
+            raise FailedPrecondition(f"{self.name} did not listen within {START_SECONDS:g} s") from None
         if not line:
+            await self._process.wait()
             raise FailedPrecondition(f"{self.name} did not start: {self.last_words()}")
         self.addresses = json.loads(line)
         for name, setting in (("grpc", "port"), ("http", "http_port"), ("address", "port")):
@@ -55,20 +81,37 @@ class Child:
 
     async def _spawn(self, stdout: int | None) -> asyncio.subprocess.Process:
         """Starts the process below a tether, with its log as standard error and, without `stdout`, as output too."""
-        with self._log.open("ab") as log:
+        try:
+            log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise FailedPrecondition(f"{self.name} did not start: {self._log}: {error.strerror}") from None
+        try:
+            self._began = os.fstat(log).st_size
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "orca_local.tether", str(os.getpid()), *self._command),
+                *(*MODULE, "orca_local.tether", str(os.getpid()), *self._command),
+                pass_fds=self._inherits,
                 env=child_environment(self._environment),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log if stdout is None else stdout,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C at the terminal reaches only the parent, which ends all in order
             )
+        finally:
+            os.close(log)
 
     async def ended(self) -> str:
         """Waits for the end of the process, which was started before. Returns what happened, for a reader."""
         assert self._process is not None
         return f"{self.name} (pid {self._process.pid}) ended with {await self._process.wait()}"
+
+    async def lives(self, seconds: float) -> bool:
+        """Whether the process, which was started before, is still there after some seconds."""
+        assert self._process is not None
+        try:
+            await asyncio.wait_for(self._process.wait(), seconds)
+        except TimeoutError:
+            return True
+        return False
 
     async def end(self, seconds: float) -> bool:
         """Drains the process; after `seconds` it is killed. Returns whether it ended by itself."""
@@ -83,16 +126,28 @@ class Child:
             return False
         return True
 
+    def kill(self) -> None:
+        """Ends the process at once."""
+        if self.pid is not None:
+            os.kill(self.pid, signal.SIGKILL)
+
     def last_words(self) -> str:
-        """The end of the log: usually the reason why the process ended."""
-        return " ".join(self._log.read_text(errors="replace").splitlines()[-3:]) or "its log is empty"
+        """The last line in the log of the process that was started last: usually the reason why it ended."""
+        try:
+            with self._log.open("rb") as log:
+                log.seek(self._began)
+                lines = log.read().decode(errors="replace").split("\n")
+        except OSError as error:
+            return f"{self._log}: {error.strerror}"
+        line = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+        return said(line).removeprefix(f"orca-{self.role}: ")
 
     def unready(self) -> str | None:
         """Asks the status port why the service is not ready. None: it is ready. Blocks for at most 5 s."""
         try:
             return self._status()["reason"]
         except OSError as error:
-            return str(error)
+            return f"{self.name}: {error}"
 
     def engines(self) -> dict[str, str | None]:
         """Asks a scheduler for its engines: why each serves nothing, None: it runs. Blocks for at most 5 s."""
@@ -100,6 +155,25 @@ class Child:
             return self._status()["engines"]
         except OSError:
             return {}
+
+    def starting(self) -> str | None:
+        """Asks a supervisor what its ranks still do before they can form an engine. Blocks for at most 5 s."""
+        try:
+            return self._status().get("starting")
+        except OSError:
+            return None
+
+    def refused(self) -> str | None:
+        """Asks why this process or its part of the engines cannot work, ever. Blocks for at most 5 s."""
+        if self.status is None:
+            return None
+        try:
+            refused = self._status().get("refused")
+        except OSError:
+            return None
+        if isinstance(refused, dict):
+            return next((f"{engine} cannot form: {why}" for engine, why in refused.items()), None)
+        return refused
 
     def _status(self) -> dict[str, Any]:
         """What the status port tells. Raises OSError when it cannot be reached."""
@@ -110,20 +184,37 @@ class Child:
             return json.load(error)
 
 
-class RedisChild(Child):
-    """The embedded Redis of the stack."""
+def said(line: str) -> str:
+    """A line of a log as a reader wants it: of a line of JSON, what happened and why."""
+    try:
+        event = json.loads(line)
+        return f"{event['event']}: {event['why']}" if event.get("why") else str(event["event"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return line.strip()
 
-    def __init__(self, folder: Path, log: Path) -> None:
-        self._port = embedded_pool.free_port()
-        super().__init__("redis", "redis", embedded_pool.command(folder, self._port), {}, log)
-        self.addresses = {"address": f"127.0.0.1:{self._port}"}
+
+class RedisChild(Child):
+    """The embedded Redis of the stack. `url` is where its clients find it."""
+
+    def __init__(self, folder: Path, log: Path, lock: int, closed: bool) -> None:
+        """folder: of its append-only file. lock: the descriptor that says that the folder is in use. closed: it
+        listens on a Unix socket in its folder, which only this user may open, and on no port: it has no TLS.
+
+        Raises FailedPrecondition when the socket's path is too long for the system."""
+        self._where: int | Path = folder.absolute() / "socket" if closed else embedded_pool.free_port()
+        if closed and len(os.fsencode(str(self._where))) > LONGEST_SOCKET_PATH:
+            raise FailedPrecondition(f"run_dir: {folder} is too long a path for a Unix socket; give a shorter one")
+        super().__init__("redis", "redis", embedded_pool.command(folder, self._where), {}, log, [lock])
+        address = f"unix://{self._where}" if closed else f"127.0.0.1:{self._where}"
+        self.addresses = {"address": address}
+        self.url = address if closed else f"redis://{address}/0"
 
     async def start(self) -> None:
         """Starts the server and waits until it has read its file and answers."""
         self._process = await self._spawn(None)
         try:
             async with asyncio.timeout(START_SECONDS):
-                while self.pid is not None and not await asyncio.to_thread(embedded_pool.answers, self._port):
+                while self.pid is not None and not await asyncio.to_thread(embedded_pool.answers, self._where):
                     await asyncio.sleep(0.02)
         except TimeoutError:
             pass

@@ -1,13 +1,14 @@
 """Settings of `orca serve`: how many of each service one machine runs, and the settings of these services."""
 
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, create_model
-from pydantic_settings import SettingsConfigDict
+from pydantic import Field, create_model, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from orca_common.settings import Settings
 from orca_endpoint.settings import EndpointSettings
-from orca_scheduler.settings import SchedulerSettings
+from orca_scheduler.settings import SchedulerSettings, check_slots
 from orca_worker.settings import SupervisorSettings
 
 # The stack decides these for each process.
@@ -41,12 +42,29 @@ class StackSettings(Settings):
     """Port of the OpenAI API; 0 takes a free one."""
     redis_url: str | None = None
     """A Redis of yours for the request pool; an embedded server if not given."""
+    served_model_name: str | None = None
+    """The model's name at the doors; the hub's name or that of its folder if not given."""
     run_dir: str | None = None
-    """Folder of logs, journals, processes.json and the pool; a temporary one if not given."""
+    """Folder of logs, journals, processes.json and the pool; if not given, a new one of the last ten."""
+    tls_dir: str | None = None
+    """Folder of `orca certs`: all processes speak mTLS, each with its role's certificate; plaintext if not given."""
     threads: int | None = Field(default=None, ge=0)
     """Threads of a rank's operations on a CPU, 0: one for each core; its share of the cores if not given."""
     drain_seconds: float = Field(default=30.0, ge=0)
-    """Bound of each process's orderly end, in seconds; a process that takes 15 s more is killed."""
+    """Bound of the orderly end, in seconds; what has not ended 10 s later is killed."""
+    start_timeout: float = Field(default=600.0, gt=0)
+    """Bound of the start, in seconds, without the download of a model; then it is given up."""
+
+
+class StateSettings(BaseSettings):
+    """Where a user's programs leave what is theirs, by the XDG base directories."""
+
+    xdg_state_home: Path | None = None
+
+    @property
+    def runs(self) -> Path:
+        """The folder of the runs that have no folder of their own."""
+        return (self.xdg_state_home or Path.home() / ".local/state") / "orca/runs"
 
 
 def _of_services() -> dict[str, Any]:
@@ -60,5 +78,18 @@ def _of_services() -> dict[str, Any]:
     }
 
 
+def _check_slots(settings: Any) -> Any:
+    check_slots(settings.slots, settings.block_size)
+    return settings
+
+
+VALIDATORS: dict[str, Any] = {"slots_hold_a_block": model_validator(mode="after")(_check_slots)}
+
 # What `orca serve` loads. The stack knows it as StackSettings, and only hands the services' settings on.
-ServeSettings = create_model("ServeSettings", __base__=StackSettings, __doc__=StackSettings.__doc__, **_of_services())
+ServeSettings = create_model(
+    "ServeSettings",
+    __base__=StackSettings,
+    __doc__=StackSettings.__doc__,
+    __validators__=VALIDATORS,
+    **_of_services(),
+)

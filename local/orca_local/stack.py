@@ -8,34 +8,58 @@ Every process is a child of this one or of a supervisor, and ends with its paren
 import asyncio
 import json
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import grpc
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1.worker_pb2_grpc import SupervisorStub
+from orca_common.address import join_address
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition
+from orca_common.roles import Role
+from orca_common.service import in_thread
 from orca_common.settings import variable
+from orca_common.tls import transport_of
+from orca_pool.reach import check_reachable
 from orca_worker.models.families import check_partition
 
-from .child import Child, RedisChild
+from .child import MODULE, Child, RedisChild
+from .keeping import keep
+from .process_table import ProcessTable
+from .run_folder import RunFolder
 from .settings import StackSettings
+from .waiting import Waiting
 
 LOOPBACK = "127.0.0.1"
+TLS_ROLES = {"supervisor": "worker"}  # the folder of a process's certificate, where it is not named as the process
 DEMO_MODEL = Path(__file__).parent / "demo_model"
-KILL_AFTER = 15.0  # seconds beyond a process's own bound for its drain
-BACKOFF = (0.2, 5.0)  # seconds before a dead process is started again: first, longest
+REDIS_SECONDS = 3.0  # for a Redis of the user's to answer
+LATE_SECONDS = 10.0  # beyond `drain_seconds`, until the last process is killed
+# So much of them is left when a role's processes are killed. Whoever comes later must still end.
+LEFT_SECONDS = {"endpoint": 5.0, "scheduler": 3.0, "supervisor": 1.5, "redis": 0.0}
+REDIS_END = 3.0  # seconds for the embedded Redis to end; what it acknowledged is on disk already
+REDIAL = 0.2  # seconds between attempts to watch a supervisor
+
+# (source, destination, address) -> where `source` reaches `destination`, which listens at `address`. Both are names of
+# children. Chaos puts proxies between the processes with it.
+Route = Callable[[str, str, str], Awaitable[str]]
+
+
+async def direct(source: str, destination: str, address: str) -> str:
+    """The `Route` of a stack without anything between its processes."""
+    return address
 
 
 class Stack:
     """Starts the processes of one machine and keeps them running until `stop`.
 
     `run_dir` gets their logs, the pool's file, the journals, and `processes.json`. `say` is called with each step, in a
-    sentence. `environment`: variables of all processes besides the settings.
+    sentence, and `show` with what is waited for, again and again. `environment`: variables of all processes besides the
+    settings. `route`: how schedulers reach supervisors, and schedulers and endpoints the embedded Redis.
     """
 
     def __init__(
@@ -44,29 +68,48 @@ class Stack:
         run_dir: Path,
         say: Callable[[str], None],
         environment: Mapping[str, str] | None = None,
+        show: Callable[[str], None] = lambda reason: None,
+        route: Route = direct,
     ) -> None:
-        self._settings, self._run_dir, self._say = settings, run_dir, say
-        self._more = environment or {}
+        self._settings, self._run_dir, self._say, self._show = settings, run_dir, say, show
+        self._more, self._route = environment or {}, route
         self._model = settings.model or str(DEMO_MODEL)
-        self._redis_url = settings.redis_url
+        self._redis: RedisChild | None = None  # None: it is the user's
+        self._tls_dir = Path(settings.tls_dir).absolute() if settings.tls_dir is not None else None
+        self._folder: RunFolder | None = None
         self._children: list[Child] = []
-        self._ranks: dict[int, list[pb.RankEntry]] = {}  # by the ordinal of the pod
+        self._table = ProcessTable(run_dir / "processes.json", settings, self._children, say)
+        self._waiting = Waiting(self._children, say, show)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def model_name(self) -> str:
-        return read_checkpoint(self._model).name
+        return self._settings.served_model_name or read_checkpoint(self._model).name
 
     @property
     def computed_by(self) -> str:
         """What computes the model: its type, instruction set and threads, as the first rank's log has it."""
-        log = self._log("supervisor-0")
+        log = self._run_dir / "logs" / "supervisor-0.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         loaded = next((line for line in lines if '"event": "model loaded"' in line), None)
         if loaded is None:
             return "unknown"
         said = json.loads(loaded)
         return f"{said['dtype']}, kernels {said['kernels']}"
+
+    @property
+    def children(self) -> Sequence[Child]:
+        """The processes that the stack itself starts: Redis, supervisors, endpoints, schedulers."""
+        return tuple(self._children)
+
+    def rank_pid(self, pod: int, local_rank: int) -> int | None:
+        """The process of a rank, by the ordinal of its pod and its number there; None: none runs."""
+        return next((r.pid or None for r in self._table.ranks.get(pod, ()) if r.local_rank == local_rank), None)
+
+    @property
+    def began(self) -> bool:
+        """Whether it has started a process."""
+        return bool(self._children)
 
     @property
     def grpc_addresses(self) -> list[str]:
@@ -76,64 +119,135 @@ class Stack:
     def http_addresses(self) -> list[str]:
         return [child.addresses["http"] for child in self._children if child.role == "endpoint"]
 
+    @property
+    def _own_certificate(self) -> str | None:
+        """What the stack itself shows to supervisors and to Redis: it asks them as a scheduler does."""
+        return str(self._tls_dir / Role.SCHEDULER) if self._tls_dir is not None else None
+
     async def start(self) -> None:
         """Returns when a request would be answered. Raises FailedPrecondition with a sentence when it cannot be."""
         settings = self._settings
-        self._model = str(resolve_model(self._model))
+        self._folder = RunFolder(self._run_dir)
+        check_ports(settings)
+        self._model = str(await in_thread(partial(resolve_model, self._model)))
         check_partition(read_checkpoint(self._model), settings.tp, settings.pp)
-        (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
-        if self._redis_url is None:
-            redis = RedisChild(self._run_dir / "redis", self._log("redis"))
-            await self._start(redis)
-            self._redis_url = f"redis://{redis.address}/0"
+        if settings.redis_url is not None:
+            await check_reachable(settings.redis_url, REDIS_SECONDS, self._own_certificate)
+        try:
+            async with asyncio.timeout(settings.start_timeout):
+                await self._start_all()
+        except TimeoutError:
+            why = f": {self._waiting.reason}" if self._waiting.reason else ""
+            limit = f"{settings.start_timeout:g} s (start_timeout)"
+            raise FailedPrecondition(f"not ready within {limit}{why}") from None
+        self._say("ready")
+
+    async def wait(self) -> None:
+        """Returns never. Raises what ended the work of this class: then nobody keeps the processes any more."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    async def stop(self) -> None:
+        """Drains and ends everything, the doors first, the pool last, within `drain_seconds` and LATE_SECONDS."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._settings.drain_seconds + LATE_SECONDS
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for role, left in LEFT_SECONDS.items():
+            children = (child for child in self._children if child.role == role)
+            seconds = until - left - loop.time()
+            seconds = min(seconds, REDIS_END) if role == "redis" else seconds
+            await asyncio.gather(*(self._end(child, seconds) for child in children))
+        self._ended()
+
+    def kill(self) -> None:
+        """Ends everything at once."""
+        for child in self._children:
+            child.kill()
+        self._ended()
+
+    def _ended(self) -> None:
+        self._children.clear()
+        self._tasks.clear()
+        self._table.ranks.clear()
+        if self._folder is not None:
+            self._table.write()
+            self._folder.close()
+            self._folder = None
+
+    # -- starting
+
+    async def _start_all(self) -> None:
+        settings = self._settings
+        if settings.redis_url is None:
+            assert self._folder is not None
+            self._redis = RedisChild(
+                self._run_dir / "redis",
+                self._folder.log("redis"),
+                self._folder.descriptor,
+                closed=self._tls_dir is not None,
+            )
+            await self._start(self._redis)
         supervisors = [
-            self._child("supervisor", n, "orca_worker.supervisor", ranks=settings.tp, first_gpu=n * settings.tp)
+            await self._child("supervisor", n, "orca_worker.supervisor", ranks=settings.tp, first_gpu=n * settings.tp)
             for n in range(settings.engines * settings.pp)
         ]
         ports = {"port": settings.port, "http_port": settings.http_port}
         endpoints = [
-            self._child("endpoint", n, "orca_endpoint", host=settings.host, **({} if n else ports))
+            await self._child(
+                "endpoint",
+                n,
+                "orca_endpoint",
+                host=settings.host,
+                served_model_name=self.model_name,
+                **({} if n else ports),
+            )
             for n in range(settings.endpoints)
         ]
-        await asyncio.gather(*(self._start(child) for child in (*supervisors, *endpoints)))
-        workers = ",".join(supervisor.address for supervisor in supervisors)
+        await self._start(*supervisors, *endpoints)
         schedulers = [
-            self._child("scheduler", n, "orca_scheduler", workers=workers) for n in range(settings.schedulers)
+            await self._child("scheduler", n, "orca_scheduler", workers=await self._workers(n, supervisors))
+            for n in range(settings.schedulers)
         ]
-        await asyncio.gather(*(self._start(child) for child in schedulers))
+        await self._start(*schedulers)
+        self._transport = transport_of(self._own_certificate)
         self._tasks += [asyncio.create_task(self._watch_ranks(n, s)) for n, s in enumerate(supervisors)]
         for scheduler in schedulers:
-            await self._until(scheduler, scheduler.unready)
-        await self._until(schedulers[0], lambda: self._idle_engine(schedulers))
+            await self._waiting.until(scheduler.unready)
+        await self._waiting.until(lambda: self._idle_engine(schedulers, supervisors))
         for endpoint in endpoints:
-            await self._until(endpoint, endpoint.unready)
-        self._say("ready")
+            await self._waiting.until(endpoint.unready)
 
-    async def stop(self) -> None:
-        """Drains and ends everything, the doors first, the pool last."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for role in ("endpoint", "scheduler", "supervisor", "redis"):
-            await asyncio.gather(*(self._end(child) for child in self._children if child.role == role))
-        self._children.clear()
-        self._ranks.clear()
-        self._write_processes()
-
-    # -- starting
-
-    def _child(self, role: str, number: int, module: str, **decided: object) -> Child:
+    async def _child(self, role: str, number: int, module: str, **decided: object) -> Child:
         """A service with the stack's settings, and with those that are `decided` for this process."""
-        own = {"host": LOOPBACK, "port": 0, "http_port": 0, "model": self._model, "redis_url": self._redis_url}
+        assert self._folder is not None
+        name = f"{role}-{number}"
+        own = {"host": LOOPBACK, "port": 0, "http_port": 0, "model": self._model}
+        if role != "supervisor":
+            own["redis_url"] = await self._redis_url(name)
         own |= {"run_dir": self._run_dir, "threads": self._threads(), **decided}
+        if self._tls_dir is not None:
+            own["tls_dir"] = self._tls_dir / TLS_ROLES.get(role, role)
         environment = {
             **self._settings.environment(),
             **{variable(name): str(value) for name, value in own.items()},
             "GRPC_ENABLE_FORK_SUPPORT": "0",  # no service forks: a message on a stream costs 17 us instead of 19
             **self._more,
         }
-        name = f"{role}-{number}"
-        return Child(role, name, [sys.executable, "-m", module], environment, self._log(name))
+        return Child(role, name, [*MODULE, module], environment, self._folder.log(name))
+
+    async def _redis_url(self, source: str) -> str:
+        """Where a service reaches the request pool."""
+        if self._redis is None:
+            return str(self._settings.redis_url)
+        address = self._redis.address
+        return self._redis.url.replace(address, await self._route(source, self._redis.name, address))
+
+    async def _workers(self, number: int, supervisors: Sequence[Child]) -> str:
+        """Where a scheduler reaches the supervisors, as its setting `workers`."""
+        return ",".join([await self._route(f"scheduler-{number}", s.name, s.address) for s in supervisors])
 
     def _threads(self) -> int:
         """Threads of each rank's operations: by default its share of the cores.
@@ -145,96 +259,61 @@ class Stack:
             return settings.threads
         return max(1, (os.cpu_count() or 1) // (settings.tp * settings.pp * settings.engines))
 
-    def _log(self, name: str) -> Path:
-        return self._run_dir / "logs" / f"{name}.log"
+    async def _start(self, *children: Child) -> None:
+        """Starts processes side by side. Raises the first one's FailedPrecondition."""
+        self._children += children
+        starting = [asyncio.create_task(child.start()) for child in children]
+        try:
+            for child, start in zip(children, starting, strict=True):
+                await start
+                self._say(child.where)
+                self._table.write()
+                self._tasks.append(asyncio.create_task(keep(child, self._table.write, self._say)))
+        finally:
+            for start in starting:
+                start.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
 
-    async def _start(self, child: Child) -> None:
-        self._children.append(child)
-        await child.start()
-        self._show(child)
-        self._tasks.append(asyncio.create_task(self._keep(child)))
-
-    def _show(self, child: Child) -> None:
-        self._say(f"{child.name} at {child.address} (pid {child.pid})")
-        self._write_processes()
-
-    async def _until(self, child: Child, unready: Callable[[], str | None]) -> None:
-        """Waits until there is no reason left, and says each. `child` has to run meanwhile."""
-        said = None
-        while (reason := await asyncio.to_thread(unready)) is not None:
-            if child.pid is None:
-                raise FailedPrecondition(f"{child.name} ended: {child.last_words()}")
-            if reason != said:
-                said = reason
-                self._say(f"waiting: {reason}")
-            await asyncio.sleep(0.1)
-
-    def _idle_engine(self, schedulers: Sequence[Child]) -> str | None:
+    def _idle_engine(self, schedulers: Sequence[Child], supervisors: Sequence[Child]) -> str | None:
         """Why one of the engines serves nothing; None: all run."""
         told = {engine: why for scheduler in schedulers for engine, why in scheduler.engines().items()}
-        engines = (f"engine-{n}" for n in range(self._settings.engines))
-        return next(filter(None, (told.get(engine, f"no scheduler has {engine} yet") for engine in engines)), None)
+        for number in range(self._settings.engines):
+            engine = f"engine-{number}"
+            why = told.get(engine, f"no scheduler has {engine} yet")
+            if why is not None:
+                pods = supervisors[number * self._settings.pp :][: self._settings.pp]
+                starting = (pod.starting() for pod in pods)
+                return next((f"{why}, {rank}" for rank in starting if rank), why)
+        return None
 
     # -- keeping it running
 
-    async def _keep(self, child: Child) -> None:
-        """Starts a process again whenever it has died, as a cluster would."""
-        wait, longest = BACKOFF
-        while True:
-            self._say(f"{await child.ended()}, starting it again")
-            self._write_processes()
-            await asyncio.sleep(wait)
-            wait = min(longest, 2 * wait)
-            try:
-                await child.start()
-            except FailedPrecondition as error:
-                self._say(str(error))
-            else:
-                self._show(child)
-
     async def _watch_ranks(self, ordinal: int, supervisor: Child) -> None:
         """Keeps the ranks of `processes.json` current."""
-        async with grpc.aio.insecure_channel(supervisor.address) as channel:
-            while True:
-                try:
-                    async for table in SupervisorStub(channel).Watch(pb.WatchRequest(), wait_for_ready=True):
-                        self._ranks[ordinal] = list(table.ranks)
-                        self._write_processes()
-                except grpc.aio.AioRpcError:
-                    self._ranks.pop(ordinal, None)
-                    self._write_processes()
-                    await asyncio.sleep(BACKOFF[0])
+        while True:
+            try:
+                async with self._transport.channel(supervisor.address, Role.WORKER, ()) as channel:
+                    async for table in SupervisorStub(channel).Watch(pb.WatchRequest()):
+                        self._table.ranks[ordinal] = list(table.ranks)
+                        self._table.write()
+            except grpc.aio.AioRpcError:
+                self._table.ranks.pop(ordinal, None)
+                self._table.write()
+            await asyncio.sleep(REDIAL)
 
-    def _write_processes(self) -> None:
-        """`processes.json`: what runs now, by role, pid and address.
-
-        A rank's `rank` is its number in its engine: stage-major, then by tensor rank.
-        """
-        rows: list[dict[str, Any]] = [
-            {"role": child.role, "pid": child.pid, "address": child.address}
-            for child in self._children
-            if child.pid is not None and child.addresses
-        ]
-        for ordinal, ranks in sorted(self._ranks.items()):
-            engine, stage = divmod(ordinal, self._settings.pp)
-            rows += [
-                {
-                    "role": "rank",
-                    "pid": r.pid,
-                    "address": r.address,
-                    "engine": f"engine-{engine}",
-                    "stage": stage,
-                    "tensor_rank": r.local_rank,
-                    "rank": stage * self._settings.tp + r.local_rank,
-                }
-                for r in ranks
-                if r.pid
-            ]
-        path = self._run_dir / "processes.json"
-        path.with_suffix(".tmp").write_text(json.dumps(rows, indent=1))
-        path.with_suffix(".tmp").replace(path)
-
-    async def _end(self, child: Child) -> None:
+    async def _end(self, child: Child, seconds: float) -> None:
         pid = child.pid
-        if not await child.end(self._settings.drain_seconds + KILL_AFTER):
+        if not await child.end(max(0.0, seconds)):
             self._say(f"{child.name} (pid {pid}) did not drain and was killed")
+
+
+def check_ports(settings: StackSettings) -> None:
+    """Raises FailedPrecondition when a port of the first endpoint cannot be had."""
+    for name, port in (("port", settings.port), ("http_port", settings.http_port)):
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        try:
+            socket.create_server((settings.host, port), family=family).close()
+        except OSError as error:
+            address = join_address(settings.host, port)
+            why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+            raise FailedPrecondition(f"{name}: cannot listen on {address} ({why}); 0 takes a free one") from None

@@ -3,6 +3,8 @@
 The kernel sends SIGTERM to the program when the parent dies, however the parent dies. A process asks for that itself,
 before it becomes the program. Python could ask between fork and exec instead, but that runs gRPC's fork handlers in a
 parent that uses gRPC.
+
+What the program writes is for its owner alone, because prompts are in it.
 """
 
 import ctypes
@@ -17,6 +19,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(sys.argv[1]):
         raise SystemExit("the parent has ended already")
+    os.umask(0o077)
     os.execvp(sys.argv[2], sys.argv[2:])
 
 

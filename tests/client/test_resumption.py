@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from orca.v1 import orca_pb2 as pb
 from orca_client.addresses import SUSPECT, Addresses, targets_of
 from orca_client.attempts import Attempts
-from orca_client.errors import DataLoss, DeadlineExceeded, InvalidArgument, OrcaError, Unavailable
+from orca_client.errors import DataLoss, DeadlineExceeded, InvalidArgument, NotFound, OrcaError, Unavailable
 from orca_client.events import Accepted, Event, Finished, Token, message_of
 from orca_client.patience import FIRST_WAIT, LONGEST_WAIT, Patience
 from orca_client.resumption import Resumption
@@ -74,6 +74,30 @@ def test_any_breaks(breaks: list[int], cuts: list[bool]) -> None:
     assert [request.attempt for request in requests] == list(range(5, 5 + len(requests)))
     kinds = [isinstance(request, pb.GenerateRequest) for request in requests]
     assert kinds == sorted(kinds, reverse=True)  # Generate until accepted, then Resume
+
+
+@pytest.mark.parametrize("shown", [0, 1])
+def test_a_request_that_the_server_has_lost(shown: int) -> None:
+    """It is made again with the same id, unless a token of it was shown: the next ones might be others."""
+    body = pb.GenerateRequest(request_id="mine", text="x")
+    resumption = Resumption("mine", body, patience=patience(), next_attempt=Attempts(lambda: 5_000))
+    for response in served(body)[: 1 + shown]:
+        resumption.take(response, 0)
+    while resumption.event() is not None:
+        pass
+    resumption.failed(AWAY, 0)
+    assert isinstance(resumption.call(0).request, pb.ResumeRequest)
+    lost = NotFound("request mine is not known")
+    if shown:
+        with pytest.raises(NotFound):
+            resumption.failed(lost, 0)
+        return
+    assert resumption.failed(lost, 0) == 0
+    assert isinstance(resumption.call(0).request, pb.GenerateRequest)
+    for response in served(body):
+        resumption.take(response, 0)
+    events = list(iter(resumption.event, None))
+    assert [type(event) for event in events] == [Token] * len(IDS) + [Finished], "Accepted was shown before"
 
 
 def test_messages_and_events_are_one() -> None:

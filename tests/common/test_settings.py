@@ -151,7 +151,7 @@ def test_a_stack_has_the_settings_of_its_services() -> None:
     services = {name for kind in KINDS[:3] for name in kind.model_fields}
     assert services - DECIDED <= set(ServeSettings.model_fields)
     assert not DECIDED & set(ServeSettings.model_fields)
-    assert set(ServeSettings.model_fields) - services == {"endpoints", "engines", "schedulers"}
+    assert set(ServeSettings.model_fields) - services == {"endpoints", "engines", "schedulers", "start_timeout"}
     own = {"drain_seconds", "dtype", "host", "pp", "tp"}
     for name in own:
         for kind in KINDS[:3]:

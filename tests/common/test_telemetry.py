@@ -5,10 +5,15 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from concurrent import futures
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
+import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from orca_common.telemetry import Telemetry
 
 # Makes spans until the exporter has tried three batches, then closes, and prints what it knows.
 PROGRAM = """
@@ -87,6 +92,38 @@ def test_a_collector_gets_the_pod_s_name() -> None:
     assert attributes["service.name"] == "orca-test"
     assert attributes["service.instance.id"] == "orca-worker-3/1"
     assert attributes["k8s.pod.name"] == "orca-worker-3"
+
+
+def test_a_collector_that_speaks_http() -> None:
+    """OTEL_EXPORTER_OTLP_PROTOCOL decides; what the program's spans were arrives at /v1/traces."""
+    bodies: list[tuple[str, bytes]] = []
+
+    class Door(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Door) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        variables = {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", "OTEL_EXPORTER_OTLP_TIMEOUT": "30"}
+        _, lines = run(server.server_port, **variables)
+        server.shutdown()
+    assert not lines
+    assert {path for path, _ in bodies} == {"/v1/traces"}
+    got = trace_service_pb2.ExportTraceServiceRequest.FromString(bodies[0][1])
+    assert got.resource_spans[0].scope_spans[0].spans[0].name == "one"
+
+
+def test_a_protocol_that_is_not_spoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+    with pytest.raises(SystemExit, match=r"OTEL_EXPORTER_OTLP_PROTOCOL: is 'http/json'; Orca speaks grpc and http"):
+        Telemetry("orca-test")
 
 
 def test_an_instance_that_is_given_is_kept() -> None:

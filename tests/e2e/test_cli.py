@@ -78,7 +78,7 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert rest.endswith("ended, nothing is left running\n")
+    assert rest.endswith(f"ended, nothing is left running; logs and journals: {run_dir}\n")
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive
     assert json.loads((run_dir / "processes.json").read_text()) == []

@@ -24,6 +24,7 @@ from endpoint.harness import (
     until,
     world,
 )
+from endpoint.lines import lines_of
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
@@ -397,9 +398,12 @@ async def test_the_same_id_again(orca: World) -> None:
     assert "another body" in (error.details() or "")
 
 
-async def test_an_unknown_request(orca: World) -> None:
+async def test_an_unknown_request(orca: World, monkeypatch: pytest.MonkeyPatch) -> None:
     error = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="nobody")))
     assert error.code() is CODE.NOT_FOUND
+    monkeypatch.setattr("orca_endpoint.call.HEALING", 0.1)
+    error = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="nobody", from_index=3)))
+    assert (error.code(), reason_of(error)) == (CODE.DATA_LOSS, "TOKENS_LOST"), "three tokens were shown"
     for request, field in [
         (pb.ResumeRequest(), "request_id"),
         (pb.ResumeRequest(request_id="a", digest=b"short"), "digest"),
@@ -448,7 +452,7 @@ async def test_bytes_that_are_no_request(orca: World) -> None:
         assert error.code() is CODE.INVALID_ARGUMENT
         assert field_of(error) == "message"
         assert reason_of(error) == "UNREADABLE_MESSAGE"
-        sentence = "message: not a valid request of /orca.v1.Orca/Generate (text fields must be UTF-8)"
+        sentence = "message: not a valid GenerateRequest (text fields must be UTF-8)"
         assert error.details() == sentence
     check = orca.serving.channel.unary_unary("/grpc.health.v1.Health/Check")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -595,7 +599,7 @@ async def test_reflection_of_bytes_that_are_no_question(orca: World, version: st
 
 
 async def test_the_log_tells_a_deadline_from_a_client_that_left(orca: World, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "orca_endpoint.call")
+    caplog.set_level("INFO", "orca_endpoint.call_line")
     late = orca.stub.Generate(generation(request_id="late"), timeout=0.2)
     left = orca.stub.Generate(generation(request_id="left"), timeout=60)
     await left.read()
@@ -603,8 +607,9 @@ async def test_the_log_tells_a_deadline_from_a_client_that_left(orca: World, cap
     with pytest.raises(grpc.aio.AioRpcError):
         await collect(late)
     await orca.serving.quiet()
-    reasons = {record.request: record.reason for record in caplog.records if record.message == "call ended"}  # type: ignore[attr-defined]
-    assert reasons == {"late": "DEADLINE_EXCEEDED", "left": "CLIENT_GONE"}
+    await until(lambda: len(caplog.records) == 2)
+    ends = {line["request"]: (line["status"], line["reason"]) for line in lines_of(caplog)}
+    assert ends == {"late": ("DEADLINE_EXCEEDED", "DEADLINE_PASSED"), "left": ("CANCELLED", "CLIENT_GONE")}
 
 
 async def test_a_client_that_does_not_read(orca: World) -> None:

@@ -222,7 +222,7 @@ CASES: dict[str, tuple[Any, int, str | None, str]] = {
     "enormous id": ({"prompt": [1 << 80]}, 400, "prompt[0]", "no token id"),
     "many prompts": ({"prompt": ["a"] * 33}, 400, "prompt", "at most 32"),
     "lone surrogate": (b'{"prompt": "\\ud800"}', 400, "prompt", "surrogate"),
-    "max_tokens 0": ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "at least 1"),
+    "max_tokens 0": ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "at least 1, or 0 with echo"),
     "max_tokens negative": ({"prompt": "a", "max_tokens": -4}, 400, "max_tokens", "at least 1"),
     "max_tokens enormous": ({"prompt": "a", "max_tokens": 1 << 70}, 400, "max_tokens", "are allowed"),
     "max_tokens true": ({"prompt": "a", "max_tokens": True}, 400, "max_tokens", "an integer"),
@@ -234,20 +234,59 @@ CASES: dict[str, tuple[Any, int, str | None, str]] = {
     "top_p": ({"prompt": "a", "top_p": 2}, 400, "top_p", "at most 1"),
     "top_k": ({"prompt": "a", "top_k": 0}, 400, "top_k", "at least 1"),
     "seed": ({"prompt": "a", "seed": 1 << 64}, 400, "seed", "64 bits"),
-    "n": ({"prompt": "a", "n": 2}, 400, "n", "must be 1"),
-    "n true": ({"prompt": "a", "n": True}, 400, "n", "must be 1"),
-    "best_of": ({"prompt": "a", "best_of": 3}, 400, "best_of", "must be 1"),
-    "echo": ({"prompt": "a", "echo": True}, 400, "echo", "must be false"),
-    "suffix": ({"prompt": "a", "suffix": "b"}, 400, "suffix", "not supported"),
-    "presence_penalty": ({"prompt": "a", "presence_penalty": 0.5}, 400, "presence_penalty", "not supported"),
-    "logit_bias": ({"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias", "not supported"),
-    "logprobs 5": ({"prompt": "a", "logprobs": 5}, 400, "logprobs", "0 or 1"),
+    "n 0": ({"prompt": "a", "n": 0}, 400, "n", "at least 1"),
+    "n true": ({"prompt": "a", "n": True}, 400, "n", "an integer"),
+    "many choices": ({"prompt": ["a", "b"], "n": 17}, 400, "n", "17 for each of 2 prompts are too many; at most 32"),
+    "best_of below n": ({"prompt": "a", "n": 3, "best_of": 2}, 400, "best_of", "at least n, which is 3"),
+    "best_of streamed": ({"prompt": "a", "best_of": 2, "stream": True}, 400, "best_of", "cannot be streamed"),
+    "many best_of": ({"prompt": "a", "best_of": 33}, 400, "best_of", "33 for each of 1 prompts"),
+    "echo 1": ({"prompt": "a", "echo": 1}, 400, "echo", "true or false"),
+    "suffix": ({"prompt": "a", "suffix": "b"}, 400, "suffix", "no model here inserts text"),
+    "presence_penalty": ({"prompt": "a", "presence_penalty": 2.5}, 400, "presence_penalty", "between -2 and 2"),
+    "frequency_penalty": ({"prompt": "a", "frequency_penalty": "1"}, 400, "frequency_penalty", "a number"),
+    "repetition_penalty": ({"prompt": "a", "repetition_penalty": 0}, 400, "repetition_penalty", "above 0"),
+    "min_p": ({"prompt": "a", "min_p": 1.5}, 400, "min_p", "between 0 and 1"),
+    "logit_bias of text": ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias", "'x', which is no token id"),
+    "logit_bias of no token": ({"prompt": "a", "logit_bias": {"9999": 1}}, 400, "logit_bias[9999]", "no token"),
+    "logit_bias large": ({"prompt": "a", "logit_bias": {"5": 101}}, 400, "logit_bias[5]", "between -100 and 100"),
+    "logit_bias twice": ({"prompt": "a", "logit_bias": {"5": 1, "05": 2}}, 400, "logit_bias[5]", "comes twice"),
+    "logit_bias text": ({"prompt": "a", "logit_bias": {"5": "1"}}, 400, "logit_bias[5]", "a number"),
+    "logprobs 21": ({"prompt": "a", "logprobs": 21}, 400, "logprobs", "is 21; at most 20"),
+    "logprobs -1": ({"prompt": "a", "logprobs": -1}, 400, "logprobs", "at least 0"),
+    "logprobs true": ({"prompt": "a", "logprobs": True}, 400, "logprobs", "an integer"),
+    "store": ({"prompt": "a", "store": True}, 400, "store", "must be false: nothing is stored"),
+    "user": ({"prompt": "a", "user": 5}, 400, "user", "a string"),
+    "metadata": ({"prompt": "a", "metadata": {"a": 5}}, 400, "metadata.a", "a string"),
+    "much metadata": ({"prompt": "a", "metadata": {str(n): "" for n in range(17)}}, 400, "metadata", "at most 16"),
+    "long metadata": ({"prompt": "a", "metadata": {"a": "x" * 513}}, 400, "metadata.a", "513 characters; at most 512"),
+    "detach_grace": ({"prompt": "a", "detach_grace": -1}, 400, "detach_grace", "from 0 on"),
+    "long detach_grace": ({"prompt": "a", "detach_grace": 3601}, 400, "detach_grace", "at most 3600 s"),
+    "stream_options alone": ({"prompt": "a", "stream_options": {}}, 400, "stream_options", "only with stream"),
+    "stream_options unknown": (
+        {"prompt": "a", "stream": True, "stream_options": {"padding": True}},
+        400,
+        "stream_options.padding",
+        "not known",
+    ),
+    "obfuscation": (
+        {"prompt": "a", "stream": True, "stream_options": {"include_obfuscation": True}},
+        400,
+        "stream_options.include_obfuscation",
+        "must be false",
+    ),
+    "a name twice": (b'{"prompt": "a", "max_tokens": 1, "max_tokens": 2}', 400, "max_tokens", "comes twice"),
+    "a name twice inside": (
+        b'{"prompt": "a", "stream": true, "stream_options": {"include_usage": true, "include_usage": false}}',
+        400,
+        "include_usage",
+        "comes twice",
+    ),
     "stop a number": ({"prompt": "a", "stop": 5}, 400, "stop", "a list of strings"),
     "stop empty": ({"prompt": "a", "stop": ["x", ""]}, 400, "stop[1]", "empty"),
     "stop_token_ids": ({"prompt": "a", "stop_token_ids": [9999]}, 400, "stop_token_ids[0]", "9999"),
     "stream text": ({"prompt": "a", "stream": "yes"}, 400, "stream", "true or false"),
     "usage text": (
-        {"prompt": "a", "stream_options": {"include_usage": 1}},
+        {"prompt": "a", "stream": True, "stream_options": {"include_usage": 1}},
         400,
         "stream_options.include_usage",
         "true",
@@ -315,6 +354,8 @@ async def test_a_refused_prompt_ends_the_spans_of_those_before(orca: World, http
     telemetry.enabled, telemetry.tracer = True, provider.get_tracer("test")
     answer = await http.post("/v1/completions", json={"model": "tiny", "prompt": [[5], [5, 6, 99_999]]})
     assert answer.status_code == 400
-    (span,) = exporter.get_finished_spans()
-    assert span.attributes is not None
-    assert (span.attributes["orca.reason"], span.attributes["orca.tokens"]) == ("INVALID_ARGUMENT", 0)
+    requests = [span for span in exporter.get_finished_spans() if span.name == "orca.request"]
+    for span in requests:
+        assert span.attributes is not None
+        assert (span.attributes["orca.reason"], span.attributes["orca.tokens"]) == ("INVALID_FIELD", 0)
+    assert len(requests) == 2

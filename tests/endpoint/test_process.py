@@ -162,7 +162,7 @@ async def test_no_redis_yet(model: Path, tmp_path: Path) -> None:
     async with process("redis://127.0.0.1:9/0", "nowhere", model, log_level="INFO") as child:
         assert child.stderr is not None
         async with asyncio.timeout(30):
-            while b"waiting for the pool" not in await child.stderr.readline():
+            while b"the request pool is away" not in await child.stderr.readline():
                 pass
         child.terminate()
         assert await asyncio.wait_for(child.wait(), 10) == 0

@@ -354,6 +354,20 @@ def test_a_row_of_a_product_is_the_same_bits_in_any_company(isa: str, dtype: tor
     assert np.array_equal(linear(isa, dtype, x[first : first + 1], weight, bias, act), together[first : first + 1])
 
 
+@each_isa
+def test_a_large_product_is_the_same_bits_in_parts(isa: str) -> None:
+    """Deep and wide enough that sums are put aside and taken up again, and that rows come in several groups."""
+    torch.manual_seed(8)
+    n, k = 912, 1632
+    weight, bias, x = torch.randn(n, k) / k**0.5, torch.randn(n), torch.randn(530, k)
+    together = linear(isa, torch.bfloat16, x, weight, bias, None)
+    close(together, normed(x) @ weight.bfloat16().double().t() + bias.double(), torch.bfloat16)
+    for first, last in ((0, 1), (100, 116), (200, 264), (300, 397), (512, 530)):
+        assert np.array_equal(
+            linear(isa, torch.bfloat16, x[first:last], weight, bias, None, threads=2), together[first:last]
+        )
+
+
 def test_an_instruction_set_that_the_machine_lacks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"this machine runs .*portable"):
         Program(torch.float32, 1, "avx1024")

@@ -76,8 +76,8 @@ async def test_the_pool_freezes(tmp_path: Path) -> None:
         before = await this.formed("engine-0", "engine-1")
         await load(this, 8, 100, seed=6)
         this.redis.freeze()
-        for scheduler in this.schedulers:  # each gives up after 2 s, and looks again: some 4 s
-            await this.until(lambda scheduler=scheduler: len(scheduler.events("pool away")) >= 2)
+        for scheduler in this.schedulers:  # each gives up after 2 s
+            await this.until(lambda scheduler=scheduler: len(scheduler.events("the request pool is away")) == 1)
         this.redis.thaw()
         await this.completed()
         after = await this.formed("engine-0", "engine-1")

@@ -55,7 +55,7 @@ def alone(engine: TinyEngine, logits: list[Tensor], requests: list[Sampled]) -> 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kernels", instruction_sets())
 def test_the_same_bits_in_any_company(tmp_path: Path, logits: list[Tensor], kernels: str, dtype: str) -> None:
-    folder = make_gpt2(tmp_path, heads=3, layers=2, hidden=48, vocab=VOCABULARY, positions=POSITIONS, seed=1)
+    folder = make_gpt2(tmp_path, heads=2, layers=2, hidden=64, vocab=VOCABULARY, positions=POSITIONS, seed=1)
     requests = some_requests(200, seed=2)
     reference = make_stage(folder, SLOTS, 16, dtype, kernels, threads=1)
     expected = alone(TinyEngine(reference, SLOTS, 16), logits, requests)

@@ -35,6 +35,15 @@ log = logging.getLogger(__name__)
 DOMAIN = "orca.serving"  # of the reasons, in google.rpc.ErrorInfo
 
 
+ECHO = 200  # characters of what a caller wrote that an error shows
+SENTENCE = 600  # characters of an error
+
+
+def echo(text: str, limit: int = ECHO) -> str:
+    """A text that a caller may have written, cut to what an error may show of it."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 class ErrorReason(StrEnum):
     """What exactly is wrong, for programs: names that stay. orca.proto says which method ends with which of them."""
 
@@ -72,7 +81,7 @@ class OrcaError(Exception):
     reason: ErrorReason = ErrorReason.UNSPECIFIED  # of all errors of a class, unless an error is given its own
 
     def __init__(self, message: str = "", *, reason: ErrorReason | None = None) -> None:
-        super().__init__(message)
+        super().__init__(echo(message, SENTENCE))
         if reason is not None:
             self.reason = reason
 
@@ -88,8 +97,8 @@ class InvalidArgument(OrcaError):
     reason = ErrorReason.INVALID_FIELD
 
     def __init__(self, field: str, problem: str, *, reason: ErrorReason | None = None) -> None:
-        super().__init__(f"{field}: {problem}", reason=reason)
-        self.field, self.problem = field, problem
+        self.field, self.problem = echo(field), echo(problem, SENTENCE)
+        super().__init__(f"{self.field}: {self.problem}", reason=reason)
 
     def details(self) -> list[Message]:
         violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.problem)

@@ -255,7 +255,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> None:
     """Raises SystemExit with one sentence when it cannot be done."""
     given = _arguments(words)
-    logs.configure("fetch_model", "INFO")
+    logs.configure("orca-fetch-model", "INFO")
     # Process 1 of a container has no default action for SIGTERM. What is half done is cleared by the next start.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     patterns = TOKENIZER_FILES if given.tokenizer_only else (*TOKENIZER_FILES, *WEIGHT_FILES)

@@ -2,12 +2,16 @@
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from .errors import ErrorReason, InvalidArgument, OrcaError, abort, internal
+
+Watch = Callable[[str, str], AbstractContextManager[None]]
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
@@ -18,19 +22,24 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     they are read.
     """
 
+    def __init__(self, watch: Watch = lambda method, peer: nullcontext()) -> None:
+        """watch: opens what is to surround a call, given its method and its client. It sees what the method raises."""
+        self._watch = watch
+
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None:  # no such method: gRPC answers UNIMPLEMENTED
             return None
         parse = handler.request_deserializer
+        method = str(handler_call_details.method)
         if parse is not None and not handler.request_streaming:
-            parse = _tolerant(parse, str(handler_call_details.method))
-        behaviour, make = _behaviour(handler)
+            parse = _tolerant(parse, method)
+        behaviour, make = behaviour_of(handler)
         answer = _answer_stream if inspect.isasyncgenfunction(behaviour) else _answer
-        return make(answer(behaviour), parse, handler.response_serializer)
+        return make(answer(behaviour, partial(self._watch, method)), parse, handler.response_serializer)
 
 
-def _behaviour(handler: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def behaviour_of(handler: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """A handler's method, and the function that makes such a handler."""
     match handler.request_streaming, handler.response_streaming:
         case False, False:
@@ -56,23 +65,29 @@ def _tolerant(parse: Callable[[bytes], Any], method: str) -> Callable[[bytes], A
     return deserialize
 
 
-def _answer(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _answer(
+    behaviour: Callable[..., Awaitable[Any]], watch: Callable[[str], AbstractContextManager[None]]
+) -> Callable[..., Awaitable[Any]]:
     async def answer(request: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
-            _check(request)
-            return await behaviour(request, context)
+            with watch(context.peer()):
+                _check(request)
+                return await behaviour(request, context)
         except Exception as error:
             await _abort(context, error)
 
     return answer
 
 
-def _answer_stream(behaviour: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+def _answer_stream(
+    behaviour: Callable[..., AsyncIterator[Any]], watch: Callable[[str], AbstractContextManager[None]]
+) -> Callable[..., AsyncIterator[Any]]:
     async def answer(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
-            _check(request)
-            async for response in behaviour(request, context):
-                yield response
+            with watch(context.peer()):
+                _check(request)
+                async for response in behaviour(request, context):
+                    yield response
         except Exception as error:
             await _abort(context, error)
 

@@ -5,7 +5,10 @@ import logging
 import sys
 import time
 
-PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+from .settings import quiet_grpc
+
+# What is no field of a line; uvicorn adds its message again, in colour.
+PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
 class JsonFormatter(logging.Formatter):
@@ -31,7 +34,11 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(service: str, level: str) -> None:
-    """Sends all logging of this process to standard error. `level` is a name of the logging module, as DEBUG."""
+    """Sends all logging of this process to standard error. `level` is a name of the logging module, as DEBUG.
+
+    `service` is also the name that its spans have.
+    """
+    quiet_grpc()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service))
     logging.basicConfig(handlers=[handler], level=level, force=True)

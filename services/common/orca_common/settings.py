@@ -7,6 +7,7 @@ Only this module, `telemetry` and the `settings.py` of each service read the env
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -28,20 +29,30 @@ EPILOG = "--max-batch-size 8 is also ORCA_MAX_BATCH_SIZE=8 in the environment, a
 # The settings of all services. A service defines only some of them, but all services of a release may share one
 # environment and one file, so only a name that no service knows is a mistake.
 NAMES = """
-advertise_host api_keys api_keys_file
-block_size call_buffer config connection_age device drain_seconds dtype endpoints engines first_gpu
-gpus_per_pod host http_port kernels local_rank log_level max_batch_size max_calls max_detach_grace max_prompt_bytes
-max_prompts max_stop_bytes max_stop_strings max_stop_token_ids max_waiting max_waiting_bytes model pool pool_patience
-port pp rank_port ranks redis_url run_ahead run_dir schedulers slots spare status_port supervisor_pid tenant_requests
-tenant_waiting_tokens threads tp worker_namespace worker_port worker_statefulset workers
+advertise_host api_keys api_keys_file block_size body_seconds call_buffer client_certificates config connection_age
+cors_origins device drain_seconds dtype endpoints engines first_gpu gpus_per_pod header_seconds host http_port kernels
+local_rank log_level max_batch_size max_body_bytes max_calls max_connections max_detach_grace max_header_bytes
+max_peer_calls max_peer_connections max_prompt_bytes max_prompts max_stop_bytes max_stop_strings max_stop_token_ids
+max_streams max_waiting max_waiting_bytes model pool pool_patience port pp rank_port ranks redis_url run_ahead run_dir
+schedulers served_model_name slots spare start_timeout status_port supervisor_pid tenant_requests tenant_waiting_tokens
+threads tls_dir tp worker_namespace worker_port worker_statefulset workers write_timeout
 """
 KNOWN = frozenset(NAMES.split())
+CREDENTIALS = re.compile(r"(?<=://)[^/]*@")  # in a URL
 
 
 def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
     """The environment of a child process: this process's own without its `ORCA_*`, and the child's settings."""
     inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(PREFIX)}
     return {**inherited, **settings}
+
+
+def quiet_grpc() -> None:
+    """Keeps gRPC's C core from writing of each connection that ends to standard error, in a form of its own.
+
+    Comes before the first channel or server. Errors are still written; GRPC_VERBOSITY in the environment decides.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def fetch_header() -> str | None:
@@ -138,6 +149,11 @@ class FileSource(PydanticBaseSettingsSource):
         raise NotImplementedError("all values come at once, from __call__")
 
 
+def without_password(url: str) -> str:
+    """A URL that may be shown."""
+    return CREDENTIALS.sub("***@", url)
+
+
 def variable(name: str) -> str:
     return PREFIX + name.upper()
 
@@ -151,6 +167,12 @@ def _parsed(kind: type[Settings], arguments: Sequence[str]) -> CliSettingsSource
     switches = {f"no_{name}" for name, field in kind.model_fields.items() if field.annotation is bool}
     known = {flag(name) for name in {"help", *kind.model_fields, *switches}}
     check_names([word.partition("=")[0] for word in arguments if word.startswith("--")], known)
+    for name, word in zip(["", *arguments], arguments, strict=False):
+        credentials = CREDENTIALS.search(word)
+        if credentials is not None and ":" in credentials[0]:
+            given = (word if word.startswith("--") else name).partition("=")[0]
+            better = f"{variable(given.lstrip('-').replace('-', '_'))} or the file of --config"
+            raise SystemExit(f"{given}: everybody could read the password in the list of processes; use {better}")
     source = CliSettingsSource(kind)
     source.root_parser.epilog = EPILOG
     return source(args=list(arguments))
@@ -179,7 +201,14 @@ def sentence(error: ValidationError) -> str:
     return f"{variable(name)}: {problem} (it is {first['input']!r})"
 
 
-class ServiceSettings(Settings):
+class ConnectionSettings(Settings):
+    """What everything has that connects to others."""
+
+    tls_dir: str | None = None
+    """Folder with tls.crt, tls.key and ca.crt: connections are mTLS then, plaintext if it is not given."""
+
+
+class ServiceSettings(ConnectionSettings):
     """What every service has."""
 
     host: str = "127.0.0.1"
@@ -197,7 +226,7 @@ class ServiceSettings(Settings):
     """Folder of the schedulers' journals; none are written if it is not given."""
 
 
-class PoolSettings(Settings):
+class PoolSettings(ConnectionSettings):
     """Where the request pool is."""
 
     redis_url: str = "redis://127.0.0.1:6379/0"

@@ -25,6 +25,18 @@ class OtelSettings(BaseSettings):
 
     otel_exporter_otlp_endpoint: str | None = None
     otel_exporter_otlp_traces_endpoint: str | None = None
+    otel_exporter_otlp_protocol: str = "grpc"
+    otel_exporter_otlp_traces_protocol: str | None = None
+
+    @property
+    def protocol(self) -> str:
+        """Raises SystemExit with a sentence for a protocol that is not spoken."""
+        from .span_exporter import PROTOCOLS
+
+        given = self.otel_exporter_otlp_traces_protocol or self.otel_exporter_otlp_protocol
+        if given not in PROTOCOLS:
+            raise SystemExit(f"OTEL_EXPORTER_OTLP_PROTOCOL: is {given!r}; Orca speaks {' and '.join(PROTOCOLS)}")
+        return given
 
 
 class Telemetry:
@@ -44,9 +56,9 @@ class Telemetry:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-            from .span_exporter import PatientExporter
+            from .span_exporter import PatientExporter, exporter_of
 
-            self._exporter = PatientExporter(endpoint)
+            self._exporter = PatientExporter(exporter_of(settings.protocol), endpoint)
             self._sending = BatchSpanProcessor(self._exporter)
             provider = TracerProvider(resource=resource_of(service, instance, part), shutdown_on_exit=False)
             provider.add_span_processor(self._sending)

@@ -12,6 +12,8 @@ from orca_common.api_keys import ApiKeys
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
 from orca_common.errors import OrcaError, Unavailable
 from orca_common.telemetry import Telemetry
+from orca_common.tls import transport_of
+from orca_pool.outage import Outage
 from orca_pool.pool import Pool
 from orca_pool.retry import reached
 
@@ -19,6 +21,7 @@ from .delivery import Delivery
 from .endpoint import Endpoint
 from .grpc_door import GrpcDoor
 from .http_door import HttpDoor
+from .limits import Limits, connections_allowed
 from .settings import EndpointSettings
 from .text import Vocabulary
 
@@ -34,22 +37,25 @@ class EndpointApp:
     vocabulary: Vocabulary | None
     delivery: Delivery
     endpoint: Endpoint
+    limits: Limits
 
     def __init__(self, settings: EndpointSettings) -> None:
         self._settings = settings
         self._starting: str | None = "the model is being read"
         self._failed = False
+        self._outage = Outage()
         self._tasks: list[asyncio.Task[None]] = []
         self._open = AsyncExitStack()  # closes what `start` opened, the last first
 
     async def start(self) -> dict[str, str]:
         """Listens once the pool has agreed to the model. Returns the addresses of the ports grpc, http and status.
 
-        Waits for a pool that is away; probes are answered meanwhile. Raises FailedPrecondition when the model or the
-        keys cannot be read, or the pool serves another model, and Unavailable when a port cannot be had.
+        Waits for a pool that is away; probes are answered meanwhile. Raises FailedPrecondition when the model, the keys
+        or the certificates cannot be read, or the pool serves another model; Unavailable when a port cannot be had.
         """
         settings = self._settings
         keys = ApiKeys(settings.api_keys, settings.api_keys_file)
+        transport = transport_of(settings.tls_dir)
         pulse = service.LoopPulse()
         self._open.callback(pulse.close)
         status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive)
@@ -57,12 +63,15 @@ class EndpointApp:
         self._checkpoint, self.vocabulary = await service.in_thread(self._read_model)  # perhaps a download
         telemetry = Telemetry("orca-endpoint", secrets.token_hex(4))
         self._open.callback(telemetry.close)
-        self._pool = Pool(settings.redis_url, settings.pool)
+        self._pool = Pool(settings.redis_url, settings.pool, tls_dir=settings.tls_dir)
         self.delivery = Delivery(self._pool)
         self.endpoint = Endpoint(settings, self._checkpoint, self.vocabulary, self._pool, self.delivery, telemetry)
         self._open.push_async_callback(self._pool.close)
         self._open.push_async_callback(self.delivery.close)
-        self._grpc, self._http = GrpcDoor(self.endpoint, keys), HttpDoor(self.endpoint, keys)
+        self._open.callback(self.endpoint.large.close)
+        self.limits, connections = Limits(settings), connections_allowed(settings.max_connections)
+        self._grpc = GrpcDoor(self.endpoint, keys, transport, self.limits, connections)
+        self._http = HttpDoor(self.endpoint, keys, transport, self.limits, connections)
         self._open.push_async_callback(self._grpc.stop, 0)
         self._open.push_async_callback(self._http.stop)
         self._starting = "the request pool has not answered yet"
@@ -137,8 +146,9 @@ class EndpointApp:
             await self._pool.identify(model.digest, model.max_positions, model.vocab_size)
         except Unavailable as error:
             self._starting = str(error)
-            log.info("waiting for the pool", extra={"reason": str(error)})
+            self._outage.away(error)
             raise
+        self._outage.back()
 
     async def _health(self) -> None:
         """Keeps the status of gRPC's health service equal to the status port's."""
@@ -155,7 +165,7 @@ class EndpointApp:
 def main(settings: EndpointSettings | None = None) -> None:
     """`python -m orca_endpoint`: settings from flags, environment and file, unless given."""
     settings = settings or EndpointSettings.load(sys.argv[1:])
-    logs.configure("endpoint", settings.log_level)
+    logs.configure("orca-endpoint", settings.log_level)
     try:
         service.run(lambda: service.serve(lambda: EndpointApp(settings)))
     except OrcaError as error:

@@ -5,26 +5,25 @@ attaches again whenever packets may be missing, and detaches. The transcript dec
 """
 
 import asyncio
-import logging
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from opentelemetry.trace import Span
-
-from orca_common.errors import DataLoss, DeadlineExceeded, ErrorReason, OrcaError, Unavailable
-from orca_common.telemetry import trace_id_of
+from orca_common.errors import Cancelled, DataLoss, DeadlineExceeded, ErrorReason, OrcaError, Unavailable
 from orca_pool.keys import scoped
 from orca_pool.leases import DETACH_FLOOR_SECONDS
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, Busy, Packet, QueueLimits, Reason, Refusal, Times
 from orca_pool.retry import reached
 
+from .call_line import Outcome, current_line
 from .delivery import Delivery, Grace
 from .events import Event, Finished
 from .refusals import busy_error, refusal_error
+from .request_span import RequestSpan
 from .transcript import Transcript
 from .validation import Work
 
@@ -34,9 +33,7 @@ DEADLINE_NEAR = 0.05  # seconds: a call that its client ends so shortly before i
 TOGETHER = 256  # events that are shown in one piece: orca.proto's bound, and 0.5 ms of the loop at most
 
 # Ends that are not this endpoint's fault: the client left, was done, or its deadline passed.
-NOT_OUR_FAULT = (DeadlineExceeded, asyncio.CancelledError, type(None))
-
-log = logging.getLogger(__name__)
+NOT_OUR_FAULT = (Cancelled, DeadlineExceeded, asyncio.CancelledError, type(None))
 
 
 @dataclass(frozen=True)
@@ -95,12 +92,14 @@ class Call:
         tenant: str = "",
         submission: Submission | None = None,
         deadline: float | None = None,
-        span: Span | None = None,
+        span: RequestSpan | None = None,
     ) -> None:
         self.request_id, self.attempt, self.tenant = scoped(tenant, transcript.request_id), attempt, tenant
         self.buffered = 0  # tokens in the inbox
         self._pool, self._delivery, self._limits, self._transcript = pool, delivery, limits, transcript
         self._submission, self._deadline, self._span = submission, deadline, span
+        self.outcome: Outcome | None = None
+        self.first_token: float | None = None  # when it came, on the clock of `time.monotonic`
         self._inbox: deque[Packet] = deque()
         self._must_attach = True
         self._refused = False  # the pool holds no call of ours
@@ -108,6 +107,36 @@ class Call:
         self._waiter: asyncio.Future[None] | None = None
         self._operation: asyncio.Future[Attached | Refusal | Busy] | None = None  # the last submit or attach
         self._loop = asyncio.get_running_loop()
+        line = current_line()
+        if line is not None:
+            line.requests.append(self)
+
+    # -- for the line and the span of the call
+    @property
+    def accepted(self) -> bool:
+        return self._transcript.accepted
+
+    @property
+    def carrier(self) -> Mapping[str, str]:
+        """The trace context of the request."""
+        if self._submission is not None and not self.accepted:
+            return self._submission.work.record.trace
+        return self._transcript.record.trace
+
+    @property
+    def prompt_tokens(self) -> int:
+        if self._submission is not None and not self.accepted:
+            return len(self._submission.work.record.prompt_ids)
+        return self._transcript.prompt_tokens
+
+    @property
+    def output_tokens(self) -> int:
+        return self._transcript.count
+
+    @property
+    def times(self) -> Times | None:
+        """Of a request that has ended, as far as the pool has told them."""
+        return self._transcript.times
 
     # -- the delivery's side
     def put(self, packet: Packet) -> None:
@@ -146,6 +175,11 @@ class Call:
             return  # there is nothing to detach
         self._delivery.detach(self.request_id, self.attempt, self._grace(error), self._operation)
 
+    def label(self, attributes: Mapping[str, str | list[str]]) -> None:
+        """Attributes of the call's span that its door knows."""
+        if self._span is not None:
+            self._span.label(attributes)
+
     def drop(self, error: BaseException) -> None:
         """Ends a call that is never entered, because of another call's error."""
         self._report(error)
@@ -183,6 +217,8 @@ class Call:
                 if piece:
                     yield piece
                 raise
+            if self.first_token is None and transcript.count:
+                self.first_token = time.monotonic()
             more = transcript.next == "packet" and self._inbox and not self._must_attach
             if piece and not more:
                 yield piece
@@ -222,11 +258,13 @@ class Call:
         if isinstance(answer, Attached):
             self._refused = False
             self._submission = None  # a long prompt needs memory, and the pool has it
+            if self._span is not None:
+                self._span.accepted()
             return answer
         if isinstance(answer, Busy):
             self._refused = True
             raise busy_error(answer, self.tenant)
-        if answer is Refusal.UNKNOWN and self._transcript.accepted:
+        if answer is Refusal.UNKNOWN and (self._transcript.accepted or self._transcript.resumes):
             await self._wait_for_healing()
             return None
         self._refused = True
@@ -304,7 +342,8 @@ class Call:
             )
             if said == "ok":
                 finished = self._transcript.stopped()
-                return finished._replace(times=await self._times())
+                self._transcript.times = await self._times()
+                return finished._replace(times=self._transcript.times)
             if said == "other":
                 raise self._transcript.changed()
             await self._wait_for_healing()  # 'ahead': Redis lost tokens
@@ -326,24 +365,12 @@ class Call:
         return Grace(at_least=DETACH_FLOOR_SECONDS if own_fault else 0.0)
 
     def _report(self, error: BaseException | None) -> None:
-        """Ends the call's span and logs its end."""
-        transcript = self._transcript
-        if isinstance(error, OrcaError):
-            reason = error.code.name
-        elif isinstance(error, Exception):
-            reason = "INTERNAL"
-        elif transcript.finished is not None:
-            reason = transcript.finished.name
-        elif self._deadline is not None and self._loop.time() >= self._deadline - DEADLINE_NEAR:
-            reason = "DEADLINE_EXCEEDED"  # gRPC ends a call at its deadline as if its client had left
-        else:
-            reason = "CLIENT_GONE"
+        """Decides how the call has ended, and ends its spans."""
+        transcript, deadline = self._transcript, self._deadline
+        overdue = deadline is not None and self._loop.time() >= deadline - DEADLINE_NEAR
+        self.outcome = Outcome(error, transcript.finished, overdue)
         if self._span is not None:
-            self._span.set_attributes({"orca.tokens": transcript.count, "orca.reason": reason})
-            self._span.end()
-        trace_id = trace_id_of(transcript.record.trace)
-        extra = {"request": transcript.request_id, "trace": trace_id, "tokens": transcript.count, "reason": reason}
-        log.info("call ended", extra=extra)
+            self._span.ended(self.outcome, error, self.prompt_tokens, transcript.count)
 
 
 def leaving_error() -> Unavailable:

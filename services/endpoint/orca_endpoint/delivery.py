@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from orca_common.errors import Unavailable
 from orca_pool import records
 from orca_pool.leases import GAP_SECONDS, RENEW_SECONDS
+from orca_pool.outage import Outage
 from orca_pool.pool import Pool
 from orca_pool.records import Packet
 from orca_pool.retry import reached
@@ -72,6 +73,7 @@ class Delivery:
         self._hurry = asyncio.Event()  # renew now
         self._changed = asyncio.Event()  # set and replaced at each registration
         self._loop = asyncio.get_running_loop()
+        self._outage = Outage()
         # Moments of time.monotonic(): another thread asks `on_time`, and must not ask the loop for its time.
         self._renewed = time.monotonic()  # the last answer of the pool
         self._late_until = 0.0
@@ -187,8 +189,10 @@ class Delivery:
             try:
                 await self._renew()
             except Unavailable as error:
-                log.info("renewal waits for the pool", extra={"reason": str(error)})
+                self._outage.away(error)
                 self._note_lateness()
+            else:
+                self._outage.back()
             try:
                 await asyncio.wait_for(self._hurry.wait(), RENEW_SECONDS)
                 await asyncio.sleep(0.02)  # so that hurrying callers do not make it spin

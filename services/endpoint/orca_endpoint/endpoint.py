@@ -3,23 +3,24 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping
-from pathlib import Path
-
-from opentelemetry.trace import Span, SpanKind
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from orca.v1.orca_pb2 import CancelRequest, Engine, GenerateRequest, GetModelResponse, ResumeRequest
 from orca_common.checkpoint import Checkpoint
-from orca_common.errors import DeadlineExceeded, ErrorReason, NotFound, ResourceExhausted, Unavailable
-from orca_common.telemetry import Telemetry, carrier_of, context_of, trace_id_of
+from orca_common.errors import DeadlineExceeded, ErrorReason, NotFound, ResourceExhausted, Unavailable, echo
+from orca_common.telemetry import Telemetry, trace_id_of
 from orca_pool.keys import scoped
 from orca_pool.pool import Pool
 from orca_pool.records import QueueLimits
 from orca_pool.retry import reached
 
 from .call import Call, CallLimits, Submission
+from .call_line import Outcome, current_line
 from .delivery import Delivery
+from .one_thread import OneThread
 from .refusals import RETRY_AFTER
+from .request_span import RequestSpan
 from .settings import EndpointSettings
 from .text import Vocabulary
 from .transcript import Transcript
@@ -50,15 +51,16 @@ class Endpoint:
     ) -> None:
         self.settings, self.checkpoint = settings, checkpoint
         self.telemetry = telemetry
-        self.name = model_name(settings.model, checkpoint)
+        self.name = settings.served_model_name or checkpoint.name
         self.delivery = delivery
-        self._pool, self._vocabulary = pool, vocabulary
+        self._pool, self.vocabulary = pool, vocabulary
         self._validator = Validator(settings, checkpoint, vocabulary)
         self._limits = CallLimits(settings.pool_patience, settings.call_buffer)
         self._queue_limits = QueueLimits(
             settings.max_waiting_bytes, settings.tenant_requests or None, settings.tenant_waiting_tokens or None
         )
         self._formed = False  # whether an engine has ever formed
+        self.large = OneThread()  # for inputs that would hold up the loop
         self._validating = 0  # requests whose text is being tokenized
         self.draining = False
 
@@ -98,21 +100,23 @@ class Endpoint:
         of the request's fields (see `validation`). tenant: whose key the caller sent; empty without keys. Raises what
         the validation raises, and when no call is admitted.
         """
-        self._admit(deadline, self.settings.max_calls)
-        if request.model and request.model != self.name:
-            raise self.unknown_model(request.model)
-        self._validating += 1
-        try:
-            work = await self._validator.generate(request, names)
-        finally:
-            self._validating -= 1
-        span = self._span("orca.request", work.record.request_id, carrier)
+        span = self._span("orca.request", "orca.submit", carrier)
+        with refused(span):
+            self._admit(deadline, self.settings.max_calls)
+            self.check_model(request.model)
+            self._validating += 1
+            try:
+                work = await self._validator.generate(request, names)
+            finally:
+                self._validating -= 1
+        if span is not None:
+            span.validated(work.record)
         work.record.trace.update(trace_of(span, carrier))
         return Call(
             self._pool,
             self.delivery,
             self._limits,
-            Transcript(work.record.request_id, self._vocabulary),
+            Transcript(work.record.request_id, self.vocabulary),
             tenant=tenant,
             attempt=work.attempt,
             submission=Submission(work, deadline, self.settings.max_waiting, self._queue_limits, tenant),
@@ -124,17 +128,21 @@ class Endpoint:
         self, request: ResumeRequest, deadline: float | None, carrier: Mapping[str, str], *, tenant: str = ""
     ) -> Call:
         """A call that will attach to a known request. Arguments and errors as in `generate`."""
-        self._admit(deadline, RESUME_ROOM * self.settings.max_calls)
-        attempt = self._validator.resume(request)
+        span = self._span("orca.resume", "orca.attach", carrier)
+        with refused(span):
+            self._admit(deadline, RESUME_ROOM * self.settings.max_calls)
+            attempt = self._validator.resume(request)
+        if span is not None:
+            span.named(request.request_id)
         return Call(
             self._pool,
             self.delivery,
             self._limits,
-            Transcript(request.request_id, self._vocabulary, from_index=request.from_index, digest=request.digest),
+            Transcript(request.request_id, self.vocabulary, from_index=request.from_index, digest=request.digest),
             tenant=tenant,
             attempt=attempt,
             deadline=deadline,
-            span=self._span("orca.resume", request.request_id, carrier),
+            span=span,
         )
 
     async def cancel(self, request: CancelRequest, *, tenant: str = "") -> bool:
@@ -161,7 +169,7 @@ class Endpoint:
             max_stop_strings=limits.max_stop_strings,
             max_stop_bytes=limits.max_stop_bytes,
             eos_token_ids=checkpoint.eos_token_ids,
-            has_tokenizer=self._vocabulary is not None,
+            has_tokenizer=self.vocabulary is not None,
             engines=[
                 Engine(
                     id=info.engine,
@@ -174,9 +182,20 @@ class Endpoint:
             ],
         )
 
-    def unknown_model(self, wanted: str) -> NotFound:
-        """The error of a call for another model than the one that is served."""
-        return NotFound(f"model: {wanted!r} is not served here; {self.name!r} is", reason=ErrorReason.UNKNOWN_MODEL)
+    def check_model(self, wanted: str) -> None:
+        """Raises NotFound for another model than the one that is served. Empty: whichever is served."""
+        if wanted and wanted != self.name:
+            sentence = f"model: {echo(wanted)!r} is not served here; {self.name!r} is"
+            raise NotFound(sentence, reason=ErrorReason.UNKNOWN_MODEL)
+
+    # -- text
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token of a prompt; "" without a tokenizer."""
+        return self.vocabulary.texts(ids) if self.vocabulary is not None else [""] * len(ids)
+
+    def spell(self, token_id: int) -> str:
+        """The text of one token alone; "" without a tokenizer."""
+        return self.vocabulary.spell(token_id) if self.vocabulary is not None else ""
 
     # -- the parts
     def _admit(self, deadline: float | None, max_calls: int) -> None:
@@ -190,23 +209,28 @@ class Endpoint:
                 f"this endpoint serves {max_calls} streams already", RETRY_AFTER, reason=ErrorReason.ENDPOINT_FULL
             )
 
-    def _span(self, name: str, request_id: str, carrier: Mapping[str, str]) -> Span | None:
+    def _span(self, request: str, submit: str, carrier: Mapping[str, str]) -> RequestSpan | None:
+        """The request's spans, from the arrival of its call on; None when nothing is traced."""
         if not self.telemetry.enabled:
             return None
-        attributes = {"orca.request_id": request_id}
-        context = context_of(carrier)
-        return self.telemetry.tracer.start_span(name, context=context, kind=SpanKind.SERVER, attributes=attributes)
+        return RequestSpan(self.telemetry.tracer, (request, submit), carrier, current_line(), self.name)
 
 
-def trace_of(span: Span | None, carrier: Mapping[str, str]) -> dict[str, str]:
+@contextmanager
+def refused(span: RequestSpan | None) -> Iterator[None]:
+    """Ends the spans of a call that is refused, or whose client leaves, before there is a Call."""
+    try:
+        yield
+    except BaseException as error:
+        if span is not None:
+            span.ended(Outcome(error, None, overdue=False), error)
+        raise
+
+
+def trace_of(span: RequestSpan | None, carrier: Mapping[str, str]) -> dict[str, str]:
     """The W3C headers that go on with a request: of its span, else the client's, else a new id for the log lines."""
     if span is not None:
-        return carrier_of(span)
+        return span.carrier
     if int(trace_id_of(carrier), 16):
         return {name: carrier[name] for name in ("traceparent", "tracestate") if name in carrier}
     return {"traceparent": f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00"}
-
-
-def model_name(model: str, checkpoint: Checkpoint) -> str:
-    """The model's public name: the last part of a folder's path, or the hub's name."""
-    return checkpoint.name if Path(model).exists() else model

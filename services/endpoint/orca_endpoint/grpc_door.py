@@ -6,9 +6,12 @@ that it offers (a generator costs 3 us more). So what is there together is one m
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
@@ -25,20 +28,33 @@ from orca.v1.orca_pb2 import (
 )
 from orca_common.address import join_address
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import Cancelled, Unavailable
+from orca_common.errors import Cancelled, DeadlineExceeded, ErrorReason, InvalidArgument, Unavailable
 from orca_common.interceptor import StatusInterceptor
+from orca_common.roles import ANY, Role
+from orca_common.roles import HEALTH as HEALTH_METHODS
+from orca_common.tls import Transport
 from orca_pool.records import Times
 
 from .access import AUTHORIZATION, KeyInterceptor
+from .bodies import IN_LOOP
 from .call import Call
+from .call_line import grpc_line
 from .endpoint import Endpoint
 from .events import Accepted, Event, Finished, Prompted, Token
 from .grpc_scores import prompt_messages, token_message
+from .limits import Held, Limits
+from .one_thread import OneThread
 from .reflection import SERVICES as REFLECTION
 from .reflection import Reflection
 
 ORCA, HEALTH = "orca.v1.Orca", "grpc.health.v1.Health"
 Context = grpc.aio.ServicerContext
+ALLOWED = {  # who may call what, where certificates tell
+    f"/{ORCA}/": frozenset({Role.CLIENT}),
+    **{f"/{service}/": ANY for service in REFLECTION},
+    **HEALTH_METHODS,
+}
+M = TypeVar("M", bound=Message)
 OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
     # Clients may ping as often as they like, also while their stream is silent. By default a client that pings a silent
@@ -55,35 +71,49 @@ OPTIONS = [
 class OrcaServicer:
     """The methods of orca.v1.Orca. Errors become statuses in the server's StatusInterceptor."""
 
-    def __init__(self, endpoint: Endpoint, keys: ApiKeys) -> None:
-        self._endpoint, self._keys = endpoint, keys
+    def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits) -> None:
+        self._endpoint, self._keys, self._limits = endpoint, keys, limits
+        self._messages = Messages(endpoint.settings.body_seconds, endpoint.large)
 
-    async def generate(self, request: GenerateRequest, context: Context) -> None:
-        await self._stream(await self._call(request, context), context)
+    async def generate(self, _: object, context: Context) -> None:
+        with self._limits.call(peer_of(context)) as held:
+            request = await self._messages.read(context, GenerateRequest, held)
+            call = await self._call(request, context)
+            del request  # a long prompt needs memory, and the pool has it
+            await self._stream(call, context, held)
 
-    async def generate_text(self, request: GenerateRequest, context: Context) -> bytes:
-        call = await self._call(request, context)
+    async def generate_text(self, _: object, context: Context) -> bytes:
+        with self._limits.call(peer_of(context)) as held:
+            request = await self._messages.read(context, GenerateRequest, held)
+            logprobs = request.logprobs or request.top_logprobs > 0
+            return await self._answer(await self._call(request, context), logprobs)
+
+    async def _answer(self, call: Call, logprobs: bool) -> bytes:
         answer = GenerateTextResponse()
         texts: list[str] = []
         async with call:
             async for piece in call.pieces():
                 for event in piece:
-                    add(event, answer, texts, request.logprobs or request.top_logprobs > 0)
+                    add(event, answer, texts, logprobs)
         if answer.reason == FinishReason.FINISH_REASON_CANCELLED:
             raise Cancelled(f"request {answer.request_id} was cancelled after {len(answer.token_ids)} tokens")
         answer.text = "".join(texts)
         return answer.SerializeToString()
 
-    async def resume(self, request: ResumeRequest, context: Context) -> None:
-        carrier = carrier_of(context)
-        call = self._endpoint.resume(request, deadline_of(context), carrier, tenant=self._tenant(carrier))
-        await self._stream(call, context)
+    async def resume(self, _: object, context: Context) -> None:
+        with self._limits.call(peer_of(context)) as held:
+            request = await self._messages.read(context, ResumeRequest, held)
+            carrier = carrier_of(context)
+            call = self._endpoint.resume(request, deadline_of(context), carrier, tenant=self._tenant(carrier))
+            await self._stream(call, context, held)
 
-    async def cancel(self, request: CancelRequest, context: Context) -> bytes:
+    async def cancel(self, _: object, context: Context) -> bytes:
+        request = await self._messages.read(context, CancelRequest)
         tenant = self._tenant(carrier_of(context))
         return CancelResponse(alive=await self._endpoint.cancel(request, tenant=tenant)).SerializeToString()
 
-    async def get_model(self, request: GetModelRequest, context: Context) -> bytes:
+    async def get_model(self, _: object, context: Context) -> bytes:
+        await self._messages.read(context, GetModelRequest)
         return (await self._endpoint.model()).SerializeToString()
 
     async def _call(self, request: GenerateRequest, context: Context) -> Call:
@@ -93,24 +123,74 @@ class OrcaServicer:
     def _tenant(self, carrier: Mapping[str, str]) -> str:
         return self._keys.tenant_of(carrier.get(AUTHORIZATION))
 
-    async def _stream(self, call: Call, context: Context) -> None:
-        encode = Encoder().encode
-        async with call:
+    async def _stream(self, call: Call, context: Context, held: Held) -> None:
+        encode, now = Encoder().encode, asyncio.get_running_loop().time
+        patience = self._endpoint.settings.write_timeout
+        async with call, reading(patience) as writing:
             async for piece in call.pieces():
+                writing.reschedule(now() + patience)
                 # Serialized messages one after the other are one message: protobuf merges them.
                 await context.write(b"".join([encode(event) for event in piece]))
+                writing.reschedule(None)
+                held.release()  # the first piece says that the pool has the request
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Handlers without serializers: the methods reply with bytes."""
-        stream, unary = grpc.unary_stream_rpc_method_handler, grpc.unary_unary_rpc_method_handler
+        """Handlers without serializers: the methods read their request and reply with bytes.
+
+        On the wire a single request is a stream of one. gRPC would read it before the method hears of the call, without
+        a bound of time.
+        """
+        stream, unary = grpc.stream_stream_rpc_method_handler, grpc.stream_unary_rpc_method_handler
         methods = {
-            "Generate": stream(self.generate, GenerateRequest.FromString),
-            "GenerateText": unary(self.generate_text, GenerateRequest.FromString),
-            "Resume": stream(self.resume, ResumeRequest.FromString),
-            "Cancel": unary(self.cancel, CancelRequest.FromString),
-            "GetModel": unary(self.get_model, GetModelRequest.FromString),
+            "Generate": stream(self.generate),
+            "GenerateText": unary(self.generate_text),
+            "Resume": stream(self.resume),
+            "Cancel": unary(self.cancel),
+            "GetModel": unary(self.get_model),
         }
         return grpc.method_handlers_generic_handler(ORCA, methods)
+
+
+class Messages:
+    """Reads the request of a call."""
+
+    def __init__(self, seconds: float, thread: OneThread) -> None:
+        """seconds: for a message to come. thread: parses the large ones."""
+        self._seconds, self._thread = seconds, thread
+
+    async def read(self, context: Context, kind: type[M], held: Held | None = None) -> M:
+        """The request. Raises InvalidArgument when it cannot be parsed, DeadlineExceeded when it does not come."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                raw = await context.read()
+        except TimeoutError:
+            raise DeadlineExceeded(f"the request did not come within {self._seconds:g} s") from None
+        if not isinstance(raw, bytes):
+            raise InvalidArgument("message", "is missing", reason=ErrorReason.UNREADABLE_MESSAGE)
+        if held is not None:
+            held.add(len(raw))
+        try:
+            if len(raw) <= IN_LOOP:
+                return kind.FromString(raw)
+            return await self._thread.run(lambda: kind.FromString(raw))
+        except DecodeError:
+            problem = f"not a valid {kind.DESCRIPTOR.name} (text fields must be UTF-8)"
+            raise InvalidArgument("message", problem, reason=ErrorReason.UNREADABLE_MESSAGE) from None
+
+
+@asynccontextmanager
+async def reading(seconds: float) -> AsyncIterator[asyncio.Timeout]:
+    """A bound that its user sets before each write. Raises Cancelled when the client does not read in time."""
+    try:
+        async with asyncio.timeout(None) as timeout:
+            yield timeout
+    except TimeoutError:
+        raise Cancelled(f"the client read nothing for {seconds:g} s", reason=ErrorReason.CLIENT_LEFT) from None
+
+
+def peer_of(context: Context) -> str:
+    """The client's host, as gRPC writes it."""
+    return context.peer().rpartition(":")[0]
 
 
 class Encoder:
@@ -205,12 +285,26 @@ def age_options(connection_age: float) -> list[tuple[str, int]]:
 class GrpcDoor:
     """The gRPC server. Its health service says NOT_SERVING until `serving(True)`."""
 
-    def __init__(self, endpoint: Endpoint, keys: ApiKeys) -> None:
-        limit = endpoint.settings.max_message_bytes
-        options = [*OPTIONS, ("grpc.max_receive_message_length", limit), *age_options(endpoint.settings.connection_age)]
-        self._server = grpc.aio.server(interceptors=[StatusInterceptor(), KeyInterceptor(keys)], options=options)
+    def __init__(
+        self, endpoint: Endpoint, keys: ApiKeys, transport: Transport, limits: Limits, connections: int
+    ) -> None:
+        settings = endpoint.settings
+        self._transport, self._certificates = transport, settings.client_certificates
+        options = [
+            *OPTIONS,
+            ("grpc.max_receive_message_length", settings.max_message_bytes),
+            ("grpc.max_concurrent_streams", settings.max_streams),
+            ("grpc.max_metadata_size", settings.max_header_bytes),
+            ("grpc.absolute_max_metadata_size", settings.max_header_bytes),
+            ("grpc.max_allowed_incoming_connections", connections),
+            ("grpc.server_handshake_timeout_ms", int(settings.header_seconds * 1000)),
+            *age_options(settings.connection_age),
+        ]
+        roles = transport.interceptors(ALLOWED) if self._certificates else []
+        interceptors = [StatusInterceptor(grpc_line), *roles, KeyInterceptor(keys)]
+        self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health = HealthServicer()
-        self._server.add_generic_rpc_handlers((OrcaServicer(endpoint, keys).handlers(),))
+        self._server.add_generic_rpc_handlers((OrcaServicer(endpoint, keys, limits).handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._server.add_generic_rpc_handlers(tuple(Reflection((ORCA, HEALTH)).handlers()))
 
@@ -218,7 +312,8 @@ class GrpcDoor:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
         await self.serving(False)
         try:
-            bound = self._server.add_insecure_port(join_address(host, port))
+            address = join_address(host, port)
+            bound = self._transport.listen(self._server, address, client_certificates=self._certificates)
         except RuntimeError as error:
             raise Unavailable(f"port: cannot listen on {host}:{port} ({error})") from None
         await self._server.start()

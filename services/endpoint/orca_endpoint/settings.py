@@ -13,11 +13,15 @@ class EndpointSettings(ServiceSettings, PoolSettings):
 
     model: str
     """Checkpoint folder or hub name. Its configuration and tokenizer are read, never its weights."""
+    served_model_name: str | None = None
+    """The model's name at the doors; the hub's name or that of its folder if not given."""
     port: int = Field(default=0, ge=0, le=65535)
     """Port of gRPC; 0 takes a free one."""
     http_port: int = Field(default=0, ge=0, le=65535)
     """Port of the OpenAI API; 0 takes a free one."""
 
+    client_certificates: bool = True
+    """With tls_dir: the doors take only clients with a certificate of the role client; else API keys say who calls."""
     api_keys: str | None = None
     """Keys that may call, as `TENANT sha256:HASH` separated by commas; without keys everybody may. See `orca key`."""
     api_keys_file: str | None = None
@@ -44,17 +48,37 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     max_detach_grace: float = Field(default=3600.0, ge=0)
     """Longest detach_grace of a request, in seconds."""
     max_prompts: int = Field(default=32, ge=1)
-    """Prompts of one HTTP request."""
+    """Prompts of one HTTP request, each counted `best_of` or `n` times."""
+    cors_origins: str = ""
+    """Origins whose pages may call the HTTP door from a browser, separated by commas; `*`: all; empty: none."""
 
     pool_patience: float = Field(default=10.0, gt=0)
     """Seconds that a new call waits for an absent Redis."""
     call_buffer: int = Field(default=1024, ge=1)
     """Tokens that are kept for a client that does not read."""
 
+    max_connections: int = Field(default=4096, ge=1)
+    """Connections of each door; more are closed. Fewer where the limit of descriptors leaves fewer."""
+    max_peer_connections: int = Field(default=1024, ge=1)
+    """HTTP connections of one host; more are closed. gRPC's are bounded by their calls."""
+    max_peer_calls: int = Field(default=2048, ge=1)
+    """Calls of one host at one door; more are refused with RESOURCE_EXHAUSTED."""
+    max_streams: int = Field(default=256, ge=1)
+    """Calls of one gRPC connection at a time; gRPC's clients let more wait."""
+    max_header_bytes: int = Field(default=1 << 16, ge=1024)
+    """Bytes of a request's header."""
+    max_body_bytes: int = Field(default=1 << 28, ge=1)
+    """Bytes of all bodies in an endpoint's memory together; requests that would need more are refused."""
+    header_seconds: float = Field(default=10.0, gt=0)
+    """Seconds for a header to come; over gRPC for a connection to be made."""
+    body_seconds: float = Field(default=30.0, gt=0)
+    """Seconds for a body to come."""
+    write_timeout: float = Field(default=30.0, gt=0)
+    """Seconds for a client to take what is written to it; then its call ends and detaches."""
     connection_age: float = Field(default=300.0, ge=0)
     """Seconds after which a gRPC connection takes no new calls, so that clients spread again; 0: never."""
 
     @property
     def max_message_bytes(self) -> int:
         """The transport's bound, well above everything that the validation refuses by name."""
-        return max(8 << 20, 8 * self.max_prompt_bytes)
+        return max(4 << 20, 4 * self.max_prompt_bytes)

@@ -19,7 +19,7 @@ from orca.v1.pool_pb2 import PoolRequest
 from orca_common.errors import DataLoss
 from orca_common.scores import TOP, Top, unpack_prompt, unpack_tops
 from orca_common.telemetry import trace_id_of
-from orca_pool.records import Attached, CommittedToken, Finish, Packet, Reason
+from orca_pool.records import Attached, CommittedToken, Finish, Packet, Reason, Times
 
 from .events import Accepted, Event, Finished, Prompted, PromptToken, Token, TopToken
 from .refusals import end_error
@@ -51,6 +51,8 @@ class Transcript:
         self.accepted = False
         self.next: Next = "attach"
         self.finished: Reason | None = None  # the end that the client was shown
+        self.times: Times | None = None  # of a request that has ended
+        self.prompt_tokens = 0
         self.last: CommittedToken | None = None  # token so far
         self._vocabulary = vocabulary
         self._from_index, self._digest = from_index, digest
@@ -69,6 +71,11 @@ class Transcript:
         """What the pool compares before it lets this call take over: how many tokens the client saw, their digest."""
         return (0, b"") if self.accepted else (self._from_index, self._digest)
 
+    @property
+    def resumes(self) -> bool:
+        """Whether the client was shown tokens by an earlier call."""
+        return self._from_index > 0
+
     def answer(self, attached: Attached) -> Iterator[Event]:
         """What the answer of a submit or an attach adds. Raises DataLoss, or the error that ended the request."""
         if not self.accepted:
@@ -79,7 +86,8 @@ class Transcript:
             self._top_count = asked.top_logprobs
             self._wants_prompt = asked.prompt_logprobs and not self._from_index
             position = max(attached.position - 1, 0)
-            yield Accepted(self.request_id, len(self.record.prompt_ids), position, attached.starts_in)
+            self.prompt_tokens = len(self.record.prompt_ids)
+            yield Accepted(self.request_id, self.prompt_tokens, position, attached.starts_in)
             if not self._wants_prompt:
                 self.record.ClearField("prompt_ids")  # nobody needs them any more, and a call may live for long
         tokens, finish, known = attached.tokens, attached.finish, attached.first
@@ -210,7 +218,7 @@ class Transcript:
         if finish.output_tokens != len(self._ids) and finish.reason is not Reason.ABORTED:
             self.next = incomplete
             return
-        self.next = "end"
+        self.next, self.times = "end", finish.times
         if finish.reason > Reason.CANCELLED:
             raise end_error(finish.reason, self.request_id, trace_id_of(self.record.trace))
         self.finished = finish.reason

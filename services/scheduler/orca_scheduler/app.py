@@ -6,12 +6,14 @@ import secrets
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 from orca_common import logs, service
 from orca_common.address import join_address
 from orca_common.errors import OrcaError, Unavailable
 from orca_common.service import LoopPulse, StatusPort
 from orca_common.telemetry import Telemetry
+from orca_common.tls import transport_of
 from orca_pool.pool import Pool
 
 from .discovery.candidates import Discovery
@@ -24,29 +26,37 @@ class SchedulerApp:
     """One scheduler process, as `service.serve` runs it."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
-        """Raises FailedPrecondition when the list of workers holds a part of an engine."""
+        """Raises FailedPrecondition when the list of workers holds a part of an engine, or tls_dir cannot be used."""
         name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         self._settings = settings
         self._telemetry, self._pulse = Telemetry("orca-scheduler", name), LoopPulse()
-        self._pool = Pool(settings.redis_url, settings.pool)
+        self._pool = Pool(settings.redis_url, settings.pool, tls_dir=settings.tls_dir)
         self._discovery = discovery_of(settings)
-        self._scheduler = Scheduler(name, self._pool, self._discovery, settings, self._telemetry, self._pulse)
+        transport = transport_of(settings.tls_dir)
+        self._scheduler = Scheduler(
+            name, self._pool, self._discovery, settings, self._telemetry, self._pulse, transport
+        )
         self._status = StatusPort(
             settings.host,
             settings.status_port,
             self._scheduler.unready,
             self._pulse.alive,
-            lambda: {
-                "engines": self._scheduler.engines(),
-                "notices": list(self._discovery.notices),
-                "logits_not_finite": self._scheduler.not_finite,
-            },
+            self._told,
         )
+
+    def _told(self) -> dict[str, Any]:
+        """What the status port tells besides."""
+        return {
+            "engines": self._scheduler.engines(),
+            "refused": self._scheduler.refused(),
+            "notices": list(self._discovery.notices),
+            "logits_not_finite": self._scheduler.not_finite,
+        }
 
     async def start(self) -> dict[str, str]:
         settings = self._settings
         if settings.run_dir is not None:
-            Path(settings.run_dir).mkdir(parents=True, exist_ok=True)  # of the journals
+            Path(settings.run_dir).mkdir(mode=0o700, parents=True, exist_ok=True)  # of the journals
         return {"status": join_address(settings.host, self._status.port)}
 
     async def run(self) -> None:
@@ -84,7 +94,7 @@ def discovery_of(settings: SchedulerSettings) -> Discovery:
 def main(settings: SchedulerSettings | None = None) -> None:
     """`python -m orca_scheduler`: settings from flags, environment and file, unless given."""
     settings = settings or SchedulerSettings.load(sys.argv[1:])
-    logs.configure("scheduler", settings.log_level)
+    logs.configure("orca-scheduler", settings.log_level)
     try:
         service.run(lambda: service.serve(lambda: SchedulerApp(settings)))
     except OrcaError as error:

@@ -474,12 +474,14 @@ class Lifecycle:
         if forming.slots or len(forming.room) < self.shape.ranks:
             return []
         smallest = min(forming.room, key=lambda rank: (forming.room[rank], rank))
-        room, wanted = forming.room[smallest], self.shape.slots
-        if wanted is not None and wanted > room:
-            return self._refused(now, f"slots: {wanted} do not fit, {self._name(smallest)} has room for {room}")
-        forming.slots = self.shape.whole_blocks(wanted or room)
-        if forming.slots == 0:
-            why = f"{self._name(smallest)} has room for {wanted or room}, a block is {self.shape.block_size}"
+        room = forming.room[smallest]
+        wanted = room if self.shape.slots is None else self.shape.slots
+        slots = self.shape.whole_blocks(wanted)
+        if slots > room:
+            return self._refused(now, f"slots: {slots} do not fit, {self._name(smallest)} has room for {room}")
+        forming.slots = slots
+        if slots == 0:
+            why = f"{self._name(smallest)} has room for {wanted}, a block is {self.shape.block_size}"
             return self._refused(now, f"slots: {why}")
         return [Allocate(self.life, forming.epoch, forming.slots)]
 

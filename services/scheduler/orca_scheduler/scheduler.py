@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from orca_common.errors import Unavailable
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
+from orca_common.tls import Transport
 from orca_pool.leases import GAP_SECONDS, LEASE_SECONDS, RENEW_SECONDS
+from orca_pool.outage import Outage
 from orca_pool.pool import Pool
 from orca_pool.records import EngineState
 
@@ -43,9 +45,10 @@ class Scheduler:
         settings: SchedulerSettings,
         telemetry: Telemetry,
         pulse: LoopPulse,
+        transport: Transport,
     ) -> None:
         self._name, self._pool, self._discovery = name, pool, discovery
-        self._settings, self._telemetry, self._pulse = settings, telemetry, pulse
+        self._settings, self._telemetry, self._pulse, self._transport = settings, telemetry, pulse, transport
         self._candidates: dict[str, Candidate] | None = None  # None: not known yet
         self._masters: dict[str, tuple[EngineMaster, asyncio.Task[None]]] = {}
         self._sights: dict[str, Sight] = {}
@@ -53,6 +56,7 @@ class Scheduler:
         self._releasing: str | None = None  # the engine that goes to another scheduler
         self._given_up: set[str] = set()  # engines that are being released, because their pods cannot be reached
         self._withdrawn_until = 0.0  # until then it takes nothing, and is not counted
+        self._outage = Outage()
         self._not_finite = 0  # that masters counted whose term is over
         self._loop = asyncio.get_running_loop()
         self._last_look: float | None = None  # on the loop's clock
@@ -84,6 +88,11 @@ class Scheduler:
         """
         return {engine: master.unready for engine, (master, _) in list(self._masters.items())}
 
+    def refused(self) -> Mapping[str, str]:
+        """Of these engines those whose ranks refuse to form, and why. May be called in any thread."""
+        told = {engine: master.refusal for engine, (master, _) in list(self._masters.items())}
+        return {engine: why for engine, why in told.items() if why is not None}
+
     @property
     def not_finite(self) -> int:
         """Rows of logits with NaN or infinity since this process began. May be called in any thread."""
@@ -96,7 +105,9 @@ class Scheduler:
                 await self._look()
             except Unavailable as away:
                 self._sights.clear()  # a failed read starts every count again
-                log.warning("pool away", extra={"why": str(away)})
+                self._outage.away(away)
+            else:
+                self._outage.back()
             for engine, (_, task) in list(self._masters.items()):
                 if task.done():
                     self._not_finite += self._masters.pop(engine)[0].not_finite
@@ -201,5 +212,6 @@ class Scheduler:
             self._settings,
             self._telemetry,
             self._pulse,
+            self._transport,
         )
         self._masters[engine] = master, asyncio.create_task(master.run(), name=f"master of {engine}")

@@ -12,6 +12,12 @@ from .places import Shape
 Positive = Annotated[int, Field(gt=0)]
 
 
+def check_slots(slots: int | None, block_size: int) -> None:
+    """Raises ValueError when there is not even one block."""
+    if slots is not None and slots < block_size:
+        raise ValueError(f"slots: {slots} are less than a block, which has {block_size} (block_size)")
+
+
 class SchedulerSettings(ServiceSettings, PoolSettings):
     """Runs one scheduler: it claims requests, selects batches, and drives the engines."""
 
@@ -36,7 +42,7 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     block_size: Positive = 16
     """Slots in a block."""
     slots: Positive | None = None
-    """Tokens whose keys and values an engine holds; what its smallest rank's memory holds if not given."""
+    """Tokens whose keys and values an engine holds, rounded down to whole blocks; what memory holds if not given."""
     run_ahead: Annotated[int, Field(ge=0, le=1)] = 0
     """1: a batch's next iteration is issued before its tokens are back, and an end is found one iteration late."""
 
@@ -50,6 +56,11 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     def _pods_hold_whole_shares(self) -> Self:
         if self.tp % self.ranks_per_pod:
             raise ValueError(f"gpus_per_pod: {self.gpus_per_pod} is no divisor of tp, {self.tp}")
+        return self
+
+    @model_validator(mode="after")
+    def _slots_hold_a_block(self) -> Self:
+        check_slots(self.slots, self.block_size)
         return self
 
     @property

@@ -3,13 +3,15 @@
 from collections.abc import Iterable
 
 from opentelemetry import trace
-from opentelemetry.trace import Link, Span, Tracer
+from opentelemetry.trace import Link, Span, StatusCode, Tracer
 
 from orca.v1 import worker_pb2 as pb
 from orca_common.telemetry import carrier_of, context_of
 
 from .core import ScheduleBatch
 from .output import Held
+
+FAILED = {"given back", "DEADLINE", "INTERNAL", "NOT_FINITE"}  # ends of a stay that are no end of an answer
 
 
 class Tracing:
@@ -33,7 +35,7 @@ class Tracing:
             stay.set_attribute("orca.taken_over", True)
 
     def _start(self, name: str, held: Held, start_time: int | None = None) -> Span:
-        attributes = {"orca.request": held.claimed.request_id, "orca.engine": self._engine}
+        attributes = {"orca.request_id": held.claimed.request_id, "orca.engine": self._engine}
         return self._tracer.start_span(
             name, context_of(held.record.trace), attributes=attributes, start_time=start_time
         )
@@ -75,6 +77,7 @@ class Tracing:
         """What is in flight will not return."""
         for span in self._iterations.values():
             span.set_attribute("orca.end", "lost")
+            span.set_status(StatusCode.ERROR, "its engine was lost")
             span.end()
         self._iterations.clear()
 
@@ -84,4 +87,6 @@ class Tracing:
             stay = self._stays.pop(claim, None)
             if stay is not None:
                 stay.set_attribute("orca.end", reason)
+                if reason in FAILED:
+                    stay.set_status(StatusCode.ERROR, reason)
                 stay.end()

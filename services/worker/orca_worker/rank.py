@@ -5,6 +5,7 @@
 Prints `{"address": "host:port", "status": "host:port"}` on standard output when it listens. Under a supervisor it first
 does everything that is the same for all ranks of the pod, then reads from standard input which of them it is:
 `{"local_rank": 0, "port": 50100}`. Until that line comes it is a spare, with no port and nothing on the GPU.
+A rank that cannot work with its settings prints `{"refused": "why"}` and ends.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from orca_common.address import join_address
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, OrcaError
 from orca_common.telemetry import Telemetry
+from orca_common.tls import transport_of
 
 from .controller import Controller
 from .dtype import choose_dtype, kernels_are_used
@@ -122,14 +124,15 @@ class RankApp:
         except FailedPrecondition as error:
             raise SystemExit(f"ORCA_DTYPE: {error}") from None
         stage = Stage(checkpoint, dtype, device, settings.slots, cpu)
-        rendezvous = Rendezvous(host, device)
-        self._controller = Controller(checkpoint, stage, telemetry, rendezvous, self._failure.set_result)
+        rendezvous = Rendezvous(host, device, settings.host)
+        transport = transport_of(settings.tls_dir)
+        self._controller = Controller(checkpoint, stage, telemetry, rendezvous, transport, self._failure.set_result)
         status = service.StatusPort(settings.host, settings.status_port, self._controller.ready, pulse.alive)
         self._open.callback(status.close)
-        server, self._health = await new_server(SERVICE)
+        server, self._health = await new_server(SERVICE, transport)
         self._open.push_async_callback(server.stop, 1.0)
         worker_pb2_grpc.add_ControllerServicer_to_server(self._controller, server)
-        address = join_address(host, listen(server, settings.host, settings.port))
+        address = join_address(host, listen(server, transport, settings.host, settings.port))
         await server.start()
         log.info("listening", extra={"address": address, "model": checkpoint.name, "device": str(device)})
         return {"address": address, "status": join_address(settings.host, status.port)}
@@ -165,10 +168,19 @@ class RankApp:
 def main() -> None:
     """`python -m orca_worker.rank`: settings from the environment, the place from the supervisor, if there is one."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before it serves there is nothing to leave in order
+    try:
+        _run()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(json.dumps({"refused": end.code}), flush=True)
+        raise
+
+
+def _run() -> None:
     settings = RankSettings.load()
     if settings.supervisor_pid:
         die_with_parent(settings.supervisor_pid)
-    logs.configure("worker", settings.log_level)
+    logs.configure("orca-worker", settings.log_level)
     checkpoint = prepare(settings)
     if settings.supervisor_pid:
         settings = read_place()

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ class RankProcess:
     def __init__(self, environment: Mapping[str, str], on_listening: Callable[[], None]) -> None:
         self._on_listening = on_listening
         self._loop = asyncio.get_running_loop()
-        command = [sys.executable, "-m", "orca_worker.rank"]
+        command = [sys.executable, "-P", "-m", "orca_worker.rank"]
         pipe = subprocess.PIPE
         self._popen = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, bufsize=0)
         assert self._popen.stdin is not None
@@ -32,6 +33,7 @@ class RankProcess:
         self._loop.add_reader(self._pidfd, self._reap)
         self.pid = self._popen.pid
         self.status: tuple[str, int] | None = None  # where its status port is, once it listens
+        self.refusal = ""  # why it cannot work with its settings
         self.ended: asyncio.Future[int] = self._loop.create_future()  # its exit status, or minus a signal's number
 
     def tell(self, number: int, port: int) -> None:
@@ -52,7 +54,7 @@ class RankProcess:
                 log.info("process has ended already", extra={"rank_pid": self.pid})
 
     def _read_lines(self) -> None:
-        """Reads where it listens: one line, written at once. Anything else that it prints goes to the log."""
+        """Reads where it listens, or why it refuses: one line, written at once. All else goes to the log."""
         printed = os.read(self._output.fileno(), 65536)
         if not printed:
             self._loop.remove_reader(self._output.fileno())
@@ -60,10 +62,14 @@ class RankProcess:
             if line.startswith('{"address"'):
                 self.status = split_address(json.loads(line)["status"])
                 self._on_listening()
+            elif line.startswith('{"refused"'):
+                self.refusal = json.loads(line)["refused"]
             else:
                 log.info("rank printed", extra={"rank_pid": self.pid, "line": line})
 
     def _reap(self) -> None:
+        if select.select([self._output], [], [], 0)[0]:
+            self._read_lines()  # its last words
         self._loop.remove_reader(self._output.fileno())
         self._loop.remove_reader(self._pidfd)
         code = self._popen.wait()

@@ -29,6 +29,7 @@ from orca_common.address import join_address
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, InvalidArgument, OrcaError
 from orca_common.settings import child_environment
+from orca_common.tls import transport_of
 
 from . import memory_limit
 from .models.families import family_of
@@ -59,6 +60,7 @@ class Rank:
         self.process: RankProcess | None = None
         self.restarts = 0
         self.last_end = ""  # why its last process ended
+        self.refusal = ""  # why that one could not work with its settings
 
     @property
     def pid(self) -> int:
@@ -75,6 +77,17 @@ class Rank:
         """Makes a process this rank."""
         self.process = process
         process.tell(self.number, self._port)
+
+    def ended(self, why: str) -> None:
+        """Its process has ended."""
+        assert self.process is not None
+        self.refusal, self.process = self.process.refusal, None
+        self.last_end = self.refusal or why
+
+    @property
+    def refused(self) -> str | None:
+        """Why it does not listen, when that is in its settings: None while it listens, or when it may start yet."""
+        return f"rank {self.number}: {self.refusal}" if self.refusal and self.status is None else None
 
     def kill(self, number: signal.Signals) -> None:
         """Sends a signal to its process, if one runs."""
@@ -144,12 +157,11 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
             log.info("rank started", extra=about | {"was_spare": spare is not None})
             self._publish()
             code = await asyncio.shield(process.ended)
-            rank.process = None
+            rank.ended(why_ended(code, out_of_memory=memory_limit.kills() > oom_kills))
             lived = time.monotonic() - started
             backoff = FIRST_BACKOFF if lived > STABLE else backoff
             # A spare takes over at once. A spare starts only after QUIET seconds, so this cannot loop fast.
             pause = 0.0 if self._spare is not None else backoff
-            rank.last_end = why_ended(code, out_of_memory=memory_limit.kills() > oom_kills)
             what = {"rank": rank.number, "status": code, "lived": lived, "again_in": pause, "why": rank.last_end}
             log.error("rank ended", extra=what)
             rank.restarts += 1
@@ -228,6 +240,14 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
         reasons = (answers.get(rank.number, f"rank {rank.number}: does not answer") for rank in self._ranks)
         return next((reason for reason in reasons if reason is not None), None)
 
+    def refused(self) -> str | None:
+        """Why a rank cannot work with its settings. May be called in any thread."""
+        return next(filter(None, (rank.refused for rank in self._ranks)), None)
+
+    def starting(self) -> str | None:
+        """Which rank does not listen yet. May be called in any thread."""
+        return next((f"rank {rank.number} starts" for rank in self._ranks if rank.status is None), None)
+
     async def Watch(  # noqa: N802 the proto's name
         self, request: worker_pb2.WatchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[worker_pb2.RankTable]:
@@ -278,9 +298,10 @@ class SupervisorApp:
         Raises SystemExit when there is no such model or the port is taken, Unavailable when the status port is taken.
         """
         settings = self._settings
+        transport = transport_of(settings.tls_dir)
         pulse = service.LoopPulse()
         self._open.callback(pulse.close)
-        status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive)
+        status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive, self._told)
         self._open.callback(status.close)
         try:  # once, not by each rank
             folder = await service.in_thread(partial(resolve_model, settings.model))
@@ -289,16 +310,23 @@ class SupervisorApp:
             raise SystemExit(f"ORCA_MODEL: {error}") from None
         self._supervisor = supervisor = Supervisor(settings.model_copy(update={"model": str(folder)}))
         self._open.callback(supervisor.close)
-        server, self._health = await new_server(SERVICE)
+        server, self._health = await new_server(SERVICE, transport)
         self._open.push_async_callback(server.stop, 1.0)
         worker_pb2_grpc.add_SupervisorServicer_to_server(supervisor, server)
-        address = join_address(settings.reachable_host, listen(server, settings.host, settings.port))
+        address = join_address(settings.reachable_host, listen(server, transport, settings.host, settings.port))
         await server.start()
         log.info("listening", extra={"address": address, "ranks": settings.ranks, "model": str(folder)})
         return {"address": address, "status": join_address(settings.host, status.port)}
 
     def _not_ready(self) -> str | None:
         return self._supervisor.ready() if self._supervisor is not None else "the model is being found"
+
+    def _told(self) -> dict[str, str | None]:
+        """What the status port tells besides."""
+        supervisor = self._supervisor
+        if supervisor is None:
+            return {"refused": None, "starting": None}
+        return {"refused": supervisor.refused(), "starting": supervisor.starting()}
 
     async def run(self) -> None:
         assert self._supervisor is not None
@@ -317,7 +345,7 @@ class SupervisorApp:
 def main(settings: SupervisorSettings | None = None) -> None:
     """`python -m orca_worker.supervisor`: settings from flags, environment and file, unless given."""
     settings = settings or SupervisorSettings.load(sys.argv[1:])
-    logs.configure("supervisor", settings.log_level)
+    logs.configure("orca-worker", settings.log_level)
     try:
         service.run(lambda: service.serve(lambda: SupervisorApp(settings)))
     except OrcaError as error:

@@ -80,9 +80,11 @@ struct Isa {
 constexpr int KEYS = 32;     // keys of a tile of attention: softmax is rescaled once a tile, from key 0 on
 constexpr int QUERIES = 64;  // rows (queries x heads x group) of one call at most
 
+constexpr int TILED_ROWS = 96;  // rows at most when each head's are padded to tiles of 16
+
 inline size_t attention_scratch(int head_size) {
   size_t d = rounded(head_size, 32);
-  return 2 * KEYS * d + QUERIES * (2 * d + KEYS + 3);
+  return 2 * KEYS * d + TILED_ROWS * (3 * d + 2 * KEYS + 3) + 256;
 }
 
 extern const Isa portable, avx2, avx512, avx512_bf16, amx;

@@ -2,7 +2,7 @@
 //
 // A row of a product depends on that row of the left tile alone, so rows that are not there may hold anything.
 #define LANES 16
-#include "kernels.h"
+#include "amx_attention.h"
 
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -11,20 +11,8 @@
 namespace {
 
 constexpr int TILE_BYTES = 1024;
-constexpr int ROW_BYTES = 768 << 10;  // of operands that stay in the level-2 cache, 2 MiB a core, beside weights
 
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
-void enter() {
-  TileConfig config;
-  for (int tile = 0; tile < 8; tile++) config.bytes[tile] = 64, config.rows[tile] = 16;
-  // Not _tile_loadconfig: GCC 12's tells the compiler that 8 bytes are read, and the others were never written.
-  __asm__ volatile("ldtilecfg %0" : : "m"(config));
-}
+void enter() { configure(16); }
 
 void leave() { _tile_release(); }
 
@@ -66,22 +54,28 @@ inline void few_rows(const Gemm& g, int panel) {
   for (int p = 0; p < 4; p++) finish(g, panel + p, 0, g.rows, sums[p], 16);
 }
 
-// 32 rows times 2 panels: tiles 0-3 are sums, 4 and 5 the operand, 6 and 7 the weights.
-// `fresh`: nothing has fetched these weights yet, so they are prefetched a little ahead of their use. In each step `lines`
-// cache lines from `next` on are prefetched too: part of the next two panels.
-inline void block(const Gemm& g, int panel, int first, bool fresh, const char* next, int lines, float* sums) {
+// 32 rows times 2 panels: tiles 0-3 are sums, 4 and 5 the operand, 6 and 7 the weights. Goes on with the sums of the steps
+// before `from`; a float32 that is stored and loaded again is the same, so the order of additions is that of one run over
+// all steps. Calls between(step) after each step: the tiles multiply on their own meanwhile.
+template <class F>
+inline void block(const Gemm& g, int panel, int first, int from, int to, float* sums, F between) {
   const int steps = g.weights->steps;
   const char* a0 = static_cast<const char*>(g.operand) + size_t(first / TILE) * steps * TILE_BYTES;
   const char* a1 = a0 + size_t(steps) * TILE_BYTES;
   const char *w0 = g.weights->panel(panel), *w1 = g.weights->panel(panel + 1);
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int step = 0; step < steps; step++) {
+  if (from) {
+    _tile_loadd(0, sums, 128);
+    _tile_loadd(1, sums + 16, 128);
+    _tile_loadd(2, sums + 16 * 32, 128);
+    _tile_loadd(3, sums + 16 * 32 + 16, 128);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int step = from; step < to; step++) {
     const size_t at = size_t(step) * TILE_BYTES;
-    if (fresh) ahead(w0 + at), ahead(w1 + at);
-    for (int line = 0; line < lines; line++, next += 64) _mm_prefetch(next, _MM_HINT_T1);
     _tile_loadd(4, a0 + at, 64);
     _tile_loadd(6, w0 + at, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -90,6 +84,7 @@ inline void block(const Gemm& g, int panel, int first, bool fresh, const char* n
     _tile_loadd(5, a1 + at, 64);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
+    between(step);
   }
   _tile_stored(0, sums, 128);
   _tile_stored(1, sums + 16, 128);
@@ -97,32 +92,52 @@ inline void block(const Gemm& g, int panel, int first, bool fresh, const char* n
   _tile_stored(3, sums + 16 * 32 + 16, 128);
 }
 
-// Rows [first_row, last_row) times panels [panel, last), in blocks. While all blocks but the first of two panels run, they
-// prefetch the two panels after these. What a block has stored is finished after the next block, because a load soon
-// after a tile's store waits for it.
+// How many rows are multiplied together, how many steps (of 32 k) deep, and how many pairs of panels in turn. What is used
+// again soon lies near: the weights of DEPTH steps (16 KB) in the level-1 cache while all rows pass them, the operand of
+// PASS steps (768 KB) and the sums of GROUP pairs (384 KB) in the level-2 cache, 2 MB.
+constexpr int BLOCKS = 16, DEPTH = 8, PASS = 24, GROUP = 6;
+
+// Rows [first_row, last_row), BLOCKS * 32 at most, times panels [panel, last), in pairs. While a pair is multiplied, the
+// pair before is finished, a few rows a step, and the pair after is fetched from memory, a few lines a step.
 void many_rows(const Gemm& g, int panel, int last, int first_row, int last_row) {
-  alignas(64) float sums[2][32 * 32];
-  int pending_panel = -1, pending_row = 0, turn = 0;
-  auto finish_pending = [&] {
-    if (pending_panel < 0) return;
-    const float* from = sums[turn ^ 1];
-    const int rows = std::min(32, last_row - pending_row);
-    finish(g, pending_panel, pending_row, rows, from, 32);
-    finish(g, pending_panel + 1, pending_row, rows, from + 16, 32);
+  alignas(64) float sums[GROUP + 1][BLOCKS][32 * 32];  // a ring of pairs
+  const int steps = g.weights->steps, pairs = (last - panel) / 2, blocks = (last_row - first_row + 31) / 32;
+  const bool few = blocks <= 2;  // the weights are not used often enough to keep them near
+  const int depth = few ? steps : DEPTH, pass = few ? steps : PASS, group = steps > pass ? GROUP : pairs;
+  const int lines = (2 * TILE_BYTES / 64 + blocks - 1) / blocks;  // a step, to fetch two panels while all blocks pass
+  int complete = -1;                                              // the pair whose sums wait to be finished
+  auto finish_rows = [&](int b, int begin, int end) {
+    const int row = first_row + b * 32, rows = std::min(end, last_row - row) - begin;
+    const float* from = sums[complete % (GROUP + 1)][b] + begin * 32;
+    if (rows <= 0) return;
+    finish(g, panel + 2 * complete, row + begin, rows, from, 32);
+    finish(g, panel + 2 * complete + 1, row + begin, rows, from + 16, 32);
   };
-  const int blocks = (last_row - first_row + 31) / 32;
-  const int lines = blocks > 1 ? (2 * TILE_BYTES / 64 + blocks - 2) / (blocks - 1) : 0;  // a step, to fetch 2 panels
-  const bool streams = lines && lines <= 16;
-  for (const int start = panel; panel < last; panel += 2)
-    for (int row = first_row; row < last_row; row += 32) {
-      const int done = (row - first_row) / 32;
-      const bool fetches = streams && done && panel + 2 < last;
-      const char* next = g.weights->panel(panel + 2) + size_t(done - 1) * lines * g.weights->steps * 64;
-      block(g, panel, row, !done && (panel == start || !streams), next, fetches ? lines : 0, sums[turn]);
-      finish_pending();
-      pending_panel = panel, pending_row = row, turn ^= 1;
+  for (int first = 0; first < pairs; first += group)
+    for (int begin = 0; begin < steps; begin += pass) {
+      const int end = std::min(steps, begin + pass), end_of_group = std::min(pairs, first + group);
+      for (int pair = first; pair < end_of_group; pair++) {
+        const char* weights = g.weights->panel(panel + 2 * pair);
+        const size_t of_a_panel = size_t(steps) * TILE_BYTES;
+        const bool fresh = few || (pair == first && !(first && begin == 0));  // nothing has fetched these weights
+        const bool fetches = !few && pair + 1 < (end == steps ? pairs : end_of_group);
+        for (int from = begin; from < end; from += depth) {
+          const int to = std::min(end, from + depth);
+          for (int b = 0; b < blocks; b++)
+            block(g, panel + 2 * pair, first_row + b * 32, from, to, sums[pair % (GROUP + 1)][b], [&](int step) {
+              const char* tile = weights + size_t(step) * TILE_BYTES;
+              if (fresh && !b) ahead(tile), ahead(tile + of_a_panel);
+              if (fetches)
+                for (int line = b * lines; line < std::min(2 * TILE_BYTES / 64, (b + 1) * lines); line++)
+                  _mm_prefetch(tile + (2 + line / 16) * of_a_panel + line % 16 * 64, _MM_HINT_T1);
+              if (complete >= 0)
+                finish_rows(b, (step - begin) * 32 / (end - begin), (step + 1 - begin) * 32 / (end - begin));
+            });
+        }
+        complete = end == steps ? pair : -1;
+      }
     }
-  finish_pending();
+  for (int b = 0; b < blocks; b++) finish_rows(b, 0, 32);
 }
 
 // 16 rows times 1 panel: what remains.
@@ -147,12 +162,18 @@ void gemm_tiles(const Gemm& g, int panel, int last) {
     for (; panel + 4 <= last; panel += 4) few_rows(g, panel);
   } else {
     const int even = panel + (last - panel) / 2 * 2;
-    const int rows = std::max(32, ROW_BYTES / (g.weights->steps * STEP * 2) / 32 * 32);
-    for (int row = 0; row < g.rows; row += rows) many_rows(g, panel, even, row, std::min(g.rows, row + rows));
+    for (int row = 0; row < g.rows; row += BLOCKS * 32)
+      if (panel < even) many_rows(g, panel, even, row, std::min(g.rows, row + BLOCKS * 32));
     panel = even;
   }
   for (; panel < last; panel++)
     for (int row = 0; row < g.rows; row += TILE) corner(g, panel, row);
+}
+
+// An initiation must round as an increment does, so the cache and the model decide, never the batch.
+void attention_tiles(const Attention& a, float* scratch) {
+  if (a.cache.type == Type::bf16 && a.cache.head_size % 32 == 0 && a.out_bf16) attend_tiles(a, scratch);
+  else attention(a, scratch);
 }
 
 // Linux lets a process use the tiles once it has asked.
@@ -169,4 +190,5 @@ bool runs_here() {
 
 }  // namespace
 
-const orca::Isa orca::amx = {"amx", runs_here, true, enter, leave, gemm_tiles, gemm<false>, norm, narrow_all, attention};
+const orca::Isa orca::amx = {"amx", runs_here, true, enter, leave, gemm_tiles, gemm<false>, norm,
+                            narrow_all, attention_tiles};

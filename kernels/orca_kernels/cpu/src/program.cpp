@@ -144,7 +144,7 @@ struct Linear : Step {
   // Panels of a task: enough for streams of memory, few enough that threads end together.
   int each(const Program& p) const {
     const int parts = p.pool.threads() * (rows(p) > 64 ? 2 : 4);
-    return std::clamp(weights->panels / parts / 4 * 4, 4, 32);
+    return std::clamp(weights->panels / parts / 4 * 4, 4, 48);
   }
   int rows(const Program& p) const {
     return int(epilogue == Epilogue::greedy ? p.batch->selected : p.batch->tokens);

@@ -1,0 +1,136 @@
+"""`orca status` and `orca logs`: what a run of `orca serve` on this machine does, and what its processes say."""
+
+import json
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from orca_common.errors import FailedPrecondition
+from orca_local.run_folder import all_runs
+from orca_local.settings import StateSettings
+
+ASK = 5.0  # seconds for a status port
+LOOK = 0.2  # seconds between looks for new lines
+
+
+def run_folder(given: Path | None) -> Path:
+    """The folder that was given, or that of the last run that was given none. Raises FailedPrecondition."""
+    if given is not None:
+        if not (given / "logs").is_dir():
+            raise FailedPrecondition(f"run_dir: {given} is no run folder of `orca serve`")
+        return given
+    runs = all_runs(StateSettings().runs)
+    if not runs:
+        raise FailedPrecondition(f"run_dir: there is no run in {StateSettings().runs}; --run-dir names another folder")
+    return runs[-1]
+
+
+def state_of(folder: Path) -> tuple[Table, bool]:
+    """One line per process: whether it is ready, and why not. And whether all are, and there are some."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("process", "pid", "address", "ready"):
+        table.add_column(column, justify="right" if column == "pid" else "left", overflow="fold")
+    ready = []
+    for row in _processes(folder):
+        if row["role"] == "rank":  # its supervisor tells
+            name = f"{row['engine']} rank {row['rank']}"
+            table.add_row(name, str(row["pid"]), row["address"], "")
+            continue
+        why = _unready(row["status"]) if row["status"] else _unready_without_status(row["pid"])
+        ready.append(why is None)
+        table.add_row(row["name"], str(row["pid"]), row["address"], why or "yes")
+    return table, bool(ready) and all(ready)
+
+
+def _processes(folder: Path) -> list[dict[str, Any]]:
+    try:
+        return json.loads((folder / "processes.json").read_text())
+    except (OSError, ValueError):
+        return []
+
+
+def _unready(status: str) -> str | None:
+    try:
+        try:
+            with urllib.request.urlopen(f"http://{status}/readyz", timeout=ASK) as answer:
+                return json.load(answer)["reason"]
+        except urllib.error.HTTPError as error:
+            return json.load(error)["reason"]
+    except OSError as error:
+        return f"does not answer ({error})"
+
+
+def _unready_without_status(pid: int) -> str | None:
+    return None if Path(f"/proc/{pid}").exists() else "it has ended"
+
+
+def logs_of(folder: Path, service: str | None) -> list[Path]:
+    """The logs of a run: of one process (`endpoint-0`), of one role (`endpoint`), or all. Raises FailedPrecondition."""
+    every = sorted((folder / "logs").glob("*.log"))
+    found = [path for path in every if service is None or path.stem == service or path.stem.split("-")[0] == service]
+    if not found:
+        names = ", ".join(path.stem for path in every) or "none"
+        raise FailedPrecondition(f"service: there is no log of {service} in {folder}; there is {names}")
+    return found
+
+
+def last_lines(logs: Sequence[Path], count: int) -> list[tuple[str, str]]:
+    """The last lines of all logs, with the names of the processes, in the order of their times."""
+    lines: list[tuple[str, str, str]] = []
+    for path in logs:
+        when = ""
+        for line in path.read_text(errors="replace").splitlines():
+            when = _time(line) or when  # a line of another form belongs to the one before
+            lines.append((when, path.stem, line))
+    lines.sort(key=lambda line: line[0])
+    return [(name, line) for _, name, line in lines[-count:]]
+
+
+def new_lines(logs: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """What is written from now on, as it comes. Never ends."""
+    files = [(path.stem, path.open(errors="replace")) for path in logs]
+    for _, file in files:
+        file.seek(0, 2)
+    torn = dict.fromkeys((name for name, _ in files), "")
+    while True:
+        for name, file in files:
+            *whole, torn[name] = (torn[name] + file.read()).split("\n")
+            yield from ((name, line) for line in whole)
+        time.sleep(LOOK)
+
+
+def readable(name: str, line: str) -> str:
+    """A line of a log for a reader: its time, level, process and event, and its other fields."""
+    try:
+        fields = json.loads(line)
+        moment, level, event = fields.pop("time"), fields.pop("level"), fields.pop("event")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{name}: {line}"
+    exception = fields.pop("exception", None)
+    for known in ("service", "logger"):
+        fields.pop(known, None)
+    rest = " ".join(f"{key}={value}" for key, value in fields.items())
+    text = f"{moment[11:23]} {level:<7} {name}: {event}" + (f"  {rest}" if rest else "")
+    return f"{text}\n{exception}" if exception else text
+
+
+def show(lines: Sequence[tuple[str, str]] | Iterator[tuple[str, str]], as_json: bool) -> None:
+    """Prints lines until their end, or until nobody reads them any more."""
+    with suppress(BrokenPipeError):
+        for name, line in lines:
+            print(line if as_json else readable(name, line), flush=True)
+        return
+    sys.stderr.close()  # or Python would complain of the closed pipe at its end
+
+
+def _time(line: str) -> str | None:
+    with suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(line)["time"])
+    return None

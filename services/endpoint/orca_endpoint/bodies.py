@@ -1,0 +1,100 @@
+"""The bodies of HTTP requests: read within bounds of size and memory, parsed without holding up the loop."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from orca_common.errors import InvalidArgument, OrcaError
+
+from .access import answer
+from .completion_answer import BodyTooLarge
+from .limits import Held, Limits
+from .one_thread import OneThread
+
+T = TypeVar("T")
+
+DRAINED_BODY = 8  # a body of up to this many times the limit is read and dropped, so that its client hears the refusal
+IN_LOOP = 1 << 16  # bytes; a body up to this size is parsed on the event loop (5 ms at most), a larger one in a thread
+# The parser of JSON lets no other thread run: 100 ns a value. More values than this are refused before it begins.
+MAX_VALUES = 1 << 18
+
+
+class BodyMiddleware:
+    """Reads the body of each request, within the limits, before the application sees the request."""
+
+    def __init__(self, app: ASGIApp, limits: Limits, max_bytes: int) -> None:
+        self._app, self._limits, self._max_bytes = app, limits, max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with self._limits.call(peer_of(scope)) as held:
+                body = await self._read(Request(scope, receive), held)
+                await self._app(scope, with_body(body, receive), send)
+        except ClientDisconnect:
+            pass
+        except OrcaError as error:  # the application answers its own errors
+            await answer(error, send)
+
+    async def _read(self, request: Request, held: Held) -> bytes:
+        """The body. Raises BodyTooLarge, but reads on first: a client that still sends would not hear the answer."""
+        parts, size = [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size <= self._max_bytes:
+                held.add(len(part))
+                parts.append(part)
+            else:
+                parts.clear()
+                held.release()
+            if size > self._max_bytes * DRAINED_BODY:
+                break
+        if size > self._max_bytes:
+            raise BodyTooLarge(f"body: more than {self._max_bytes} bytes; at most {self._max_bytes} are allowed")
+        return b"".join(parts)
+
+
+def with_body(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the whole body first, and then what the connection tells."""
+    given = False
+
+    async def receive_body() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_body
+
+
+async def parsed(raw: bytes, parse: Callable[[bytes], T], thread: OneThread) -> T:
+    """What `parse` makes of a body of JSON. A large one is parsed in a thread. Raises what it raises."""
+    if len(raw) <= IN_LOOP:
+        return parse(raw)
+
+    def work() -> T:
+        check_values(raw)
+        return parse(raw)
+
+    return await thread.run(work)
+
+
+def check_values(raw: bytes) -> None:
+    """Raises InvalidArgument for a body with so many values that parsing it would hold up everybody.
+
+    Counts commas outside of strings, and quotes: all of that is a few fast passes over the bytes.
+    """
+    plain = raw.replace(rb"\\", b"").replace(rb"\"", b"")
+    if plain.count(b'"') <= 4 * MAX_VALUES:
+        outside = b"".join(plain.split(b'"')[::2])
+        if outside.count(b",") < MAX_VALUES:
+            return
+    raise InvalidArgument("body", f"has too many values; at most {MAX_VALUES} are allowed")
+
+
+def peer_of(scope: Scope) -> str:
+    """The client's host."""
+    client: Any = scope.get("client")
+    return client[0] if client else ""

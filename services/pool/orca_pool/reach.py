@@ -1,0 +1,28 @@
+"""Whether a Redis can be reached at all, before anything is built on it."""
+
+import asyncio
+
+from redis.exceptions import RedisError
+
+from orca_common.errors import FailedPrecondition, Unavailable
+from orca_common.settings import without_password
+
+from .link import Link
+from .retry import reached
+
+
+async def check_reachable(redis_url: str, seconds: float, tls_dir: str | None = None) -> None:
+    """Asks the Redis of an URL for an answer. Raises FailedPrecondition with a sentence when none comes in time.
+
+    seconds: how long it is asked again and again, because it may be starting. tls_dir: as for `Pool`.
+    """
+    try:
+        link = Link(redis_url, tls_dir=tls_dir)
+    except ValueError as error:
+        raise FailedPrecondition(f"redis_url: {error}") from None
+    try:
+        await reached(lambda: link.command("PING"), give_up=asyncio.get_running_loop().time() + seconds)
+    except (Unavailable, RedisError) as error:
+        raise FailedPrecondition(f"redis_url: {without_password(redis_url)}: {error}") from None
+    finally:
+        await link.close()

@@ -1,0 +1,150 @@
+"""`orca` itself: its version, what it needs, completion, and what it shows of a run that has ended."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from orca_client import __version__
+from orca_local.run_folder import RunFolder, new_run
+
+ROOT = Path(__file__).parents[2]
+PLAIN = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
+
+
+def orca(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "orca_cli", *arguments]
+    environment = PLAIN | variables
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+
+
+def test_version() -> None:
+    assert orca("--version").stdout == f"orca {__version__}\n"
+
+
+# -- installations with a part of the packages
+
+
+def distributions(extras: set[str]) -> set[str]:
+    """What pip installs for some extras of ours: names of distributions."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    todo = [Requirement(text) for text in project["dependencies"] + [t for extra in extras for t in optional[extra]]]
+    found: set[str] = set()
+    while todo:
+        wanted = todo.pop()
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        name = wanted.name.lower().replace("_", "-")
+        if name not in found:
+            found.add(name)
+            todo += map(Requirement, requires(wanted.name) or [])
+    return found
+
+
+INSTALLED_ONLY = """
+import sys
+from importlib.metadata import packages_distributions
+there = set(sys.argv.pop(1).split(","))
+known = {top: {d.lower().replace("_", "-") for d in names} for top, names in packages_distributions().items()}
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in known and not top.startswith("orca") and there.isdisjoint(known[top]) and name != "google":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def orca_with(extras: set[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = INSTALLED_ONLY + "from orca_cli.__main__ import main\nmain()\n"
+    names = ",".join(distributions(extras))
+    command = [sys.executable, "-c", program, names, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=PLAIN, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("extras", "command", "extra"),
+    [(set(), "", "cli"), (set(), "generate", "cli"), ({"cli"}, "serve", "serve"), ({"cli"}, "bench", "bench")],
+)
+def test_what_is_missing_is_named(extras: set[str], command: str, extra: str) -> None:
+    done = orca_with(extras, *command.split())
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"{' '.join(['orca', *command.split()])}: ")
+    assert done.stderr.endswith(f" is not installed; pip install 'orca-serving[{extra}]' brings it\n"), done.stderr
+
+
+def test_generate_from_a_laptop() -> None:
+    """The extra `cli` has all that `orca generate` needs, and no torch."""
+    assert "torch" not in distributions({"cli"})
+    done = orca_with({"cli"}, "generate", "--address", "127.0.0.1:1", "hello")
+    assert done.stderr.startswith("no answer from 127.0.0.1:1"), done.stderr
+    assert "generate" in orca_with({"cli"}, "--help").stdout
+
+
+def test_the_client_needs_no_extra() -> None:
+    program = INSTALLED_ONLY + "import orca_client\nprint(orca_client.__version__)"
+    command = [sys.executable, "-c", program, ",".join(distributions(set()))]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{__version__}\n"
+
+
+# -- completion
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("orca tim", {"timeline"}),
+        ("orca serve --max-wai", {"--max-waiting", "--max-waiting-bytes"}),
+        ("orca endpoint --dty", set()),
+        ("orca serve --dtype ", {"auto", "float32", "bfloat16", "float16"}),
+    ],
+)
+def test_completion(typed: str, offered: set[str]) -> None:
+    words = typed.split(" ")
+    done = orca(_ORCA_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(len(words) - 1))
+    assert set(done.stdout.split()) == offered
+
+
+# -- runs
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """The state folder of a user with one run, which has ended."""
+    run = new_run(tmp_path / "orca/runs")
+    with RunFolder(run) as folder:
+        line = {"time": "2026-11-22T10:00:01.500Z", "level": "INFO", "service": "x", "logger": "y", "event": "ready"}
+        folder.log("endpoint-0").write_text(json.dumps(line | {"port": 7}) + "\n")
+        early = line | {"time": "2026-11-22T10:00:00.000Z", "event": "started"}
+        folder.log("scheduler-0").write_text("no JSON\n" + json.dumps(early) + "\n")
+        (run / "processes.json").write_text("[]")
+    return tmp_path
+
+
+def test_logs(state: Path) -> None:
+    """All processes in the order of time, one role, and a role that is not there."""
+    shown = orca("logs", XDG_STATE_HOME=str(state)).stdout.splitlines()
+    assert shown == [
+        "scheduler-0: no JSON",
+        "10:00:00.000 INFO    scheduler-0: started",
+        "10:00:01.500 INFO    endpoint-0: ready  port=7",
+    ]
+    assert orca("logs", "endpoint", "-n", "1", XDG_STATE_HOME=str(state)).stdout.splitlines() == shown[-1:]
+    wrong = orca("logs", "worker", XDG_STATE_HOME=str(state))
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("service: there is no log of worker in ")
+
+
+def test_status(state: Path) -> None:
+    done = orca("status", XDG_STATE_HOME=str(state))
+    assert done.returncode == 1
+    assert "nothing runs in " in done.stdout
+    none = orca("status", XDG_STATE_HOME=str(state / "empty"))
+    assert (none.returncode, none.stderr.partition(" in ")[0]) == (1, "run_dir: there is no run")

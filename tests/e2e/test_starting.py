@@ -1,0 +1,87 @@
+"""`orca serve` from its first process to its last: what can never work ends the start, and the end has a bound."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoints import make_timed
+from stacks import generation, running
+
+from orca_common.errors import FailedPrecondition
+from orca_local.settings import ServeSettings
+from orca_local.stack import DEMO_MODEL, LATE_SECONDS, Stack
+
+
+async def refusal(run_dir: Path, model: Path, **settings: object) -> tuple[str, list[str]]:
+    """Why a stack does not start, and what it said. All of its processes have ended then."""
+    said: list[str] = []
+    stack = Stack(ServeSettings.load(model=str(model), port=0, http_port=0, **settings), run_dir, said.append)
+    try:
+        with pytest.raises(FailedPrecondition) as raised:
+            async with asyncio.timeout(120):
+                await stack.start()
+    finally:
+        await stack.stop()
+    return str(raised.value), said
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")
+async def test_a_rank_that_cannot_work(tmp_path: Path) -> None:
+    """The sentence was in the rank's log alone, and the rank was started again for ever."""
+    sentence, said = await refusal(tmp_path, DEMO_MODEL, device="cuda")
+    assert sentence == "rank 0: ORCA_DEVICE: GPU 0 is needed, counted from 0; there are 0"
+    assert said[-1].startswith("waiting: ")
+
+
+async def test_ranks_that_refuse_to_form(tmp_path: Path) -> None:
+    model = make_timed(tmp_path / "model", seconds=0.01)
+    sentence, _ = await refusal(tmp_path / "run", model, slots=1 << 40)
+    assert sentence.startswith(f"engine-0 cannot form: slots: {1 << 40} do not fit, ")
+
+
+async def test_a_start_that_takes_too_long(tmp_path: Path) -> None:
+    model = make_timed(tmp_path / "model", seconds=0.01)
+    sentence, _ = await refusal(tmp_path / "run", model, start_timeout=0.2)
+    assert sentence.startswith("not ready within 0.2 s (start_timeout)")
+
+
+def test_truncated_weights_and_foreign_modules(tmp_path: Path) -> None:
+    """The command itself, in a folder whose redis.py is not Redis's: status 1 and one sentence, nothing else."""
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, model)
+    os.truncate(model / "model.safetensors", 1_000_000)
+    for module in ("redis", "grpc", "json"):
+        (tmp_path / f"{module}.py").write_text("raise SystemExit('not this one')")
+    orca = Path(sys.executable).parent / "orca"
+    command = [str(orca), "serve", "--port", "0", "--http-port", "0", "--model", "model", "--run-dir", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("engine-0 cannot form: ")
+    assert "the weights in model cannot be read (model.safetensors: " in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stdout.endswith("ended, nothing is left running; logs and journals: run\n")
+
+
+async def test_a_frozen_redis_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """It took 110 s, because each role's processes had their whole bound. Names, slots and file modes besides."""
+    model = make_timed(tmp_path / "model", seconds=0.01)
+    async with running(
+        tmp_path / "run", model, slots=300, block_size=8, drain_seconds=1, served_model_name="owner/name"
+    ) as stack:
+        assert (await stack.client.get_model()).name == "owner/name"
+        assert stack.stack.model_name == "owner/name"
+        await stack.stub.Generate(generation([1, 2], 4)).read()
+        assert [engine.slots for engine in (await stack.client.get_model()).engines] == [296]
+        assert all("status" in row for row in stack.processes() if row["role"] != "rank")
+        theirs = [path for path in stack.run_dir.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
+        assert not theirs, "only the owner may read a run's files"
+        redis = next(row["pid"] for row in stack.processes() if row["role"] == "redis")
+        os.kill(redis, signal.SIGSTOP)
+        async with asyncio.timeout(1 + LATE_SECONDS + 5):
+            await stack.stack.stop()
+        assert not Path(f"/proc/{redis}").exists()

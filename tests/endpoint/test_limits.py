@@ -1,0 +1,404 @@
+"""What strangers may cost an endpoint, at both doors: each bound with a client that goes beyond it.
+
+Most tests share one endpoint whose bounds are small.
+"""
+
+import asyncio
+import json
+import resource
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import http2
+import pytest
+from endpoint.harness import World, collect, generation, until, world
+from http2 import Http2
+
+from orca.v1 import orca_pb2 as pb
+from orca_common.errors import InvalidArgument, OrcaError, ResourceExhausted
+from orca_endpoint.bodies import MAX_VALUES, check_values
+from orca_endpoint.limits import Limits
+from orca_endpoint.settings import EndpointSettings
+from orca_pool.records import Reason
+
+PATH = "/orca.v1.Orca/Generate"
+SMALL = {
+    "max_connections": 8,
+    "max_peer_connections": 4,
+    "max_peer_calls": 6,
+    "max_streams": 3,
+    "max_header_bytes": 4096,
+    "max_body_bytes": 300_000,
+    "header_seconds": 0.4,
+    "body_seconds": 0.6,
+    "write_timeout": 0.5,
+}
+
+
+@pytest.fixture
+async def small(redis_url: str, model: Path) -> AsyncIterator[World]:
+    async with world(redis_url, model, **SMALL) as started:
+        yield started
+
+
+async def http(orca: World, raw: bytes, *, eof: bool = False) -> bytes:
+    """What the HTTP door answers to these bytes until it closes the connection; empty when it resets it."""
+    host, _, port = orca.serving.addresses["http"].rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(raw)
+        async with asyncio.timeout(10):
+            return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def connections(orca: World) -> Counter[str]:
+    """HTTP connections that are open, by peer."""
+    return orca.serving.app._http.connections.peers
+
+
+def post(body: bytes, length: int | None = None, header: str = "") -> bytes:
+    size = len(body) if length is None else length
+    return f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n{header}\r\n".encode() + body
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1]) if answer else 0
+
+
+# -- a client that does not read
+async def test_a_grpc_client_that_does_not_read_loses_its_calls(small: World) -> None:
+    """Its window is 0, so nothing can be written to it. Its calls end and detach; others are served all the while."""
+    async with Http2.connected(small.serving.addresses["grpc"], http2.setting(http2.INITIAL_WINDOW, 0)) as client:
+        body = http2.message(generation(max_new_tokens=1).SerializeToString())
+        for stream in (1, 3):
+            client.write(
+                http2.frame(http2.HEADERS, http2.END_HEADERS, stream, http2.call(PATH)),
+                http2.frame(http2.DATA, http2.END_STREAM, stream, body),
+            )
+        for _ in range(2):
+            claimed = await small.engine.claim()
+            await small.engine.commit(claimed, 0, [7], Reason.LENGTH)
+        await until(lambda: small.serving.app.delivery.count == 0)
+        async with small.background(lambda record: [7]):
+            responses = await collect(small.stub.Generate(generation(max_new_tokens=1)))
+            assert responses[-1].HasField("finished")
+
+
+async def test_a_grpc_client_that_stops_reading_has_left(small: World) -> None:
+    """A stream with more text than the window holds. The request ends as that of a client that left."""
+    window = http2.setting(http2.INITIAL_WINDOW, 60)
+    async with Http2.connected(small.serving.addresses["grpc"], window) as client:
+        body = http2.message(generation(max_new_tokens=40).SerializeToString())
+        client.write(
+            http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.call(PATH)),
+            http2.frame(http2.DATA, http2.END_STREAM, 1, body),
+        )
+        claimed = await small.engine.claim()
+        for n in range(20):
+            await small.engine.commit(claimed, n, [7])
+        await until(lambda: small.serving.app.delivery.count == 0)
+        await small.serving.quiet()
+        assert await small.pool.cancel(claimed.request_id) is False  # it has ended: its detach grace is 0
+
+
+async def test_an_http_client_that_does_not_read_is_cut_off(small: World) -> None:
+    """It sends requests ahead, and the buffers of both systems fill with answers. Then nothing of it is left."""
+    host, _, port = small.serving.addresses["http"].rpartition(":")
+    body = json.dumps({"prompt": [5, 6], "max_tokens": 150, "stream": True, "ignore_eos": True, "logprobs": 1})
+
+    async def play() -> None:
+        while True:
+            claimed = await small.engine.claim()
+            for first in range(0, 150, 50):
+                await small.engine.commit(claimed, first, [7] * 50, Reason.LENGTH if first == 100 else None)
+
+    playing = asyncio.create_task(play())
+    _, writer = await asyncio.open_connection(host, int(port), limit=1)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    for _ in range(12):
+        writer.write(post(body.encode()))
+    await until(lambda: connections(small).total() > 0)
+    await until(lambda: connections(small).total() == 0)
+    writer.close()
+    await small.serving.quiet()
+    playing.cancel()
+    await asyncio.gather(playing, return_exceptions=True)
+
+
+# -- sizes
+async def test_a_long_header_is_refused_in_no_time(small: World) -> None:
+    answer = await http(small, b"GET /v1/models HTTP/1.1\r\nx: " + b"a" * 8192)
+    assert status_of(answer) == 431
+    assert b"4096 bytes" in answer
+
+
+async def test_a_header_below_the_bound_is_served_with_a_large_body_behind_it(small: World) -> None:
+    """Header and body arrive in one piece: only the header counts."""
+    body = json.dumps({"prompt": "x" * 100_000, "max_tokens": 1}).encode()
+    answer = await http(small, post(body, header="connection: close\r\n"))
+    assert status_of(answer) == 400
+    assert b"positions" in answer
+
+
+async def test_long_metadata_is_refused(small: World) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(small.stub.Generate(generation(), metadata=(("x", "a" * 8192),)))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_bodies_in_memory_are_bounded(small: World) -> None:
+    """Half-sent bodies hold their bytes, together at most 300,000. What would be more is refused."""
+    writers = []
+    host, _, port = small.serving.addresses["http"].rpartition(":")
+    limits: Limits = small.serving.app.limits
+    for _ in range(2):
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(post(b" " * 140_000, length=150_000))
+        writers.append(writer)
+    await until(lambda: limits._bytes == 280_000)
+    assert status_of(await http(small, post(b" " * 30_000, header="connection: close\r\n"))) == 429
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(small.stub.Generate(pb.GenerateRequest(text="x" * 30_000, max_new_tokens=1)))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    for writer in writers:
+        writer.close()
+    await until(lambda: limits._bytes == 0)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"prompt":[' + b"7," * MAX_VALUES + b"7]}",
+        b"[" + b'"",' * MAX_VALUES + b'""]',
+        b'{"a":"\\"", "b":[' + b"7," * MAX_VALUES + b"7]}",
+        b'"' * (5 * MAX_VALUES),
+    ],
+)
+def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(raw: bytes) -> None:
+    with pytest.raises(InvalidArgument, match=r"body: has too many values"):
+        check_values(raw)
+
+
+def test_commas_in_a_prompt_are_no_values() -> None:
+    check_values(json.dumps({"prompt": 'a,"b\\' * MAX_VALUES}).encode())
+
+
+@pytest.mark.parametrize("body", [{"x" * 9000: 1}, {"model": "x" * 9000, "prompt": [5]}, {"prompt": [10**4000]}])
+async def test_errors_echo_little(orca: World, body: dict[str, object]) -> None:
+    answer = await http(orca, post(json.dumps(body).encode(), header="connection: close\r\n"))
+    assert status_of(answer) in (400, 404)
+    assert len(answer.split(b"\r\n\r\n", 1)[1]) < 700
+    assert len(str(OrcaError("x" * 9000))) == 600
+
+
+async def test_errors_of_unknown_paths_echo_little(orca: World) -> None:
+    answer = await http(orca, b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert status_of(answer) == 404
+    assert len(answer) < 700
+
+
+# -- times
+async def test_half_a_header_is_given_up(small: World) -> None:
+    answer = await http(small, b"GET /v1/models HTTP/1.1\r\nx: ")
+    assert status_of(answer) == 408
+    assert b"header" in answer
+    assert status_of(await http(small, b"")) == 408  # and a connection that says nothing
+
+
+async def test_half_a_body_is_given_up(small: World) -> None:
+    answer = await http(small, post(b"{", length=100))
+    assert status_of(answer) == 408
+    assert b"body" in answer
+
+
+async def test_half_a_message_is_given_up(small: World) -> None:
+    """A gRPC call whose message does not come ends DEADLINE_EXCEEDED."""
+    async with Http2.connected(small.serving.addresses["grpc"]) as client:
+        client.write(http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.call(PATH)))
+        client.write(http2.frame(http2.DATA, 0, 1, http2.message(generation().SerializeToString())[:7]))
+        async with asyncio.timeout(10):
+            async for frame in client.frames():
+                if frame.kind == http2.HEADERS and frame.flags & http2.END_STREAM:
+                    assert b"did not come" in frame.payload or frame.payload  # Huffman may hide the words
+                    break
+            else:
+                raise AssertionError("the connection ended without a status")
+
+
+async def test_a_connection_that_never_says_hello_is_closed(small: World) -> None:
+    host, _, port = small.serving.addresses["grpc"].rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    async with asyncio.timeout(10):
+        while await reader.read(1 << 16):
+            pass
+    writer.close()
+
+
+# -- counts
+async def test_streams_of_a_connection_are_bounded(small: World) -> None:
+    """The server tells the bound, and refuses the streams of a client that does not care."""
+    async with Http2.connected(small.serving.addresses["grpc"]) as client:
+        for stream in range(1, 21, 2):
+            client.write(http2.frame(http2.HEADERS, http2.END_HEADERS, stream, http2.call(PATH)))
+        told, refused = 0, 0
+        async with asyncio.timeout(10):
+            async for frame in client.frames():
+                if frame.kind == http2.SETTINGS and not frame.flags & http2.ACK:
+                    pairs = [frame.payload[n : n + 6] for n in range(0, len(frame.payload), 6)]
+                    told += sum(int.from_bytes(p[2:]) for p in pairs if int.from_bytes(p[:2]) == http2.MAX_STREAMS)
+                refused += frame.kind == http2.RST_STREAM
+                if told and refused >= 7:
+                    break
+        assert told == SMALL["max_streams"]
+
+
+async def test_connections_of_a_peer_are_bounded(small: World) -> None:
+    host, _, port = small.serving.addresses["http"].rpartition(":")
+    opened = [await asyncio.open_connection(host, int(port)) for _ in range(4)]
+    for _, writer in opened:
+        writer.write(b"GET /v1/models HTTP/1.1\r\n")
+    await until(lambda: connections(small).total() == 4)
+    assert await http(small, b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n") == b""
+    for _, writer in opened:
+        writer.close()
+    await until(lambda: connections(small).total() == 0)
+    assert status_of(await http(small, b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")) == 200
+
+
+async def test_grpc_connections_are_bounded(small: World) -> None:
+    """Eight may be open, one of which is the test's own; the next is closed, and nobody else hears of it."""
+    host, _, port = small.serving.addresses["grpc"].rpartition(":")
+    await small.stub.GetModel(pb.GetModelRequest())
+    closed = 0
+    async with asyncio.timeout(10):
+        tasks = [asyncio.create_task(_hello(host, int(port))) for _ in range(12)]
+        closed = sum([await task for task in asyncio.as_completed(tasks)])
+    assert closed >= 5
+    await small.stub.GetModel(pb.GetModelRequest())
+
+
+async def _hello(host: str, port: int) -> bool:
+    """Whether the server closes the connection without its settings."""
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0))
+        first = await reader.read(9)
+        await asyncio.sleep(0.3)  # held, while the others come
+        writer.close()
+    except ConnectionError:
+        return True
+    return not first
+
+
+async def test_calls_of_a_peer_are_bounded() -> None:
+    limits = Limits(EndpointSettings.load(model="m", max_peer_calls=1))
+    with limits.call("a"), limits.call("b"), pytest.raises(ResourceExhausted, match="1 calls"), limits.call("a"):
+        pass
+    with limits.call("a"):
+        pass
+
+
+async def test_calls_of_a_grpc_peer_are_bounded(small: World) -> None:
+    calls = [small.stub.Generate(generation()) for _ in range(3)]
+    async with grpc.aio.insecure_channel(small.serving.addresses["grpc"], [("grpc.use_local_subchannel_pool", 1)]) as c:
+        stub = type(small.stub)(c)
+        calls += [stub.Generate(generation()) for _ in range(3)]
+        for call in calls:
+            assert (await call.read()).HasField("accepted")
+        async with grpc.aio.insecure_channel(
+            small.serving.addresses["grpc"], [("grpc.use_local_subchannel_pool", 1)]
+        ) as d:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await collect(type(small.stub)(d).Generate(generation()))
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for call in calls:
+            call.cancel()
+    await small.serving.quiet()
+
+
+async def test_rapid_reset_disturbs_nobody(orca: World) -> None:
+    """One connection opens and resets streams as fast as it can. The calls of others all succeed."""
+    ended = threading.Event()
+
+    def attack() -> int:
+        host, _, port = orca.serving.addresses["grpc"].rpartition(":")
+        opened, stream = 0, 1
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0))
+            while not ended.is_set():
+                frames: list[bytes] = []
+                for _ in range(200):
+                    frames.append(http2.frame(http2.HEADERS, http2.END_HEADERS, stream, http2.call(PATH)))
+                    frames.append(http2.frame(http2.RST_STREAM, 0, stream, b"\0\0\0\x08"))
+                    stream += 2
+                try:
+                    connection.sendall(b"".join(frames))
+                except OSError:  # the server has had enough
+                    break
+                opened += 200
+        return opened
+
+    attacking = asyncio.create_task(asyncio.to_thread(attack))
+    async with orca.background(lambda record: [7]):
+        for _ in range(30):
+            responses = await collect(orca.stub.Generate(generation(max_new_tokens=1)))
+            assert responses[-1].HasField("finished")
+    ended.set()
+    assert await attacking > 0
+
+
+# -- descriptors
+OUT_OF_DESCRIPTORS = """
+import asyncio, os, resource, sys
+from orca_common.errors import Unavailable
+from orca_pool.link import Link
+
+async def main():
+    link = Link(sys.argv[1])
+    held = []
+    lowest = os.open("/dev/null", os.O_RDONLY)
+    os.close(lowest)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        await link.command("PING")
+    except Unavailable as error:
+        print("unavailable:", error)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    print(await link.command("PING"))
+    await link.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_link_without_descriptors_is_unavailable(redis_url: str) -> None:
+    """It is served again as soon as there is one."""
+    script = [sys.executable, "-c", OUT_OF_DESCRIPTORS, redis_url]
+    done = subprocess.run(script, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith("unavailable: the request pool is away: ")
+    assert done.stdout.splitlines()[1] == "b'PONG'"
+
+
+def test_descriptors_are_kept_in_reserve() -> None:
+    """Connections of clients leave some for Redis and for files, whatever the settings say."""
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 328))\n"
+        "from orca_endpoint.limits import connections_allowed\n"
+        "print(connections_allowed(50), connections_allowed(4096), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["50", "100", "328"], done.stderr
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 0

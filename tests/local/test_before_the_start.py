@@ -1,0 +1,83 @@
+"""What `orca serve` can know before it starts a process ends it at once, with the setting's name."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from servers import RedisServer, redis_server
+
+from orca_common.errors import FailedPrecondition
+from orca_local.run_folder import RunFolder
+from orca_local.settings import ServeSettings
+from orca_local.stack import Stack
+from orca_pool.reach import check_reachable
+
+
+async def refusal(run_dir: Path, **settings: object) -> str:
+    stack = Stack(ServeSettings.load(**({"port": 0, "http_port": 0} | settings)), run_dir, print)
+    with pytest.raises(FailedPrecondition) as raised:
+        await stack.start()
+    assert not stack.began
+    await stack.stop()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(("setting", "host"), [("port", "127.0.0.1"), ("http_port", "::1")])
+async def test_a_port_in_use(tmp_path: Path, setting: str, host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as taken:
+        port = taken.getsockname()[1]
+        sentence = await refusal(tmp_path, host=host, **{setting: port})
+    assert sentence.startswith(f"{setting}: cannot listen on ")
+    assert f":{port} (Address already in use)" in sentence
+
+
+async def test_a_folder_in_use(tmp_path: Path) -> None:
+    with RunFolder(tmp_path):
+        assert "belongs to another" in await refusal(tmp_path)
+    assert "is not a checkpoint folder" in await refusal(tmp_path, model=str(tmp_path)), "the folder was given back"
+
+
+async def test_no_redis(tmp_path: Path) -> None:
+    sentence = await refusal(tmp_path, redis_url="redis://:secret@127.0.0.1:1/0")
+    assert sentence.startswith("redis_url: redis://***@127.0.0.1:1/0: ")
+    assert "Connect call failed" in sentence
+
+
+@pytest.fixture(scope="module")
+def redis() -> object:
+    with redis_server() as server:
+        yield server
+
+
+WRONG: dict[str, tuple[Callable[[RedisServer], str], str]] = {
+    "another scheme": (lambda redis: redis.url.replace("redis:", "http:"), "must specify one of the following schemes"),
+    "wrong password": (lambda redis: f"redis://:secret@127.0.0.1:{redis.port}/0", "password"),
+    "no number": (lambda redis: "redis://127.0.0.1:port/0", "Port"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+async def test_a_redis_that_refuses(redis: RedisServer, case: str) -> None:
+    url, sentence = WRONG[case]
+    with pytest.raises(FailedPrecondition, match=rf"^redis_url: .*{sentence}") as raised:
+        await check_reachable(url(redis), 0.1)
+    assert "secret" not in str(raised.value)
+
+
+async def test_a_redis_that_answers(redis: RedisServer) -> None:
+    await check_reachable(redis.url, 0.1)
+
+
+def test_less_than_a_block() -> None:
+    with pytest.raises(SystemExit, match=r"^slots: 7 are less than a block, which has 8 \(block_size\)"):
+        ServeSettings.load(["--slots", "7", "--block-size", "8"])
+
+
+@pytest.mark.parametrize("flag", ["--redis-url={}", "--redis-url {}"])
+def test_no_password_on_the_command_line(flag: str) -> None:
+    arguments = flag.format("redis://me:secret@10.0.0.1:6379/0").split()
+    with pytest.raises(SystemExit, match=r"^--redis-url: everybody could read .* use ORCA_REDIS_URL") as raised:
+        ServeSettings.load(arguments)
+    assert "secret" not in str(raised.value)

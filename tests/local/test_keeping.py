@@ -1,0 +1,62 @@
+"""A process that dies is started again, after waits that begin again; the screen gets one line a state."""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+from orca_local.backoff import FIRST, LONGEST, QUIET, Backoff
+from orca_local.child import Child
+from orca_local.keeping import UNSTEADY, keep
+
+LISTENS = """echo '{"status": "127.0.0.1:1"}'; """
+
+
+def test_waits_begin_again_after_a_quiet_time() -> None:
+    backoff = Backoff()
+    waits = [backoff.after(lived=1.0) for _ in range(8)]
+    assert waits == sorted(waits)
+    assert (waits[0], waits[-1]) == (FIRST, LONGEST)
+    assert backoff.after(lived=QUIET + 1) == FIRST
+    assert backoff.after(lived=1.0) == 2 * FIRST
+
+
+async def test_a_process_that_never_stays_up(tmp_path: Path) -> None:
+    """Its first deaths are told, then that it does not stay up and why; then no more."""
+    said: list[str] = []
+    deaths = 0
+
+    def changed() -> None:
+        nonlocal deaths
+        deaths += child.pid is None
+
+    command = ["sh", "-c", LISTENS + "echo 'the reason' >&2; exit 3"]
+    child = Child("endpoint", "endpoint-0", command, {}, tmp_path / "log")
+    await child.start()
+    keeping = asyncio.create_task(keep(child, changed, said.append))
+    while deaths < UNSTEADY + 1:
+        await asyncio.sleep(0.02)
+    keeping.cancel()
+    with suppress(asyncio.CancelledError):
+        await keeping
+    await child.end(5)
+    told = [line for line in said if "ended with 3" in line]
+    assert len(told) == UNSTEADY, said
+    assert told[-1].endswith("again (the reason); it is started until it stays up")
+
+
+async def test_a_process_that_cannot_start_again(tmp_path: Path) -> None:
+    """Each reason is told once."""
+    said: list[str] = []
+    tries = tmp_path / "tries"
+    tries.touch()
+    once = f"[ -s {tries} ] && {{ echo x >>{tries}; echo 'no memory' >&2; exit 1; }}; echo x >>{tries}; "
+    child = Child("scheduler", "scheduler-0", ["sh", "-c", once + LISTENS + "exit 0"], {}, tmp_path / "log")
+    await child.start()
+    keeping = asyncio.create_task(keep(child, lambda: None, said.append))
+    while len(tries.read_text().split()) < 4:
+        await asyncio.sleep(0.02)
+    keeping.cancel()
+    with suppress(asyncio.CancelledError):
+        await keeping
+    await child.end(5)
+    assert said[1:] == ["scheduler-0 did not start: no memory; it is tried again and again"]
