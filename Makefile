@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ROUNDS ?= 30
+SECONDS ?= 600
 TREE ?= .
 PART ?= kubernetes
 # Most tests wait for processes that they have started: two at a time.
 PYTEST = $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test examples test-kubernetes distributed lint docs bench gpu protos images push
+.PHONY: help setup demo check test examples test-kubernetes distributed fuzz lint docs bench gpu protos images push
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +44,9 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS)
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
+
+fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside, for SECONDS=600; `make test` runs a sample.
+	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS)
 
 lint: $(STAMP) ## Check format, style, spelling and types.
 	$(BIN)/ruff format --check .
