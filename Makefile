@@ -11,7 +11,7 @@ PART ?= kubernetes
 PYTEST = $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test examples test-kubernetes distributed fuzz lint docs bench gpu protos images push
+.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix overload lint docs bench gpu protos images push
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,12 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 
 fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside, for SECONDS=600; `make test` runs a sample.
 	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS)
+matrix: $(STAMP) ## Kill every process at every moment of a request's life, ROUNDS=30 times each.
+	$(BIN)/python tests/e2e/kill_matrix.py --rounds $(ROUNDS)
+
+SECONDS ?= 60
+overload: $(STAMP) ## Five times the load that a stack can serve, SECONDS=60, with deadlines and without: goodput, RetryInfo, recovery, memory.
+	$(BIN)/python tests/e2e/overload.py --seconds $(SECONDS)
 
 lint: $(STAMP) ## Check format, style, spelling and types.
 	$(BIN)/ruff format --check .

@@ -23,6 +23,7 @@ SLOW = [
     "e2e/test_starting.py",
     "e2e/test_tokens.py",
     "e2e/test_traces.py",
+    "e2e/test_trust.py",
     "kernels/test_triton_compiled.py",
     "kernels/test_triton_interpreted.py",
     "endpoint/test_tools.py",

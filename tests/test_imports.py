@@ -21,6 +21,7 @@ HOME = {  # import package -> the folder that holds it
     "orca_lab": "lab",
     "orca_local": "local",
     "orca_bench": "bench",
+    "orca_chaos": "chaos",
     "orca_cli": "cli",
 }
 CORE = (  # the pure modules of orca_scheduler
@@ -144,6 +145,16 @@ RULES = [
             i,
             *("orca_bench", "orca_worker", "orca_kernels", "orca_local", "orca_lab", "orca_client", "orca_pool"),
             *("orca_common", "orca.v1"),
+            *(f"orca_scheduler.{name}" for name in CORE),
+        ),
+    ),
+    Rule(
+        "orca_chaos -> orca_pool, orca_local, the scheduler's pure core and journal, orca_common, orca.v1; never "
+        "orca_client",
+        "orca_chaos",
+        lambda i: ours(
+            i,
+            *("orca_chaos", "orca_pool", "orca_local", "orca_scheduler.journal", "orca_common", "orca.v1"),
             *(f"orca_scheduler.{name}" for name in CORE),
         ),
     ),

@@ -15,6 +15,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import typer
@@ -25,7 +26,17 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from orca_client import Accepted, AsyncOrcaClient, Event, Finished, FinishReason, OrcaError, Token, message_of
+from orca_client import (
+    Accepted,
+    AsyncOrcaClient,
+    Event,
+    Finished,
+    FinishReason,
+    OrcaError,
+    Token,
+    message_of,
+    tls_credentials,
+)
 
 Prompt = str | list[int]
 HELLO_TIMEOUT = 5.0  # seconds for the first answer of an endpoint; later outages are waited out
@@ -52,6 +63,12 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per event.")] = False,
     token_ids: Annotated[str | None, typer.Option(help='A prompt as token ids, as in "1,2,3".')] = None,
     timeout: Annotated[float | None, typer.Option(min=0, help="Seconds that each request may take.")] = None,
+    tls_dir: Annotated[
+        Path | None, typer.Option(help="Folder with ca.crt, and a client's tls.crt and tls.key, as of `orca certs`.")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the API key; a command line would show it to others.")
+    ] = None,
 ) -> None:
     """Generates text for one or several prompts."""
     if logprobs and not as_json:
@@ -69,7 +86,15 @@ def generate(
         "timeout": timeout,
     }
     try:
-        failures = asyncio.run(generate_all(address or ["127.0.0.1:50051"], given, arguments, as_json))
+        secrets = {
+            "credentials": tls_credentials(tls_dir) if tls_dir is not None else None,
+            "api_key": api_key_file.read_text().strip() if api_key_file is not None else None,
+        }
+    except OSError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    try:
+        failures = asyncio.run(generate_all(address or ["127.0.0.1:50051"], given, arguments, as_json, secrets))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     for failure in failures:
@@ -103,9 +128,16 @@ def read_prompt() -> str:
 
 
 async def generate_all(
-    addresses: Sequence[str], prompts: Sequence[Prompt], arguments: dict[str, Any], as_json: bool
+    addresses: Sequence[str],
+    prompts: Sequence[Prompt],
+    arguments: dict[str, Any],
+    as_json: bool,
+    secrets: dict[str, Any] | None = None,
 ) -> list[str]:
-    """Runs all prompts at once. Returns a sentence for each that failed. Ctrl-C cancels all requests."""
+    """Runs all prompts at once. Returns a sentence for each that failed. Ctrl-C cancels all requests.
+
+    secrets: the client's `credentials` and `api_key`, if it needs them.
+    """
     failures: dict[int, str] = {}
     closed = False
 
@@ -120,7 +152,7 @@ async def generate_all(
             failures[n] = str(error)
         output.end(n)
 
-    async with AsyncOrcaClient(addresses) as client:
+    async with AsyncOrcaClient(addresses, **secrets or {}) as client:
         try:
             spells = (await client.get_model(timeout=HELLO_TIMEOUT)).has_tokenizer
         except OrcaError as error:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from orca_cli.credentials import certs, key
 from orca_cli.generate import generate
 from orca_cli.settings_command import KINDS, SettingsCommand, settings_of
 from orca_client import __version__
@@ -21,6 +22,8 @@ app = typer.Typer(
     help="Orca serves Transformer models: iteration-level scheduling, selective batching.",
 )
 app.command()(generate)
+app.command()(certs)
+app.command()(key)
 console = Console(highlight=False, markup=False)
 
 # These commands leave their arguments to settings; those of services leave --help to them too.
@@ -210,6 +213,38 @@ def demo() -> None:
     from orca_cli import serving
 
     _run(serving.demo())
+
+
+@app.command(context_settings=SETTINGS)
+def chaos(
+    context: typer.Context,
+    seed: Annotated[int, typer.Option(help="Decides everything that chance decides.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="How many rounds of faults.")] = 20,
+    first: Annotated[int, typer.Option(min=1, help="The first round: a failed one can be run again alone.")] = 1,
+    streams: Annotated[int, typer.Option(min=1, help="Requests that run at the same time.")] = 12,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Hit only this role, such as rank or 'scheduler > redis'; may be repeated.")
+    ] = None,
+    release: Annotated[str | None, typer.Option(help="Instead of a stack of its own: a release on a cluster.")] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Of the release.")] = None,
+    address: Annotated[
+        list[str] | None, typer.Option(help="Of the release's endpoints, host:port; may be repeated.")
+    ] = None,
+    redis_url: Annotated[str | None, typer.Option(help="Of the release's pool, to look at what is left in it.")] = None,
+) -> None:
+    """Does harm to Orca under load, at random moments, and checks that no stream notices but by a pause.
+
+    Without --release it starts a stack of its own, and also takes the arguments of `orca serve`.
+    """
+    from orca_cli import chaos as command
+
+    plan = command.Plan(seed, rounds, first, streams, tuple(only or ()))
+    if release is None:
+        _run(command.on_this_machine(plan, context.args, console))
+    elif not address:
+        raise typer.BadParameter("a release needs the --address of its endpoints")
+    else:
+        _run(command.on_a_cluster(plan, release, namespace, address, redis_url, console))
 
 
 @app.command()

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from orca_cli import demo as demonstration
+from orca_common.roles import Role
 from orca_local.run_folder import new_run
 from orca_local.settings import ServeSettings, StackSettings, StateSettings
 from orca_local.stack import DEMO_MODEL, Stack
@@ -57,10 +58,14 @@ async def serve(settings: StackSettings) -> None:
     async with running(settings) as (stack, folder):
         console.print(f"Orca serves {stack.model_name}", style="bold green", end="")
         console.print(f" in {stack.computed_by}")
+        scheme = "https" if settings.tls_dir else "http"
         for address, http in zip(stack.grpc_addresses, stack.http_addresses, strict=True):
-            console.print(f"  gRPC {address}   OpenAI API http://{http}/v1", soft_wrap=True)
+            console.print(f"  gRPC {address}   OpenAI API {scheme}://{http}/v1", soft_wrap=True)
         console.print(f"  run folder {folder}", soft_wrap=True)
-        console.print(f"  try: orca generate 'def main(' --address {stack.grpc_addresses[0]}", soft_wrap=True)
+        options = f"--address {stack.grpc_addresses[0]}"
+        if settings.tls_dir:
+            options += f" --tls-dir {Path(settings.tls_dir) / Role.CLIENT}"
+        console.print(f"  try: orca generate 'def main(' {options}", soft_wrap=True)
         await stack.wait()
 
 

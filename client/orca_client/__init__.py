@@ -20,6 +20,7 @@ from .errors import (
 )
 from .events import Accepted, Engine, Event, Finished, FinishReason, Model, Timings, Token, message_of
 from .many import Answer
+from .tls import tls_credentials
 
 __version__ = "0.1.0"
 
@@ -53,4 +54,5 @@ __all__ = [
     "Unavailable",
     "__version__",
     "message_of",
+    "tls_credentials",
 ]

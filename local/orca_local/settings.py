@@ -46,6 +46,8 @@ class StackSettings(Settings):
     """The model's name at the doors; the hub's name or that of its folder if not given."""
     run_dir: str | None = None
     """Folder of logs, journals, processes.json and the pool; if not given, a new one of the last ten."""
+    tls_dir: str | None = None
+    """Folder of `orca certs`: all processes speak mTLS, each with its role's certificate; plaintext if not given."""
     threads: int | None = Field(default=None, ge=0)
     """Threads of a rank's operations on a CPU, 0: one for each core; its share of the cores if not given."""
     drain_seconds: float = Field(default=30.0, ge=0)

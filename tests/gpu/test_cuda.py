@@ -109,7 +109,7 @@ def test_shards_are_timed_against_a_floor() -> None:
 
 def test_nccl_of_one_rank() -> None:
     """A group as a rank makes it, of this rank alone: NCCL refuses two ranks on one GPU (before 2.30)."""
-    store = open_store()
+    store = open_store("127.0.0.1")
     plane = ProcessGroups(Place(2, 1), 1, ("127.0.0.1", store.port), "127.0.0.1", CUDA, returns_tokens=False)
     group = plane._new_group("tensor", store, 0, 1)
     x = torch.arange(4.0, device=CUDA)

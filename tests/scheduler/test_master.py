@@ -17,6 +17,7 @@ from orca.v1.pool_pb2 import PoolRequest
 from orca_common.protocol import PROTOCOL
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
+from orca_common.tls import Plaintext
 from orca_pool.keys import Keys
 from orca_pool.pool import Pool
 from orca_pool.records import NO_LOAD, Attached, EngineInfo, EngineState, Finish, Reason
@@ -153,7 +154,7 @@ class Bench:
         candidate, discovery = Candidate("engine-0", (self.rank.address,)), StaticDiscovery([self.rank.address], 1)
         self.master = EngineMaster(
             *("engine-0", candidate, "me", term, False),
-            *(self.pool, discovery, values, Telemetry("test"), self.pulse),
+            *(self.pool, discovery, values, Telemetry("test"), self.pulse, Plaintext()),
         )
         self.running = asyncio.create_task(self.master.run())
 

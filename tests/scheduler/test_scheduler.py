@@ -13,6 +13,7 @@ from servers import RedisServer, redis_server
 
 from orca_common.service import LoopPulse, StatusPort, cancel
 from orca_common.telemetry import Telemetry
+from orca_common.tls import Plaintext
 from orca_pool.keys import Keys
 from orca_pool.leases import GAP_SECONDS, LEASE_SECONDS
 from orca_pool.pool import Pool
@@ -73,7 +74,7 @@ async def bench() -> AsyncIterator[Bench]:
     with redis_server() as redis:
         async with Pool(redis.url, "bench", patience=2) as pool:
             settings, pulse = SchedulerSettings(workers=NOWHERE), LoopPulse()
-            scheduler = Scheduler("me", pool, Told(), settings, Telemetry("test"), pulse)
+            scheduler = Scheduler("me", pool, Told(), settings, Telemetry("test"), pulse, Plaintext())
             engines = lambda: {"engines": scheduler.engines()}  # noqa: E731
             status = StatusPort("127.0.0.1", 0, scheduler.unready, pulse.alive, engines)
             running = asyncio.create_task(scheduler.run())

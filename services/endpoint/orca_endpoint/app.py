@@ -12,6 +12,7 @@ from orca_common.api_keys import ApiKeys
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
 from orca_common.errors import OrcaError, Unavailable
 from orca_common.telemetry import Telemetry
+from orca_common.tls import transport_of
 from orca_pool.outage import Outage
 from orca_pool.pool import Pool
 from orca_pool.retry import reached
@@ -49,11 +50,12 @@ class EndpointApp:
     async def start(self) -> dict[str, str]:
         """Listens once the pool has agreed to the model. Returns the addresses of the ports grpc, http and status.
 
-        Waits for a pool that is away; probes are answered meanwhile. Raises FailedPrecondition when the model or the
-        keys cannot be read, or the pool serves another model, and Unavailable when a port cannot be had.
+        Waits for a pool that is away; probes are answered meanwhile. Raises FailedPrecondition when the model, the keys
+        or the certificates cannot be read, or the pool serves another model; Unavailable when a port cannot be had.
         """
         settings = self._settings
         keys = ApiKeys(settings.api_keys, settings.api_keys_file)
+        transport = transport_of(settings.tls_dir)
         pulse = service.LoopPulse()
         self._open.callback(pulse.close)
         status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive)
@@ -61,15 +63,15 @@ class EndpointApp:
         self._checkpoint, self.vocabulary = await service.in_thread(self._read_model)  # perhaps a download
         telemetry = Telemetry("orca-endpoint", secrets.token_hex(4))
         self._open.callback(telemetry.close)
-        self._pool = Pool(settings.redis_url, settings.pool)
+        self._pool = Pool(settings.redis_url, settings.pool, tls_dir=settings.tls_dir)
         self.delivery = Delivery(self._pool)
         self.endpoint = Endpoint(settings, self._checkpoint, self.vocabulary, self._pool, self.delivery, telemetry)
         self._open.push_async_callback(self._pool.close)
         self._open.push_async_callback(self.delivery.close)
         self._open.callback(self.endpoint.large.close)
         self.limits, connections = Limits(settings), connections_allowed(settings.max_connections)
-        self._grpc = GrpcDoor(self.endpoint, keys, self.limits, connections)
-        self._http = HttpDoor(self.endpoint, keys, self.limits, connections)
+        self._grpc = GrpcDoor(self.endpoint, keys, transport, self.limits, connections)
+        self._http = HttpDoor(self.endpoint, keys, transport, self.limits, connections)
         self._open.push_async_callback(self._grpc.stop, 0)
         self._open.push_async_callback(self._http.stop)
         self._starting = "the request pool has not answered yet"

@@ -174,6 +174,11 @@ class Call:
             return  # there is nothing to detach
         self._delivery.detach(self.request_id, self.attempt, self._grace(error), self._operation)
 
+    def label(self, attributes: Mapping[str, str | list[str]]) -> None:
+        """Attributes of the call's span that its door knows."""
+        if self._span is not None:
+            self._span.label(attributes)
+
     def drop(self, error: BaseException) -> None:
         """Ends a call that is never entered, because of another call's error."""
         self._report(error)

@@ -30,6 +30,9 @@ from orca_common.address import join_address
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import Cancelled, DeadlineExceeded, ErrorReason, InvalidArgument, Unavailable
 from orca_common.interceptor import StatusInterceptor
+from orca_common.roles import ANY, Role
+from orca_common.roles import HEALTH as HEALTH_METHODS
+from orca_common.tls import Transport
 from orca_pool.records import Times
 
 from .access import AUTHORIZATION, KeyInterceptor
@@ -46,6 +49,11 @@ from .reflection import Reflection
 
 ORCA, HEALTH = "orca.v1.Orca", "grpc.health.v1.Health"
 Context = grpc.aio.ServicerContext
+ALLOWED = {  # who may call what, where certificates tell
+    f"/{ORCA}/": frozenset({Role.CLIENT}),
+    **{f"/{service}/": ANY for service in REFLECTION},
+    **HEALTH_METHODS,
+}
 M = TypeVar("M", bound=Message)
 OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
@@ -277,8 +285,11 @@ def age_options(connection_age: float) -> list[tuple[str, int]]:
 class GrpcDoor:
     """The gRPC server. Its health service says NOT_SERVING until `serving(True)`."""
 
-    def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits, connections: int) -> None:
+    def __init__(
+        self, endpoint: Endpoint, keys: ApiKeys, transport: Transport, limits: Limits, connections: int
+    ) -> None:
         settings = endpoint.settings
+        self._transport, self._certificates = transport, settings.client_certificates
         options = [
             *OPTIONS,
             ("grpc.max_receive_message_length", settings.max_message_bytes),
@@ -289,7 +300,8 @@ class GrpcDoor:
             ("grpc.server_handshake_timeout_ms", int(settings.header_seconds * 1000)),
             *age_options(settings.connection_age),
         ]
-        interceptors = [StatusInterceptor(grpc_line), KeyInterceptor(keys)]
+        roles = transport.interceptors(ALLOWED) if self._certificates else []
+        interceptors = [StatusInterceptor(grpc_line), *roles, KeyInterceptor(keys)]
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health = HealthServicer()
         self._server.add_generic_rpc_handlers((OrcaServicer(endpoint, keys, limits).handlers(),))
@@ -300,7 +312,8 @@ class GrpcDoor:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
         await self.serving(False)
         try:
-            bound = self._server.add_insecure_port(join_address(host, port))
+            address = join_address(host, port)
+            bound = self._transport.listen(self._server, address, client_certificates=self._certificates)
         except RuntimeError as error:
             raise Unavailable(f"port: cannot listen on {host}:{port} ({error})") from None
         await self._server.start()

@@ -12,6 +12,7 @@ must not expire behind a storm of attaches.
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 import hiredis
@@ -30,6 +31,7 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from orca_common.errors import ErrorReason, Unavailable
+from orca_common.tls import AUTHORITY, CERTIFICATE, KEY
 
 from .scripts import Script
 
@@ -70,14 +72,19 @@ class Link:
     same server closed, as it does with an idle one after its `timeout`, is made again without a word.
     """
 
-    def __init__(self, url: str, patience: float = 2.0, width: int = 32) -> None:
+    def __init__(self, url: str, patience: float = 2.0, width: int = 32, tls_dir: str | None = None) -> None:
         """Connects at the first command.
 
         patience: seconds that one exchange may take, and seconds that it may wait for its turn. width: exchanges at the
-        same time, blocking reads and renewals not counted.
+        same time, blocking reads and renewals not counted. tls_dir: for rediss://; each new connection reads its files.
         """
         connections = cast(Any, ConnectionPool).from_url(
-            url, protocol=2, retry=Retry(NoBackoff(), 0), socket_timeout=None, redis_connect_func=self._on_connect
+            url,
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=None,
+            redis_connect_func=self._on_connect,
+            **_certificates(url, tls_dir),
         )
         self._new_connection: Callable[[], Connection] = connections.make_connection
         self._patience = patience
@@ -208,3 +215,11 @@ class Link:
         if self._away or self._server not in (None, server):
             self.generation += 1
         self._away, self._server = False, server
+
+
+def _certificates(url: str, tls_dir: str | None) -> dict[str, str]:
+    """redis-py's options for a TLS connection that shows a certificate."""
+    if tls_dir is None or not url.startswith("rediss://"):
+        return {}
+    certificate, key, authority = (str(Path(tls_dir) / name) for name in (CERTIFICATE, KEY, AUTHORITY))
+    return {"ssl_certfile": certificate, "ssl_keyfile": key, "ssl_ca_certs": authority}

@@ -51,17 +51,20 @@ class Pool:
         redis_url: str,
         pool: str,
         *,
+        tls_dir: str | None = None,
         constants: Constants = DEFAULTS,
         patience: float = 2.0,
         lua: Mapping[str, str] | None = None,
     ) -> None:
         """Connects at the first operation.
 
-        redis_url: redis://, rediss:// or unix://. pool: the release's name. patience: seconds that one exchange with
+        redis_url: redis://, rediss:// or unix://. pool: the release's name. tls_dir: for rediss://, a folder with this
+        service's certificate and the authority (see `orca_common.tls`); without it the machine's authorities count, and
+        no certificate is shown. patience: seconds that one exchange with
         Redis may take. constants, lua: only tests give others than the package's.
         """
         self._keys = Keys(pool)
-        self._link = Link(redis_url, patience)
+        self._link = Link(redis_url, patience, tls_dir=tls_dir)
         self._scripts = build(sources() if lua is None else lua, constants)
 
     async def __aenter__(self) -> Self:

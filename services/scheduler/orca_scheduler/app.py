@@ -13,6 +13,7 @@ from orca_common.address import join_address
 from orca_common.errors import OrcaError, Unavailable
 from orca_common.service import LoopPulse, StatusPort
 from orca_common.telemetry import Telemetry
+from orca_common.tls import transport_of
 from orca_pool.pool import Pool
 
 from .discovery.candidates import Discovery
@@ -25,13 +26,16 @@ class SchedulerApp:
     """One scheduler process, as `service.serve` runs it."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
-        """Raises FailedPrecondition when the list of workers holds a part of an engine."""
+        """Raises FailedPrecondition when the list of workers holds a part of an engine, or tls_dir cannot be used."""
         name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         self._settings = settings
         self._telemetry, self._pulse = Telemetry("orca-scheduler", name), LoopPulse()
-        self._pool = Pool(settings.redis_url, settings.pool)
+        self._pool = Pool(settings.redis_url, settings.pool, tls_dir=settings.tls_dir)
         self._discovery = discovery_of(settings)
-        self._scheduler = Scheduler(name, self._pool, self._discovery, settings, self._telemetry, self._pulse)
+        transport = transport_of(settings.tls_dir)
+        self._scheduler = Scheduler(
+            name, self._pool, self._discovery, settings, self._telemetry, self._pulse, transport
+        )
         self._status = StatusPort(
             settings.host,
             settings.status_port,

@@ -29,6 +29,7 @@ from orca_common.address import join_address
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, InvalidArgument, OrcaError
 from orca_common.settings import child_environment
+from orca_common.tls import transport_of
 
 from . import memory_limit
 from .models.families import family_of
@@ -297,6 +298,7 @@ class SupervisorApp:
         Raises SystemExit when there is no such model or the port is taken, Unavailable when the status port is taken.
         """
         settings = self._settings
+        transport = transport_of(settings.tls_dir)
         pulse = service.LoopPulse()
         self._open.callback(pulse.close)
         status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive, self._told)
@@ -308,10 +310,10 @@ class SupervisorApp:
             raise SystemExit(f"ORCA_MODEL: {error}") from None
         self._supervisor = supervisor = Supervisor(settings.model_copy(update={"model": str(folder)}))
         self._open.callback(supervisor.close)
-        server, self._health = await new_server(SERVICE)
+        server, self._health = await new_server(SERVICE, transport)
         self._open.push_async_callback(server.stop, 1.0)
         worker_pb2_grpc.add_SupervisorServicer_to_server(supervisor, server)
-        address = join_address(settings.reachable_host, listen(server, settings.host, settings.port))
+        address = join_address(settings.reachable_host, listen(server, transport, settings.host, settings.port))
         await server.start()
         log.info("listening", extra={"address": address, "ranks": settings.ranks, "model": str(folder)})
         return {"address": address, "status": join_address(settings.host, status.port)}
