@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ROUNDS ?= 30
-SECONDS ?= 600
+FUZZ ?= 600
 TREE ?= .
 PART ?= kubernetes
 # Most tests wait for processes that they have started: two at a time.
@@ -45,8 +45,9 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
 
-fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside, for SECONDS=600; `make test` runs a sample.
-	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS)
+fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside, for FUZZ=600 seconds; `make test` runs a sample.
+	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ)
+
 matrix: $(STAMP) ## Kill every process at every moment of a request's life, ROUNDS=30 times each.
 	$(BIN)/python tests/e2e/kill_matrix.py --rounds $(ROUNDS)
 

@@ -1,4 +1,4 @@
-"""Fuzzes the parsers at length: `python tests/fuzz/run.py --seconds 600`, or `make fuzz SECONDS=600`.
+"""Fuzzes the parsers at length: `python tests/fuzz/run.py --seconds 600`, or `make fuzz`.
 
 Each target runs in a process of its own, with bounds on memory and on the CPU time of an input. The process keeps the
 present input in memory that the parent shares, so an input that kills it or never ends is found too. Inputs that fail

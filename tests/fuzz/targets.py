@@ -83,9 +83,11 @@ def _tokenizer(folder: Path) -> Target:
         path.write_bytes(raw)
         with suppress(OrcaError):
             vocabulary = Vocabulary(path)
-            ids = vocabulary.encode(TEXT)
+            ids = [0, 1, 2]
+            with suppress(Internal):  # a panic, or an error of the library
+                ids = vocabulary.encode(TEXT)
             assert len(ids) < 10_000
-            with suppress(Internal):  # a panic
+            with suppress(Internal):
                 vocabulary.decode(ids)
             stream = vocabulary.detokenizer()
             for token in [*ids[:50], 0, 1, (1 << 24) - 1]:
@@ -155,8 +157,8 @@ def _completions() -> Target:
     validator, settings = _endpoint()
 
     async def check(raw: bytes) -> None:
-        for prompt in parse(raw, settings.max_prompts).prompts:
-            await validator.generate(prompt.request, prompt.names)
+        for sample in parse(raw, settings.max_prompts).samples:
+            await validator.generate(sample.request, sample.names)
 
     def target(raw: bytes) -> None:
         with suppress(OrcaError):
