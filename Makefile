@@ -21,8 +21,9 @@ setup: $(STAMP) ## Install everything into .venv; the other targets do this firs
 
 $(STAMP): pyproject.toml locks/all.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r locks/all.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@echo "Installing into $(VENV), once: torch and all that the tests need, some 5 GB. This takes a few minutes."
+	$(BIN)/pip install --disable-pip-version-check --require-hashes -r locks/all.txt
+	$(BIN)/pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 demo: $(STAMP) ## Serve the demo model, and show four requests that share iterations.
