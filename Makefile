@@ -10,7 +10,7 @@ PART ?= kubernetes
 PYTEST = $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test examples test-kubernetes distributed matrix overload lint docs bench gpu protos images push
+.PHONY: help setup demo check test examples test-kubernetes distributed matrix restart overload lint docs bench gpu protos images push
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ matrix: $(STAMP) ## Kill every process at every moment of a request's life, ROUN
 	$(BIN)/python tests/e2e/kill_matrix.py --rounds $(ROUNDS)
 
 SECONDS ?= 60
+restart: $(STAMP) ## Restart every process of a stack under 40 streams: no client sees an error.
+	$(BIN)/python tests/e2e/rolling_restart.py
+
 overload: $(STAMP) ## Five times the load that a stack can serve, SECONDS=60, with deadlines and without: goodput, RetryInfo, recovery, memory.
 	$(BIN)/python tests/e2e/overload.py --seconds $(SECONDS)
 

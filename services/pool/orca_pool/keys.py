@@ -20,7 +20,8 @@ The keys of a pool share the hash tag `{POOL}`, so a Redis Cluster keeps them on
 | engine:ID             | hash       | lease, epoch, reserved iterations, last claim, sizes, | until retired       |
 |                       |            | load                                                  |                     |
 | engines               | set        | ids of all engines: a cluster cannot list keys        | the release         |
-| endpoint:ID           | hash       | registration number, last number in its stream         | until swept         |
+| endpoint:ID           | hash       | registration number, last number in its stream,       | until swept         |
+|                       |            | whether it is leaving                                 |                     |
 | endpoints, schedulers | sorted set | living processes by the moment of their last renewal  | until swept         |
 
 The fields of `request:ID`, '' where there is none:
