@@ -18,6 +18,7 @@ from .completion_answer import failure
 from .http_connection import GuardedConnection
 
 AUTHORIZATION = "authorization"
+OPEN_PATHS = {"/health", "/version", "/docs", "/openapi.json"}  # the same over HTTP, and how to call
 OPEN = "/grpc.health.v1.Health/"  # probes have no key; health tells only whether the endpoint serves
 
 
@@ -64,7 +65,8 @@ class KeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            scope["orca.tenant"] = self._keys.tenant_of(Headers(scope=scope).get(AUTHORIZATION))
+            if scope["path"] not in OPEN_PATHS:
+                scope["orca.tenant"] = self._keys.tenant_of(Headers(scope=scope).get(AUTHORIZATION))
         except Unauthenticated as error:
             await answer(error, send)
         else:

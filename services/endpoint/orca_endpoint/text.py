@@ -42,10 +42,13 @@ class Vocabulary:
         names = self._tokenizer.get_vocab(with_added_tokens=True)
         self.longest_token = max(len(name.encode()) for name in names) if exact and names else None
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids. About half a second for 1 MiB of text, without the interpreter's lock."""
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids. About half a second for 1 MiB of text, without the interpreter's lock.
+
+        special: with the tokens that the tokenizer puts around every prompt.
+        """
         with panics("encode the text"):
-            return self._tokenizer.encode(text).ids
+            return self._tokenizer.encode(text, add_special_tokens=special).ids
 
     def decode(self, ids: Sequence[int]) -> str:
         with panics("decode tokens"):
