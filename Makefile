@@ -4,14 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ROUNDS ?= 30
+FUZZ ?= 600
 TREE ?= .
 PART ?= kubernetes
 # Most tests wait for processes that they have started: two at a time.
 PYTEST = $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test examples test-kubernetes distributed matrix overload lint audit docs bench gpu protos
-.PHONY: locks images push
+.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix overload lint audit docs bench bench-pool gpu
+.PHONY: protos locks images push
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,8 +21,9 @@ setup: $(STAMP) ## Install everything into .venv; the other targets do this firs
 
 $(STAMP): pyproject.toml locks/all.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r locks/all.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@echo "Installing into $(VENV), once: torch and all that the tests need, some 5 GB. This takes a few minutes."
+	$(BIN)/pip install --disable-pip-version-check --require-hashes -r locks/all.txt
+	$(BIN)/pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 demo: $(STAMP) ## Serve the demo model, and show four requests that share iterations.
@@ -46,6 +48,9 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
 
+fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside, for FUZZ=600 seconds; `make test` runs a sample.
+	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ)
+
 matrix: $(STAMP) ## Kill every process at every moment of a request's life, ROUNDS=30 times each.
 	$(BIN)/python tests/e2e/kill_matrix.py --rounds $(ROUNDS)
 
@@ -69,6 +74,9 @@ docs: $(STAMP) ## Build the documentation; a broken link is an error.
 bench: $(STAMP) ## Measure the control plane's CPU time; TREE=FOLDER measures the code of another checkout.
 	PYTHONPATH=$(shell printf '%s:' $(wildcard $(addprefix $(realpath $(TREE))/,protos services/* kernels client lab local))) \
 		$(BIN)/python -m orca_bench.control_plane
+
+bench-pool: $(STAMP) ## Measure Redis under 1 to 1,000 engines that compute nothing.
+	$(BIN)/python -m orca_bench.pool
 
 # A borrowed machine with a GPU has no network: run tests/gpu/fetch.sh here, then tests/gpu/run.sh there.
 gpu: $(STAMP) ## On a machine with a GPU: run its tests, and measure the times of lab/benchmarks.md.
