@@ -15,6 +15,7 @@ SLOW = [
     "e2e/test_bad_input.py",
     "e2e/test_cli.py",
     "e2e/test_distributed.py",
+    "e2e/test_full_disk.py",
     "e2e/test_iteration_level.py",
     "e2e/test_jaeger.py",
     "e2e/test_kill.py",

@@ -138,14 +138,14 @@ RULES = [
         ),
     ),
     Rule(
-        "orca_bench -> the scheduler's pure core, orca_worker, orca_kernels, orca_local, orca_lab, orca_client, "
-        "orca_pool, orca_common, orca.v1; never orca_cli",
+        "orca_bench -> the scheduler's pure core and ledger, the endpoint's delivery, orca_worker, orca_kernels, "
+        "orca_local, orca_lab, orca_client, orca_pool, orca_common, orca.v1; never orca_cli",
         "orca_bench",
         lambda i: ours(
             i,
             *("orca_bench", "orca_worker", "orca_kernels", "orca_local", "orca_lab", "orca_client", "orca_pool"),
-            *("orca_common", "orca.v1"),
-            *(f"orca_scheduler.{name}" for name in CORE),
+            *("orca_common", "orca.v1", "orca_endpoint.delivery"),
+            *(f"orca_scheduler.{name}" for name in (*CORE, "ledger")),
         ),
     ),
     Rule(

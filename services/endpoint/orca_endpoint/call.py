@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from orca_common.errors import Cancelled, DataLoss, DeadlineExceeded, ErrorReason, OrcaError, Unavailable
+from orca_pool.keys import scoped
 from orca_pool.leases import DETACH_FLOOR_SECONDS
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, Busy, Packet, QueueLimits, Reason, Refusal, Times
@@ -53,11 +54,11 @@ class Submission:
     limits: QueueLimits
     tenant: str  # whose request it is; "" without API keys
 
-    async def send(self, pool: Pool, incarnation: str) -> Attached | Refusal | Busy:
-        """Submits the request and attaches its call. May be sent again: the pool knows the id."""
+    async def send(self, pool: Pool, request_id: str, incarnation: str) -> Attached | Refusal | Busy:
+        """Submits the request under its id in the pool, and attaches its call. May be sent again: the id is known."""
         record, deadline = self.work.record, self.deadline
         return await pool.submit(
-            record.request_id,
+            request_id,
             record.SerializeToString(),
             self.work.body_digest,
             self.work.max_tokens,
@@ -93,7 +94,7 @@ class Call:
         deadline: float | None = None,
         span: RequestSpan | None = None,
     ) -> None:
-        self.request_id, self.attempt, self.tenant = transcript.request_id, attempt, tenant
+        self.request_id, self.attempt, self.tenant = scoped(tenant, transcript.request_id), attempt, tenant
         self.buffered = 0  # tokens in the inbox
         self._pool, self._delivery, self._limits, self._transcript = pool, delivery, limits, transcript
         self._submission, self._deadline, self._span = submission, deadline, span
@@ -255,6 +256,7 @@ class Call:
                 )
             await self._delivery.another(incarnation)
         if isinstance(answer, Attached):
+            self._refused = False
             self._submission = None  # a long prompt needs memory, and the pool has it
             if self._span is not None:
                 self._span.accepted()
@@ -266,6 +268,11 @@ class Call:
             await self._wait_for_healing()
             return None
         self._refused = True
+        if answer is Refusal.OTHER_TOKENS:
+            raise self._transcript.unseen()
+        if answer is Refusal.FEWER_TOKENS:
+            await self._wait_for_healing()
+            return None
         raise await self._refusal(answer)
 
     async def _attach_once(self) -> Attached | Refusal | Busy:
@@ -274,11 +281,18 @@ class Call:
             return Refusal.UNREGISTERED
         incarnation = self._delivery.incarnation
         if self._submission is not None and not self._transcript.accepted:
-            work = self._submission.send(self._pool, incarnation)
+            work = self._submission.send(self._pool, self.request_id, incarnation)
         else:
             known, last = self._transcript.count, self._transcript.last
+            seen, digest = self._transcript.unproven
             work = self._pool.attach(
-                self.request_id, endpoint=incarnation, attempt=self.attempt, known=known, last=last
+                self.request_id,
+                endpoint=incarnation,
+                attempt=self.attempt,
+                known=known,
+                last=last,
+                seen=seen,
+                digest=digest,
             )
         self._operation = asyncio.ensure_future(work)
         return await asyncio.shield(self._operation)
@@ -288,7 +302,7 @@ class Call:
         if refusal is Refusal.NEVER_FITS and self._submission is not None:
             identity = await self._pool.identity()
             max_tokens, largest = self._submission.work.max_tokens, identity.slots if identity is not None else 0
-        return refusal_error(refusal, self.request_id, max_tokens, largest)
+        return refusal_error(refusal, self._transcript.request_id, max_tokens, largest)
 
     # -- waiting
     async def _news(self) -> None:

@@ -29,6 +29,10 @@ DETACH_PATIENCE = (
 )
 
 
+# An attach that was refused so has changed nothing, though its attempt is a newer one.
+NEVER_ATTACHED = (records.Refusal.FEWER_TOKENS, records.Refusal.OTHER_TOKENS)
+
+
 class Grace(NamedTuple):
     """How long a request lives on without a listener: the larger of both, in seconds."""
 
@@ -130,8 +134,8 @@ class Delivery:
 
     async def _detach(self, request_id: str, attempt: int, grace: Grace, after: "asyncio.Future[Any]") -> None:
         await asyncio.wait([after])
-        if not after.cancelled():
-            after.exception()  # retrieved, whatever it was: the detach follows anyway
+        if not after.cancelled() and after.exception() is None and after.result() in NEVER_ATTACHED:
+            return  # a detach of this attempt would end the stream that has the request by right
         try:
             await reached(
                 lambda: self._pool.detach(request_id, attempt=attempt, grace=grace.seconds, at_least=grace.at_least),
@@ -209,7 +213,7 @@ class Delivery:
         if self._number is None:
             self._number = await self._pool.renew_endpoint(self.incarnation, register=True)
         else:
-            known = await self._pool.renew_endpoint(self.incarnation) == self._number
+            known = await self._pool.renew_endpoint(self.incarnation, read=self._last) == self._number
             if known and generation == self._generation:
                 self._note_answer()
                 return

@@ -10,6 +10,7 @@ from orca.v1.orca_pb2 import CancelRequest, Engine, GenerateRequest, GetModelRes
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import DeadlineExceeded, ErrorReason, NotFound, ResourceExhausted, Unavailable, echo
 from orca_common.telemetry import Telemetry, trace_id_of
+from orca_pool.keys import scoped
 from orca_pool.pool import Pool
 from orca_pool.records import QueueLimits
 from orca_pool.retry import reached
@@ -151,7 +152,7 @@ class Endpoint:
         """
         self._validator.cancel(request)
         give_up = asyncio.get_running_loop().time() + self.settings.pool_patience
-        alive = await reached(lambda: self._pool.cancel(request.request_id), give_up=give_up)
+        alive = await reached(lambda: self._pool.cancel(scoped(tenant, request.request_id)), give_up=give_up)
         if alive is None:
             raise NotFound(f"request {request.request_id} is not known; it may have ended long ago")
         return alive

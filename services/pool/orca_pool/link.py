@@ -23,7 +23,6 @@ from redis.exceptions import (
     ClusterDownError,
     ConnectionError,
     NoScriptError,
-    OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
     TryAgainError,
@@ -36,7 +35,7 @@ from orca_common.tls import AUTHORITY, CERTIFICATE, KEY
 from .scripts import Script
 
 # Error replies of a server that fails over or cannot write now. Some are known by their text alone.
-NOT_NOW = (ClusterDownError, OutOfMemoryError, TryAgainError)
+NOT_NOW = (ClusterDownError, TryAgainError)
 NOT_NOW_TEXTS = ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED")
 
 Argument = str | bytes | int

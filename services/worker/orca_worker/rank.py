@@ -17,7 +17,7 @@ import logging
 import os
 import signal
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Never
 
@@ -127,7 +127,8 @@ class RankApp:
         rendezvous = Rendezvous(host, device, settings.host)
         transport = transport_of(settings.tls_dir)
         self._controller = Controller(checkpoint, stage, telemetry, rendezvous, transport, self._failure.set_result)
-        status = service.StatusPort(settings.host, settings.status_port, self._controller.ready, pulse.alive)
+        told = lambda: {"loading": stage.loading.sentence}  # noqa: E731
+        status = service.StatusPort(settings.host, settings.status_port, self._controller.ready, pulse.alive, told)
         self._open.callback(status.close)
         server, self._health = await new_server(SERVICE, transport)
         self._open.push_async_callback(server.stop, 1.0)
@@ -172,7 +173,8 @@ def main() -> None:
         _run()
     except SystemExit as end:
         if isinstance(end.code, str):
-            print(json.dumps({"refused": end.code}), flush=True)
+            with suppress(OSError):  # the supervisor has ended
+                os.write(sys.stdout.fileno(), f"{json.dumps({'refused': end.code})}\n".encode())
         raise
 
 

@@ -61,6 +61,7 @@ class Rank:
         self.restarts = 0
         self.last_end = ""  # why its last process ended
         self.refusal = ""  # why that one could not work with its settings
+        self.loading: str | None = None  # how far it had read its weights when it was last asked
 
     @property
     def pid(self) -> int:
@@ -85,6 +86,13 @@ class Rank:
         self.last_end = self.refusal or why
 
     @property
+    def starting(self) -> str | None:
+        """What it still does before it can be a member of an epoch."""
+        if self.status is None:
+            return f"rank {self.number} starts"
+        return f"rank {self.number}: {self.loading}" if self.loading is not None else None
+
+    @property
     def refused(self) -> str | None:
         """Why it does not listen, when that is in its settings: None while it listens, or when it may start yet."""
         return f"rank {self.number}: {self.refusal}" if self.refusal and self.status is None else None
@@ -102,7 +110,8 @@ class Rank:
         connection = http.client.HTTPConnection(*status, timeout=ASK)
         try:
             connection.request("GET", "/readyz")
-            reason = json.loads(connection.getresponse().read())["reason"]
+            answer = json.loads(connection.getresponse().read())
+            reason, self.loading = answer["reason"], answer["loading"]
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = str(error)
         finally:
@@ -245,8 +254,8 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
         return next(filter(None, (rank.refused for rank in self._ranks)), None)
 
     def starting(self) -> str | None:
-        """Which rank does not listen yet. May be called in any thread."""
-        return next((f"rank {rank.number} starts" for rank in self._ranks if rank.status is None), None)
+        """What a rank still does before it can be a member of an epoch, as of the last `ready`."""
+        return next(filter(None, (rank.starting for rank in self._ranks)), None)
 
     async def Watch(  # noqa: N802 the proto's name
         self, request: worker_pb2.WatchRequest, context: grpc.aio.ServicerContext

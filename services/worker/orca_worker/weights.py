@@ -18,6 +18,7 @@ from orca_common.bounded_file import json_object, open_regular, read_bounded, sh
 from orca_common.checkpoint import WEIGHT_NAMES
 from orca_common.errors import FailedPrecondition
 
+from .loading import Loading
 from .partition import Slice
 
 KEYS = "dtype", "shape", "data_offsets"
@@ -99,7 +100,7 @@ def shard_names(index: Path) -> list[str]:
     if not isinstance(names, dict) or not names:
         raise FailedPrecondition(f"model: {index} has no weight_map")
     for name in names.values():
-        if not isinstance(name, str) or Path(name).name != name or "\0" in name:
+        if not isinstance(name, str) or Path(name).name != name or not name.isprintable():
             raise FailedPrecondition(f"model: {index} names {shown(name)}, which is no file of its folder")
     files = sorted(set(names.values()))
     if len(files) > MAX_SHARDS:
@@ -115,11 +116,18 @@ class Weights(WeightSource):
     """
 
     def __init__(
-        self, folder: Path, prefix: str, slices: Mapping[str, Slice], dtype: torch.dtype, device: torch.device
+        self,
+        folder: Path,
+        prefix: str,
+        slices: Mapping[str, Slice],
+        dtype: torch.dtype,
+        device: torch.device,
+        loading: Loading | None = None,
     ) -> None:
         self._folder, self._prefix, self._slices = folder, prefix, slices
         self._dtype, self._device = dtype, device
         self.bytes_read = 0  # of tensors
+        self._loading = loading or Loading()
         single, index = (folder / name for name in WEIGHT_NAMES)
         files = [single.name]
         self._entries: dict[str, Entry] = {}
@@ -133,12 +141,19 @@ class Weights(WeightSource):
             raise FailedPrecondition(f"model: {folder} lacks weights in safetensors ({file})") from None
         self._check_memory()
 
+        found = ((self._entry(name), part) for name, part in slices.items())
+        self._loading.read = 0
+        self._loading.whole = sum(part.elements * entry.dtype.itemsize for entry, part in found if entry is not None)
+
+    def _entry(self, name: str) -> Entry | None:
+        return self._entries.get(name) or self._entries.get(self._prefix + name)
+
     def find(self, name: str) -> Tensor | None:
         """Raises FailedPrecondition when the tensor is missing or has another shape."""
         part = self._slices.get(name)
         if part is None:
             return None
-        entry = self._entries.get(name) or self._entries.get(self._prefix + name)
+        entry = self._entry(name)
         if entry is None:
             raise FailedPrecondition(f"model: the weights in {self._folder} lack {name}")
         if entry.shape != part.shape:
@@ -171,4 +186,5 @@ class Weights(WeightSource):
         finally:
             os.close(file)
         self.bytes_read += filled
+        self._loading.read = self.bytes_read
         return tensor

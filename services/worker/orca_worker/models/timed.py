@@ -23,6 +23,7 @@ from orca_common.scores import NOTHING, SCORE, TOP
 from ..batch import Batch
 from ..data_plane import DataPlane
 from ..kv import KVManager, KVShape
+from ..loading import Loading
 from ..partition import Place, RankShare
 from .model import CPU, Model, Output, Scored
 
@@ -51,7 +52,13 @@ class TimedFamily:
         return RankShare(place.stage, place.tensor_rank, range(0), {}, weight_bytes=0, slot_bytes=0)
 
     def load(
-        self, checkpoint: Checkpoint, place: Place, dtype: str, device: torch.device | None, cpu: CPU
+        self,
+        checkpoint: Checkpoint,
+        place: Place,
+        dtype: str,
+        device: torch.device | None,
+        cpu: CPU,
+        loading: Loading,
     ) -> tuple[Model, int]:
         return TimedModel(checkpoint, place), 0
 
