@@ -11,8 +11,8 @@ PART ?= kubernetes
 PYTEST = $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix overload lint audit docs bench bench-pool gpu
-.PHONY: protos locks images push
+.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix takeovers links overload lint audit docs
+.PHONY: bench bench-pool gpu protos locks images push
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,7 @@ takeovers: $(STAMP) ## Stop and kill schedulers and stop Redis under load, ROUND
 
 links: $(STAMP) ## As root: cut each link between machines for 1, 5 and 30 s in each direction, ROUNDS=30 times.
 	$(BIN)/python tests/e2e/link_cuts.py --rounds $(ROUNDS)
+
 SECONDS ?= 60
 overload: $(STAMP) ## Five times the load that a stack can serve, SECONDS=60, with deadlines and without: goodput, RetryInfo, recovery, memory.
 	$(BIN)/python tests/e2e/overload.py --seconds $(SECONDS)
