@@ -11,8 +11,8 @@ PART ?= kubernetes
 PYTEST = $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix restart overload lint audit docs bench bench-pool gpu
-.PHONY: protos locks images push
+.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix takeovers links restart overload lint audit docs
+.PHONY: bench bench-pool gpu protos locks images push
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,7 @@ links: $(STAMP) ## As root: cut each link between machines for 1, 5 and 30 s in 
 
 restart: $(STAMP) ## Restart every process of a stack under 40 streams: no client sees an error.
 	$(BIN)/python tests/e2e/rolling_restart.py
+
 
 SECONDS ?= 60
 overload: $(STAMP) ## Five times the load that a stack can serve, SECONDS=60, with deadlines and without: goodput, RetryInfo, recovery, memory.
