@@ -22,13 +22,17 @@ class Known:
 
 
 def requests(seed: int, vocabulary: int, positions: int, count: int = REQUESTS) -> list[Known]:
-    """Random prompts: half of them greedy, half sampled with a seed."""
+    """Random prompts: half of them greedy, half sampled with a seed, of which half with penalties and biases too."""
     draw = random.Random(f"requests {seed}")
     longest = max(1, min(OUTPUT[1], positions - INPUT[1]))
     made = []
     for n in range(count):
         prompt = [draw.randrange(vocabulary) for _ in range(draw.randint(*INPUT))]
         sampling = pb.Sampling(temperature=0.8, top_k=50, top_p=0.95, seed=draw.getrandbits(63))
+        if n % 4 == 3:  # what depends on the tokens before must be the same after a recovery
+            sampling.repetition_penalty, sampling.presence_penalty = 1.3, -0.5
+            sampling.frequency_penalty, sampling.min_p = 0.7, 0.02
+            sampling.logit_bias[draw.randrange(vocabulary)] = 3.0
         output = draw.randint(min(OUTPUT[0], longest), longest)
         made.append(
             Known(

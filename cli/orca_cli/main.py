@@ -170,11 +170,14 @@ def topology(
 @app.command()
 def timeline(
     run_dir: Annotated[
-        Path | None, typer.Argument(help="Run folder of `orca serve`; that of the last run if not given.")
+        Path | None,
+        typer.Argument(help="Run folder of `orca serve`, which may still run; that of the last run if not given."),
     ] = None,
     engine: Annotated[str, typer.Option(help="The engine to show.")] = "engine-0",
     last: Annotated[int, typer.Option(min=1, help="How many of the last iterations to draw.")] = 24,
-    width: Annotated[int, typer.Option(min=20, help="Columns of the drawing.")] = 100,
+    width: Annotated[
+        int | None, typer.Option(min=40, help="Columns of the drawing; those of the terminal if not given.")
+    ] = None,
     perfetto: Annotated[
         Path | None, typer.Option(help="File to write the whole run to, for ui.perfetto.dev or chrome://tracing.")
     ] = None,
@@ -188,6 +191,8 @@ def timeline(
 
     async def body() -> None:
         folder = run_dir or run_folder(None)
+        if run_dir is None:
+            console.print(f"run folder {folder}", style="dim", soft_wrap=True)
         run = read_run(folder, engine)
         if run.last is None:
             raise FailedPrecondition(f"run_dir: {folder} holds no journal with an iteration of {engine}")
@@ -195,7 +200,7 @@ def timeline(
             perfetto.write_text(json.dumps(trace_events(run)))
             count = sum(len(life.iterations) for life in run.lives)
             console.print(f"{count} iterations in {perfetto}", style="dim", soft_wrap=True)
-        console.print(drawing(run, run.last, last, width), soft_wrap=True)
+        console.print(drawing(run, run.last, last, width or console.width), soft_wrap=width is not None)
         console.print(share_table(run.last))
         console.print(plane_table(run.last))
 

@@ -18,7 +18,20 @@ from .errors import (
     Unauthenticated,
     Unavailable,
 )
-from .events import Accepted, Engine, Event, Finished, FinishReason, Model, Timings, Token, message_of
+from .events import (
+    Accepted,
+    Engine,
+    Event,
+    Finished,
+    FinishReason,
+    Model,
+    Prompt,
+    PromptToken,
+    Timings,
+    Token,
+    TopToken,
+    message_of,
+)
 from .many import Answer
 from .tls import tls_credentials
 
@@ -46,10 +59,13 @@ __all__ = [
     "OrcaClient",
     "OrcaError",
     "PermissionDenied",
+    "Prompt",
+    "PromptToken",
     "ResourceExhausted",
     "Stream",
     "Timings",
     "Token",
+    "TopToken",
     "Unauthenticated",
     "Unavailable",
     "__version__",

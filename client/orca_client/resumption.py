@@ -17,7 +17,7 @@ from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2 import GenerateRequest, GenerateResponse, ResumeRequest
 
 from .errors import DataLoss, DeadlineExceeded, NotFound, OrcaError, ResourceExhausted, Unavailable
-from .events import Accepted, Event, Finished, Token, accepted_of, finished_of, token_of
+from .events import Accepted, Event, Finished, Prompt, Token, accepted_of, finished_of, prompt_of, token_of
 from .patience import Patience
 
 OnEnd = Callable[[int, Finished | None, OrcaError | None], None]
@@ -67,7 +67,8 @@ class Resumption:
         self._from_index, self._seen = from_index, seen
         self.error: OrcaError | None = None  # that ended the request for this client
         self._on_end = on_end
-        self._parts: deque[pb.Accepted | pb.Token | pb.Finished] = deque()  # came, and not shown yet
+        self._parts: deque[pb.Accepted | Prompt | pb.Token | pb.Finished] = deque()  # came, and not shown yet
+        self._prompted = False  # a Prompt was shown
 
     @property
     def ended(self) -> bool:
@@ -96,6 +97,8 @@ class Resumption:
             self._patience.working(now)
             self._forgotten = False
             self._parts.append(response.accepted)
+        if response.prompt:
+            self._parts.append(prompt_of(response.prompt))
         self._parts.extend(response.tokens)
         if response.HasField("finished"):
             self._parts.append(response.finished)
@@ -115,6 +118,10 @@ class Resumption:
                     if self.accepted is None:  # and not of a later call
                         self.accepted = accepted_of(message)
                         return self.accepted
+                case Prompt() as prompt:
+                    if not self._prompted:  # by a call that broke before token 0
+                        self._prompted = True
+                        return prompt
                 case pb.Finished() as message:
                     return self._finish(message)
         return None

@@ -145,7 +145,7 @@ def test_logs(state: Path) -> None:
 def test_the_timeline_takes_the_last_run(state: Path) -> None:
     """It says that this one has no journal: it looked into the right folder."""
     done = orca("timeline", XDG_STATE_HOME=str(state))
-    assert (done.returncode, done.stdout) == (1, "")
+    assert done.returncode == 1
     assert done.stderr.startswith(f"run_dir: {state}/orca/runs/")
     assert "holds no journal" in done.stderr
 

@@ -14,7 +14,7 @@ from orca.v1 import orca_pb2 as pb
 from orca_client.addresses import SUSPECT, Addresses, targets_of
 from orca_client.attempts import Attempts
 from orca_client.errors import DataLoss, DeadlineExceeded, InvalidArgument, NotFound, OrcaError, Unavailable
-from orca_client.events import Accepted, Event, Finished, Token, message_of
+from orca_client.events import Accepted, Event, Finished, Prompt, Token, message_of
 from orca_client.patience import FIRST_WAIT, LONGEST_WAIT, Patience
 from orca_client.resumption import Resumption
 
@@ -109,6 +109,23 @@ def test_messages_and_events_are_one() -> None:
         assert event is not None
         assert message_of(event) in (response.accepted, *response.tokens, response.finished)
         assert resumption.event() is None
+
+
+def test_logprobs_beyond_those_of_the_tokens() -> None:
+    """The prompt comes once, although the call that brought it broke before token 0."""
+    top = [pb.TopToken(token_id=7, text="a", logprob=-0.5), pb.TopToken(token_id=8, text="b", logprob=-1.5)]
+    prompt = [pb.PromptToken(token_id=5, text="x"), pb.PromptToken(token_id=6, text="y", logprob=-2.0, top=top)]
+    first = pb.Token(index=0, token_id=7, text="a", logprob=-0.5, iteration=1, engine="e", top=top)
+    resumption = Resumption("mine", None, patience=patience(), next_attempt=Attempts())
+    resumption.take(pb.GenerateResponse(prompt=prompt), 0)
+    resumption.take(pb.GenerateResponse(prompt=prompt, tokens=[first]), 0)
+    shown, token, end = resumption.event(), resumption.event(), resumption.event()
+    assert isinstance(shown, Prompt)
+    assert [(one.logprob, len(one.top)) for one in shown.tokens] == [(None, 0), (-2.0, 2)]
+    assert message_of(shown) == pb.GenerateResponse(prompt=prompt)
+    assert isinstance(token, Token)
+    assert message_of(token) == first
+    assert end is None
 
 
 def test_a_newer_server() -> None:

@@ -191,6 +191,7 @@ def _indexes() -> tuple[tuple[str, Any], ...]:
         ("a path to above", of("../../../etc/passwd")),
         ("an absolute path", of("/dev/zero")),
         ("a name with a NUL", of("a\0b")),
+        ("a name that is no text", of("\ud800")),
         ("a name of 10000 characters", of("a" * 10_000)),
         ("a file that is not there", of("missing.safetensors")),
         ("100000 files", {"weight_map": {str(n): f"{n}.safetensors" for n in range(100_000)}}),

@@ -6,6 +6,7 @@ from pool.model import prefix_digest
 from servers import RedisServer
 
 from orca_common.errors import FailedPrecondition
+from orca_common.scores import TOP
 from orca_pool.keys import Keys
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, Busy, CommitAnswer, CommitRow, EngineInfo, ModelIdentity, Reason, Refusal
@@ -59,6 +60,39 @@ async def test_a_stream_from_submit_to_finish(lab: Lab) -> None:
     assert isinstance(found, Attached)
     assert (found.finish, found.tokens, found.engines) == (packet.finish, tokens_of(0, 3), [(0, "g")])
     assert found.record == b"record of r"
+
+
+async def test_scores_come_with_their_tokens(lab: Lab) -> None:
+    """Once, in the packets and in the answer of an attach, cut as the tokens are; a repeated commit adds nothing."""
+    await lab.endpoint()
+    await lab.engine()
+    claim, plain = await lab.claimed("r"), await lab.claimed("plain", 2)
+    tops = [TOP.pack(n, -n) + TOP.pack(n + 1, -n - 1) for n in range(4)]
+
+    def row(base: int, count: int, finish: Reason | None = None) -> CommitRow:
+        made = pack_tokens(tokens_of(base, count))
+        return CommitRow(
+            "r", claim, base, made, finish, b"".join(tops[base : base + count]), b"" if base else b"prompt"
+        )
+
+    lease = ("g", *lab.terms["g"])
+    assert await lab.pool.commit(*lease, [row(0, 1)]) == [-1]
+    assert await lab.pool.commit(*lease, [row(0, 1)]) == [1], "a repetition: the pool has one token"
+    both = [CommitRow("plain", plain, 2, pack_tokens(tokens_of(2, 1)), None), row(1, 2)]
+    assert await lab.pool.commit(*lease, both) == [-1, -1]
+    packets = [packet for entry in await lab.pool.read("e", None, wait=0) for packet in entry.packets]
+    assert [p.tops for p in packets if p.request_id == "r"] == [tops[0], tops[1] + tops[2]]
+    assert [p.tops for p in packets if p.request_id == "plain"] == [b"", b""]
+    await lab.pool.finish_at("r", 1, Reason.STOP, prefix_digest(tokens_of(0, 2)))
+    found = await lab.pool.attach("r", endpoint="e", attempt=2)
+    assert isinstance(found, Attached)
+    assert (found.tokens, found.tops, found.prompt) == (tokens_of(0, 2), tops[0] + tops[1], b"prompt")
+    rest = await lab.pool.attach("r", endpoint="e", attempt=3, known=1, last=tokens_of(0, 1)[0])
+    assert isinstance(rest, Attached)
+    assert (rest.tokens, rest.tops, rest.prompt) == (tokens_of(1, 1), tops[1], b"")
+    lost = await lab.pool.attach("plain", endpoint="e", attempt=2)
+    assert isinstance(lost, Attached)
+    assert (lost.tops, lost.prompt) == (b"", b"")
 
 
 async def test_one_entry_per_endpoint_and_commit(lab: Lab) -> None:

@@ -180,7 +180,7 @@ PAGE = """<!doctype html>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b2430; }}
 @media (prefers-color-scheme: dark) {{ body {{ background: #12171e; color: #dfe6ee; }} a {{ color: #8ab8ff; }} }}
 code, pre {{ font: 0.9em ui-monospace, monospace; }}
-pre {{ padding: 1rem; border: 1px solid #8884; border-radius: 6px; overflow-x: auto; }}
+pre {{ padding: 1rem; border: 1px solid #8884; border-radius: 6px; white-space: pre-wrap; overflow-wrap: anywhere; }}
 table {{ border-collapse: collapse; width: 100%; }}
 td, th {{ text-align: left; vertical-align: top; padding: 0.35rem 0.8rem 0.35rem 0; border-top: 1px solid #8884; }}
 td:first-child {{ white-space: nowrap; }}
@@ -194,7 +194,7 @@ The whole description is <a href="openapi.json">openapi.json</a>.</p>
 <h2>Paths</h2>
 <table><tr><th>path</th><th>what</th></tr>{paths}</table>
 <h2>Fields of <code>POST /v1/completions</code></h2>
-<table><tr><th>field</th><th></th><th></th></tr>{fields}</table>
+<table><tr><th>field</th><th></th><th>how</th></tr>{fields}</table>
 </body>
 </html>
 """
@@ -208,7 +208,13 @@ def page(name: str, base: str) -> str:
         for method, found in methods.items()
     )
     fields = "".join(
-        f"<tr><td><code>{field.name}</code></td><td>{field.support}</td><td>{escape(field.how)}</td></tr>"
+        f"<tr><td><code>{field.name}</code></td><td>{field.support}</td><td>{sentence(field.how)}</td></tr>"
         for field in FIELDS
     )
     return PAGE.format(name=escape(name), base=escape(base), paths=paths, fields=fields)
+
+
+def sentence(text: str) -> str:
+    """HTML of a text whose code stands in backticks."""
+    parts = [escape(part) for part in text.split("`")]
+    return "".join(f"<code>{part}</code>" if n % 2 else part for n, part in enumerate(parts))

@@ -6,6 +6,7 @@ would lose a call without a word.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -51,26 +52,28 @@ def expansion(part: Any) -> float:
     if not isinstance(part, dict):
         return 1.0
     product = 1.0
-    for inner in part.get("normalizers") or part.get("decoders") or ():
-        product *= expansion(inner)
+    for name in ("normalizers", "decoders"):
+        inner = part.get(name)
+        product *= prod(map(expansion, inner)) if isinstance(inner, list) else 1.0
     if part.get("type") == "Replace":
         content, pattern = part.get("content"), part.get("pattern")
         string = pattern.get("String") if isinstance(pattern, dict) else None
         matched = len(string) if isinstance(string, str) and string else 1
         empty = matched == 1  # a regular expression may match between characters too
         product *= max(1.0, len(content) / matched + empty) if isinstance(content, str) else 1.0
-    if part.get("type") == "Prepend":
-        product *= 1 + len(part.get("prepend") or "")  # each part of the text may get one
+    prepend = part.get("prepend")
+    if part.get("type") == "Prepend" and isinstance(prepend, str):
+        product *= 1 + len(prepend)  # each part of the text may get one
     return product
 
 
 @contextmanager
 def panics(what: str) -> Iterator[None]:
-    """Makes an error of a panic of the library. Raises Internal, whose sentence says what the library was to do."""
+    """Makes an error of what the library raises. Raises Internal, whose sentence says what the library was to do."""
     try:
         yield
     except BaseException as error:
-        if not is_panic(error):
+        if not is_panic(error) and type(error) is not Exception:  # its errors, as of a missing unknown token, are bare
             raise
         raise Internal(f"the tokenizer library failed to {what} ({str(error)[:SHOWN]})") from None
 

@@ -100,7 +100,7 @@ def shard_names(index: Path) -> list[str]:
     if not isinstance(names, dict) or not names:
         raise FailedPrecondition(f"model: {index} has no weight_map")
     for name in names.values():
-        if not isinstance(name, str) or Path(name).name != name or "\0" in name:
+        if not isinstance(name, str) or Path(name).name != name or not name.isprintable():
             raise FailedPrecondition(f"model: {index} names {shown(name)}, which is no file of its folder")
     files = sorted(set(names.values()))
     if len(files) > MAX_SHARDS:
