@@ -11,8 +11,8 @@ PART ?= kubernetes
 PYTEST = $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix overload lint audit docs bench bench-pool gpu
-.PHONY: protos locks images push
+.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix takeovers links restart overload lint audit docs
+.PHONY: bench bench-pool gpu protos locks images push
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,16 @@ fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside, for FUZZ=600 s
 
 matrix: $(STAMP) ## Kill every process at every moment of a request's life, ROUNDS=30 times each.
 	$(BIN)/python tests/e2e/kill_matrix.py --rounds $(ROUNDS)
+
+takeovers: $(STAMP) ## Stop and kill schedulers and stop Redis under load, ROUNDS=30 times each.
+	$(BIN)/python tests/e2e/takeovers.py --rounds $(ROUNDS)
+
+links: $(STAMP) ## As root: cut each link between machines for 1, 5 and 30 s in each direction, ROUNDS=30 times.
+	$(BIN)/python tests/e2e/link_cuts.py --rounds $(ROUNDS)
+
+restart: $(STAMP) ## Restart every process of a stack under 40 streams: no client sees an error.
+	$(BIN)/python tests/e2e/rolling_restart.py
+
 
 SECONDS ?= 60
 overload: $(STAMP) ## Five times the load that a stack can serve, SECONDS=60, with deadlines and without: goodput, RetryInfo, recovery, memory.

@@ -154,10 +154,12 @@ class LocalTarget:
                 return f"{child.name} does not run"
             if child.role in ("endpoint", "scheduler", "supervisor") and (why := child.unready()) is not None:
                 return f"{child.name}: {why}"
-            if child.role == "scheduler":
-                told |= child.engines()
-        engines = [f"engine-{n}" for n in range(self.engines)]
-        return next((why for why in (told.get(e, f"nobody drives {e}") for e in engines) if why is not None), None)
+            engines = child.engines() if child.role == "scheduler" else {}
+            if twice := told.keys() & engines.keys():
+                return f"two schedulers believe that they drive {', '.join(twice)}"
+            told |= engines
+        names = [f"engine-{n}" for n in range(self.engines)]
+        return next((why for why in (told.get(n, f"nobody drives {n}") for n in names) if why is not None), None)
 
     async def leftovers(self) -> list[str]:
         """Ends the stack, so that its journals are whole, and looks for reserved slots in each engine's last one."""

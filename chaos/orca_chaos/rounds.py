@@ -9,7 +9,7 @@ from .load import Load
 from .oracle import learn
 from .pool_check import leftovers
 from .report import Report
-from .target import Target
+from .target import Target, Watched
 
 LATE = 0.5  # seconds that this program may be late without a word
 HEALED = 180.0  # seconds within which everything must run again
@@ -70,7 +70,7 @@ async def _one(target: Target, load: Load, fault: Fault) -> bool:
     return begun
 
 
-async def healed(target: Target) -> None:
+async def healed(target: Watched) -> None:
     """Waits until everything runs again. Raises Violation."""
     why: str | None = "nothing was looked at"
     try:
@@ -81,7 +81,7 @@ async def healed(target: Target) -> None:
         raise Violation(f"not all is well {HEALED:.0f} s after the faults: {why}") from None
 
 
-async def nothing_left(target: Target) -> None:
+async def nothing_left(target: Watched) -> None:
     """Raises Violation when something of the ended requests is left: in the pool, or reserved in an engine."""
     found = []
     if target.redis_url is not None:

@@ -6,8 +6,8 @@ from typing import Protocol
 from .faults import Fault, Victim
 
 
-class Target(Protocol):
-    """A running Orca."""
+class Watched(Protocol):
+    """A running Orca, whose state can be seen."""
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -29,6 +29,18 @@ class Target(Protocol):
         """How many there are."""
         ...
 
+    async def ailing(self) -> str | None:
+        """Why not everything runs, as a sentence; None: it does."""
+        ...
+
+    async def leftovers(self) -> list[str]:
+        """What is wrong beside the pool after the load's end, a sentence each. Called last: it may end all."""
+        ...
+
+
+class Target(Watched, Protocol):
+    """A running Orca that can be harmed."""
+
     def victims(self) -> Sequence[Victim]:
         """What can be hit, in an order that is the same in each run with the same settings."""
         ...
@@ -39,12 +51,4 @@ class Target(Protocol):
 
     async def end(self, fault: Fault) -> None:
         """Heals what `begin` has done. Processes that were killed come back by themselves."""
-        ...
-
-    async def ailing(self) -> str | None:
-        """Why not everything runs, as a sentence; None: it does."""
-        ...
-
-    async def leftovers(self) -> list[str]:
-        """What is wrong beside the pool after the load's end, a sentence each. Called last: it may end the target."""
         ...
