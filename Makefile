@@ -11,7 +11,7 @@ PART ?= kubernetes
 PYTEST = $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix takeovers links overload lint audit docs
+.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix takeovers links restart overload lint audit docs
 .PHONY: bench bench-pool gpu protos locks images push
 
 help: ## Show this help.
@@ -59,6 +59,10 @@ takeovers: $(STAMP) ## Stop and kill schedulers and stop Redis under load, ROUND
 
 links: $(STAMP) ## As root: cut each link between machines for 1, 5 and 30 s in each direction, ROUNDS=30 times.
 	$(BIN)/python tests/e2e/link_cuts.py --rounds $(ROUNDS)
+
+restart: $(STAMP) ## Restart every process of a stack under 40 streams: no client sees an error.
+	$(BIN)/python tests/e2e/rolling_restart.py
+
 
 SECONDS ?= 60
 overload: $(STAMP) ## Five times the load that a stack can serve, SECONDS=60, with deadlines and without: goodput, RetryInfo, recovery, memory.

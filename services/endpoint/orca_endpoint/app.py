@@ -28,6 +28,10 @@ from .text import Vocabulary
 log = logging.getLogger(__name__)
 
 HEALTH = 0.1  # seconds between looks at the readiness
+HAND_OVER_SECONDS = (
+    0.5  # for streams to be handed over; only where some stay longer is GOAWAY sent before all have ended
+)
+FLUSH_SECONDS = 0.1  # for the statuses of the last calls to be written, before connections are closed
 LEAVE_SECONDS = 3.0  # for each step of a drain: calls end, detaches are sent, the registration is removed
 
 
@@ -109,24 +113,29 @@ class EndpointApp:
         raise RuntimeError(f"{', '.join(task.get_name() for task in done)} ended without an error")
 
     async def drain(self) -> None:
-        """Accepts nothing new, waits for the streams, ends the rest UNAVAILABLE, leaves the pool.
+        """Accepts nothing new, hands streams over, waits for the others, ends the rest UNAVAILABLE, leaves the pool.
 
-        The doors close at once: clients keep their streams, and go elsewhere with new calls. A failed endpoint does not
-        wait for streams: without its background tasks they get no tokens.
+        New calls hear UNAVAILABLE and go elsewhere. Where another endpoint stays, streams whose clients will come back
+        end at once. A failed endpoint does not wait for streams: without its background tasks they get no tokens.
         """
         log.info("leaving", extra={"calls": self.delivery.count})
         bound = 0 if self._failed else self._settings.drain_seconds
         self.endpoint.draining = True
         await self._grpc.serving(False)
-        closing = [
-            asyncio.create_task(self._grpc.stop(bound + 2 * LEAVE_SECONDS)),
-            asyncio.create_task(self._http.stop()),
-        ]
+        closing = [asyncio.create_task(self._http.stop())]
+        with suppress(TimeoutError, Unavailable):
+            await asyncio.wait_for(self.delivery.hand_over(), LEAVE_SECONDS)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.delivery.idle(), min(bound, HAND_OVER_SECONDS))
+        if self.delivery.count:
+            closing.append(asyncio.create_task(self._grpc.stop(bound + 2 * LEAVE_SECONDS)))
         with suppress(TimeoutError):
             await asyncio.wait_for(self.delivery.idle(), bound)
         self.delivery.end_calls()
         with suppress(TimeoutError):
             await asyncio.wait_for(self.delivery.idle(), LEAVE_SECONDS)
+        await asyncio.sleep(FLUSH_SECONDS)
+        self._grpc.cut()
         await self._grpc.stop(LEAVE_SECONDS)
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*closing), LEAVE_SECONDS)

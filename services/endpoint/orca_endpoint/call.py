@@ -193,7 +193,7 @@ class Call:
         transcript = self._transcript
         piece: list[Event] = []
         while True:
-            if self._delivery.leaving:
+            if self._leaving():
                 raise leaving_error()
             if self._must_attach:
                 attached = await self._attach()
@@ -324,7 +324,10 @@ class Call:
         self._must_attach = True
 
     def _leaving(self) -> bool:
-        return self._delivery.leaving
+        """Whether this call ends because its endpoint leaves. A client whose request has a detach grace will come back,
+        so its call is handed over to another endpoint; the others are waited for."""
+        returns = self._transcript.record.detach_grace > 0
+        return self._delivery.leaving or (self._delivery.handing_over and returns)
 
     def _drop_inbox(self) -> None:
         self._inbox.clear()
@@ -335,7 +338,7 @@ class Call:
         """Records the end that a stop string makes in the pool; only then may the client see it."""
         last, digest = self._transcript.count - 1, self._transcript.digest()
         while True:
-            if self._delivery.leaving:
+            if self._leaving():
                 raise leaving_error()
             said = await reached(
                 lambda: self._pool.finish_at(self.request_id, last, Reason.STOP, digest), leaving=self._leaving

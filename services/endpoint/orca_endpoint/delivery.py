@@ -64,6 +64,7 @@ class Delivery:
         self._pool = pool
         self.incarnation = new_incarnation()
         self.leaving = False  # calls end UNAVAILABLE
+        self.handing_over = False  # calls whose clients will come back end UNAVAILABLE
         self._calls: dict[str, list[Listener]] = {}
         self._count = 0
         self._number: int | None = None  # of our registration
@@ -165,6 +166,14 @@ class Delivery:
         for calls in self._calls.values():
             for call in calls:
                 call.wake()
+
+    async def hand_over(self) -> None:
+        """Ends the calls UNAVAILABLE whose clients will come back, if another endpoint is there for them."""
+        if await self._pool.hand_over(self.incarnation):
+            self.handing_over = True
+            for calls in self._calls.values():
+                for call in calls:
+                    call.wake()
 
     async def settled(self, timeout: float) -> None:
         """Waits until all detaches have been sent, for `timeout` seconds at most."""

@@ -24,7 +24,7 @@ The keys of a pool share the hash tag `{POOL}`, so a Redis Cluster keeps them on
 | engine:ID             | hash       | epoch, reserved iterations, last claim, tp, pp, load  | until retired       |
 | leases                | hash       | '<counter> <term> <owner>' of all engines             | the release         |
 | engines               | sorted set | all engines by their slots; 0: never formed           | the release         |
-| endpoint:ID           | hash       | registration number                                   | until swept         |
+| endpoint:ID           | hash       | registration number, whether it is leaving            | until swept         |
 | calls:ENDPOINT        | set        | ids of live requests that listen there                | with its requests   |
 | orphans               | set        | dead endpoints whose calls are not all detached yet   | until they are      |
 | endpoints, schedulers | sorted set | living processes by the moment of their last renewal  | until swept         |

@@ -143,6 +143,10 @@ class Pool:
         """
         return await self._renew("renew_endpoint", incarnation, int(register), replaces or "", read)
 
+    async def hand_over(self, incarnation: str) -> int:
+        """Notes that an endpoint is leaving. Returns how many others live and stay."""
+        return await self._run("hand_over", incarnation)
+
     async def leave_endpoint(self, incarnation: str) -> None:
         """Removes a drained endpoint's registration and stream. Calls still attached count as those of a dead one."""
         await self._run("leave_endpoint", incarnation)
