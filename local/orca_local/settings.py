@@ -1,5 +1,7 @@
 """Settings of `orca serve`: how many of each service one machine runs, and the settings of these services."""
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,8 +67,12 @@ class StateSettings(BaseSettings):
 
     @property
     def runs(self) -> Path:
-        """The folder of the runs that have no folder of their own."""
-        return (self.xdg_state_home or Path.home() / ".local/state") / "orca/runs"
+        """The folder of the runs that are given none."""
+        try:
+            state = self.xdg_state_home or Path.home() / ".local/state"
+        except RuntimeError:  # a container whose user has no home
+            return Path(tempfile.gettempdir()) / f"orca-{os.getuid()}/runs"
+        return state / "orca/runs"
 
 
 def _of_services() -> dict[str, Any]:
