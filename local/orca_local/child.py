@@ -16,6 +16,7 @@ from orca_common.errors import FailedPrecondition
 from orca_common.settings import child_environment, variable
 
 from . import embedded_pool
+from .redis_log import copy_lines
 
 MODULE = (sys.executable, "-P", "-m")  # -P: a redis.py in the current folder is nobody's module
 LONGEST_SOCKET_PATH = 107  # bytes, on Linux
@@ -211,7 +212,9 @@ class RedisChild(Child):
 
     async def start(self) -> None:
         """Starts the server and waits until it has read its file and answers."""
-        self._process = await self._spawn(None)
+        self._process = await self._spawn(asyncio.subprocess.PIPE)
+        assert self._process.stdout is not None
+        self._lines = asyncio.create_task(copy_lines(self._process.stdout, self._log))
         try:
             async with asyncio.timeout(START_SECONDS):
                 while self.pid is not None and not await asyncio.to_thread(embedded_pool.answers, self._where):
@@ -221,4 +224,6 @@ class RedisChild(Child):
         else:
             if self.pid is not None:
                 return
+        self.kill()
+        await self._lines
         raise FailedPrecondition(f"redis did not start: {self.last_words()}")

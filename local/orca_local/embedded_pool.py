@@ -58,7 +58,7 @@ def command(run_dir: Path, where: int | Path, server: Path | None = None) -> lis
 
     where: a port of 127.0.0.1, or a file: a Unix socket that only this user may open.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = where if isinstance(where, Path) else None
     options = {
         "--bind": "127.0.0.1",

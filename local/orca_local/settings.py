@@ -1,5 +1,7 @@
 """Settings of `orca serve`: how many of each service one machine runs, and the settings of these services."""
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +44,8 @@ class StackSettings(Settings):
     """Port of the OpenAI API; 0 takes a free one."""
     redis_url: str | None = None
     """A Redis of yours for the request pool; an embedded server if not given."""
+    allow_volatile_redis: bool = False
+    """Use a Redis of yours that evicts any key or has no append-only file, and only warn."""
     served_model_name: str | None = None
     """The model's name at the doors; the hub's name or that of its folder if not given."""
     run_dir: str | None = None
@@ -63,8 +67,12 @@ class StateSettings(BaseSettings):
 
     @property
     def runs(self) -> Path:
-        """The folder of the runs that have no folder of their own."""
-        return (self.xdg_state_home or Path.home() / ".local/state") / "orca/runs"
+        """The folder of the runs that are given none."""
+        try:
+            state = self.xdg_state_home or Path.home() / ".local/state"
+        except RuntimeError:  # a container whose user has no home
+            return Path(tempfile.gettempdir()) / f"orca-{os.getuid()}/runs"
+        return state / "orca/runs"
 
 
 def _of_services() -> dict[str, Any]:
