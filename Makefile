@@ -4,32 +4,39 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ROUNDS ?= 30
+FUZZ ?= 600
 TREE ?= .
 PART ?= kubernetes
 # Most tests wait for processes that they have started: two at a time.
 PYTEST = $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-kubernetes distributed simulate lint docs bench gpu protos images push
+.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix takeovers links restart overload lint audit docs
+.PHONY: simulate bench bench-pool gpu protos locks images push
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Install everything into .venv; the other targets do this first.
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml locks/all.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	@echo "Installing into $(VENV), once: torch and all that the tests need, some 5 GB. This takes a few minutes."
+	$(BIN)/pip install --disable-pip-version-check --require-hashes -r locks/all.txt
+	$(BIN)/pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 demo: $(STAMP) ## Serve the demo model, and show four requests that share iterations.
 	$(BIN)/orca demo
 
 check: lint ## Lint, and run the tests of about a minute: all but those marked slow.
-	$(PYTEST) -m 'not slow and not kubernetes'
+	$(PYTEST) -m 'not slow and not long and not kubernetes'
 
-test: $(STAMP) ## Run all tests but those that need a cluster.
-	$(PYTEST) -m 'not kubernetes'
+test: $(STAMP) ## Run all tests but those that need a cluster, and the long ones of the other targets.
+	$(PYTEST) -m 'not long and not kubernetes'
+
+examples: $(STAMP) ## Compile and run the examples in Node, Go and Java, where their tools are.
+	$(BIN)/pytest tests/docs/test_examples.py
 
 # Run it where the cluster's Services can be reached, as on a node. PART=ci is a part of some minutes.
 test-kubernetes: $(STAMP) ## Run the tests on KUBECONFIG's cluster, with the images REGISTRY/orca-*:TAG.
@@ -45,11 +52,34 @@ SEEDS ?= 300
 simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0.
 	$(BIN)/python tests/simulator/simulate.py --seeds $(SEEDS) --first $(or $(FIRST),0)
 
+fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside, for FUZZ=600 seconds; `make test` runs a sample.
+	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ)
+
+matrix: $(STAMP) ## Kill every process at every moment of a request's life, ROUNDS=30 times each.
+	$(BIN)/python tests/e2e/kill_matrix.py --rounds $(ROUNDS)
+
+takeovers: $(STAMP) ## Stop and kill schedulers and stop Redis under load, ROUNDS=30 times each.
+	$(BIN)/python tests/e2e/takeovers.py --rounds $(ROUNDS)
+
+links: $(STAMP) ## As root: cut each link between machines for 1, 5 and 30 s in each direction, ROUNDS=30 times.
+	$(BIN)/python tests/e2e/link_cuts.py --rounds $(ROUNDS)
+
+restart: $(STAMP) ## Restart every process of a stack under 40 streams: no client sees an error.
+	$(BIN)/python tests/e2e/rolling_restart.py
+
+
+SECONDS ?= 60
+overload: $(STAMP) ## Five times the load that a stack can serve, SECONDS=60, with deadlines and without: goodput, RetryInfo, recovery, memory.
+	$(BIN)/python tests/e2e/overload.py --seconds $(SECONDS)
+
 lint: $(STAMP) ## Check format, style, spelling and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
 	$(BIN)/pyright
+
+audit: $(STAMP) ## Ask for known weaknesses of all that is installed. Needs the service that pip-audit asks.
+	$(BIN)/python -m uv tool run pip-audit --strict --require-hashes --disable-pip -r locks/all.txt
 
 docs: $(STAMP) ## Build the documentation; a broken link is an error.
 	$(BIN)/mkdocs build --strict
@@ -59,12 +89,22 @@ bench: $(STAMP) ## Measure the control plane's CPU time; TREE=FOLDER measures th
 	PYTHONPATH=$(shell printf '%s:' $(wildcard $(addprefix $(realpath $(TREE))/,protos services/* kernels client lab local))) \
 		$(BIN)/python -m orca_bench.control_plane
 
+bench-pool: $(STAMP) ## Measure Redis under 1 to 1,000 engines that compute nothing.
+	$(BIN)/python -m orca_bench.pool
+
 # A borrowed machine with a GPU has no network: run tests/gpu/fetch.sh here, then tests/gpu/run.sh there.
 gpu: $(STAMP) ## On a machine with a GPU: run its tests, and measure the times of lab/benchmarks.md.
 	PYTHON=$(BIN)/python tests/gpu/run.sh
 
 protos: $(STAMP) ## Generate the Python of protos/ again.
 	$(BIN)/python protos/generate.py
+
+# What is installed, by hashes of its files, for each image and for a developer. Versions are those of constraints.txt.
+LOCK = $(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes --no-annotate \
+	--no-emit-index-url --custom-compile-command 'make locks' -c constraints.txt pyproject.toml
+
+locks: ## Make locks/*.txt again, after a change of pyproject.toml or constraints.txt.
+	$(foreach extra,endpoint scheduler worker all,$(LOCK) --extra $(extra) -o locks/$(extra).txt &&) true
 
 IMAGES := endpoint scheduler worker
 BUILDER ?= $(shell for name in docker buildah; do command -v $$name && break; done)

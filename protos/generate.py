@@ -1,6 +1,7 @@
 """Generates the Python of `protos/orca/v1/*.proto` beside them: messages, their types (.pyi) and gRPC services.
 
 python protos/generate.py [--out FOLDER]
+python protos/generate.py --released      # at a release: released.binpb becomes what later contracts must not break
 """
 
 import argparse
@@ -32,7 +33,20 @@ def generate(out: Path) -> None:
             module.unlink()  # the file has messages only
 
 
+def release(out: Path) -> None:
+    """Writes the public contract, with what it imports, as a google.protobuf.FileDescriptorSet."""
+    well_known = files("grpc_tools") / "_proto"
+    what = [f"--descriptor_set_out={out}", "--include_imports", "orca/v1/orca.proto"]
+    if protoc.main(["protoc", f"-I{ROOT}", f"-I{well_known}", *what]) != 0:
+        raise SystemExit("protoc failed")
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT)
-    generate(parser.parse_args().out)
+    parser.add_argument("--released", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.released:
+        release(arguments.out / "released.binpb")
+    else:
+        generate(arguments.out)

@@ -21,6 +21,7 @@ HOME = {  # import package -> the folder that holds it
     "orca_lab": "lab",
     "orca_local": "local",
     "orca_bench": "bench",
+    "orca_chaos": "chaos",
     "orca_cli": "cli",
 }
 CORE = (  # the pure modules of orca_scheduler
@@ -137,13 +138,23 @@ RULES = [
         ),
     ),
     Rule(
-        "orca_bench -> the scheduler's pure core, orca_worker, orca_kernels, orca_local, orca_lab, orca_client, "
-        "orca_pool, orca_common, orca.v1; never orca_cli",
+        "orca_bench -> the scheduler's pure core and ledger, the endpoint's delivery, orca_worker, orca_kernels, "
+        "orca_local, orca_lab, orca_client, orca_pool, orca_common, orca.v1; never orca_cli",
         "orca_bench",
         lambda i: ours(
             i,
             *("orca_bench", "orca_worker", "orca_kernels", "orca_local", "orca_lab", "orca_client", "orca_pool"),
-            *("orca_common", "orca.v1"),
+            *("orca_common", "orca.v1", "orca_endpoint.delivery"),
+            *(f"orca_scheduler.{name}" for name in (*CORE, "ledger")),
+        ),
+    ),
+    Rule(
+        "orca_chaos -> orca_pool, orca_local, the scheduler's pure core and journal, orca_common, orca.v1; never "
+        "orca_client",
+        "orca_chaos",
+        lambda i: ours(
+            i,
+            *("orca_chaos", "orca_pool", "orca_local", "orca_scheduler.journal", "orca_common", "orca.v1"),
             *(f"orca_scheduler.{name}" for name in CORE),
         ),
     ),

@@ -10,6 +10,8 @@ def main() -> None:
         from orca_cli.main import app
 
         app(prog_name="orca")
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     except ModuleNotFoundError as missing:
         name = (missing.name or "").partition(".")[0]
         if not name or name.startswith("orca"):

@@ -15,6 +15,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import typer
@@ -25,7 +26,18 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from orca_client import Accepted, AsyncOrcaClient, Event, Finished, FinishReason, OrcaError, Token, message_of
+from orca_client import (
+    Accepted,
+    AsyncOrcaClient,
+    Event,
+    Finished,
+    FinishReason,
+    OrcaError,
+    Token,
+    message_of,
+    tls_credentials,
+)
+from orca_client import Prompt as PromptEvent
 
 Prompt = str | list[int]
 HELLO_TIMEOUT = 5.0  # seconds for the first answer of an endpoint; later outages are waited out
@@ -43,33 +55,73 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample from this many likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this total share.")] = None,
+    min_p: Annotated[
+        float, typer.Option(help="Drop tokens less likely than this share of the likeliest one's probability.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1: fewer tokens of the prompt and the output again.")
+    ] = None,
+    presence_penalty: Annotated[float, typer.Option(help="Above 0: fewer tokens of the output again.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="The same for each time that a token came.")] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option(help='Added to a token\'s logit, as in "17=-100". May be repeated.')
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="The same seed draws the same tokens.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the generation. May be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after the end-of-sequence token.")] = False,
     logprobs: Annotated[
         bool, typer.Option("--logprobs", help="With --json: the log probability of each token.")
     ] = False,
+    top_logprobs: Annotated[
+        int, typer.Option(min=0, help="With --json: so many of the likeliest tokens at each place.")
+    ] = 0,
+    prompt_logprobs: Annotated[
+        bool, typer.Option("--prompt-logprobs", help="With --json: the prompt's tokens and their log probabilities.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per event.")] = False,
     token_ids: Annotated[str | None, typer.Option(help='A prompt as token ids, as in "1,2,3".')] = None,
     timeout: Annotated[float | None, typer.Option(min=0, help="Seconds that each request may take.")] = None,
+    tls_dir: Annotated[
+        Path | None, typer.Option(help="Folder with ca.crt, and a client's tls.crt and tls.key, as of `orca certs`.")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the API key; a command line would show it to others.")
+    ] = None,
 ) -> None:
     """Generates text for one or several prompts."""
-    if logprobs and not as_json:
-        raise typer.BadParameter("is shown only with --json", param_hint="--logprobs")
+    shown = {"--logprobs": logprobs, "--top-logprobs": top_logprobs, "--prompt-logprobs": prompt_logprobs}
+    for option, given_option in shown.items():
+        if given_option and not as_json:
+            raise typer.BadParameter("is shown only with --json", param_hint=option)
     given = prompts_of(prompts or [], token_ids)
     arguments = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "logit_bias": biases_of(logit_bias or []),
         "seed": seed,
         "stop": stop or (),
         "ignore_eos": ignore_eos,
         "logprobs": logprobs,
+        "top_logprobs": top_logprobs,
+        "prompt_logprobs": prompt_logprobs,
         "timeout": timeout,
     }
     try:
-        failures = asyncio.run(generate_all(address or ["127.0.0.1:50051"], given, arguments, as_json))
+        secrets = {
+            "credentials": tls_credentials(tls_dir) if tls_dir is not None else None,
+            "api_key": api_key_file.read_text().strip() if api_key_file is not None else None,
+        }
+    except OSError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    try:
+        failures = asyncio.run(generate_all(address or ["127.0.0.1:50051"], given, arguments, as_json, secrets))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     for failure in failures:
@@ -92,6 +144,15 @@ def prompts_of(prompts: Sequence[str], token_ids: str | None) -> list[Prompt]:
     return [read_prompt() if prompt == "-" else prompt for prompt in prompts or ["-"]]
 
 
+def biases_of(given: Sequence[str]) -> dict[int, float]:
+    """Token id -> bias, of options such as "17=-100"."""
+    try:
+        pairs = [part.split("=") for part in given]
+        return {int(token_id): float(bias) for token_id, bias in pairs}
+    except ValueError:
+        raise typer.BadParameter('must be TOKEN_ID=BIAS, as in "17=-100"', param_hint="--logit-bias") from None
+
+
 def read_prompt() -> str:
     if sys.stdin.isatty():
         typer.echo("the prompt, until Ctrl-D:", err=True)
@@ -103,9 +164,16 @@ def read_prompt() -> str:
 
 
 async def generate_all(
-    addresses: Sequence[str], prompts: Sequence[Prompt], arguments: dict[str, Any], as_json: bool
+    addresses: Sequence[str],
+    prompts: Sequence[Prompt],
+    arguments: dict[str, Any],
+    as_json: bool,
+    secrets: dict[str, Any] | None = None,
 ) -> list[str]:
-    """Runs all prompts at once. Returns a sentence for each that failed. Ctrl-C cancels all requests."""
+    """Runs all prompts at once. Returns a sentence for each that failed. Ctrl-C cancels all requests.
+
+    secrets: the client's `credentials` and `api_key`, if it needs them.
+    """
     failures: dict[int, str] = {}
     closed = False
 
@@ -120,7 +188,7 @@ async def generate_all(
             failures[n] = str(error)
         output.end(n)
 
-    async with AsyncOrcaClient(addresses) as client:
+    async with AsyncOrcaClient(addresses, **secrets or {}) as client:
         try:
             spells = (await client.get_model(timeout=HELLO_TIMEOUT)).has_tokenizer
         except OrcaError as error:
@@ -166,7 +234,7 @@ def output_for(prompts: Sequence[Prompt], spells: bool, as_json: bool) -> Output
 def piece(event: Event, spells: bool) -> str:
     """The text of an event. For a model without a tokenizer (`spells` is False), the token's id."""
     match event:
-        case Accepted():
+        case Accepted() | PromptEvent():
             return ""
         case Token() if not spells:
             return f"{' ' if event.index else ''}{event.token_id}"
@@ -184,6 +252,10 @@ class JsonLines:
     def show(self, n: int, request_id: str, event: Event) -> None:
         message = message_of(event)
         name = type(event).__name__.lower()
+        if isinstance(event, PromptEvent):
+            fields = MessageToDict(message, preserving_proto_field_name=True)
+            print(json.dumps({"request_id": request_id, **fields}, ensure_ascii=False), flush=True)
+            return
         fields = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
         ordered = {field.name: fields[field.name] for field in message.DESCRIPTOR.fields if field.name in fields}
         print(json.dumps({"request_id": request_id, name: ordered}, ensure_ascii=False), flush=True)

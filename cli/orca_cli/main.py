@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from orca_cli.credentials import certs, key
 from orca_cli.generate import generate
 from orca_cli.settings_command import KINDS, SettingsCommand, settings_of
 from orca_client import __version__
@@ -21,6 +22,8 @@ app = typer.Typer(
     help="Orca serves Transformer models: iteration-level scheduling, selective batching.",
 )
 app.command()(generate)
+app.command()(certs)
+app.command()(key)
 console = Console(highlight=False, markup=False)
 
 # These commands leave their arguments to settings; those of services leave --help to them too.
@@ -166,29 +169,38 @@ def topology(
 
 @app.command()
 def timeline(
-    run_dir: Annotated[Path, typer.Argument(help="Run folder of `orca serve`, which may still be running.")],
+    run_dir: Annotated[
+        Path | None,
+        typer.Argument(help="Run folder of `orca serve`, which may still run; that of the last run if not given."),
+    ] = None,
     engine: Annotated[str, typer.Option(help="The engine to show.")] = "engine-0",
     last: Annotated[int, typer.Option(min=1, help="How many of the last iterations to draw.")] = 24,
-    width: Annotated[int, typer.Option(min=20, help="Columns of the drawing.")] = 100,
+    width: Annotated[
+        int | None, typer.Option(min=40, help="Columns of the drawing; those of the terminal if not given.")
+    ] = None,
     perfetto: Annotated[
         Path | None, typer.Option(help="File to write the whole run to, for ui.perfetto.dev or chrome://tracing.")
     ] = None,
 ) -> None:
     """Draws a run's stages over time as in the paper's Figure 8, and shows what each stage spent its time on."""
 
+    from orca_cli.runs import run_folder
     from orca_cli.timeline import drawing, plane_table, share_table
     from orca_common.errors import FailedPrecondition
     from orca_lab.timeline import read_run, trace_events
 
     async def body() -> None:
-        run = read_run(run_dir, engine)
+        folder = run_dir or run_folder(None)
+        if run_dir is None:
+            console.print(f"run folder {folder}", style="dim", soft_wrap=True)
+        run = read_run(folder, engine)
         if run.last is None:
-            raise FailedPrecondition(f"run_dir: {run_dir} holds no journal with an iteration of {engine}")
+            raise FailedPrecondition(f"run_dir: {folder} holds no journal with an iteration of {engine}")
         if perfetto is not None:
             perfetto.write_text(json.dumps(trace_events(run)))
             count = sum(len(life.iterations) for life in run.lives)
             console.print(f"{count} iterations in {perfetto}", style="dim", soft_wrap=True)
-        console.print(drawing(run, run.last, last, width), soft_wrap=True)
+        console.print(drawing(run, run.last, last, width or console.width), soft_wrap=width is not None)
         console.print(share_table(run.last))
         console.print(plane_table(run.last))
 
@@ -201,6 +213,38 @@ def demo() -> None:
     from orca_cli import serving
 
     _run(serving.demo())
+
+
+@app.command(context_settings=SETTINGS)
+def chaos(
+    context: typer.Context,
+    seed: Annotated[int, typer.Option(help="Decides everything that chance decides.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="How many rounds of faults.")] = 20,
+    first: Annotated[int, typer.Option(min=1, help="The first round: a failed one can be run again alone.")] = 1,
+    streams: Annotated[int, typer.Option(min=1, help="Requests that run at the same time.")] = 12,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Hit only this role, such as rank or 'scheduler > redis'; may be repeated.")
+    ] = None,
+    release: Annotated[str | None, typer.Option(help="Instead of a stack of its own: a release on a cluster.")] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Of the release.")] = None,
+    address: Annotated[
+        list[str] | None, typer.Option(help="Of the release's endpoints, host:port; may be repeated.")
+    ] = None,
+    redis_url: Annotated[str | None, typer.Option(help="Of the release's pool, to look at what is left in it.")] = None,
+) -> None:
+    """Does harm to Orca under load, at random moments, and checks that no stream notices but by a pause.
+
+    Without --release it starts a stack of its own, and also takes the arguments of `orca serve`.
+    """
+    from orca_cli import chaos as command
+
+    plan = command.Plan(seed, rounds, first, streams, tuple(only or ()))
+    if release is None:
+        _run(command.on_this_machine(plan, context.args, console))
+    elif not address:
+        raise typer.BadParameter("a release needs the --address of its endpoints")
+    else:
+        _run(command.on_a_cluster(plan, release, namespace, address, redis_url, console))
 
 
 @app.command()

@@ -1,17 +1,24 @@
 """What `orca timeline` shows of a run: its stages as in the paper's Figure 8, and what they spent their time on."""
 
 from rich.console import Group
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from orca_lab.timeline import Life, Run, blocks, filled, label, letters, planes, shares
 
 COLOURS = ("on dark_blue", "on dark_green", "on dark_magenta", "on dark_cyan", "on grey37", "on dark_red")
-LEGEND = 12  # requests named below the drawing at most
+NAMED = 12  # requests named below the drawing at most
+LEGEND = (
+    "A block: the stage ran one iteration of the requests with these letters; the same batch has the same colour. "
+    "·: it ran nothing."
+)
 
 
-def drawing(run: Run, life: Life, count: int, width: int) -> Group:
-    """The last `count` iterations: one line per stage, with a block for each batch while the stage was busy."""
+def drawing(run: Run, life: Life, count: int, columns: int) -> Group:
+    """The last `count` iterations in so many columns: one line per stage, a block for each batch while it was busy."""
+    margin = len(f"stage {life.pp - 1} ")
+    width = max(columns - margin, 20)
     drawn = life.iterations[-count:]
     begin = min(t.started for t in drawn[0].times.values())
     end = max(t.sent for t in drawn[-1].times.values())
@@ -19,7 +26,7 @@ def drawing(run: Run, life: Life, count: int, width: int) -> Group:
     batches: dict[str, str] = {}  # label -> colour
     lines = []
     for stage in range(life.pp):
-        line = Text(f"stage {stage} ", style="bold")
+        line = Text(f"stage {stage} ".ljust(margin), style="bold")
         column = 0
         for block in blocks(life, stage, begin, end, width):
             if block.iteration.number < drawn[0].number:
@@ -31,11 +38,15 @@ def drawing(run: Run, life: Life, count: int, width: int) -> Group:
             column = block.last
         line.append("·" * (width - column), style="dim")
         lines.append(line)
-    scale = Text(f"{'':8}{(end - begin) / 1e6:.1f} ms, iterations {drawn[0].number} to {drawn[-1].number}", style="dim")
-    shown = list(names.items())[:LEGEND]
-    known = ", ".join(f"{letter} {run.names.get(claim, str(claim))}" for claim, letter in shown)
-    more = f" and {len(names) - LEGEND} more" if len(names) > LEGEND else ""
-    return Group(*lines, scale, Text(f"{'':8}{known}{more}", style="dim"))
+    known = [f"{letter} {run.names.get(claim, str(claim))}" for claim, letter in list(names.items())[:NAMED]]
+    if len(names) > NAMED:
+        known.append(f"and {len(names) - NAMED} more")
+    below = (
+        f"{(end - begin) / 1e6:.1f} ms, iterations {drawn[0].number} to {drawn[-1].number}",
+        f"requests: {', '.join(known)}",
+        LEGEND,
+    )
+    return Group(*lines, *(Padding(Text(text, style="dim"), (0, 0, 0, margin)) for text in below))
 
 
 def share_table(life: Life) -> Table:

@@ -39,7 +39,7 @@ def slice_table(shares: Sequence[RankShare]) -> Table:
     """One line per tensor of a rank: the whole shape, the axis that is cut, and the ranges that the rank keeps."""
     table = Table(title="slices", title_justify="left")
     for column in ("rank", "tensor", "of", "axis", "keeps", "shape here"):
-        table.add_column(column, justify="right" if column in ("rank", "axis") else "left")
+        table.add_column(column, justify="right" if column in ("rank", "axis") else "left", overflow="fold")
     for number, share in enumerate(shares):
         for name, part in share.slices.items():
             kept = ", ".join(f"{r.start}:{r.stop}" for r in part.ranges)

@@ -18,8 +18,22 @@ from .errors import (
     Unauthenticated,
     Unavailable,
 )
-from .events import Accepted, Engine, Event, Finished, FinishReason, Model, Timings, Token, message_of
+from .events import (
+    Accepted,
+    Engine,
+    Event,
+    Finished,
+    FinishReason,
+    Model,
+    Prompt,
+    PromptToken,
+    Timings,
+    Token,
+    TopToken,
+    message_of,
+)
 from .many import Answer
+from .tls import tls_credentials
 
 __version__ = "0.1.0"
 
@@ -45,12 +59,16 @@ __all__ = [
     "OrcaClient",
     "OrcaError",
     "PermissionDenied",
+    "Prompt",
+    "PromptToken",
     "ResourceExhausted",
     "Stream",
     "Timings",
     "Token",
+    "TopToken",
     "Unauthenticated",
     "Unavailable",
     "__version__",
     "message_of",
+    "tls_credentials",
 ]

@@ -6,7 +6,7 @@ import time
 import uuid
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import grpc
@@ -82,6 +82,13 @@ class BaseClient(ABC, Generic[S]):
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
         logprobs: bool = False,
+        top_logprobs: int = 0,
+        prompt_logprobs: bool = False,
+        min_p: float = 0.0,
+        repetition_penalty: float | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None,
         timeout: float | None = None,
         detach_grace: float = 30.0,
         request_id: str | None = None,
@@ -91,11 +98,14 @@ class BaseClient(ABC, Generic[S]):
     ) -> S:
         """Sends a request, and returns its stream of Accepted, Tokens and Finished.
 
-        prompt: text or token ids. temperature: 0 is greedy. timeout: seconds for the whole request, with all its
-        resumptions. detach_grace: seconds for which the request lives on without a call, so that it can be resumed.
-        request_id: made when absent; one that the server knows with the same body gives the stream of that request.
-        model: the name that the server must serve; empty: whichever it does. on_leave: "cancel" ends the request when
-        its stream is left before the end, "detach" lets it live on. metadata: goes with the calls of this request.
+        prompt: text or token ids. temperature: 0 is greedy. top_logprobs: each Token has so many of the most probable
+        tokens at its place. prompt_logprobs: a Prompt comes before the first Token. logit_bias: token id -> what is
+        added to its logit. `orca.proto` says what min_p and the penalties do. timeout: seconds for the whole request,
+        with all its resumptions. detach_grace: seconds for which the request lives on without a call, so that it can be
+        resumed. request_id: made when absent; one that the server knows with the same body gives the stream of that
+        request. model: the name that the server must serve; empty: whichever it does. on_leave: "cancel" ends the
+        request when its stream is left before the end, "detach" lets it live on. metadata: goes with the calls of this
+        request.
 
         Raises InvalidArgument for a value that its field cannot hold. What the server refuses is raised by the stream.
         """
@@ -111,6 +121,13 @@ class BaseClient(ABC, Generic[S]):
             stop_token_ids=stop_token_ids,
             ignore_eos=ignore_eos,
             logprobs=logprobs,
+            top_logprobs=top_logprobs,
+            prompt_logprobs=prompt_logprobs,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=logit_bias,
             detach_grace=detach_grace,
             model=model,
         )

@@ -9,10 +9,12 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from .client import OrcaClient
 from .errors import DeadlineExceeded, OrcaError, Unavailable
 from .events import Model
+from .tls import tls_credentials
 
 POLL = 0.5  # seconds between looks at the engines
 ASK = 5.0  # seconds for one look
@@ -59,11 +61,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for everything (default: 60)")
     parser.add_argument("--prompt", default="Once upon a time", help="what to generate from")
     parser.add_argument("--max-new-tokens", type=int, default=16, help="tokens to generate at most (default: 16)")
+    parser.add_argument("--tls-dir", type=Path, help="folder with ca.crt, and for mTLS a client's tls.crt and tls.key")
+    parser.add_argument("--api-key-file", type=Path, help="file with the API key")
     given = parser.parse_args(arguments)
     try:
-        with OrcaClient(given.address) as client:
+        credentials = tls_credentials(given.tls_dir) if given.tls_dir else None
+        key = given.api_key_file.read_text().strip() if given.api_key_file else None
+        with OrcaClient(given.address, credentials=credentials, api_key=key) as client:
             print(check(client, given.engines, given.timeout, given.prompt, given.max_new_tokens))
-    except OrcaError as error:
+    except (OrcaError, OSError) as error:
         print(f"{given.address}: {error}", file=sys.stderr)
         return 1
     return 0

@@ -1,5 +1,6 @@
 """The events of a stream and the answer of GetModel: messages of orca.v1 as frozen dataclasses of the same names."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -30,6 +31,32 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
+class TopToken:
+    """One of the most probable tokens at a place. `text` is that of this token alone."""
+
+    token_id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromptToken:
+    """One token of the prompt, and how probable it was after those before it."""
+
+    token_id: int
+    text: str
+    logprob: float | None  # None for the first token, which follows nothing
+    top: tuple[TopToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The prompt's tokens with their logprobs: just before token 0 of a request with `prompt_logprobs`."""
+
+    tokens: tuple[PromptToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     """One generated token. `text` holds the characters that this token completed; it may be empty."""
 
@@ -39,6 +66,7 @@ class Token:
     logprob: float | None  # natural logarithm; None unless the request asked for logprobs
     iteration: int
     engine: str
+    top: tuple[TopToken, ...] = ()  # the most probable tokens at this place, of a request with `top_logprobs`
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +88,7 @@ class Finished:
     timings: Timings
 
 
-Event = Accepted | Token | Finished
+Event = Accepted | Prompt | Token | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +144,27 @@ def accepted_of(message: pb.Accepted) -> Accepted:
 def token_of(message: pb.Token) -> Token:
     """The Token of a message."""
     logprob = message.logprob if message.HasField("logprob") else None
-    return Token(message.index, message.token_id, message.text, logprob, message.iteration, message.engine)
+    top = _top_of(message.top) if message.top else ()
+    return Token(message.index, message.token_id, message.text, logprob, message.iteration, message.engine, top)
+
+
+def prompt_of(messages: Sequence[pb.PromptToken]) -> Prompt:
+    """The Prompt of a response's messages."""
+    return Prompt(
+        tuple(
+            PromptToken(
+                message.token_id,
+                message.text,
+                message.logprob if message.HasField("logprob") else None,
+                _top_of(message.top),
+            )
+            for message in messages
+        )
+    )
+
+
+def _top_of(messages: Sequence[pb.TopToken]) -> tuple[TopToken, ...]:
+    return tuple([TopToken(message.token_id, message.text, message.logprob) for message in messages])
 
 
 def finished_of(message: pb.Finished) -> Finished:
@@ -146,8 +194,12 @@ def model_of(message: pb.GetModelResponse) -> Model:
     )
 
 
-def message_of(event: Event) -> pb.Accepted | pb.Token | pb.Finished:
-    """The message that an event came from, for protobuf's JSON."""
+def _top_messages(top: Sequence[TopToken]) -> list[pb.TopToken]:
+    return [pb.TopToken(token_id=one.token_id, text=one.text, logprob=one.logprob) for one in top]
+
+
+def message_of(event: Event) -> pb.Accepted | pb.GenerateResponse | pb.Token | pb.Finished:
+    """The message that an event came from, for protobuf's JSON. That of a Prompt is a response with nothing else."""
     match event:
         case Accepted():
             accepted = pb.Accepted(
@@ -164,6 +216,16 @@ def message_of(event: Event) -> pb.Accepted | pb.Token | pb.Finished:
                 logprob=event.logprob,
                 iteration=event.iteration,
                 engine=event.engine,
+                top=_top_messages(event.top),
+            )
+        case Prompt():
+            return pb.GenerateResponse(
+                prompt=[
+                    pb.PromptToken(
+                        token_id=token.token_id, text=token.text, logprob=token.logprob, top=_top_messages(token.top)
+                    )
+                    for token in event.tokens
+                ]
             )
         case Finished():
             return pb.Finished(

@@ -3,7 +3,7 @@
 Only values that the message cannot hold are refused here; the server checks limits.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,11 +27,18 @@ def generate_request(
     stop_token_ids: Sequence[int],
     ignore_eos: bool,
     logprobs: bool,
+    top_logprobs: int,
+    prompt_logprobs: bool,
+    min_p: float,
+    repetition_penalty: float | None,
+    presence_penalty: float,
+    frequency_penalty: float,
+    logit_bias: Mapping[int, float] | None,
     detach_grace: float,
     model: str,
 ) -> GenerateRequest:
     """Raises InvalidArgument with the field's name for a value that the field cannot hold, such as a negative count."""
-    request = GenerateRequest(ignore_eos=ignore_eos, logprobs=logprobs)
+    request = GenerateRequest(ignore_eos=ignore_eos, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
     with _field("request_id"):
         request.request_id = request_id
     _check_prompt(prompt)
@@ -44,10 +51,25 @@ def generate_request(
             request.token_ids.ids.extend(prompt)
     with _field("max_new_tokens"):
         request.max_new_tokens = max_new_tokens
-    for name, value in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p), ("seed", seed)):
+    with _field("top_logprobs"):
+        request.top_logprobs = top_logprobs
+    sampling = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+    }
+    for name, value in sampling.items():
         if value is not None:
             with _field(f"sampling.{name}"):
                 setattr(request.sampling, name, value)
+    for token_id, bias in (logit_bias or {}).items():
+        with _field(f"sampling.logit_bias[{token_id}]"):
+            request.sampling.logit_bias[token_id] = bias
     with _field("stop"):
         request.stop.extend([stop] if isinstance(stop, str) else stop)
     with _field("stop_token_ids"):

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2 import GenerateRequest, GenerateResponse, ResumeRequest
 
-from .errors import DataLoss, DeadlineExceeded, OrcaError, ResourceExhausted, Unavailable
-from .events import Accepted, Event, Finished, Token, accepted_of, finished_of, token_of
+from .errors import DataLoss, DeadlineExceeded, NotFound, OrcaError, ResourceExhausted, Unavailable
+from .events import Accepted, Event, Finished, Prompt, Token, accepted_of, finished_of, prompt_of, token_of
 from .patience import Patience
 
 OnEnd = Callable[[int, Finished | None, OrcaError | None], None]
@@ -35,7 +35,8 @@ class Resumption:
     """What its client knows of one request: whether it was accepted, its tokens, its end; and so which call is next.
 
     A request with a body is sent by Generate, again and again until the server accepts it; its id makes all of them one
-    request. After that, and always for a request without a body, the call is Resume from the first token not seen.
+    request. After that, and always for a request without a body, the call is Resume from the first token not seen. A
+    request that the server has lost before a token of it was shown is sent by Generate again.
     """
 
     def __init__(
@@ -61,11 +62,13 @@ class Resumption:
         self.tokens: list[Token] = []
         self.finished: Finished | None = None
         self._body, self._patience, self._next_attempt = body, patience, next_attempt
+        self._forgotten = False  # the server does not know the request any more
         self._retry_when_full = retry_when_full
         self._from_index, self._seen = from_index, seen
         self.error: OrcaError | None = None  # that ended the request for this client
         self._on_end = on_end
-        self._parts: deque[pb.Accepted | pb.Token | pb.Finished] = deque()  # came, and not shown yet
+        self._parts: deque[pb.Accepted | Prompt | pb.Token | pb.Finished] = deque()  # came, and not shown yet
+        self._prompted = False  # a Prompt was shown
 
     @property
     def ended(self) -> bool:
@@ -77,7 +80,7 @@ class Resumption:
         if self.error is not None:
             raise self.error
         timeout = self._patience.remaining(now)
-        if self._body is not None and self.accepted is None:
+        if self._body is not None and (self.accepted is None or self._forgotten):
             self._body.attempt = self._next_attempt()
             return Call(self._body, timeout)
         request = ResumeRequest(
@@ -92,7 +95,10 @@ class Resumption:
         """A response came. `event` tells what is in it."""
         if response.HasField("accepted"):
             self._patience.working(now)
+            self._forgotten = False
             self._parts.append(response.accepted)
+        if response.prompt:
+            self._parts.append(prompt_of(response.prompt))
         self._parts.extend(response.tokens)
         if response.HasField("finished"):
             self._parts.append(response.finished)
@@ -112,6 +118,10 @@ class Resumption:
                     if self.accepted is None:  # and not of a later call
                         self.accepted = accepted_of(message)
                         return self.accepted
+                case Prompt() as prompt:
+                    if not self._prompted:  # by a call that broke before token 0
+                        self._prompted = True
+                        return prompt
                 case pb.Finished() as message:
                     return self._finish(message)
         return None
@@ -125,11 +135,20 @@ class Resumption:
                 return self._patience.failed(error, now)
             if isinstance(error, ResourceExhausted) and self._retry_when_full and error.retry_after is not None:
                 return self._patience.refused(error, error.retry_after, now)
+            if self._may_begin_again(error):
+                self._forgotten = True
+                return 0.0
             raise error
         except OrcaError as ending:
             self.error = ending
             self._tell_end()
             raise
+
+    def _may_begin_again(self, error: OrcaError) -> bool:
+        """Whether Generate makes a request that was lost once more. Nothing of it was shown, so nothing can differ."""
+        unknown = isinstance(error, NotFound) and error.reason in ("", "UNKNOWN_REQUEST")
+        shown = self._from_index + len(self.tokens)
+        return unknown and self._body is not None and self.accepted is not None and not shown and not self._forgotten
 
     def broken(self) -> Unavailable:
         """The error of a call that ended without a failure although the request had not finished."""

@@ -53,8 +53,14 @@
 {{- if and $values.jaeger.enabled $values.tracing.otlpEndpoint -}}
 {{- fail "jaeger.enabled, tracing.otlpEndpoint: spans go to one of them, not both" -}}
 {{- end -}}
-{{- if and $values.tls.issuer (or $values.tls.secrets.endpoint $values.tls.secrets.scheduler $values.tls.secrets.worker) -}}
+{{- $holders := include "orca.tlsHolders" . | fromJsonArray -}}
+{{- $without := list -}}
+{{- range $holders }}{{ if not (index $values.tls.secrets .) }}{{ $without = append $without . }}{{ end }}{{ end -}}
+{{- if and $values.tls.issuer (lt (len $without) (len $holders)) -}}
 {{- fail "tls: an issuer makes the certificates, or secrets hold them, not both" -}}
+{{- end -}}
+{{- if and $without (lt (len $without) (len $holders)) -}}
+{{- fail (printf "tls.secrets: mTLS is for all of %s or for none; %s missing" (join ", " $holders) (join ", " $without)) -}}
 {{- end -}}
 {{- $gateway := $values.gateway -}}
 {{- if $gateway.parentRefs -}}

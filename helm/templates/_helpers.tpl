@@ -90,7 +90,7 @@ http://{{ include "orca.name" (list . "jaeger") }}:4317
   valueFrom:
     secretKeyRef: {{ dict "name" .name "key" .key | toJson }}
   {{- else }}
-  value: {{ .Values.redis.externalUrl | default (printf "redis://%s:6379/0" (include "orca.name" (list . "redis"))) }}
+  value: {{ .Values.redis.externalUrl | default (printf "%s://%s:6379/0" (include "orca.tls" . | empty | ternary "redis" "rediss") (include "orca.name" (list . "redis"))) }}
   {{- end }}
 - name: ORCA_POOL  # two releases on one Redis never share a pool
   value: {{ .Release.Namespace }}.{{ .Release.Name }}
@@ -106,6 +106,10 @@ http://{{ include "orca.name" (list . "jaeger") }}:4317
   value: "9090"
 - name: ORCA_DRAIN_SECONDS
   value: {{ include "orca.text" $workload.drainSeconds | quote }}
+{{- if include "orca.tls" $root }}
+- name: ORCA_TLS_DIR
+  value: /etc/orca/tls
+{{- end }}
 {{- with include "orca.otlpEndpoint" $root }}
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
@@ -251,17 +255,28 @@ envFrom: {{ toJson . }}
   emptyDir: {}
 {{- with include "orca.tlsSecret" . }}
 - name: tls
-  secret: {secretName: {{ . }}}
+  secret: {secretName: {{ . }}, defaultMode: 288}  # 0440
 {{- end }}
 {{- with (include "orca.pod" . | fromYaml).volumes }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
 
-{{/* The Secret with a service's certificate: one that is given, or the one that cert-manager fills. */}}
+{{/* Whether connections are mTLS. */}}
+{{- define "orca.tls" -}}
+{{- if or .Values.tls.issuer .Values.tls.secrets.endpoint }}yes{{ end -}}
+{{- end -}}
+
+{{/* Who has a certificate: Redis only when the release installs it. The client is the one of `helm test`. */}}
+{{- define "orca.tlsHolders" -}}
+{{- $holders := list "endpoint" "scheduler" "worker" "client" -}}
+{{ include "orca.installsRedis" . | empty | ternary $holders (append $holders "redis") | toJson }}
+{{- end -}}
+
+{{/* The Secret with a holder's certificate: one that is given, or the one that cert-manager fills. */}}
 {{- define "orca.tlsSecret" -}}
 {{- $tls := (first .).Values.tls -}}
-{{- if not (has (last .) (list "endpoint" "scheduler" "worker")) -}}
+{{- if not (has (last .) (include "orca.tlsHolders" (first .) | fromJsonArray)) -}}
 {{- else if $tls.issuer -}}
 {{ include "orca.name" . }}-tls
 {{- else -}}
@@ -284,7 +299,7 @@ metadata:
 automountServiceAccountToken: {{ last . | eq "scheduler" }}
 {{- end -}}
 
-{{/* A certificate of cert-manager for the names under which others reach the service. */}}
+{{/* A certificate of cert-manager for the names under which others reach the service, and for the name of its role. */}}
 {{- define "orca.certificate" -}}
 {{- $root := first . -}}
 {{- $name := include "orca.name" . -}}
@@ -301,6 +316,12 @@ spec:
     {{- toYaml . | nindent 4 }}
   usages: [server auth, client auth]
   dnsNames:
+    {{- if ne (last $) "redis" }}
+    - {{ last $ }}.orca.internal
+    {{- end }}
+    {{- if eq (last $) "endpoint" }}
+    - localhost  # of `kubectl port-forward`
+    {{- end }}
     - {{ $name }}
     - {{ $name }}.{{ $root.Release.Namespace }}.svc
     - "*.{{ $name }}.{{ $root.Release.Namespace }}.svc"

@@ -89,7 +89,7 @@ class FakeGroups(ProcessGroups):
     What an earlier stage would have sent is random."""
 
     def __init__(self, place: Place, device: torch.device) -> None:
-        self._own_store = open_store()
+        self._own_store = open_store("127.0.0.1")
         super().__init__(place, 1, ("127.0.0.1", self._own_store.port), "127.0.0.1", device, returns_tokens=False)
 
     def _new_group(self, purpose: str, store: Store, rank: int, size: int) -> Group:

@@ -16,8 +16,10 @@ from orca_common.errors import FailedPrecondition
 from orca_common.settings import child_environment, variable
 
 from . import embedded_pool
+from .redis_log import copy_lines
 
 MODULE = (sys.executable, "-P", "-m")  # -P: a redis.py in the current folder is nobody's module
+LONGEST_SOCKET_PATH = 107  # bytes, on Linux
 START_SECONDS = 120.0  # bound until a process listens; importing torch from a cold disk takes its time
 
 
@@ -193,24 +195,35 @@ def said(line: str) -> str:
 
 
 class RedisChild(Child):
-    """The embedded Redis of the stack."""
+    """The embedded Redis of the stack. `url` is where its clients find it."""
 
-    def __init__(self, folder: Path, log: Path, lock: int) -> None:
-        """folder: of its append-only file. lock: the descriptor that says that the folder is in use."""
-        self._port = embedded_pool.free_port()
-        super().__init__("redis", "redis", embedded_pool.command(folder, self._port), {}, log, [lock])
-        self.addresses = {"address": f"127.0.0.1:{self._port}"}
+    def __init__(self, folder: Path, log: Path, lock: int, closed: bool) -> None:
+        """folder: of its append-only file. lock: the descriptor that says that the folder is in use. closed: it
+        listens on a Unix socket in its folder, which only this user may open, and on no port: it has no TLS.
+
+        Raises FailedPrecondition when the socket's path is too long for the system."""
+        self._where: int | Path = folder.absolute() / "socket" if closed else embedded_pool.free_port()
+        if closed and len(os.fsencode(str(self._where))) > LONGEST_SOCKET_PATH:
+            raise FailedPrecondition(f"run_dir: {folder} is too long a path for a Unix socket; give a shorter one")
+        super().__init__("redis", "redis", embedded_pool.command(folder, self._where), {}, log, [lock])
+        address = f"unix://{self._where}" if closed else f"127.0.0.1:{self._where}"
+        self.addresses = {"address": address}
+        self.url = address if closed else f"redis://{address}/0"
 
     async def start(self) -> None:
         """Starts the server and waits until it has read its file and answers."""
-        self._process = await self._spawn(None)
+        self._process = await self._spawn(asyncio.subprocess.PIPE)
+        assert self._process.stdout is not None
+        self._lines = asyncio.create_task(copy_lines(self._process.stdout, self._log))
         try:
             async with asyncio.timeout(START_SECONDS):
-                while self.pid is not None and not await asyncio.to_thread(embedded_pool.answers, self._port):
+                while self.pid is not None and not await asyncio.to_thread(embedded_pool.answers, self._where):
                     await asyncio.sleep(0.02)
         except TimeoutError:
             pass
         else:
             if self.pid is not None:
                 return
+        self.kill()
+        await self._lines
         raise FailedPrecondition(f"redis did not start: {self.last_words()}")

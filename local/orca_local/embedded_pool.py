@@ -53,12 +53,17 @@ def start(run_dir: Path, port: int | None, server: Path | None = None) -> tuple[
     return child, f"redis://127.0.0.1:{port}/0"
 
 
-def command(run_dir: Path, port: int, server: Path | None = None) -> list[str]:
-    """The command of a server on 127.0.0.1 with its append-only file in run_dir. Makes that folder."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+def command(run_dir: Path, where: int | Path, server: Path | None = None) -> list[str]:
+    """The command of a server with its append-only file in run_dir. Makes that folder.
+
+    where: a port of 127.0.0.1, or a file: a Unix socket that only this user may open.
+    """
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = where if isinstance(where, Path) else None
     options = {
         "--bind": "127.0.0.1",
-        "--port": str(port),
+        "--port": "0" if file else str(where),
+        **({"--unixsocket": str(file), "--unixsocketperm": "600"} if file else {}),
         "--dir": str(run_dir),
         "--save": "",  # no snapshots; the append-only file has everything
         "--appendonly": "yes",
@@ -75,10 +80,16 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def answers(port: int) -> bool:
-    """Whether the server answers PING. It does not while it reads its file."""
+def answers(where: int | Path) -> bool:
+    """Whether the server at a port of 127.0.0.1, or at a Unix socket, answers PING. It does not while it reads its
+    file."""
+    family, address = (
+        (socket.AF_UNIX, str(where)) if isinstance(where, Path) else (socket.AF_INET, ("127.0.0.1", where))
+    )
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
+        with socket.socket(family) as connection:
+            connection.settimeout(1.0)
+            connection.connect(address)
             connection.sendall(b"PING\r\n")
             return connection.recv(64).startswith(b"+PONG")
     except OSError:

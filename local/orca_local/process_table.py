@@ -31,7 +31,9 @@ class ProcessTable:
             new.replace(self._path)
         except OSError as error:
             if self._trouble != str(error):
-                self._say(f"{self._path} cannot be written: {error.strerror}")
+                self._say(
+                    f"{self._path.parent} cannot be written ({error.strerror}): what writes there ends again and again"
+                )
             self._trouble = str(error)
         else:
             self._trouble = ""

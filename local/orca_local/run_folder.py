@@ -64,7 +64,9 @@ def new_run(runs: Path) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise FailedPrecondition(f"run_dir: {path} cannot be made ({error.strerror}); name another one") from None
+            raise FailedPrecondition(
+                f"run_dir: {path} cannot be made ({error.strerror}); --run-dir names another"
+            ) from None
         for old in all_runs(runs)[:-KEPT]:
             _remove(old)
         return path

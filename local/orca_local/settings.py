@@ -1,5 +1,7 @@
 """Settings of `orca serve`: how many of each service one machine runs, and the settings of these services."""
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,10 +44,14 @@ class StackSettings(Settings):
     """Port of the OpenAI API; 0 takes a free one."""
     redis_url: str | None = None
     """A Redis of yours for the request pool; an embedded server if not given."""
+    allow_volatile_redis: bool = False
+    """Use a Redis of yours that evicts any key or has no append-only file, and only warn."""
     served_model_name: str | None = None
     """The model's name at the doors; the hub's name or that of its folder if not given."""
     run_dir: str | None = None
     """Folder of logs, journals, processes.json and the pool; if not given, a new one of the last ten."""
+    tls_dir: str | None = None
+    """Folder of `orca certs`: all processes speak mTLS, each with its role's certificate; plaintext if not given."""
     threads: int | None = Field(default=None, ge=0)
     """Threads of a rank's operations on a CPU, 0: one for each core; its share of the cores if not given."""
     drain_seconds: float = Field(default=30.0, ge=0)
@@ -61,8 +67,12 @@ class StateSettings(BaseSettings):
 
     @property
     def runs(self) -> Path:
-        """The folder of the runs that have no folder of their own."""
-        return (self.xdg_state_home or Path.home() / ".local/state") / "orca/runs"
+        """The folder of the runs that are given none."""
+        try:
+            state = self.xdg_state_home or Path.home() / ".local/state"
+        except RuntimeError:  # a container whose user has no home
+            return Path(tempfile.gettempdir()) / f"orca-{os.getuid()}/runs"
+        return state / "orca/runs"
 
 
 def _of_services() -> dict[str, Any]:

@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +20,10 @@ from orca.v1.worker_pb2_grpc import SupervisorStub
 from orca_common.address import join_address
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition
+from orca_common.roles import Role
 from orca_common.service import in_thread
 from orca_common.settings import variable
+from orca_common.tls import transport_of
 from orca_pool.reach import check_reachable
 from orca_worker.models.families import check_partition
 
@@ -33,6 +35,7 @@ from .settings import StackSettings
 from .waiting import Waiting
 
 LOOPBACK = "127.0.0.1"
+TLS_ROLES = {"supervisor": "worker"}  # the folder of a process's certificate, where it is not named as the process
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 REDIS_SECONDS = 3.0  # for a Redis of the user's to answer
 LATE_SECONDS = 10.0  # beyond `drain_seconds`, until the last process is killed
@@ -41,13 +44,22 @@ LEFT_SECONDS = {"endpoint": 5.0, "scheduler": 3.0, "supervisor": 1.5, "redis": 0
 REDIS_END = 3.0  # seconds for the embedded Redis to end; what it acknowledged is on disk already
 REDIAL = 0.2  # seconds between attempts to watch a supervisor
 
+# (source, destination, address) -> where `source` reaches `destination`, which listens at `address`. Both are names of
+# children. Chaos puts proxies between the processes with it.
+Route = Callable[[str, str, str], Awaitable[str]]
+
+
+async def direct(source: str, destination: str, address: str) -> str:
+    """The `Route` of a stack without anything between its processes."""
+    return address
+
 
 class Stack:
     """Starts the processes of one machine and keeps them running until `stop`.
 
     `run_dir` gets their logs, the pool's file, the journals, and `processes.json`. `say` is called with each step, in a
     sentence, and `show` with what is waited for, again and again. `environment`: variables of all processes besides the
-    settings.
+    settings. `route`: how schedulers reach supervisors, and schedulers and endpoints the embedded Redis.
     """
 
     def __init__(
@@ -57,11 +69,13 @@ class Stack:
         say: Callable[[str], None],
         environment: Mapping[str, str] | None = None,
         show: Callable[[str], None] = lambda reason: None,
+        route: Route = direct,
     ) -> None:
         self._settings, self._run_dir, self._say, self._show = settings, run_dir, say, show
-        self._more = environment or {}
+        self._more, self._route = environment or {}, route
         self._model = settings.model or str(DEMO_MODEL)
-        self._redis_url = settings.redis_url
+        self._redis: RedisChild | None = None  # None: it is the user's
+        self._tls_dir = Path(settings.tls_dir).absolute() if settings.tls_dir is not None else None
         self._folder: RunFolder | None = None
         self._children: list[Child] = []
         self._table = ProcessTable(run_dir / "processes.json", settings, self._children, say)
@@ -84,6 +98,15 @@ class Stack:
         return f"{said['dtype']}, kernels {said['kernels']}"
 
     @property
+    def children(self) -> Sequence[Child]:
+        """The processes that the stack itself starts: Redis, supervisors, endpoints, schedulers."""
+        return tuple(self._children)
+
+    def rank_pid(self, pod: int, local_rank: int) -> int | None:
+        """The process of a rank, by the ordinal of its pod and its number there; None: none runs."""
+        return next((r.pid or None for r in self._table.ranks.get(pod, ()) if r.local_rank == local_rank), None)
+
+    @property
     def began(self) -> bool:
         """Whether it has started a process."""
         return bool(self._children)
@@ -96,6 +119,11 @@ class Stack:
     def http_addresses(self) -> list[str]:
         return [child.addresses["http"] for child in self._children if child.role == "endpoint"]
 
+    @property
+    def _own_certificate(self) -> str | None:
+        """What the stack itself shows to supervisors and to Redis: it asks them as a scheduler does."""
+        return str(self._tls_dir / Role.SCHEDULER) if self._tls_dir is not None else None
+
     async def start(self) -> None:
         """Returns when a request would be answered. Raises FailedPrecondition with a sentence when it cannot be."""
         settings = self._settings
@@ -103,8 +131,8 @@ class Stack:
         check_ports(settings)
         self._model = str(await in_thread(partial(resolve_model, self._model)))
         check_partition(read_checkpoint(self._model), settings.tp, settings.pp)
-        if self._redis_url is not None:
-            await check_reachable(self._redis_url, REDIS_SECONDS)
+        if settings.redis_url is not None:
+            await check_reachable(settings.redis_url, REDIS_SECONDS, self._own_certificate)
         try:
             async with asyncio.timeout(settings.start_timeout):
                 await self._start_all()
@@ -153,18 +181,22 @@ class Stack:
 
     async def _start_all(self) -> None:
         settings = self._settings
-        if self._redis_url is None:
+        if settings.redis_url is None:
             assert self._folder is not None
-            redis = RedisChild(self._run_dir / "redis", self._folder.log("redis"), self._folder.descriptor)
-            await self._start(redis)
-            self._redis_url = f"redis://{redis.address}/0"
+            self._redis = RedisChild(
+                self._run_dir / "redis",
+                self._folder.log("redis"),
+                self._folder.descriptor,
+                closed=self._tls_dir is not None,
+            )
+            await self._start(self._redis)
         supervisors = [
-            self._child("supervisor", n, "orca_worker.supervisor", ranks=settings.tp, first_gpu=n * settings.tp)
+            await self._child("supervisor", n, "orca_worker.supervisor", ranks=settings.tp, first_gpu=n * settings.tp)
             for n in range(settings.engines * settings.pp)
         ]
         ports = {"port": settings.port, "http_port": settings.http_port}
         endpoints = [
-            self._child(
+            await self._child(
                 "endpoint",
                 n,
                 "orca_endpoint",
@@ -175,11 +207,12 @@ class Stack:
             for n in range(settings.endpoints)
         ]
         await self._start(*supervisors, *endpoints)
-        workers = ",".join(supervisor.address for supervisor in supervisors)
         schedulers = [
-            self._child("scheduler", n, "orca_scheduler", workers=workers) for n in range(settings.schedulers)
+            await self._child("scheduler", n, "orca_scheduler", workers=await self._workers(n, supervisors))
+            for n in range(settings.schedulers)
         ]
         await self._start(*schedulers)
+        self._transport = transport_of(self._own_certificate)
         self._tasks += [asyncio.create_task(self._watch_ranks(n, s)) for n, s in enumerate(supervisors)]
         for scheduler in schedulers:
             await self._waiting.until(scheduler.unready)
@@ -187,19 +220,34 @@ class Stack:
         for endpoint in endpoints:
             await self._waiting.until(endpoint.unready)
 
-    def _child(self, role: str, number: int, module: str, **decided: object) -> Child:
+    async def _child(self, role: str, number: int, module: str, **decided: object) -> Child:
         """A service with the stack's settings, and with those that are `decided` for this process."""
         assert self._folder is not None
-        own = {"host": LOOPBACK, "port": 0, "http_port": 0, "model": self._model, "redis_url": self._redis_url}
+        name = f"{role}-{number}"
+        own = {"host": LOOPBACK, "port": 0, "http_port": 0, "model": self._model}
+        if role != "supervisor":
+            own["redis_url"] = await self._redis_url(name)
         own |= {"run_dir": self._run_dir, "threads": self._threads(), **decided}
+        if self._tls_dir is not None:
+            own["tls_dir"] = self._tls_dir / TLS_ROLES.get(role, role)
         environment = {
             **self._settings.environment(),
             **{variable(name): str(value) for name, value in own.items()},
             "GRPC_ENABLE_FORK_SUPPORT": "0",  # no service forks: a message on a stream costs 17 us instead of 19
             **self._more,
         }
-        name = f"{role}-{number}"
         return Child(role, name, [*MODULE, module], environment, self._folder.log(name))
+
+    async def _redis_url(self, source: str) -> str:
+        """Where a service reaches the request pool."""
+        if self._redis is None:
+            return str(self._settings.redis_url)
+        address = self._redis.address
+        return self._redis.url.replace(address, await self._route(source, self._redis.name, address))
+
+    async def _workers(self, number: int, supervisors: Sequence[Child]) -> str:
+        """Where a scheduler reaches the supervisors, as its setting `workers`."""
+        return ",".join([await self._route(f"scheduler-{number}", s.name, s.address) for s in supervisors])
 
     def _threads(self) -> int:
         """Threads of each rank's operations: by default its share of the cores.
@@ -242,16 +290,16 @@ class Stack:
 
     async def _watch_ranks(self, ordinal: int, supervisor: Child) -> None:
         """Keeps the ranks of `processes.json` current."""
-        async with grpc.aio.insecure_channel(supervisor.address) as channel:
-            while True:
-                try:
-                    async for table in SupervisorStub(channel).Watch(pb.WatchRequest(), wait_for_ready=True):
+        while True:
+            try:
+                async with self._transport.channel(supervisor.address, Role.WORKER, ()) as channel:
+                    async for table in SupervisorStub(channel).Watch(pb.WatchRequest()):
                         self._table.ranks[ordinal] = list(table.ranks)
                         self._table.write()
-                except grpc.aio.AioRpcError:
-                    self._table.ranks.pop(ordinal, None)
-                    self._table.write()
-                    await asyncio.sleep(REDIAL)
+            except grpc.aio.AioRpcError:
+                self._table.ranks.pop(ordinal, None)
+                self._table.write()
+            await asyncio.sleep(REDIAL)
 
     async def _end(self, child: Child, seconds: float) -> None:
         pid = child.pid

@@ -142,6 +142,14 @@ def test_logs(state: Path) -> None:
     assert wrong.stderr.startswith("service: there is no log of worker in ")
 
 
+def test_the_timeline_takes_the_last_run(state: Path) -> None:
+    """It says that this one has no journal: it looked into the right folder."""
+    done = orca("timeline", XDG_STATE_HOME=str(state))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"run_dir: {state}/orca/runs/")
+    assert "holds no journal" in done.stderr
+
+
 def test_status(state: Path) -> None:
     done = orca("status", XDG_STATE_HOME=str(state))
     assert done.returncode == 1

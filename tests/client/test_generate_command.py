@@ -51,6 +51,44 @@ async def test_one_prompt(stage: Stage) -> None:
     assert 0 < (script.calls[0].remaining or 0) <= 61
 
 
+async def test_adjustments_and_logprobs(stage: Stage) -> None:
+    script = Script()
+    address = (await stage.endpoint(script)).address
+    options = [
+        "--min-p",
+        "0.1",
+        "--repetition-penalty",
+        "1.2",
+        "--presence-penalty",
+        "-1",
+        "--frequency-penalty",
+        "0.5",
+    ]
+    options += [
+        "--logit-bias",
+        "17=-100",
+        "--logit-bias",
+        "5=1.5",
+        "--top-logprobs",
+        "3",
+        "--prompt-logprobs",
+        "--json",
+    ]
+    code, _, _ = await orca("Hello", "--address", address, "--max-new-tokens", "6", *options)
+    assert code == 0
+    request = script.calls[0].request
+    assert request.sampling == pb.Sampling(
+        min_p=0.1,
+        repetition_penalty=1.2,
+        presence_penalty=-1,
+        frequency_penalty=0.5,
+        logit_bias={17: -100, 5: 1.5},
+    )
+    assert (request.top_logprobs, request.prompt_logprobs) == (3, True)
+    assert (await orca("Hello", "--top-logprobs", "3"))[0] == 2, "they are shown only with --json"
+    assert (await orca("Hello", "--logit-bias", "17"))[0] == 2
+
+
 async def test_stdin_and_token_ids(stage: Stage) -> None:
     """Standard input without its last line break is the prompt. Token ids are sent as ids."""
     script = Script()

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from orca.v1 import orca_pb2 as pb
 from orca_client.addresses import SUSPECT, Addresses, targets_of
 from orca_client.attempts import Attempts
-from orca_client.errors import DataLoss, DeadlineExceeded, InvalidArgument, OrcaError, Unavailable
-from orca_client.events import Accepted, Event, Finished, Token, message_of
+from orca_client.errors import DataLoss, DeadlineExceeded, InvalidArgument, NotFound, OrcaError, Unavailable
+from orca_client.events import Accepted, Event, Finished, Prompt, Token, message_of
 from orca_client.patience import FIRST_WAIT, LONGEST_WAIT, Patience
 from orca_client.resumption import Resumption
 
@@ -76,6 +76,30 @@ def test_any_breaks(breaks: list[int], cuts: list[bool]) -> None:
     assert kinds == sorted(kinds, reverse=True)  # Generate until accepted, then Resume
 
 
+@pytest.mark.parametrize("shown", [0, 1])
+def test_a_request_that_the_server_has_lost(shown: int) -> None:
+    """It is made again with the same id, unless a token of it was shown: the next ones might be others."""
+    body = pb.GenerateRequest(request_id="mine", text="x")
+    resumption = Resumption("mine", body, patience=patience(), next_attempt=Attempts(lambda: 5_000))
+    for response in served(body)[: 1 + shown]:
+        resumption.take(response, 0)
+    while resumption.event() is not None:
+        pass
+    resumption.failed(AWAY, 0)
+    assert isinstance(resumption.call(0).request, pb.ResumeRequest)
+    lost = NotFound("request mine is not known")
+    if shown:
+        with pytest.raises(NotFound):
+            resumption.failed(lost, 0)
+        return
+    assert resumption.failed(lost, 0) == 0
+    assert isinstance(resumption.call(0).request, pb.GenerateRequest)
+    for response in served(body):
+        resumption.take(response, 0)
+    events = list(iter(resumption.event, None))
+    assert [type(event) for event in events] == [Token] * len(IDS) + [Finished], "Accepted was shown before"
+
+
 def test_messages_and_events_are_one() -> None:
     """An event holds everything that its message holds."""
     resumption = Resumption("mine", None, patience=patience(), next_attempt=Attempts())
@@ -85,6 +109,23 @@ def test_messages_and_events_are_one() -> None:
         assert event is not None
         assert message_of(event) in (response.accepted, *response.tokens, response.finished)
         assert resumption.event() is None
+
+
+def test_logprobs_beyond_those_of_the_tokens() -> None:
+    """The prompt comes once, although the call that brought it broke before token 0."""
+    top = [pb.TopToken(token_id=7, text="a", logprob=-0.5), pb.TopToken(token_id=8, text="b", logprob=-1.5)]
+    prompt = [pb.PromptToken(token_id=5, text="x"), pb.PromptToken(token_id=6, text="y", logprob=-2.0, top=top)]
+    first = pb.Token(index=0, token_id=7, text="a", logprob=-0.5, iteration=1, engine="e", top=top)
+    resumption = Resumption("mine", None, patience=patience(), next_attempt=Attempts())
+    resumption.take(pb.GenerateResponse(prompt=prompt), 0)
+    resumption.take(pb.GenerateResponse(prompt=prompt, tokens=[first]), 0)
+    shown, token, end = resumption.event(), resumption.event(), resumption.event()
+    assert isinstance(shown, Prompt)
+    assert [(one.logprob, len(one.top)) for one in shown.tokens] == [(None, 0), (-2.0, 2)]
+    assert message_of(shown) == pb.GenerateResponse(prompt=prompt)
+    assert isinstance(token, Token)
+    assert message_of(token) == first
+    assert end is None
 
 
 def test_a_newer_server() -> None:

@@ -248,7 +248,7 @@ def test_two_at_once_fetch_once(tmp_path: Path, packed: bytes) -> None:
     assert names(tmp_path / "m") == WEIGHTS | MARK
 
 
-def hub(files: Path) -> Callable[[str], tuple[int, dict[str, str], bytes]]:
+def hub(files: Path, revision: str = "v1") -> Callable[[str], tuple[int, dict[str, str], bytes]]:
     """What the hub's library asks for: the list of a revision's files, and each file by the commit."""
     listed = [
         {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": "0"} for path in sorted(files.iterdir())
@@ -257,7 +257,11 @@ def hub(files: Path) -> Callable[[str], tuple[int, dict[str, str], bytes]]:
     def answer(path: str) -> tuple[int, dict[str, str], bytes]:
         path = path.partition("?")[0]
         about = {
-            "/api/models/an-owner/a-model/revision/v1": {"id": "an-owner/a-model", "sha": COMMIT, "siblings": []},
+            f"/api/models/an-owner/a-model/revision/{revision}": {
+                "id": "an-owner/a-model",
+                "sha": COMMIT,
+                "siblings": [],
+            },
             f"/api/models/an-owner/a-model/tree/{COMMIT}": listed,
         }
         if path in about:
@@ -269,6 +273,17 @@ def hub(files: Path) -> Callable[[str], tuple[int, dict[str, str], bytes]]:
         return 404, {}, b""
 
     return answer
+
+
+def test_a_model_of_the_hub_has_its_name(tmp_path: Path) -> None:
+    """Not that of the cache's folder, which is the commit's hash. The hub's library shows how far it is."""
+    program = "from orca_common.checkpoint import *; print(read_checkpoint(resolve_model('an-owner/a-model')).name)"
+    with server(hub(DEMO_MODEL, "main")) as (address, _):
+        environment = child_environment({"HF_ENDPOINT": address, "HF_HOME": str(tmp_path)})
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "an-owner/a-model\n", done.stderr
+    assert "100%" in done.stderr
 
 
 def test_a_model_of_the_hub(tmp_path: Path) -> None:

@@ -28,6 +28,24 @@ def test_node_by_reflection(tmp_path: Path) -> None:
     assert "16 tokens, FINISH_REASON_LENGTH" in done.stdout
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("mvn") is None, reason="mvn is not installed")
+def test_java(tmp_path: Path) -> None:
+    """Maven generates the classes, compiles and runs them: some 10 s of CPU."""
+    maven = ["mvn", "-q", "-B", f"-Dtarget={tmp_path / 'target'}"]
+    compiled = run(ROOT / "examples/java", [*maven, "compile"], 280)
+    if "Could not transfer" in compiled.stdout or "Unknown host" in compiled.stdout:
+        pytest.skip(f"mvn cannot fetch packages here: {compiled.stdout[-300:]}")
+    assert compiled.returncode == 0, compiled.stdout
+    with serving(".venv/bin/orca serve", tmp_path / "run") as served:
+        done = run(ROOT / "examples/java", [*maven, "exec:java", f"-Dexec.args={served.grpc}"], 120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "16 tokens at once: " in done.stdout
+    assert "16 tokens, FINISH_REASON_LENGTH" in done.stdout
+    assert "an error: INVALID_FIELD: " in done.stdout
+
+
 @pytest.fixture
 def go_program(tmp_path: Path) -> Path:
     """The example in Go, built. Skips where its modules cannot be had."""

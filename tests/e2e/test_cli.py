@@ -92,12 +92,16 @@ def test_serve_killed_leaves_nothing(served: tuple[subprocess.Popen[str], Path, 
     assert not alive
 
 
-def test_demo_shows_mixed_batches() -> None:
-    shown = subprocess.run([ORCA, "demo"], capture_output=True, text=True, env=WIDE, timeout=120, check=False)
+def test_demo_shows_mixed_batches(tmp_path: Path) -> None:
+    """On 80 columns: each row of the table is whole. Its run folder stays."""
+    narrow = WIDE | {"COLUMNS": "80", "XDG_STATE_HOME": str(tmp_path)}
+    shown = subprocess.run([ORCA, "demo"], capture_output=True, text=True, env=narrow, timeout=120, check=False)
     assert shown.returncode == 0, shown.stdout + shown.stderr
     rows = [line for line in shown.stdout.splitlines() if "initiate " in line]
     assert rows, shown.stdout
     assert any("increment" in row for row in rows), "an initiation and an increment share an iteration"
+    assert all(len(line) <= 80 for line in shown.stdout.splitlines() if line[:1] in "┃│╭╰┏┡└")
+    assert len(list(tmp_path.glob("orca/runs/*/journal-engine-0-*.jsonl"))) == 1
 
 
 def orca(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

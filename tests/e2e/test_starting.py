@@ -68,17 +68,19 @@ def test_truncated_weights_and_foreign_modules(tmp_path: Path) -> None:
 
 
 async def test_a_frozen_redis_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    """It took 110 s, because each role's processes had their whole bound. Names, slots and file modes besides."""
+    """It took 110 s, because each role's processes had their whole bound. Also: names, slots, IPv6, file modes."""
     model = make_timed(tmp_path / "model", seconds=0.01)
     async with running(
-        tmp_path / "run", model, slots=300, block_size=8, drain_seconds=1, served_model_name="owner/name"
+        *(tmp_path / "run", model),
+        **{"slots": 300, "block_size": 8, "host": "::1", "drain_seconds": 1, "served_model_name": "owner/name"},
     ) as stack:
         assert (await stack.client.get_model()).name == "owner/name"
         assert stack.stack.model_name == "owner/name"
         await stack.stub.Generate(generation([1, 2], 4)).read()
         assert [engine.slots for engine in (await stack.client.get_model()).engines] == [296]
         assert all("status" in row for row in stack.processes() if row["role"] != "rank")
-        theirs = [path for path in stack.run_dir.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
+        assert stack.grpc.startswith("[::1]:")
+        theirs = [path for path in stack.run_dir.rglob("*") if path.stat().st_mode & 0o077]
         assert not theirs, "only the owner may read a run's files"
         redis = next(row["pid"] for row in stack.processes() if row["role"] == "redis")
         os.kill(redis, signal.SIGSTOP)

@@ -1,15 +1,19 @@
 """`orca topology`, `orca timeline`, and settings that are impossible for a model."""
 
+import io
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import astuple
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from orca_lab.timeline import Life, read_run, shares
+from orca_cli.timeline import drawing
+from orca_lab.timeline import Life, Run, read_run, shares
 from orca_scheduler.selection import Stop
 
 ORCA = [sys.executable, "-c", "from orca_cli.main import main; main()"]
@@ -17,9 +21,9 @@ WIDE = {**os.environ, "COLUMNS": "160", "NO_COLOR": "1"}
 MS = 1_000_000
 
 
-def orca(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*ORCA, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=WIDE, timeout=60, check=False)
+def orca(*arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command, variables = [*ORCA, *arguments], WIDE | dict(environment or {})
+    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=60, check=False)
 
 
 def test_topology_of_figure_6() -> None:
@@ -101,12 +105,14 @@ def test_ready(tmp_path: Path) -> None:
 
 def test_timeline(tmp_path: Path) -> None:
     run_dir, trace = journal(tmp_path / "run"), tmp_path / "trace.json"
-    shown = orca("timeline", str(run_dir), "--perfetto", str(trace))
+    shown = orca("timeline", str(run_dir), "--perfetto", str(trace), environment={"COLUMNS": "80"})
     assert shown.returncode == 0, shown.stderr
     stages = [line for line in shown.stdout.splitlines() if line.startswith("stage ")]
     assert [line[:8] for line in stages] == ["stage 0 ", "stage 1 "]
     assert all(line.count("A") == 2 and line.count("B") == 1 for line in stages)
     assert "A first, B second" in shown.stdout
+    assert "A block: the stage ran one iteration" in " ".join(shown.stdout.split()), "there is a legend"
+    assert max(map(len, shown.stdout.splitlines())) <= 80, "it fits the terminal"
     events = json.loads(trace.read_text())["traceEvents"]
     computed = [event for event in events if event["ph"] == "X" and event["name"] in ("A", "B")]
     assert [(event["pid"], event["args"]["iteration"]) for event in computed] == [
@@ -119,6 +125,28 @@ def test_timeline(tmp_path: Path) -> None:
     ]
     assert computed[0]["args"]["requests"] == ["first"]
     assert computed[0]["dur"] == 9000.0
+
+
+@pytest.mark.parametrize("columns", [60, 132])
+def test_a_timeline_of_many_long_names_fits_any_terminal(tmp_path: Path, columns: int) -> None:
+    found = life(tmp_path)
+    run = Run("engine-0", [found], {claim: f"a-request-with-a-long-name-{claim}" for claim in range(3)})
+    shown = io.StringIO()
+    console = Console(width=columns, file=shown)
+    console.print(drawing(run, found, 24, console.width))
+    lines = shown.getvalue().splitlines()
+    assert max(map(len, lines)) <= columns
+    assert len(lines[0]) == columns, "and it fills the terminal"
+
+
+def test_a_timeline_finds_the_last_run_by_itself(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    for name in ("2026-01-01T00-00-00", "2026-01-02T00-00-00"):
+        (state / "orca/runs" / name / "logs").mkdir(parents=True)
+    journal(state / "orca/runs" / name)
+    shown = orca("timeline", environment={"XDG_STATE_HOME": str(state)})
+    assert shown.returncode == 0, shown.stderr
+    assert f"run folder {state / 'orca/runs' / name}" in shown.stdout
 
 
 def test_a_folder_without_a_journal(tmp_path: Path) -> None:

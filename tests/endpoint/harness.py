@@ -106,7 +106,7 @@ class Engine:
         row = CommitRow(request.request_id, request.claim, base, tokens, finish, tops, prompt)
         answer = await self._pool.commit(self._name, self._owner, self._term, [row])
         assert answer is not None
-        return answer[0]
+        return answer.rows[0]
 
     async def answer(self, request: Claimed, ids: Sequence[int], finish: Reason = Reason.LENGTH) -> None:
         """Commits a whole answer, one token at a time."""

@@ -6,12 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx2 as httpx
 import pytest
-from endpoint.harness import World, collect, generation, ids_of, read, serving, until, world
+from endpoint.harness import (
+    World,
+    collect,
+    generation,
+    ids_of,
+    make_model,
+    make_tokenizer,
+    read,
+    serving,
+    until,
+    world,
+)
 from google.protobuf.duration_pb2 import Duration
 from loops import OwnThreadLoop
 from redis.asyncio import Redis
 from servers import RedisServer, redis_server
+from tokenizers import decoders
 
 from orca.v1 import orca_pb2 as pb
 from orca_pool.records import Attached, Committed, Reason, Refusal
@@ -337,3 +350,19 @@ async def test_a_call_that_breaks_while_its_stop_is_recorded_detaches(
     await until(lambda: orca.serving.app.delivery.count == 0)
     await orca.serving.quiet()
     assert await orca.engine.commit(request, len(ids), [20]) == Committed.GONE
+
+
+async def test_a_panic_of_the_tokenizer_library_ends_the_call_with_a_status(redis_url: str, tmp_path: Path) -> None:
+    """At both doors. The panic is no Exception; without care the caller would hear nothing of it."""
+    tokenizer = make_tokenizer()
+    tokenizer.decoder = decoders.Strip("t", 0, 5)
+    tokenizer.save(str(make_model(tmp_path / "tiny") / "tokenizer.json"))
+    ids = tokenizer.encode("t").ids[:1]
+    async with world(redis_url, tmp_path / "tiny") as orca, orca.background(lambda record: ids * 3):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(orca.stub.Generate(generation()))
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        assert "tokenizer" in (caught.value.details() or "")
+        async with httpx.AsyncClient(base_url=orca.serving.http) as http:
+            answer = await http.post("/v1/completions", json={"model": "tiny", "prompt": [1]})
+        assert answer.status_code == 500

@@ -398,9 +398,12 @@ async def test_the_same_id_again(orca: World) -> None:
     assert "another body" in (error.details() or "")
 
 
-async def test_an_unknown_request(orca: World) -> None:
+async def test_an_unknown_request(orca: World, monkeypatch: pytest.MonkeyPatch) -> None:
     error = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="nobody")))
     assert error.code() is CODE.NOT_FOUND
+    monkeypatch.setattr("orca_endpoint.call.HEALING", 0.1)
+    error = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="nobody", from_index=3)))
+    assert (error.code(), reason_of(error)) == (CODE.DATA_LOSS, "TOKENS_LOST"), "three tokens were shown"
     for request, field in [
         (pb.ResumeRequest(), "request_id"),
         (pb.ResumeRequest(request_id="a", digest=b"short"), "digest"),
@@ -721,3 +724,67 @@ async def test_leaving(orca: World) -> None:
         assert await orca.engine.commit(request, 1, [11], Reason.LENGTH) == Committed.OK
     rest = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="drained", from_index=1)))
     assert ids_of(rest) == [11]
+
+
+async def test_streams_are_handed_over(orca: World) -> None:
+    """Another endpoint stays: a stream whose client will come back ends at once, the other one when it is done."""
+    async with serving(orca.redis_url, orca.name, orca.model, drain_seconds=3600) as other:
+        returning = other.stub.Generate(
+            generation(max_new_tokens=2, request_id="returning", detach_grace=Duration(seconds=30))
+        )
+        first = await orca.engine.claim()
+        await orca.engine.commit(first, 0, [10])
+        await read(returning, 2)
+        staying = other.stub.Generate(generation(max_new_tokens=2, request_id="staying"))
+        second = await orca.engine.claim()
+        await orca.engine.commit(second, 0, [20])
+        await read(staying, 2)
+        draining = asyncio.create_task(other.app.drain())
+        error = await error_of(returning)
+        assert (error.code(), reason_of(error)) == (CODE.UNAVAILABLE, "ENDPOINT_LEAVING")
+        resumed = orca.stub.Resume(pb.ResumeRequest(request_id="returning", from_index=1))
+        assert (await resumed.read()).HasField("accepted")
+        await orca.engine.commit(first, 1, [11], Reason.LENGTH)
+        assert ids_of(await collect(resumed)) == [11]
+        await orca.engine.commit(second, 1, [21], Reason.LENGTH)
+        assert ids_of(await collect(staying)) == [21]
+        await draining
+
+
+async def test_the_last_endpoint_keeps_its_streams(orca: World) -> None:
+    """Nobody else could take them over."""
+    call = orca.stub.Generate(generation(max_new_tokens=2, detach_grace=Duration(seconds=30)))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10])
+    await read(call, 2)
+    draining = asyncio.create_task(orca.serving.app.drain())
+    await until(lambda: orca.serving.app.endpoint.draining)
+    await orca.engine.commit(request, 1, [11], Reason.LENGTH)
+    assert ids_of(await collect(call)) == [11]
+    await draining
+
+
+async def test_a_drain_answers_unavailable_and_nothing_else(orca: World) -> None:
+    """Clients that call all the time, whatever they hear. gRPC's own stop would answer some of them CANCELLED."""
+    seen: set[grpc.StatusCode] = set()
+    drained = asyncio.Event()
+
+    async def keep_calling() -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
+        async with grpc.aio.insecure_channel(orca.serving.addresses["grpc"], options) as channel:
+            while not drained.is_set():
+                try:
+                    await OrcaStub(channel).GetModel(pb.GetModelRequest())
+                    seen.add(CODE.OK)
+                except grpc.aio.AioRpcError as error:
+                    seen.add(error.code())
+                    await asyncio.sleep(0.01)
+
+    async with asyncio.TaskGroup() as calling:
+        for _ in range(12):
+            calling.create_task(keep_calling())
+        await until(lambda: CODE.OK in seen)
+        await orca.serving.app.drain()
+        await until(lambda: CODE.UNAVAILABLE in seen)
+        drained.set()
+    assert seen == {CODE.OK, CODE.UNAVAILABLE}

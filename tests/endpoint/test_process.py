@@ -9,7 +9,7 @@ import socket
 import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -79,6 +79,31 @@ async def test_the_end_of_a_process(orca: World, number: signal.Signals) -> None
     resumed = orca.stub.Resume(pb.ResumeRequest(request_id="orphan", from_index=1))
     assert await orca.engine.commit(request, 1, [11, 12], Reason.LENGTH) == Committed.OK
     assert ids_of(await collect(resumed)) == [11, 12]
+
+
+async def test_a_completion_whose_endpoint_is_killed(orca: World) -> None:
+    """`kill -9` in the middle of a stream of the OpenAI door: another endpoint gives the rest."""
+    body = {"prompt": [5, 6], "max_tokens": 3, "stream": True}
+    async with process(orca.redis_url, orca.name, orca.model) as child, httpx.AsyncClient() as http:
+        address = (await ready(child))["http"]
+        seen: list[str] = []
+        async with http.stream("POST", f"http://{address}/v1/completions", json=body) as answer:
+            request = await orca.engine.claim()
+            await orca.engine.commit(request, 0, [10])
+            with suppress(httpx.TransportError):  # it breaks
+                async for line in answer.aiter_lines():
+                    seen.append(line)
+                    if line.startswith("data: "):
+                        child.kill()
+        assert "data: [DONE]" not in seen
+        assert seen[0] == "id: 1"
+        name = json.loads(seen[1].removeprefix("data: "))["id"]
+        assert await orca.engine.commit(request, 1, [11, 12], Reason.LENGTH) == Committed.OK
+        rest = await http.get(f"{orca.serving.http}/v1/completions/{name}", headers={"Last-Event-ID": "1"})
+    chunks = [json.loads(line[6:]) for line in rest.text.splitlines() if line.startswith("data: {")]
+    spell = orca.serving.app.endpoint.spell
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == spell(11) + spell(12)
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 
 async def test_not_ready_until_an_engine_has_formed(redis_url: str, model: Path) -> None:

@@ -8,10 +8,11 @@ from orca_endpoint.refusals import busy_error, end_error, refusal_error
 from orca_pool.records import Busy, Reason, Refusal
 
 CODE = grpc.StatusCode
+OF_THE_CALL = (Refusal.UNREGISTERED, Refusal.FEWER_TOKENS, Refusal.OTHER_TOKENS)
 BUSY = {Refusal.FULL: "QUEUE_FULL", Refusal.TENANT_FULL: "TENANT_FULL", Refusal.LATE: "QUEUE_LONG"}
 
 
-@pytest.mark.parametrize("refusal", [r for r in Refusal if r is not Refusal.UNREGISTERED and r not in BUSY])
+@pytest.mark.parametrize("refusal", [r for r in Refusal if r not in (*OF_THE_CALL, *BUSY)])
 def test_refusals(refusal: Refusal) -> None:
     codes = {
         Refusal.STALE: CODE.ABORTED,
@@ -19,6 +20,7 @@ def test_refusals(refusal: Refusal) -> None:
         Refusal.OTHER_BODY: CODE.ALREADY_EXISTS,
         Refusal.NEVER_FITS: CODE.FAILED_PRECONDITION,
         Refusal.NO_ENGINE: CODE.UNAVAILABLE,
+        Refusal.MEMORY: CODE.RESOURCE_EXHAUSTED,
     }
     assert refusal_error(refusal, "one", 300, 200).code is codes[refusal]
 

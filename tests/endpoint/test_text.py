@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from orca_common.errors import FailedPrecondition
+from orca_common.errors import FailedPrecondition, Internal
 from orca_endpoint.text import StopMatcher, TextStream, Vocabulary, WindowDetokenizer
 
 TOKEN_IDS = st.lists(st.integers(0, VOCABULARY + 3), max_size=80)  # some are beyond the tokenizer's vocabulary
@@ -155,3 +155,15 @@ def test_byte_level_with_added_tokens(tmp_path: Path) -> None:
     assert text == tokenizer.decode(ids, skip_special_tokens=True)
     assert "im_start" not in text
     assert "<tool>" in text
+
+
+def test_a_panic_of_the_tokenizer_library_is_an_error(tmp_path: Path) -> None:
+    """Its `Strip` panics where a token is shorter than what it strips. Before, the caller got no status."""
+    path = tmp_path / "tokenizer.json"
+    tokenizer = make_tokenizer()
+    tokenizer.decoder = decoders.Strip("t", 0, 5)
+    tokenizer.save(str(path))
+    stream = Vocabulary(path).detokenizer()
+    (token,) = Vocabulary(path).encode("t")[:1]
+    with pytest.raises(Internal, match="the tokenizer library failed to decode tokens"):
+        stream.push(token)

@@ -15,6 +15,7 @@ FOLDER = Path(__file__).parents[2] / "helm"
 NAME, NAMESPACE = "orca", "serving"
 DEMO = {"model": {"path": "/opt/orca/demo_model"}}
 SERVICES = ("endpoint", "scheduler", "worker")
+TLS_HOLDERS = (*SERVICES, "client", "redis")
 WORKLOADS = ("Deployment", "StatefulSet")
 
 Object = dict[str, Any]
@@ -128,11 +129,12 @@ OPTIONS = {
         merged(
             DEMO,
             {
-                "tls": {"secrets": {"endpoint": "endpoint-tls", "scheduler": "scheduler-tls", "worker": "worker-tls"}},
+                "tls": {"secrets": {name: f"{name}-tls" for name in TLS_HOLDERS}},
                 "apiKeys": {"secret": "keys"},
+                "test": {"apiKeySecret": "key"},
             },
         ),
-        frozenset({"Secret/endpoint-tls", "Secret/scheduler-tls", "Secret/worker-tls", "Secret/keys"}),
+        frozenset({*(f"Secret/{name}-tls" for name in TLS_HOLDERS), "Secret/keys", "Secret/key"}),
     ),
     "certificates from an issuer": Options(
         merged(DEMO, {"tls": {"issuer": {"name": "ours", "kind": "ClusterIssuer"}}})

@@ -290,3 +290,30 @@ def test_releases_beside_each_other_share_nothing() -> None:
     longest = 53 * "r"  # Helm's bound
     for thing in render(DEMO, longest).objects:
         assert len(thing["metadata"]["name"]) <= (52 if thing["kind"] == "StatefulSet" else 63)
+
+
+@pytest.mark.parametrize("option", ["certificates from Secrets, API keys", "certificates from an issuer"])
+def test_with_certificates_every_connection_is_mtls(option: str) -> None:
+    release = rendered(option)
+    for name in SERVICES:
+        environment = release.environment(name)
+        assert environment["ORCA_TLS_DIR"] == "/etc/orca/tls"
+        if name != "worker":
+            assert environment["ORCA_REDIS_URL"] == "rediss://orca-redis:6379/0"
+    (redis,) = containers(release.pods["redis"])
+    assert redis["command"][redis["command"].index("--port") + 1] == "0", "no plaintext port"
+    assert redis["command"][-2:] == ["--tls-auth-clients", "yes"]
+    assert "--cacert /etc/orca/tls/ca.crt" in redis["readinessProbe"]["exec"]["command"][-1]
+    (test,) = containers(release.pods["test"])
+    assert "--tls-dir=/etc/orca/tls" in test["args"]
+    for certificate in release.of_kind("Certificate"):
+        holder = certificate["metadata"]["labels"]["app.kubernetes.io/component"]
+        roles = [name for name in certificate["spec"]["dnsNames"] if name.endswith(".orca.internal")]
+        assert roles == ([] if holder == "redis" else [f"{holder}.orca.internal"])
+
+
+def test_api_keys_are_read_from_the_secret() -> None:
+    release = rendered("certificates from Secrets, API keys")
+    assert release.environment("endpoint")["ORCA_API_KEYS_FILE"] == "/etc/orca/api-keys/keys"
+    (test,) = containers(release.pods["test"])
+    assert "--api-key-file=/etc/orca/api-key/key" in test["args"]

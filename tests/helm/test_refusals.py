@@ -51,6 +51,11 @@ HUB = {"name": "openai-community/gpt2"}
             "tls: an issuer makes the certificates, or secrets hold them, not both",
         ),
         (
+            {"tls": {"secrets": {"endpoint": "a", "worker": "b", "client": "c"}}},
+            "tls.secrets: mTLS is for all of endpoint, scheduler, worker, client, redis or for none; "
+            "scheduler, redis missing",
+        ),
+        (
             {"gateway": {"parentRefs": [{"name": "a"}], "httpHostnames": ["a"]}},
             "gateway: httpHostnames and grpcHostnames are both required; "
             "a Gateway does not share a hostname between the two",

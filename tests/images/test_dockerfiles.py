@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,28 @@ SERVICES = ["endpoint", "scheduler", "worker"]
 
 
 def requirements(extra: str) -> list[str]:
-    """The list that the images install, as services/requirements.py makes it."""
-    code: dict[str, object] = {"__name__": "requirements"}
-    exec((ROOT / "services/requirements.py").read_text(), code)
-    found = code["requirements"](ROOT / "pyproject.toml", extra)  # type: ignore[operator]
-    assert found, extra
+    """What the project and one of its extras need of others. An extra that names extras stands for these."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found, todo = list(project["dependencies"]), [extra]
+    while todo:
+        for line in project["optional-dependencies"][todo.pop()]:
+            own = re.fullmatch(rf"{re.escape(project['name'])}\[(.+)\]", line)
+            if own:
+                todo += own[1].split(",")
+            else:
+                found.append(line)
     return found
+
+
+def locked(name: str) -> dict[str, tuple[str, int]]:
+    """Package -> its version and how many hashes it has, in locks/NAME.txt."""
+    blocks = re.split(r"\n(?=\S)", (ROOT / f"locks/{name}.txt").read_text())
+    found = (re.match(r"([\w.-]+)==([^ ]+)", block) for block in blocks)
+    return {
+        canonicalize_name(match[1]): (match[2], block.count("--hash=sha256:"))
+        for match, block in zip(found, blocks, strict=True)
+        if match
+    }
 
 
 def installed(names: list[str], extras: dict[str, set[str]]) -> set[str]:
@@ -41,11 +58,25 @@ def installed(names: list[str], extras: dict[str, set[str]]) -> set[str]:
     return seen
 
 
-@pytest.mark.parametrize("service", SERVICES)
-def test_all_that_an_image_installs_is_pinned(service: str) -> None:
+@pytest.mark.parametrize("name", [*SERVICES, "all"])
+def test_all_that_is_installed_has_its_hash(name: str) -> None:
+    """What fails here is mended by `make locks`."""
     lines = (ROOT / "constraints.txt").read_text().split()
-    pinned = {canonicalize_name(line.partition("==")[0]) for line in lines}
-    assert installed(requirements(service), {}) <= pinned
+    pinned = {canonicalize_name(line.partition("==")[0]): line.partition("==")[2] for line in lines}
+    lock = locked(name)
+    assert installed(requirements(name), {}) <= lock.keys()
+    assert [package for package, (_, hashes) in lock.items() if not hashes] == []
+    assert {package: version for package, (version, _) in lock.items() if pinned.get(package, version) != version} == {}
+    assert "://" not in (ROOT / f"locks/{name}.txt").read_text(), "no registry is named"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_image_installs_by_hashes(service: str) -> None:
+    text = (ROOT / f"services/{service}/Dockerfile").read_text()
+    assert f"COPY locks/{service}.txt /opt/orca/requirements.txt" in text
+    lists = [line for line in text.splitlines() if "/opt/orca/requirements.txt" in line and "pip" in line]
+    assert lists
+    assert all("--require-hashes -r /opt/orca/requirements.txt" in line for line in lists)
 
 
 def test_torch_is_the_workers_alone() -> None:

@@ -13,7 +13,7 @@ from orca_pool.keys import Keys
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, Busy, ClaimAnswer, CommitRow, CommittedToken, EngineInfo, Reason, Refusal
 from orca_pool.scripts import Constants, sources
-from orca_pool.wire import pack_tokens, unpack_packets, unpack_tokens
+from orca_pool.wire import RECORD_OVERHEAD, pack_tokens, unpack_packets, unpack_tokens
 
 CLOCK = """  local time = call('TIME')
   return time[1] * 1000000 + time[2]
@@ -156,7 +156,7 @@ class Lab:
             [CommitRow(request_id, claim, base, pack_tokens(tokens_of(base, count)), finish)],
         )
         assert answer is not None
-        return answer[0]
+        return answer.rows[0]
 
     async def claimed(self, request_id: str, count: int = 0, **body: Any) -> int:
         """Submits a request, which an engine claims and commits `count` tokens for. Returns the claim number."""
@@ -173,6 +173,24 @@ class Lab:
     async def record(self, request_id: str) -> dict[str, Any]:
         return (await self.dump())["requests"][request_id]
 
+    def _check_indexes(self, found: dict[str, Any], single: dict[str, Any]) -> None:
+        """What the pool holds twice must say the same."""
+        requests = found["requests"].items()
+        ended = {i: r["finished"] for i, r in requests if r["state"] == "ended"}
+        assert single.pop("ended") == ended
+        sizes = (len(found["requests"][i]["record"]) + 16 * len(found["tokens"].get(i, ())) for i in ended)
+        assert single["pool"].get("ended_bytes", 0) == sum(RECORD_OVERHEAD + size for size in sizes)
+        calls = single.pop("calls")
+        for endpoint in single["renewals"]:
+            listening = {i: r for i, r in requests if r["state"] != "ended" and r["endpoint"] == endpoint}
+            # A call that was detached because its endpoint was gone is not in the set, also if the name came back.
+            must = {i for i, r in listening.items() if r["detach_at"] == ""}
+            assert must <= calls.get(endpoint, set()) <= set(listening)
+        listeners: dict[str, dict[int, str]] = {}
+        for r in (r for _, r in requests if r["state"] == "claimed"):
+            listeners.setdefault(r["engine"], {})[r["claim"]] = f"{r['attempt']} {r['endpoint']}"
+        assert single.pop("listeners") == listeners
+
     # -- the whole state
     async def snapshot(self) -> list[bytes]:
         """What Redis holds at this moment."""
@@ -188,8 +206,9 @@ class Lab:
         found: dict[str, Any] = {
             name: {} for name in ("claimed", "requests", "tokens", "delivery", "control", "engines", "endpoints")
         }
+        names = ("pool", "due", "schedulers", "renewals", "asking", "leases", "sizes", "ended", "calls", "listeners")
         load: dict[str, int] = {}
-        single: dict[str, Any] = {name: {} for name in ("pool", "due", "schedulers", "renewals")} | {"waiting": []}
+        single: dict[str, Any] = {name: {} for name in names} | {"waiting": []}
         for raw_key, content in await self.redis("EVAL", DUMP, 1, self.keys.pool, self.keys.prefix):
             kind, _, name = raw_key.decode()[len(self.keys.prefix) :].partition(":")
             match kind:
@@ -197,7 +216,7 @@ class Lab:
                     single["waiting"] = [i.decode() for i in content[::2]]
                 case "claimed":
                     found["claimed"][name] = [i.decode() for i in content[::2]]
-                case "due" | "schedulers":
+                case "due" | "schedulers" | "asking" | "ended":
                     single[kind] = {k.decode(): int(v) for k, v in _pairs(content)}
                 case "endpoints":
                     single["renewals"] = {k.decode(): int(v) for k, v in _pairs(content)}
@@ -206,7 +225,9 @@ class Lab:
                 case "tokens":
                     found["tokens"][name] = unpack_tokens(content)
                 case "delivery":
-                    found["delivery"][name] = [(int(f[1]), unpack_packets(f[5], f[3].decode())) for _, f in content]
+                    found["delivery"][name] = [
+                        (int(entry.partition(b"-")[2]), unpack_packets(f[3], f[1].decode())) for entry, f in content
+                    ]
                 case "control":
                     found["control"][name] = [f[1].decode() for _, f in content]
                 case "engine":
@@ -218,12 +239,25 @@ class Lab:
                 case "load":
                     load = _fields(content)
                 case "engines":
-                    single["known"] = {i.decode() for i in content}
+                    single["sizes"] = {k.decode(): int(v) for k, v in _pairs(content)}
+                case "leases":
+                    single["leases"] = {k.decode(): v.decode().split(" ", 2) for k, v in _pairs(content)}
+                case "calls":
+                    single["calls"][name] = {i.decode() for i in content}
+                case "listeners":
+                    single["listeners"][name] = {int(k): v.decode() for k, v in _pairs(content)}
+                case "orphans":
+                    pass
                 case _:
                     assert kind == "now", f"a key that no table names: {raw_key}"
-        single["pool"] = {name: value for name, value in single["pool"].items() if value}  # 0: as if never set
-        single["pool"].pop("length", None)
-        assert single.pop("known", set()) == set(found["engines"])
+        self._check_indexes(found, single)
+        sizes, leases = single.pop("sizes"), single.pop("leases")
+        assert set(sizes) == set(leases) == set(found["engines"])
+        for name, engine in found["engines"].items():
+            counter, term, owner = leases[name]
+            engine |= {"owner": owner, "term": int(term), "counter": int(counter), "slots": sizes[name]}
+        kept = single["pool"].items()
+        single["pool"] = {k: v for k, v in kept if v and k not in ("schema", "checked", "ended_bytes", "length")}
         assert load == _load(found)
         for request in found["requests"].values():
             del request["new"], request["tenant"]

@@ -16,6 +16,7 @@ from orca_pool.records import (
     Busy,
     ClaimAnswer,
     Claimed,
+    CommitAnswer,
     CommitRow,
     Committed,
     CommittedToken,
@@ -101,6 +102,8 @@ class Model:
         self.now = 0
         self.arrival = self.last_claim = self.registration = self.largest = self.swept = self.reserved = 0
         self.orphaned_calls = False
+        self.shrunk = False  # the largest engine's slots fell, or a request came back that is larger
+        self.asking: dict[str, int] = {}  # engines that found nothing to claim, and their free slots
         self.requests: dict[str, Request] = {}
         self.engines: dict[str, Engine] = {}
         self.endpoints: dict[str, Endpoint] = {}
@@ -125,9 +128,18 @@ class Model:
         hints.append(text)
         del hints[: -self.constants.control_length]
 
-    def _hint_waiting(self) -> None:
-        for engine in self.engines:
-            self._hint(engine, "")
+    def _hint_waiting(self, slots: int) -> None:
+        if self.asking:
+            emptiest = max(self.asking, key=lambda engine: (self.asking[engine], engine))
+            if self.asking[emptiest] >= slots:
+                del self.asking[emptiest]
+                self._hint(emptiest, "")
+
+    def _needs(self, engine: str) -> int:
+        total = self.engines[engine].slots
+        fitting = (r for r in self._queue()[:16] if r.max_tokens <= total)
+        first = next(fitting, None)
+        return 0 if first is None else total if first.losses >= 2 else first.max_tokens
 
     def _deliver(self, endpoint: str | None, packets: list[Packet]) -> None:
         if endpoint in self.endpoints:
@@ -138,6 +150,14 @@ class Model:
 
     def _close(self, r: Request, reason: Reason, final: int) -> None:
         r.state, r.reason, r.final, r.finished, r.claim, r.engine = "ended", reason, final, self.now, None, None
+        self._forget(2)
+
+    def _forget(self, most: int) -> None:
+        ended = sorted((r.finished, r.request_id) for r in self.requests.values() if r.state == "ended")
+        for finished, request_id in ended[:most]:
+            count = sum(r.state == "ended" for r in self.requests.values())
+            if self.now - finished > self.constants.retention * 1e6 or count > self.constants.retain_requests:
+                del self.requests[request_id]
 
     def _end(self, r: Request, reason: Reason, final: int | None = None) -> None:
         """Ends a request outside of a commit."""
@@ -146,6 +166,8 @@ class Model:
         self._deliver(r.endpoint, [Packet(r.request_id, r.attempt, r.final, "", [], r.finish)])
         if engine is not None:
             self._hint(engine, r.request_id)
+        elif queue := self._queue():
+            self._hint_waiting(queue[0].max_tokens)
 
     def _supersede(self, r: Request) -> None:
         finish = Finish(Reason.ABORTED, 0, Times(0, 0, 0, 0))
@@ -170,7 +192,9 @@ class Model:
         return Claimed(r.request_id, r.claim, r.arrival, r.record, list(r.tokens), r.losses, left, r.submitted)
 
     # -- endpoints
-    def renew_endpoint(self, incarnation: str, *, register: bool = False, replaces: str | None = None) -> int | None:
+    def renew_endpoint(
+        self, incarnation: str, *, register: bool = False, replaces: str | None = None, read: int = 0
+    ) -> int | None:
         if replaces is not None:
             self._remove_endpoint(replaces)
         if incarnation not in self.endpoints:
@@ -178,6 +202,9 @@ class Model:
                 return None
             self.registration = self._number(self.registration)
             self.endpoints[incarnation] = Endpoint(self.registration, self.now)
+        else:
+            stream = self.endpoints[incarnation].stream
+            stream[:] = [entry for entry in stream if entry[0] > read]
         self.endpoints[incarnation].renewed = self.now
         return self.endpoints[incarnation].number
 
@@ -216,11 +243,19 @@ class Model:
             request_id, record, body_digest, max_tokens, grace, self.arrival, self.now, deadline, endpoint, attempt
         )
         self.requests[request_id] = r
-        self._hint_waiting()
+        self._hint_waiting(max_tokens)
         return self._attached(r)
 
     def attach(
-        self, request_id: str, *, endpoint: str, attempt: int, known: int = 0, last: CommittedToken | None = None
+        self,
+        request_id: str,
+        *,
+        endpoint: str,
+        attempt: int,
+        known: int = 0,
+        last: CommittedToken | None = None,
+        seen: int = 0,
+        digest: bytes = b"",
     ) -> Attached | Refusal:
         if endpoint not in self.endpoints:
             return Refusal.UNREGISTERED
@@ -229,6 +264,12 @@ class Model:
             return Refusal.UNKNOWN
         if attempt < r.attempt or (attempt == r.attempt and r.closed):
             return Refusal.STALE
+        have = r.tokens[: r.final] if r.state == "ended" else r.tokens
+        if seen > len(have):
+            over = r.reason not in (None, Reason.STOP)
+            return Refusal.OTHER_TOKENS if over else Refusal.FEWER_TOKENS
+        if digest and prefix_digest(have[:seen]) != digest:
+            return Refusal.OTHER_TOKENS
         if attempt > r.attempt:
             self._supersede(r)
         r.endpoint, r.attempt, r.closed, r.detach_at = endpoint, attempt, False, None
@@ -303,10 +344,14 @@ class Model:
             if r.due is not None and r.due <= due and (reason := self._overdue(r)):
                 self._end(r, reason)
         sizes = [engine.slots for engine in self.engines.values()]
-        if sizes and min(sizes) > 0:
+        if sizes and min(sizes) > 0 and max(sizes) < self.largest:
+            self.largest, self.shrunk = max(sizes), True
+        if self.shrunk:
             for r in self._queue():
-                if r.max_tokens > max(sizes):
+                if r.max_tokens > self.largest:
                     self._end(r, Reason.NEVER_FITS)
+            self.shrunk = False
+        self._forget(256)
 
     def leave_scheduler(self, scheduler: str) -> None:
         self.schedulers.pop(scheduler, None)
@@ -346,21 +391,25 @@ class Model:
             self.largest = max(self.largest, g.slots)
         claims = {r.request_id: r.claim for r in self._held(engine) if r.claim is not None}
         version = f"{g.last_claim}:{len(claims)}"
-        return Renewed(None if version == known else claims, version, g.epoch, g.reserved, g.last_claim)
+        return Renewed(
+            None if version == known else claims, version, self._needs(engine), g.epoch, g.reserved, g.last_claim
+        )
 
     def holding(self, engine: str, owner: str, term: int) -> ClaimAnswer | None:
         if self._fenced(engine, owner, term):
             return None
         held = [self._full(r) for r in self._held(engine)]
-        return ClaimAnswer(held, self.engines[engine].last_claim, len(self._queue()))
+        return ClaimAnswer(held, self.engines[engine].last_claim, self._needs(engine))
 
     def release(self, engine: str, owner: str, term: int) -> None:
         if not self._fenced(engine, owner, term):
             self.engines[engine].owner = None
+            self.asking.pop(engine, None)
 
     def retire(self, engine: str, owner: str, term: int) -> None:
         if not self._fenced(engine, owner, term) and not self._held(engine):
             self.reserved = max(self.reserved, self.engines.pop(engine).reserved)
+            self.asking.pop(engine, None)
 
     def claim(
         self,
@@ -379,11 +428,15 @@ class Model:
         g = self.engines[engine]
         if have < g.last_claim:
             taken = [r for r in self._held(engine) if r.claim is not None and r.claim > have]
+            needs = self._needs(engine)
         else:
-            taken = self._take(engine, count, slots, total, block_size)
-        return ClaimAnswer([self._full(r) for r in taken], g.last_claim, len(self._queue()))
+            self.asking.pop(engine, None)
+            taken, needs = self._take(engine, count, slots, total, block_size)
+            if needs:
+                self._hint_waiting(needs)
+        return ClaimAnswer([self._full(r) for r in taken], g.last_claim, needs)
 
-    def _take(self, engine: str, count: int, slots: int, total: int, block_size: int) -> list[Request]:
+    def _take(self, engine: str, count: int, slots: int, total: int, block_size: int) -> tuple[list[Request], int]:
         taken: list[Request] = []
         for r in self._queue():
             if reason := self._overdue(r):
@@ -393,9 +446,10 @@ class Model:
             if size > total:
                 continue
             held = self._held(engine)
-            alone = any(other.losses >= 2 for other in held) or (r.losses >= 2 and bool(held))
-            if alone or count == len(taken) or size > slots:
-                break
+            if any(other.losses >= 2 for other in held) or (r.losses >= 2 and bool(held)):
+                return taken, total
+            if count == len(taken) or size > slots:
+                return taken, size
             g = self.engines[engine]
             g.last_claim = self.last_claim = self._number(max(self.last_claim, g.last_claim))
             r.state, r.claim, r.engine = "claimed", g.last_claim, engine
@@ -403,9 +457,11 @@ class Model:
             r.engines = [line for line in r.engines if line[0] != len(r.tokens)] + [(len(r.tokens), engine)]
             slots -= size
             taken.append(r)
-        return taken
+        if count > len(taken) and slots > 0 and not any(r.losses >= 2 for r in self._held(engine)):
+            self.asking[engine] = slots
+        return taken, 0
 
-    def commit(self, engine: str, owner: str, term: int, rows: Sequence[CommitRow]) -> list[int] | None:
+    def commit(self, engine: str, owner: str, term: int, rows: Sequence[CommitRow]) -> CommitAnswer | None:
         if self._fenced(engine, owner, term):
             return None
         answers: list[int] = []
@@ -430,7 +486,8 @@ class Model:
             answers.append(Committed.OK)
         for endpoint, parts in packets.items():
             self._deliver(endpoint, parts)
-        return answers
+        needs = self._needs(engine)
+        return CommitAnswer(answers, 0 if self.asking.get(engine, 0) >= needs else needs)
 
     def give_back(self, engine: str, owner: str, term: int, rows: Mapping[str, tuple[int, bool]]) -> None:
         if self._fenced(engine, owner, term):
@@ -446,7 +503,8 @@ class Model:
                 self._end(r, Reason.INTERNAL)
             else:
                 r.state, r.claim, r.engine = "waiting", None, None
-        self._hint_waiting()
+                self._hint_waiting(r.max_tokens)
+                self.shrunk |= r.max_tokens > self.largest
 
     # -- the whole state
     def dump(self) -> dict[str, Any]:
@@ -459,7 +517,6 @@ class Model:
             "slots": self.largest,
             "swept": self.swept,
             "reserved": self.reserved,
-            "orphaned_calls": int(self.orphaned_calls),
         }
         return {
             "waiting": [r.request_id for r in self._queue()],
@@ -473,7 +530,8 @@ class Model:
                 | {"owner": g.owner or ""}
                 for e, g in engines
             },
-            "endpoints": {name: {"number": e.number, "entries": e.entries} for name, e in self.endpoints.items()},
+            "asking": self.asking,
+            "endpoints": {name: {"number": e.number} for name, e in self.endpoints.items()},
             "renewals": {name: e.renewed for name, e in self.endpoints.items()},
             "schedulers": self.schedulers,
             "due": {i: r.due for i, r in self.requests.items() if r.due is not None},

@@ -8,6 +8,7 @@ holds.
 import asyncio
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,12 +42,13 @@ class SideBySide(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lab = Lab(self.url)
-        self.model = Model(CONSTANTS)
+        constants = replace(CONSTANTS, retain_requests=2)
+        self.lab = Lab(self.url, constants=constants)
+        self.model = Model(constants)
         self.sent: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = []
         self.versions: dict[str, str] = {}  # of the engines' claims, as the last renewal told
         self.leases: list[tuple[str, str, int]] = []  # every lease that was ever given
-        self.committed: dict[str, list[CommittedToken]] = {}
+        self.committed: dict[tuple[str, int], list[CommittedToken]] = {}
         self.snapshot: tuple[list[bytes], Model] | None = None
         self.now = self.lab.now
         self.runner.run(self.lab.__aenter__())
@@ -111,7 +113,7 @@ class SideBySide(RuleBasedStateMachine):
             now = self.model.now
             self.model = copy.deepcopy(model)
             self.model.now = now
-            self.committed = {i: list(r.tokens) for i, r in self.model.requests.items()}
+            self.committed = {(i, r.arrival): list(r.tokens) for i, r in self.model.requests.items()}
             self.runner.run(self.lab.rollback(kept))
 
     # -- endpoints
@@ -344,10 +346,11 @@ class SideBySide(RuleBasedStateMachine):
         assert sorted([*places, *ended]) == sorted(state["requests"]), "each request is in one place"
         arrivals = [state["requests"][i]["arrival"] for i in state["waiting"]]
         assert arrivals == sorted(arrivals), "the queue is in the order of arrival"
-        for request_id, before in self.committed.items():
-            now = state["tokens"].get(request_id, [])
-            assert now[: len(before)] == before, f"committed tokens of {request_id} changed"
-        self.committed = state["tokens"]
+        tokens = {(i, r["arrival"]): state["tokens"].get(i, []) for i, r in state["requests"].items()}
+        for request, now in tokens.items():  # what was forgotten may come again, with another arrival
+            before = self.committed.get(request, [])
+            assert now[: len(before)] == before, f"committed tokens of {request} changed"
+        self.committed = tokens
         for stream in state["delivery"].values():
             numbers = [number for number, _ in stream]
             assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True, (

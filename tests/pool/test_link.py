@@ -8,9 +8,10 @@ import pytest
 from pool.lab import tokens_of
 from servers import KINDS, RedisServer, redis_server
 
-from orca_common.errors import Unavailable
+from orca_common.errors import FailedPrecondition, Unavailable
 from orca_pool.pool import Pool
-from orca_pool.records import Attached, CommitRow, EngineInfo, Reason
+from orca_pool.records import Attached, CommitRow, EngineInfo, Reason, Refusal
+from orca_pool.scripts import SCHEMA
 from orca_pool.wire import pack_tokens
 
 CALL = {"deadline_in": None, "detach_grace": 0.0, "endpoint": "e", "attempt": 1, "max_waiting": 8}
@@ -44,7 +45,8 @@ async def start_request(pool: Pool) -> CommitRow:
 
 async def commit(pool: Pool, row: CommitRow) -> list[int] | None:
     term = (await pool.renew_scheduler("s"))[0]["g"].term
-    return await pool.commit("g", "s", term, [row])
+    answer = await pool.commit("g", "s", term, [row])
+    return None if answer is None else answer.rows
 
 
 async def test_a_read_waits_for_the_commit(pool: Pool) -> None:
@@ -61,6 +63,8 @@ async def test_a_read_waits_for_the_commit(pool: Pool) -> None:
 async def test_hints_wait_and_are_told_once(pool: Pool) -> None:
     cursor, hints = await pool.hints("g", None, wait=0)
     assert (cursor, hints) == (b"0", [])
+    term = (await pool.renew_scheduler("s"))[0]["g"].term
+    await pool.claim("g", "s", term, 0, count=1, slots=64, total=64)  # finds nothing, and so asks for a hint
     waiting = asyncio.create_task(pool.hints("g", None, wait=20))
     await asyncio.sleep(0)
     await start_request(pool)
@@ -141,12 +145,34 @@ async def test_scripts_are_given_again_to_a_redis_that_lost_them(pool: Pool) -> 
     assert await pool.cancel("nobody") is None
 
 
-async def test_a_redis_that_cannot_write_is_unavailable(pool: Pool) -> None:
+async def test_without_memory_what_is_there_goes_on(pool: Pool) -> None:
+    """At `maxmemory`, new work is refused, and every other operation succeeds."""
+    for request_id in ("r", "other"):
+        assert isinstance(await pool.submit(request_id, b"record", "d", 8, **CALL), Attached)
     await pool._link.command("CONFIG", "SET", "maxmemory", 1)
-    with pytest.raises(Unavailable, match="cannot serve now"):
-        await pool.submit("r", b"record", "d", 8, **CALL)
+    assert await pool.submit("new", b"record", "d", 8, **CALL) is Refusal.MEMORY
+    assert isinstance(await pool.submit("r", b"record", "d", 8, **CALL), Attached)  # its answer may have been lost
+    engines, _ = await pool.renew_scheduler("s")
+    term = engines["g"].term
+    answer = await pool.claim("g", "s", term, 0, count=8, slots=64, total=64)
+    assert answer is not None
+    claims = {held.request_id: held.claim for held in answer.requests}
+    assert await commit(pool, CommitRow("r", claims["r"], 0, pack_tokens(tokens_of(0, 2)), Reason.LENGTH)) == [-1]
+    await pool.give_back("g", "s", term, {"other": (claims["other"], False)})
+    await pool.detach("other", attempt=1, grace=0.0)
+    assert await pool.renew_endpoint("e") is not None
+    assert await pool.renew("g", "s", term) is not None
+    ended = await pool.attach("other", endpoint="e", attempt=2)
+    assert isinstance(ended, Attached)
+    assert ended.finish is not None
     await pool._link.command("CONFIG", "SET", "maxmemory", 0)
-    assert isinstance(await pool.submit("r", b"record", "d", 8, **CALL), Attached)
+    assert isinstance(await pool.submit("new", b"record", "d", 8, **CALL), Attached)
+
+
+async def test_another_schema_is_refused(pool: Pool) -> None:
+    await pool._link.command("HSET", "orca:{link}:pool", "schema", SCHEMA + 1)
+    with pytest.raises(FailedPrecondition, match=f"schema {SCHEMA + 1}, this service works with {SCHEMA}"):
+        await pool.renew_endpoint("e")
 
 
 async def test_a_renewal_waits_for_no_turn(pool: Pool) -> None:

@@ -6,11 +6,12 @@ from pool.model import prefix_digest
 from servers import RedisServer
 
 from orca_common.errors import FailedPrecondition
+from orca_common.scores import TOP
 from orca_pool.keys import Keys
 from orca_pool.pool import Pool
-from orca_pool.records import Attached, Busy, CommitRow, EngineInfo, ModelIdentity, Reason, Refusal
+from orca_pool.records import Attached, Busy, CommitAnswer, CommitRow, EngineInfo, ModelIdentity, Reason, Refusal
 from orca_pool.scripts import Constants
-from orca_pool.wire import pack_tokens
+from orca_pool.wire import RECORD_OVERHEAD, pack_tokens
 
 
 async def test_identity(lab: Lab) -> None:
@@ -61,6 +62,39 @@ async def test_a_stream_from_submit_to_finish(lab: Lab) -> None:
     assert found.record == b"record of r"
 
 
+async def test_scores_come_with_their_tokens(lab: Lab) -> None:
+    """Once, in the packets and in the answer of an attach, cut as the tokens are; a repeated commit adds nothing."""
+    await lab.endpoint()
+    await lab.engine()
+    claim, plain = await lab.claimed("r"), await lab.claimed("plain", 2)
+    tops = [TOP.pack(n, -n) + TOP.pack(n + 1, -n - 1) for n in range(4)]
+
+    def row(base: int, count: int, finish: Reason | None = None) -> CommitRow:
+        made = pack_tokens(tokens_of(base, count))
+        return CommitRow(
+            "r", claim, base, made, finish, b"".join(tops[base : base + count]), b"" if base else b"prompt"
+        )
+
+    lease = ("g", *lab.terms["g"])
+    assert await lab.pool.commit(*lease, [row(0, 1)]) == [-1]
+    assert await lab.pool.commit(*lease, [row(0, 1)]) == [1], "a repetition: the pool has one token"
+    both = [CommitRow("plain", plain, 2, pack_tokens(tokens_of(2, 1)), None), row(1, 2)]
+    assert await lab.pool.commit(*lease, both) == [-1, -1]
+    packets = [packet for entry in await lab.pool.read("e", None, wait=0) for packet in entry.packets]
+    assert [p.tops for p in packets if p.request_id == "r"] == [tops[0], tops[1] + tops[2]]
+    assert [p.tops for p in packets if p.request_id == "plain"] == [b"", b""]
+    await lab.pool.finish_at("r", 1, Reason.STOP, prefix_digest(tokens_of(0, 2)))
+    found = await lab.pool.attach("r", endpoint="e", attempt=2)
+    assert isinstance(found, Attached)
+    assert (found.tokens, found.tops, found.prompt) == (tokens_of(0, 2), tops[0] + tops[1], b"prompt")
+    rest = await lab.pool.attach("r", endpoint="e", attempt=3, known=1, last=tokens_of(0, 1)[0])
+    assert isinstance(rest, Attached)
+    assert (rest.tokens, rest.tops, rest.prompt) == (tokens_of(1, 1), tops[1], b"")
+    lost = await lab.pool.attach("plain", endpoint="e", attempt=2)
+    assert isinstance(lost, Attached)
+    assert (lost.tops, lost.prompt) == (b"", b"")
+
+
 async def test_one_entry_per_endpoint_and_commit(lab: Lab) -> None:
     await lab.endpoint("e")
     await lab.endpoint("f")
@@ -68,7 +102,7 @@ async def test_one_entry_per_endpoint_and_commit(lab: Lab) -> None:
     for request_id, endpoint in (("a", "e"), ("b", "f"), ("c", "e")):
         await lab.submit(request_id, endpoint=endpoint)
     rows = [CommitRow(i, claim, 0, pack_tokens(tokens_of(0, 1)), None) for i, claim in (await lab.claim()).items()]
-    assert await lab.pool.commit("g", *lab.terms["g"], rows) == [-1, -1, -1]
+    assert await lab.pool.commit("g", *lab.terms["g"], rows) == CommitAnswer([-1, -1, -1], 0)
     assert [[p.request_id for p in entry.packets] for entry in await lab.pool.read("e", None, wait=0)] == [["a", "c"]]
     assert [[p.request_id for p in entry.packets] for entry in await lab.pool.read("f", None, wait=0)] == [["b"]]
 
@@ -122,7 +156,7 @@ async def test_claims_carry_all_that_an_engine_needs(lab: Lab) -> None:
     assert (request.request_id, request.claim, request.arrival) == ("r", claim, 1)
     assert (request.record, request.tokens) == (b"record of r", tokens_of(0, 3))
     assert (request.deadline_in, request.losses, request.submitted) == (6.0, 0, START)
-    assert (held.last_claim, held.waiting) == (claim, 0)
+    assert (held.last_claim, held.needs) == (claim, 0)
 
 
 async def test_a_request_takes_whole_blocks(lab: Lab) -> None:
@@ -154,7 +188,7 @@ async def test_detach_with_no_grace_ends_at_once(lab: Lab) -> None:
     claim = await lab.claimed("r", 1)
     await lab.pool.detach("r", attempt=1, grace=0.0)
     assert (await lab.record("r"))["reason"] == Reason.DETACHED
-    assert (await lab.pool.hints("g", None, wait=0))[1] == ["", "r"]
+    assert (await lab.pool.hints("g", None, wait=0))[1] == ["r"]
     assert await lab.commit("r", claim, 1, 1) == -2
 
 
@@ -174,16 +208,42 @@ async def test_two_releases_share_nothing(server: RedisServer, lab: Lab) -> None
         assert await other.pool.renew_endpoint("e") is None
 
 
-async def test_what_ended_is_kept_for_the_retention(server: RedisServer) -> None:
+async def ended(lab: Lab, *names: str) -> None:
+    """Requests that end one after the other, each with a token."""
+    for name in names:
+        await lab.claimed(name, 1)
+        await lab.pool.cancel(name)
+        await lab.advance(0.001)
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept"),
+    [
+        (Constants(retention=120.0), ["c"]),  # the others are too old
+        (Constants(retain_requests=2), ["b", "c"]),
+        (Constants(retain_bytes=2 * (RECORD_OVERHEAD + 27)), ["b", "c"]),  # 11 of the record, 16 of the token
+    ],
+)
+async def test_what_ended_is_kept_within_its_limits(server: RedisServer, limits: Constants, kept: list[str]) -> None:
+    async with Lab(server.url, constants=limits) as lab:
+        await lab.endpoint()
+        await lab.engine()
+        await ended(lab, "a", "b")
+        await lab.live(121, "e")
+        await ended(lab, "c")
+        state = await lab.dump()
+        assert [sorted(state[part]) for part in ("requests", "tokens")] == [kept, kept]
+
+
+async def test_a_sweep_forgets_what_is_too_old(server: RedisServer) -> None:
     async with Lab(server.url, constants=Constants(retention=120.0)) as lab:
         await lab.endpoint()
         await lab.engine()
-        await lab.claimed("r", 1)
-        keys = [f"{lab.keys.prefix}{name}:r" for name in ("request", "tokens")]
-        assert [await lab.redis("PTTL", key) for key in keys] == [-1, -1]
-        await lab.pool.cancel("r")
-        for key in keys:
-            assert 100_000 < await lab.redis("PTTL", key) <= 120_000
+        await ended(lab, "a", "b")
+        await lab.live(119, "e")
+        assert sorted((await lab.dump())["requests"]) == ["a", "b"]
+        await lab.live(2, "e")
+        assert not (await lab.dump())["requests"]
 
 
 async def test_numbers_are_times_of_redis(lab: Lab) -> None:

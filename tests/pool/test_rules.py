@@ -84,7 +84,7 @@ async def a_request_for_a_larger_engine_holds_up_nobody(lab: Lab) -> None:
     assert list(await lab.claim("g")) == ["large"]
 
 
-@rule("never_fit, sweep", "renew_scheduler", "'max_tokens')) > largest then", "'max_tokens')) > math.huge then")
+@rule("never_fit, sweep", "renew_scheduler", "'max_tokens')) or 0) > largest", "'max_tokens')) or 0) > math.huge")
 async def what_fits_no_engine_any_more_ends(lab: Lab) -> None:
     await ready(lab)
     await lab.engine("small", slots=16)
@@ -107,7 +107,109 @@ async def before_any_engine_has_formed_nothing_is_judged(lab: Lab) -> None:
     assert await lab.submit("a", 65) is Refusal.NO_ENGINE
 
 
-@rule("unknown_size, sweep", "renew_scheduler", "if slots == 0 then", "if false then")
+@rule(
+    "never_fit, given back",
+    "give_back",
+    "if tonumber(max_tokens) > tonumber(call('HGET', POOL, 'slots')) then",
+    "if false then",
+)
+async def what_comes_back_and_fits_nowhere_ends(lab: Lab) -> None:
+    await ready(lab)
+    claim = await lab.claimed("large", max_tokens=60)
+    await lab.pool.renew("g", *lab.terms["g"], form=EngineInfo("g", 1, 1, 16, 0))
+    await lab.live(1, "e")
+    await lab.lose("large", claim)
+    await lab.live(1, "e")
+    assert (await lab.record("large"))["reason"] == Reason.NEVER_FITS
+
+
+@rule("never_fit, smaller", "renew_scheduler", "call('HSET', POOL, 'slots', largest, 'shrunk', 0)")
+async def the_largest_engine_may_shrink(lab: Lab) -> None:
+    await ready(lab)
+    await lab.pool.renew("g", *lab.terms["g"], form=EngineInfo("g", 1, 1, 16, 0))
+    await lab.live(1, "e")
+    assert await lab.submit("a", 60) is Refusal.NEVER_FITS
+
+
+# -- hints
+async def asking(lab: Lab, **free: int) -> None:
+    """Engines that find nothing to claim, with so many free slots."""
+    await lab.endpoint()
+    for engine, slots in free.items():
+        await lab.engine(engine)
+        assert await lab.claim(engine, slots=slots) == {}
+
+
+@rule("hint, one", "prelude", "    call('ZREM', ASKING, emptiest)\n")
+async def each_request_is_told_to_one_engine(lab: Lab) -> None:
+    await asking(lab, g=32, h=64, i=16)
+    for request_id in ("a", "b"):
+        await lab.submit(request_id, 8)
+    assert (await lab.dump())["control"] == {"h": [""], "g": [""]}
+
+
+@rule("hint, room", "prelude", "if emptiest and tonumber(room) >= tonumber(slots) then", "if emptiest then")
+async def no_engine_is_told_what_does_not_fit(lab: Lab) -> None:
+    await asking(lab, g=32)
+    await lab.submit("a", 48)
+    assert (await lab.dump())["control"] == {}
+    answer = await lab.pool.commit("g", *lab.terms["g"], [])
+    assert answer is not None
+    assert answer.needs == 48
+
+
+@rule("hint, next head", "claim", "    hint_waiting(needs) -- another engine may have room for it\n")
+async def what_one_engine_leaves_is_told_to_another(lab: Lab) -> None:
+    await asking(lab, g=32, h=24)
+    await lab.submit("large", 48)
+    await lab.submit("a", 20)  # g hears of it, and finds the large one before it
+    assert await lab.claim("g", slots=32) == {}
+    await lab.engine("x")
+    assert list(await lab.claim("x", count=1)) == ["large"]
+    assert (await lab.dump())["control"] == {"g": [""], "h": [""]}
+
+
+@rule("hint, unhinted", "prelude", "return room and tonumber(room) >= slots and 0 or slots", "return slots")
+async def who_asks_hears_by_hints_alone(lab: Lab) -> None:
+    await asking(lab, g=32, h=24)
+    await lab.submit("a", 8)
+    for engine, needs in (("g", 8), ("h", 0)):  # g was hinted, and asks no more
+        answer = await lab.pool.commit(engine, *lab.terms[engine], [])
+        assert answer is not None
+        assert answer.needs == needs
+
+
+# -- what Redis evicted
+@rule("restore, waiting", "renew_scheduler", "  if state == 'waiting' and not call", "  if false and not call")
+async def a_request_outside_of_its_queue_is_queued_again(lab: Lab) -> None:
+    await ready(lab)
+    await lab.submit("a")
+    await lab.redis("DEL", f"{lab.keys.prefix}waiting")
+    await lab.live(60, "e")
+    assert (await lab.redis("ZRANGE", f"{lab.keys.prefix}waiting", 0, -1)) == [b"a"]
+
+
+@rule("restore, claimed", "renew_scheduler", "  if state == 'claimed' and not", "  if false and not")
+async def a_claim_that_its_engine_cannot_know_is_queued_again(lab: Lab) -> None:
+    await ready(lab)
+    claim = await lab.claimed("a", 1)
+    await lab.redis("DEL", f"{lab.keys.prefix}claimed:g")
+    await lab.live(60, "e")
+    assert await lab.commit("a", claim, 1, 1) == -2
+    assert list(await lab.claim()) == ["a"]
+
+
+@rule("restore, record", "claim", "call('ZREM', WAITING, id) -- Redis has evicted the record")
+async def a_queue_goes_on_past_a_lost_record(lab: Lab) -> None:
+    await ready(lab)
+    await lab.submit("a")
+    await lab.submit("b")
+    await lab.redis("DEL", f"{lab.keys.prefix}request:a")
+    assert list(await lab.claim()) == ["b"]
+    assert await lab.redis("ZRANGE", f"{lab.keys.prefix}waiting", 0, -1) == []
+
+
+@rule("unknown_size, sweep", "renew_scheduler", " and call('ZCOUNT', ENGINES, 0, 0) == 0")
 async def an_engine_that_has_not_formed_may_be_large(lab: Lab) -> None:
     await ready(lab)
     await lab.submit("large", 60)
@@ -199,7 +301,7 @@ async def cancel_ends_at_once_and_the_engine_hears_of_it(lab: Lab) -> None:
     assert await lab.pool.cancel("a") is False
 
 
-@rule("digest", "finish_at", "if redis.sha1hex(ids) ~= digest then", "if false then")
+@rule("digest", "finish_at", "if redis.sha1hex(ids_of(id, final)) ~= digest then", "if false then")
 async def a_stop_in_another_text_ends_nothing(lab: Lab) -> None:
     await ready(lab)
     await lab.claimed("a", 4)
@@ -210,6 +312,33 @@ async def a_stop_in_another_text_ends_nothing(lab: Lab) -> None:
     assert (await lab.record("a"))["final"] == 3
 
 
+@rule(
+    "digest, attach", "prelude", "if digest ~= '' and redis.sha1hex(ids_of(id, seen)) ~= digest then", "if false then"
+)
+async def a_wrong_digest_disturbs_nobody(lab: Lab) -> None:
+    await ready(lab)
+    claim = await lab.claimed("a", 4, attempt=5)
+    before = await lab.record("a")
+    other = prefix_digest([CommittedToken(7, 0.0, 0)] * 3)
+    assert await lab.pool.attach("a", endpoint="e", attempt=6, seen=3, digest=other) is Refusal.OTHER_TOKENS
+    assert await lab.record("a") == before
+    await lab.commit("a", claim, 4, 1)
+    assert [packet.finish for packet in await packets_of(lab)] == [None, None]  # none is ABORTED
+    right = prefix_digest(tokens_of(0, 3))
+    assert isinstance(await lab.pool.attach("a", endpoint="e", attempt=6, seen=3, digest=right), Attached)
+
+
+@rule("digest, from_index", "prelude", "if seen > count then", "if false then")
+async def a_call_from_beyond_the_end_disturbs_nobody(lab: Lab) -> None:
+    await ready(lab)
+    await lab.claimed("a", 4, attempt=5)
+    before = await lab.record("a")
+    assert await lab.pool.attach("a", endpoint="e", attempt=6, seen=5) is Refusal.FEWER_TOKENS
+    assert await lab.record("a") == before
+    await lab.pool.cancel("a")
+    assert await lab.pool.attach("a", endpoint="e", attempt=6, seen=5) is Refusal.OTHER_TOKENS
+
+
 @rule("digest, submit", "submit", "return known_digest == body_digest and", "return")
 async def another_body_under_a_known_id_is_refused(lab: Lab) -> None:
     await ready(lab)
@@ -218,7 +347,7 @@ async def another_body_under_a_known_id_is_refused(lab: Lab) -> None:
 
 
 # -- delivery
-@rule("packet_number", "prelude", "'n', n, 'e'", "'n', 1, 'e'")
+@rule("packet_number", "prelude", "DELIVERY_LENGTH, '0-*'", "DELIVERY_LENGTH, '*'")
 async def a_reader_that_fell_behind_sees_a_hole(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a", 1)
@@ -241,14 +370,14 @@ async def a_dead_endpoints_stream_is_not_made_again(lab: Lab) -> None:
 
 
 # -- sweeping
-@rule("sweep, deadline", "renew_scheduler", "end_early(id, overdue(deadline, detach_at, time), committed(id))")
+@rule("sweep, deadline", "renew_scheduler", "      end_early(id, reason, committed(id))")
 async def a_request_ends_at_its_deadline(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a", 1, deadline_in=2.0)
     await lab.live(3, "e")
     assert (await lab.record("a"))["reason"] == Reason.DEADLINE
     assert await lab.commit("a", claim, 1, 1) == -2
-    assert (await lab.pool.hints("g", None, wait=0))[1] == ["", "a"]
+    assert (await lab.pool.hints("g", None, wait=0))[1] == ["a"]
 
 
 @rule("sweep, dead endpoint", "renew_scheduler", "    remove_endpoint(endpoint)\n")
@@ -395,7 +524,7 @@ async def an_engine_that_comes_back_goes_on_above_its_reserve(lab: Lab) -> None:
     assert renewed.reserved == 200
 
 
-@rule("reconcile", "renew", "reply[#reply + 1] = { id, call('HGET', REQUEST .. id, 'claim') }")
+@rule("reconcile", "renew", "reply[#reply + 1] = { id, claim }")
 async def a_renewal_answers_what_the_engine_holds(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a")
@@ -424,7 +553,7 @@ async def a_renewal_tells_the_claims_when_they_moved(lab: Lab) -> None:
 
 
 # -- committing and giving back
-@rule("engine_check", "commit", " or holder ~= engine then", " then")
+@rule("engine_check", "commit", "listeners[row], ", "(listeners[row] or '1 '), ")
 async def only_the_engine_that_claimed_commits(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a")
@@ -433,7 +562,7 @@ async def only_the_engine_that_claimed_commits(lab: Lab) -> None:
     assert "a" not in (await lab.dump())["tokens"]
 
 
-@rule("committing, claim", "commit", "claim_now ~= claim or ")
+@rule("committing, claim", "prelude", "  call('HDEL', LISTENERS .. engine, claim)\n")
 async def a_claim_that_was_given_back_commits_nothing(lab: Lab) -> None:
     await ready(lab)
     old = await lab.claimed("a", 1)
@@ -443,7 +572,7 @@ async def a_claim_that_was_given_back_commits_nothing(lab: Lab) -> None:
     assert await lab.commit("a", new, 1, 1) == -1
 
 
-@rule("committing, base", "commit", "elseif committed(id) ~= base then", "elseif false then")
+@rule("committing, base", "commit", "if length == behind then", "if true then")
 async def a_commit_sent_twice_appends_once(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a", 2)
@@ -532,7 +661,7 @@ async def a_suspect_waits_for_an_empty_engine(lab: Lab) -> None:
     assert list(await lab.claim()) == ["a"]
 
 
-@rule("poison, alone", "claim", "if alone or count == 0", "if count == 0")
+@rule("poison, alone", "claim", "if alone or (suspect", "if (suspect")
 async def a_suspect_runs_alone(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a")

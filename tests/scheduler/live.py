@@ -202,9 +202,17 @@ class World:
     # -- the pool
 
     async def engine(self, name: str) -> dict[str, str]:
-        """An engine's record; empty when there is none."""
-        fields = await self.pool._link.command("HGETALL", f"{Keys('live').prefix}engine:{name}")
-        return {k.decode(): v.decode() for k, v in zip(fields[::2], fields[1::2], strict=True)}
+        """An engine's record without its load, and its lease; empty when there is none."""
+        prefix, command = Keys("live").prefix, self.pool._link.command
+        fields = await command("HGETALL", f"{prefix}engine:{name}")
+        record = {k.decode(): v.decode() for k, v in zip(fields[::2], fields[1::2], strict=True)}
+        for load in ("rows", "free", "pace", "room_at"):
+            record.pop(load, None)
+        if record:
+            lease = (await command("HGET", f"{prefix}leases", name)).decode()
+            record |= dict(zip(("counter", "term", "owner"), lease.split(" ", 2), strict=True))
+            record["slots"] = (await command("ZSCORE", f"{prefix}engines", name)).decode()
+        return record
 
     async def losses(self, request_id: str) -> int:
         """Losses that are counted now."""

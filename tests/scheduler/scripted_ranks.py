@@ -11,6 +11,7 @@ from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
 from orca_common.service import LoopPulse
+from orca_common.tls import Plaintext
 from orca_scheduler.core import Drain, EngineLost, EngineReady, GiveBack
 from orca_scheduler.lifecycle import Lifecycle, Lost
 from orca_scheduler.lifecycle_events import (
@@ -268,6 +269,7 @@ class Master:
                     pods,
                     self._shape,
                     self._pulse,
+                    Plaintext(),
                     self._spawn,
                     self._post,
                     self.returned.append,

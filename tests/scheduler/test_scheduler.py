@@ -11,8 +11,10 @@ from typing import Any, Never
 import pytest
 from servers import RedisServer, redis_server
 
+from orca.v1.pool_pb2 import PoolRequest
 from orca_common.service import LoopPulse, StatusPort, cancel
 from orca_common.telemetry import Telemetry
+from orca_common.tls import Plaintext
 from orca_pool.keys import Keys
 from orca_pool.leases import GAP_SECONDS, LEASE_SECONDS
 from orca_pool.pool import Pool
@@ -73,7 +75,7 @@ async def bench() -> AsyncIterator[Bench]:
     with redis_server() as redis:
         async with Pool(redis.url, "bench", patience=2) as pool:
             settings, pulse = SchedulerSettings(workers=NOWHERE), LoopPulse()
-            scheduler = Scheduler("me", pool, Told(), settings, Telemetry("test"), pulse)
+            scheduler = Scheduler("me", pool, Told(), settings, Telemetry("test"), pulse, Plaintext())
             engines = lambda: {"engines": scheduler.engines()}  # noqa: E731
             status = StatusPort("127.0.0.1", 0, scheduler.unready, pulse.alive, engines)
             running = asyncio.create_task(scheduler.run())
@@ -145,7 +147,12 @@ async def test_a_takeover_counts_a_loss_and_a_hand_over_none(released: bool) -> 
         await this.pool.renew("engine-0", "another", term, form=EngineInfo("engine-0", 1, 1, 64, 0))
         await this.pool.renew_endpoint("e", register=True)
         await this.pool.submit(
-            *("r", b"", "digest", 8), deadline_in=None, detach_grace=60, endpoint="e", attempt=1, max_waiting=9
+            *("r", PoolRequest(request_id="r").SerializeToString(), "digest", 8),
+            deadline_in=None,
+            detach_grace=60,
+            endpoint="e",
+            attempt=1,
+            max_waiting=9,
         )
         assert await this.pool.claim("engine-0", "another", term, 0, count=1, slots=64, total=64) is not None
         if released:

@@ -25,6 +25,7 @@ from orca.v1 import worker_pb2_grpc
 from orca_common.checkpoint import read_checkpoint
 from orca_common.protocol import PROTOCOL
 from orca_common.telemetry import Telemetry
+from orca_common.tls import Plaintext
 from orca_worker.controller import Controller
 from orca_worker.models.families import family_of
 from orca_worker.models.model import CPU
@@ -239,10 +240,10 @@ async def serve(folder: Path, slots: int | None = None) -> InProcess:
     stage = Stage(checkpoint, "float32", device, slots, CPU(1))
     failures: list[str] = []
     rendezvous = Rendezvous("127.0.0.1", device)
-    controller = Controller(checkpoint, stage, Telemetry("test"), rendezvous, failures.append)
-    server, _ = await new_server("orca.v1.Controller")
+    controller = Controller(checkpoint, stage, Telemetry("test"), rendezvous, Plaintext(), failures.append)
+    server, _ = await new_server("orca.v1.Controller", Plaintext())
     worker_pb2_grpc.add_ControllerServicer_to_server(controller, server)
-    address = f"127.0.0.1:{listen(server, '127.0.0.1', 0)}"
+    address = f"127.0.0.1:{listen(server, Plaintext(), '127.0.0.1', 0)}"
     await server.start()
     return InProcess(stage, controller, server, address, failures)
 

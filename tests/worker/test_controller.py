@@ -23,6 +23,7 @@ from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import Unavailable
 from orca_common.protocol import PROTOCOL, TERM_METADATA
 from orca_common.telemetry import Telemetry
+from orca_common.tls import Plaintext
 from orca_worker import lane
 from orca_worker.controller import Controller
 from orca_worker.gpu_thread import GpuThread
@@ -74,10 +75,10 @@ async def serving(folder: Path, telemetry: Telemetry | None = None) -> AsyncIter
     stage = Stage(checkpoint, "float32", torch_device, None, CPU(1))
     failures: list[str] = []
     rendezvous = Rendezvous("127.0.0.1", torch_device)
-    controller = Controller(checkpoint, stage, telemetry or Telemetry("test"), rendezvous, failures.append)
-    server, _ = await new_server("orca.v1.Controller")
+    controller = Controller(checkpoint, stage, telemetry or Telemetry("test"), rendezvous, Plaintext(), failures.append)
+    server, _ = await new_server("orca.v1.Controller", Plaintext())
     worker_pb2_grpc.add_ControllerServicer_to_server(controller, server)
-    port = listen(server, "127.0.0.1", 0)
+    port = listen(server, Plaintext(), "127.0.0.1", 0)
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield Rank(controller, worker_pb2_grpc.ControllerStub(channel), channel, failures)
@@ -161,6 +162,23 @@ async def test_old_terms_are_refused(rank: Rank) -> None:
     assert await ending(run) == (grpc.StatusCode.FAILED_PRECONDITION, "term 4 is old: this rank has seen 5")
     old = rank.stub.Run(metadata=[(TERM_METADATA, "4")])
     assert await ending(old) == (grpc.StatusCode.FAILED_PRECONDITION, "term 4 is old: this rank has seen 5")
+
+
+async def test_a_stranger_cannot_shut_masters_out(rank: Rank) -> None:
+    """A term that no pool gives would be higher than that of all masters to come."""
+    await rank.member(term=5)
+    run = rank.stub.Run()
+    for call in (rank.hello(2**64 - 1), rank.form(2**60, 9)):
+        code, sentence = await refusal(call)
+        assert code == grpc.StatusCode.FAILED_PRECONDITION
+        assert "none that a pool gives" in sentence
+    code, sentence = await refusal(rank.stub.Hello(pb.HelloRequest(protocol=PROTOCOL, engine="x" * 300, term=9)))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert sentence.startswith("engine: is a name of 300 characters")
+    code, _ = await refusal(rank.stub.Hello(pb.HelloRequest(protocol=PROTOCOL, engine="x" * (80 << 20), term=9)))
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED, "a message has a bound"
+    await rank.iterate(run, 5, initiations=[initiation(1, 1)])
+    assert (await run.read()).iteration.number, "the rank still obeys its master"
 
 
 async def test_a_new_master_ends_the_lane_of_the_old(rank: Rank) -> None:

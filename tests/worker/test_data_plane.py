@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -41,6 +42,19 @@ def test_a_single_rank_has_no_process_groups() -> None:
     assert plane.all_reduce(x) is x
     with pytest.raises(FailedPrecondition, match="needs the address of a store"):
         RENDEZVOUS.plane(Place(2, 1), 1, "", True)
+
+
+def test_a_store_listens_on_its_own_address_alone() -> None:
+    """TCPStore itself would listen on all interfaces."""
+    for host in ("127.0.0.1", "::1"):
+        before = listening()
+        store = Rendezvous("worker-0.example", torch.device("cpu"), listen_on=host).open_store()
+        assert listening() - before == {(host, store.port)}
+
+
+def listening() -> set[tuple[str, int]]:
+    connections = psutil.Process().net_connections("inet")
+    return {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
 
 
 def test_operations(pool: Pool) -> None:

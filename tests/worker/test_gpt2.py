@@ -222,7 +222,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, fields: dict[str, Any], se
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"activation_function": "mish"}, "activation mish"),
+        ({"activation_function": "mish"}, "activation 'mish'"),
         ({"add_cross_attention": True}, "cross attention"),
         ({"n_head": 5}, "hidden size of 8 in 5 heads"),
         ({"n_layer": 0}, "n_layer 0"),

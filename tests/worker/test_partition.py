@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from orca_common.checkpoint import read_checkpoint
+from orca_worker.loading import Loading
 from orca_worker.models.families import topology
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.models.gpt2.slices import slices_of
@@ -81,7 +82,9 @@ def test_a_rank_reads_its_own_bytes_alone(tmp_path: Path, tp: int, pp: int, shar
     config = GPT2Config.read(checkpoint)
     for place, told in zip(places(tp, pp), topology(checkpoint, tp, pp, "float32"), strict=True):
         slices = slices_of(config, place)
-        weights = Weights(folder, "transformer.", slices, torch.float32, torch.device("cpu"))
+        loading = Loading()
+        weights = Weights(folder, "transformer.", slices, torch.float32, torch.device("cpu"), loading)
+        assert loading.sentence == "0% of 0.0 GB of weights are read"
         before = bytes_of_this_process()
         for name, part in slices.items():
             assert torch.equal(weights.get(name), of_ranges(tensors["transformer." + name], part)), name
@@ -89,6 +92,7 @@ def test_a_rank_reads_its_own_bytes_alone(tmp_path: Path, tp: int, pp: int, shar
         assert weights.bytes_read == told.weight_bytes == sum(4 * part.elements for part in slices.values())
         assert 0 <= spent - weights.bytes_read < 1024  # the kernel's own count, with the counting
         assert weights.find("h.0.attn.bias") is None
+        assert (loading.read, loading.sentence) == (weights.bytes_read, None)
 
 
 def bytes_of_this_process() -> int:

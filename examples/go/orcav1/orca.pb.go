@@ -130,13 +130,21 @@ func (x *TokenIds) GetIds() []uint32 {
 
 // How a token is chosen from the model's probabilities.
 type Sampling struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Temperature   float64                `protobuf:"fixed64,1,opt,name=temperature,proto3" json:"temperature,omitempty"`     // 0 (the default): always the most probable token
-	TopK          *uint32                `protobuf:"varint,2,opt,name=top_k,json=topK,proto3,oneof" json:"top_k,omitempty"`  // choose among so many of the most probable tokens, at least 1; absent: all
-	TopP          *float64               `protobuf:"fixed64,3,opt,name=top_p,json=topP,proto3,oneof" json:"top_p,omitempty"` // choose among the most probable tokens that together reach this, in (0, 1]; absent: 1
-	Seed          *uint64                `protobuf:"varint,4,opt,name=seed,proto3,oneof" json:"seed,omitempty"`              // a draw depends only on the seed and the index; absent: made from the request id
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Temperature float64                `protobuf:"fixed64,1,opt,name=temperature,proto3" json:"temperature,omitempty"`     // 0 (the default): always the most probable token
+	TopK        *uint32                `protobuf:"varint,2,opt,name=top_k,json=topK,proto3,oneof" json:"top_k,omitempty"`  // choose among so many of the most probable tokens, at least 1; absent: all
+	TopP        *float64               `protobuf:"fixed64,3,opt,name=top_p,json=topP,proto3,oneof" json:"top_p,omitempty"` // choose among the most probable tokens that together reach this, in (0, 1]; absent: 1
+	Seed        *uint64                `protobuf:"varint,4,opt,name=seed,proto3,oneof" json:"seed,omitempty"`              // a draw depends only on the seed and the index; absent: made from the request id
+	MinP        float64                `protobuf:"fixed64,5,opt,name=min_p,json=minP,proto3" json:"min_p,omitempty"`       // drop tokens less probable than this share of the most probable one, in [0, 1]
+	// What follows changes the model's logits in this order, before temperature, top_k, top_p and min_p. It depends on the
+	// prompt and the committed tokens alone, so it holds through a recovery. Token.logprob is the model's own without it.
+	RepetitionPenalty *float64 `protobuf:"fixed64,6,opt,name=repetition_penalty,json=repetitionPenalty,proto3,oneof" json:"repetition_penalty,omitempty"` // logits of tokens seen in prompt or output: divided when above 0, else
+	// multiplied by it; above 0, at most 100; absent: 1
+	PresencePenalty  float64            `protobuf:"fixed64,7,opt,name=presence_penalty,json=presencePenalty,proto3" json:"presence_penalty,omitempty"`                                                          // subtracted once from each token seen in the output, in [-2, 2]
+	FrequencyPenalty float64            `protobuf:"fixed64,8,opt,name=frequency_penalty,json=frequencyPenalty,proto3" json:"frequency_penalty,omitempty"`                                                       // subtracted for each time that a token was seen there, in [-2, 2]
+	LogitBias        map[uint32]float64 `protobuf:"bytes,9,rep,name=logit_bias,json=logitBias,proto3" json:"logit_bias,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"` // token id -> what is added to its logit, in [-100, 100]; at most 1024
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Sampling) Reset() {
@@ -197,6 +205,41 @@ func (x *Sampling) GetSeed() uint64 {
 	return 0
 }
 
+func (x *Sampling) GetMinP() float64 {
+	if x != nil {
+		return x.MinP
+	}
+	return 0
+}
+
+func (x *Sampling) GetRepetitionPenalty() float64 {
+	if x != nil && x.RepetitionPenalty != nil {
+		return *x.RepetitionPenalty
+	}
+	return 0
+}
+
+func (x *Sampling) GetPresencePenalty() float64 {
+	if x != nil {
+		return x.PresencePenalty
+	}
+	return 0
+}
+
+func (x *Sampling) GetFrequencyPenalty() float64 {
+	if x != nil {
+		return x.FrequencyPenalty
+	}
+	return 0
+}
+
+func (x *Sampling) GetLogitBias() map[uint32]float64 {
+	if x != nil {
+		return x.LogitBias
+	}
+	return nil
+}
+
 // One prompt and how to continue it.
 type GenerateRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -205,18 +248,20 @@ type GenerateRequest struct {
 	//
 	//	*GenerateRequest_Text
 	//	*GenerateRequest_TokenIds
-	Prompt        isGenerateRequest_Prompt `protobuf_oneof:"prompt"`
-	MaxNewTokens  uint32                   `protobuf:"varint,4,opt,name=max_new_tokens,json=maxNewTokens,proto3" json:"max_new_tokens,omitempty"` // at least 1; input tokens + max_new_tokens must fit the model
-	Sampling      *Sampling                `protobuf:"bytes,5,opt,name=sampling,proto3" json:"sampling,omitempty"`
-	Stop          []string                 `protobuf:"bytes,6,rep,name=stop,proto3" json:"stop,omitempty"`                                               // generation ends with the token that completes one of these strings
-	StopTokenIds  []uint32                 `protobuf:"varint,7,rep,packed,name=stop_token_ids,json=stopTokenIds,proto3" json:"stop_token_ids,omitempty"` // generation ends with the first of these tokens
-	IgnoreEos     bool                     `protobuf:"varint,8,opt,name=ignore_eos,json=ignoreEos,proto3" json:"ignore_eos,omitempty"`                   // go on after the model's end-of-sequence token
-	Logprobs      bool                     `protobuf:"varint,9,opt,name=logprobs,proto3" json:"logprobs,omitempty"`                                      // fill in Token.logprob
-	DetachGrace   *durationpb.Duration     `protobuf:"bytes,10,opt,name=detach_grace,json=detachGrace,proto3" json:"detach_grace,omitempty"`             // the request lives on so long after its call ended without Cancel
-	Attempt       uint64                   `protobuf:"varint,11,opt,name=attempt,proto3" json:"attempt,omitempty"`                                       // grows from call to call of a request; 0: the endpoint takes its clock
-	Model         string                   `protobuf:"bytes,12,opt,name=model,proto3" json:"model,omitempty"`                                            // must be GetModel's name; empty: whichever is served
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Prompt         isGenerateRequest_Prompt `protobuf_oneof:"prompt"`
+	MaxNewTokens   uint32                   `protobuf:"varint,4,opt,name=max_new_tokens,json=maxNewTokens,proto3" json:"max_new_tokens,omitempty"` // at least 1; input tokens + max_new_tokens must fit the model
+	Sampling       *Sampling                `protobuf:"bytes,5,opt,name=sampling,proto3" json:"sampling,omitempty"`
+	Stop           []string                 `protobuf:"bytes,6,rep,name=stop,proto3" json:"stop,omitempty"`                                               // generation ends with the token that completes one of these strings
+	StopTokenIds   []uint32                 `protobuf:"varint,7,rep,packed,name=stop_token_ids,json=stopTokenIds,proto3" json:"stop_token_ids,omitempty"` // generation ends with the first of these tokens
+	IgnoreEos      bool                     `protobuf:"varint,8,opt,name=ignore_eos,json=ignoreEos,proto3" json:"ignore_eos,omitempty"`                   // go on after the model's end-of-sequence token
+	Logprobs       bool                     `protobuf:"varint,9,opt,name=logprobs,proto3" json:"logprobs,omitempty"`                                      // fill in Token.logprob
+	DetachGrace    *durationpb.Duration     `protobuf:"bytes,10,opt,name=detach_grace,json=detachGrace,proto3" json:"detach_grace,omitempty"`             // the request lives on so long after its call ended without Cancel
+	Attempt        uint64                   `protobuf:"varint,11,opt,name=attempt,proto3" json:"attempt,omitempty"`                                       // grows from call to call of a request; 0: the endpoint takes its clock
+	Model          string                   `protobuf:"bytes,12,opt,name=model,proto3" json:"model,omitempty"`                                            // must be GetModel's name; empty: whichever is served
+	TopLogprobs    uint32                   `protobuf:"varint,13,opt,name=top_logprobs,json=topLogprobs,proto3" json:"top_logprobs,omitempty"`            // fill in Token.top with so many tokens, at most 20, and Token.logprob
+	PromptLogprobs bool                     `protobuf:"varint,14,opt,name=prompt_logprobs,json=promptLogprobs,proto3" json:"prompt_logprobs,omitempty"`   // send the prompt's tokens with their logprobs, with the first token
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GenerateRequest) Reset() {
@@ -344,6 +389,20 @@ func (x *GenerateRequest) GetModel() string {
 	return ""
 }
 
+func (x *GenerateRequest) GetTopLogprobs() uint32 {
+	if x != nil {
+		return x.TopLogprobs
+	}
+	return 0
+}
+
+func (x *GenerateRequest) GetPromptLogprobs() bool {
+	if x != nil {
+		return x.PromptLogprobs
+	}
+	return false
+}
+
 type isGenerateRequest_Prompt interface {
 	isGenerateRequest_Prompt()
 }
@@ -429,14 +488,15 @@ func (x *ResumeRequest) GetDigest() []byte {
 	return nil
 }
 
-// What is there together travels together. Over a stream come `accepted` once, every token once in the order of its
-// index, and `finished` once; a message holds at least one of them, in this order. How many tokens share a message says
-// nothing about the iterations that made them: each token names its own.
+// What is there together travels together. Over a stream come `accepted` once, `prompt` once where it was asked for,
+// every token once in the order of its index, and `finished` once; a message holds at least one of them, in this order.
+// How many tokens share a message says nothing about the iterations that made them: each token names its own.
 type GenerateResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Accepted      *Accepted              `protobuf:"bytes,1,opt,name=accepted,proto3" json:"accepted,omitempty"` // in the first message only
 	Tokens        []*Token               `protobuf:"bytes,2,rep,name=tokens,proto3" json:"tokens,omitempty"`     // at most 256
 	Finished      *Finished              `protobuf:"bytes,3,opt,name=finished,proto3" json:"finished,omitempty"` // in the last message only
+	Prompt        []*PromptToken         `protobuf:"bytes,4,rep,name=prompt,proto3" json:"prompt,omitempty"`     // with prompt_logprobs: all tokens of the prompt, in the message of token 0
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -492,12 +552,22 @@ func (x *GenerateResponse) GetFinished() *Finished {
 	return nil
 }
 
+func (x *GenerateResponse) GetPrompt() []*PromptToken {
+	if x != nil {
+		return x.Prompt
+	}
+	return nil
+}
+
 // The request is durable. A stream that was resumed begins with it too.
 type Accepted struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	InputTokens   uint32                 `protobuf:"varint,2,opt,name=input_tokens,json=inputTokens,proto3" json:"input_tokens,omitempty"`
 	QueuePosition uint32                 `protobuf:"varint,3,opt,name=queue_position,json=queuePosition,proto3" json:"queue_position,omitempty"` // requests before this one in the queue; also 0 when it has left the queue
+	// When the request will leave the queue, as predicted from what runs and what waits before it. Absent when it has left
+	// the queue, and while no engine knows its pace yet.
+	StartsIn      *durationpb.Duration `protobuf:"bytes,4,opt,name=starts_in,json=startsIn,proto3" json:"starts_in,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -553,6 +623,13 @@ func (x *Accepted) GetQueuePosition() uint32 {
 	return 0
 }
 
+func (x *Accepted) GetStartsIn() *durationpb.Duration {
+	if x != nil {
+		return x.StartsIn
+	}
+	return nil
+}
+
 // One generated token.
 type Token struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -562,6 +639,7 @@ type Token struct {
 	Logprob       *float32               `protobuf:"fixed32,4,opt,name=logprob,proto3,oneof" json:"logprob,omitempty"` // natural logarithm of the token's probability, before temperature
 	Iteration     uint64                 `protobuf:"varint,5,opt,name=iteration,proto3" json:"iteration,omitempty"`    // number of the engine's iteration that made the token
 	Engine        string                 `protobuf:"bytes,6,opt,name=engine,proto3" json:"engine,omitempty"`           // the engine that made the token
+	Top           []*TopToken            `protobuf:"bytes,7,rep,name=top,proto3" json:"top,omitempty"`                 // the most probable tokens at this place, the first one first: top_logprobs of them
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -638,6 +716,143 @@ func (x *Token) GetEngine() string {
 	return ""
 }
 
+func (x *Token) GetTop() []*TopToken {
+	if x != nil {
+		return x.Top
+	}
+	return nil
+}
+
+// One of the most probable tokens at a place.
+type TopToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TokenId       uint32                 `protobuf:"varint,1,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
+	Text          string                 `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`         // of this token alone; a part of a character is spelled "bytes:\xe6\x9d"
+	Logprob       float32                `protobuf:"fixed32,3,opt,name=logprob,proto3" json:"logprob,omitempty"` // as in Token
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopToken) Reset() {
+	*x = TopToken{}
+	mi := &file_orca_v1_orca_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopToken) ProtoMessage() {}
+
+func (x *TopToken) ProtoReflect() protoreflect.Message {
+	mi := &file_orca_v1_orca_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopToken.ProtoReflect.Descriptor instead.
+func (*TopToken) Descriptor() ([]byte, []int) {
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *TopToken) GetTokenId() uint32 {
+	if x != nil {
+		return x.TokenId
+	}
+	return 0
+}
+
+func (x *TopToken) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *TopToken) GetLogprob() float32 {
+	if x != nil {
+		return x.Logprob
+	}
+	return 0
+}
+
+// One token of the prompt, and how probable it was after those before it.
+type PromptToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TokenId       uint32                 `protobuf:"varint,1,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
+	Text          string                 `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`               // as in Token
+	Logprob       *float32               `protobuf:"fixed32,3,opt,name=logprob,proto3,oneof" json:"logprob,omitempty"` // as in Token; absent for the first token, which follows nothing
+	Top           []*TopToken            `protobuf:"bytes,4,rep,name=top,proto3" json:"top,omitempty"`                 // as in Token
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PromptToken) Reset() {
+	*x = PromptToken{}
+	mi := &file_orca_v1_orca_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PromptToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PromptToken) ProtoMessage() {}
+
+func (x *PromptToken) ProtoReflect() protoreflect.Message {
+	mi := &file_orca_v1_orca_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PromptToken.ProtoReflect.Descriptor instead.
+func (*PromptToken) Descriptor() ([]byte, []int) {
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *PromptToken) GetTokenId() uint32 {
+	if x != nil {
+		return x.TokenId
+	}
+	return 0
+}
+
+func (x *PromptToken) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *PromptToken) GetLogprob() float32 {
+	if x != nil && x.Logprob != nil {
+		return *x.Logprob
+	}
+	return 0
+}
+
+func (x *PromptToken) GetTop() []*TopToken {
+	if x != nil {
+		return x.Top
+	}
+	return nil
+}
+
 // The end of a generation: nothing follows.
 type Finished struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -651,7 +866,7 @@ type Finished struct {
 
 func (x *Finished) Reset() {
 	*x = Finished{}
-	mi := &file_orca_v1_orca_proto_msgTypes[7]
+	mi := &file_orca_v1_orca_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -663,7 +878,7 @@ func (x *Finished) String() string {
 func (*Finished) ProtoMessage() {}
 
 func (x *Finished) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[7]
+	mi := &file_orca_v1_orca_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -676,7 +891,7 @@ func (x *Finished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finished.ProtoReflect.Descriptor instead.
 func (*Finished) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{7}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Finished) GetReason() FinishReason {
@@ -719,7 +934,7 @@ type Timings struct {
 
 func (x *Timings) Reset() {
 	*x = Timings{}
-	mi := &file_orca_v1_orca_proto_msgTypes[8]
+	mi := &file_orca_v1_orca_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -731,7 +946,7 @@ func (x *Timings) String() string {
 func (*Timings) ProtoMessage() {}
 
 func (x *Timings) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[8]
+	mi := &file_orca_v1_orca_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -744,7 +959,7 @@ func (x *Timings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timings.ProtoReflect.Descriptor instead.
 func (*Timings) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{8}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Timings) GetClaimed() *durationpb.Duration {
@@ -778,13 +993,15 @@ type GenerateTextResponse struct {
 	Reason        FinishReason           `protobuf:"varint,5,opt,name=reason,proto3,enum=orca.v1.FinishReason" json:"reason,omitempty"`  // never CANCELLED, which is an error here
 	InputTokens   uint32                 `protobuf:"varint,6,opt,name=input_tokens,json=inputTokens,proto3" json:"input_tokens,omitempty"`
 	Timings       *Timings               `protobuf:"bytes,7,opt,name=timings,proto3" json:"timings,omitempty"`
+	Tokens        []*Token               `protobuf:"bytes,8,rep,name=tokens,proto3" json:"tokens,omitempty"` // the same tokens in full, with top_logprobs
+	Prompt        []*PromptToken         `protobuf:"bytes,9,rep,name=prompt,proto3" json:"prompt,omitempty"` // with prompt_logprobs
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GenerateTextResponse) Reset() {
 	*x = GenerateTextResponse{}
-	mi := &file_orca_v1_orca_proto_msgTypes[9]
+	mi := &file_orca_v1_orca_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -796,7 +1013,7 @@ func (x *GenerateTextResponse) String() string {
 func (*GenerateTextResponse) ProtoMessage() {}
 
 func (x *GenerateTextResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[9]
+	mi := &file_orca_v1_orca_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -809,7 +1026,7 @@ func (x *GenerateTextResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateTextResponse.ProtoReflect.Descriptor instead.
 func (*GenerateTextResponse) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{9}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GenerateTextResponse) GetRequestId() string {
@@ -861,6 +1078,20 @@ func (x *GenerateTextResponse) GetTimings() *Timings {
 	return nil
 }
 
+func (x *GenerateTextResponse) GetTokens() []*Token {
+	if x != nil {
+		return x.Tokens
+	}
+	return nil
+}
+
+func (x *GenerateTextResponse) GetPrompt() []*PromptToken {
+	if x != nil {
+		return x.Prompt
+	}
+	return nil
+}
+
 // Which request to end.
 type CancelRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -871,7 +1102,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_orca_v1_orca_proto_msgTypes[10]
+	mi := &file_orca_v1_orca_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -883,7 +1114,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[10]
+	mi := &file_orca_v1_orca_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -896,7 +1127,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{10}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CancelRequest) GetRequestId() string {
@@ -916,7 +1147,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_orca_v1_orca_proto_msgTypes[11]
+	mi := &file_orca_v1_orca_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -928,7 +1159,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[11]
+	mi := &file_orca_v1_orca_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -941,7 +1172,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{11}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CancelResponse) GetAlive() bool {
@@ -960,7 +1191,7 @@ type GetModelRequest struct {
 
 func (x *GetModelRequest) Reset() {
 	*x = GetModelRequest{}
-	mi := &file_orca_v1_orca_proto_msgTypes[12]
+	mi := &file_orca_v1_orca_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -972,7 +1203,7 @@ func (x *GetModelRequest) String() string {
 func (*GetModelRequest) ProtoMessage() {}
 
 func (x *GetModelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[12]
+	mi := &file_orca_v1_orca_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -985,7 +1216,7 @@ func (x *GetModelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetModelRequest.ProtoReflect.Descriptor instead.
 func (*GetModelRequest) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{12}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{14}
 }
 
 // The model of the release, and its limits.
@@ -1007,7 +1238,7 @@ type GetModelResponse struct {
 
 func (x *GetModelResponse) Reset() {
 	*x = GetModelResponse{}
-	mi := &file_orca_v1_orca_proto_msgTypes[13]
+	mi := &file_orca_v1_orca_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1019,7 +1250,7 @@ func (x *GetModelResponse) String() string {
 func (*GetModelResponse) ProtoMessage() {}
 
 func (x *GetModelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[13]
+	mi := &file_orca_v1_orca_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1032,7 +1263,7 @@ func (x *GetModelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetModelResponse.ProtoReflect.Descriptor instead.
 func (*GetModelResponse) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{13}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetModelResponse) GetName() string {
@@ -1121,7 +1352,7 @@ type Engine struct {
 
 func (x *Engine) Reset() {
 	*x = Engine{}
-	mi := &file_orca_v1_orca_proto_msgTypes[14]
+	mi := &file_orca_v1_orca_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1133,7 +1364,7 @@ func (x *Engine) String() string {
 func (*Engine) ProtoMessage() {}
 
 func (x *Engine) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[14]
+	mi := &file_orca_v1_orca_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1146,7 +1377,7 @@ func (x *Engine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Engine.ProtoReflect.Descriptor instead.
 func (*Engine) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{14}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Engine) GetId() string {
@@ -1190,15 +1421,25 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\n" +
 	"\x12orca/v1/orca.proto\x12\aorca.v1\x1a\x1egoogle/protobuf/duration.proto\"\x1c\n" +
 	"\bTokenIds\x12\x10\n" +
-	"\x03ids\x18\x01 \x03(\rR\x03ids\"\x96\x01\n" +
+	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xcd\x03\n" +
 	"\bSampling\x12 \n" +
 	"\vtemperature\x18\x01 \x01(\x01R\vtemperature\x12\x18\n" +
 	"\x05top_k\x18\x02 \x01(\rH\x00R\x04topK\x88\x01\x01\x12\x18\n" +
 	"\x05top_p\x18\x03 \x01(\x01H\x01R\x04topP\x88\x01\x01\x12\x17\n" +
-	"\x04seed\x18\x04 \x01(\x04H\x02R\x04seed\x88\x01\x01B\b\n" +
+	"\x04seed\x18\x04 \x01(\x04H\x02R\x04seed\x88\x01\x01\x12\x13\n" +
+	"\x05min_p\x18\x05 \x01(\x01R\x04minP\x122\n" +
+	"\x12repetition_penalty\x18\x06 \x01(\x01H\x03R\x11repetitionPenalty\x88\x01\x01\x12)\n" +
+	"\x10presence_penalty\x18\a \x01(\x01R\x0fpresencePenalty\x12+\n" +
+	"\x11frequency_penalty\x18\b \x01(\x01R\x10frequencyPenalty\x12?\n" +
+	"\n" +
+	"logit_bias\x18\t \x03(\v2 .orca.v1.Sampling.LogitBiasEntryR\tlogitBias\x1a<\n" +
+	"\x0eLogitBiasEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\rR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01B\b\n" +
 	"\x06_top_kB\b\n" +
 	"\x06_top_pB\a\n" +
-	"\x05_seed\"\xba\x03\n" +
+	"\x05_seedB\x15\n" +
+	"\x13_repetition_penalty\"\x86\x04\n" +
 	"\x0fGenerateRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -1214,7 +1455,9 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\fdetach_grace\x18\n" +
 	" \x01(\v2\x19.google.protobuf.DurationR\vdetachGrace\x12\x18\n" +
 	"\aattempt\x18\v \x01(\x04R\aattempt\x12\x14\n" +
-	"\x05model\x18\f \x01(\tR\x05modelB\b\n" +
+	"\x05model\x18\f \x01(\tR\x05model\x12!\n" +
+	"\ftop_logprobs\x18\r \x01(\rR\vtopLogprobs\x12'\n" +
+	"\x0fprompt_logprobs\x18\x0e \x01(\bR\x0epromptLogprobsB\b\n" +
 	"\x06prompt\"\x7f\n" +
 	"\rResumeRequest\x12\x1d\n" +
 	"\n" +
@@ -1222,23 +1465,37 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\n" +
 	"from_index\x18\x02 \x01(\rR\tfromIndex\x12\x18\n" +
 	"\aattempt\x18\x03 \x01(\x04R\aattempt\x12\x16\n" +
-	"\x06digest\x18\x04 \x01(\fR\x06digest\"\x98\x01\n" +
+	"\x06digest\x18\x04 \x01(\fR\x06digest\"\xc6\x01\n" +
 	"\x10GenerateResponse\x12-\n" +
 	"\baccepted\x18\x01 \x01(\v2\x11.orca.v1.AcceptedR\baccepted\x12&\n" +
 	"\x06tokens\x18\x02 \x03(\v2\x0e.orca.v1.TokenR\x06tokens\x12-\n" +
-	"\bfinished\x18\x03 \x01(\v2\x11.orca.v1.FinishedR\bfinished\"s\n" +
+	"\bfinished\x18\x03 \x01(\v2\x11.orca.v1.FinishedR\bfinished\x12,\n" +
+	"\x06prompt\x18\x04 \x03(\v2\x14.orca.v1.PromptTokenR\x06prompt\"\xab\x01\n" +
 	"\bAccepted\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12!\n" +
 	"\finput_tokens\x18\x02 \x01(\rR\vinputTokens\x12%\n" +
-	"\x0equeue_position\x18\x03 \x01(\rR\rqueuePosition\"\xad\x01\n" +
+	"\x0equeue_position\x18\x03 \x01(\rR\rqueuePosition\x126\n" +
+	"\tstarts_in\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\bstartsIn\"\xd2\x01\n" +
 	"\x05Token\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x19\n" +
 	"\btoken_id\x18\x02 \x01(\rR\atokenId\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x1d\n" +
 	"\alogprob\x18\x04 \x01(\x02H\x00R\alogprob\x88\x01\x01\x12\x1c\n" +
 	"\titeration\x18\x05 \x01(\x04R\titeration\x12\x16\n" +
-	"\x06engine\x18\x06 \x01(\tR\x06engineB\n" +
+	"\x06engine\x18\x06 \x01(\tR\x06engine\x12#\n" +
+	"\x03top\x18\a \x03(\v2\x11.orca.v1.TopTokenR\x03topB\n" +
+	"\n" +
+	"\b_logprob\"S\n" +
+	"\bTopToken\x12\x19\n" +
+	"\btoken_id\x18\x01 \x01(\rR\atokenId\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\x12\x18\n" +
+	"\alogprob\x18\x03 \x01(\x02R\alogprob\"\x8c\x01\n" +
+	"\vPromptToken\x12\x19\n" +
+	"\btoken_id\x18\x01 \x01(\rR\atokenId\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\x12\x1d\n" +
+	"\alogprob\x18\x03 \x01(\x02H\x00R\alogprob\x88\x01\x01\x12#\n" +
+	"\x03top\x18\x04 \x03(\v2\x11.orca.v1.TopTokenR\x03topB\n" +
 	"\n" +
 	"\b_logprob\"\x9e\x01\n" +
 	"\bFinished\x12-\n" +
@@ -1250,7 +1507,7 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\aclaimed\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\aclaimed\x12:\n" +
 	"\vfirst_token\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"firstToken\x125\n" +
-	"\bfinished\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bfinished\"\x80\x02\n" +
+	"\bfinished\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bfinished\"\xd6\x02\n" +
 	"\x14GenerateTextResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
@@ -1259,7 +1516,9 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\blogprobs\x18\x04 \x03(\x02R\blogprobs\x12-\n" +
 	"\x06reason\x18\x05 \x01(\x0e2\x15.orca.v1.FinishReasonR\x06reason\x12!\n" +
 	"\finput_tokens\x18\x06 \x01(\rR\vinputTokens\x12*\n" +
-	"\atimings\x18\a \x01(\v2\x10.orca.v1.TimingsR\atimings\".\n" +
+	"\atimings\x18\a \x01(\v2\x10.orca.v1.TimingsR\atimings\x12&\n" +
+	"\x06tokens\x18\b \x03(\v2\x0e.orca.v1.TokenR\x06tokens\x12,\n" +
+	"\x06prompt\x18\t \x03(\v2\x14.orca.v1.PromptTokenR\x06prompt\".\n" +
 	"\rCancelRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\"&\n" +
@@ -1313,7 +1572,7 @@ func file_orca_v1_orca_proto_rawDescGZIP() []byte {
 }
 
 var file_orca_v1_orca_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_orca_v1_orca_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_orca_v1_orca_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_orca_v1_orca_proto_goTypes = []any{
 	(FinishReason)(0),            // 0: orca.v1.FinishReason
 	(*TokenIds)(nil),             // 1: orca.v1.TokenIds
@@ -1323,46 +1582,56 @@ var file_orca_v1_orca_proto_goTypes = []any{
 	(*GenerateResponse)(nil),     // 5: orca.v1.GenerateResponse
 	(*Accepted)(nil),             // 6: orca.v1.Accepted
 	(*Token)(nil),                // 7: orca.v1.Token
-	(*Finished)(nil),             // 8: orca.v1.Finished
-	(*Timings)(nil),              // 9: orca.v1.Timings
-	(*GenerateTextResponse)(nil), // 10: orca.v1.GenerateTextResponse
-	(*CancelRequest)(nil),        // 11: orca.v1.CancelRequest
-	(*CancelResponse)(nil),       // 12: orca.v1.CancelResponse
-	(*GetModelRequest)(nil),      // 13: orca.v1.GetModelRequest
-	(*GetModelResponse)(nil),     // 14: orca.v1.GetModelResponse
-	(*Engine)(nil),               // 15: orca.v1.Engine
-	(*durationpb.Duration)(nil),  // 16: google.protobuf.Duration
+	(*TopToken)(nil),             // 8: orca.v1.TopToken
+	(*PromptToken)(nil),          // 9: orca.v1.PromptToken
+	(*Finished)(nil),             // 10: orca.v1.Finished
+	(*Timings)(nil),              // 11: orca.v1.Timings
+	(*GenerateTextResponse)(nil), // 12: orca.v1.GenerateTextResponse
+	(*CancelRequest)(nil),        // 13: orca.v1.CancelRequest
+	(*CancelResponse)(nil),       // 14: orca.v1.CancelResponse
+	(*GetModelRequest)(nil),      // 15: orca.v1.GetModelRequest
+	(*GetModelResponse)(nil),     // 16: orca.v1.GetModelResponse
+	(*Engine)(nil),               // 17: orca.v1.Engine
+	nil,                          // 18: orca.v1.Sampling.LogitBiasEntry
+	(*durationpb.Duration)(nil),  // 19: google.protobuf.Duration
 }
 var file_orca_v1_orca_proto_depIdxs = []int32{
-	1,  // 0: orca.v1.GenerateRequest.token_ids:type_name -> orca.v1.TokenIds
-	2,  // 1: orca.v1.GenerateRequest.sampling:type_name -> orca.v1.Sampling
-	16, // 2: orca.v1.GenerateRequest.detach_grace:type_name -> google.protobuf.Duration
-	6,  // 3: orca.v1.GenerateResponse.accepted:type_name -> orca.v1.Accepted
-	7,  // 4: orca.v1.GenerateResponse.tokens:type_name -> orca.v1.Token
-	8,  // 5: orca.v1.GenerateResponse.finished:type_name -> orca.v1.Finished
-	0,  // 6: orca.v1.Finished.reason:type_name -> orca.v1.FinishReason
-	9,  // 7: orca.v1.Finished.timings:type_name -> orca.v1.Timings
-	16, // 8: orca.v1.Timings.claimed:type_name -> google.protobuf.Duration
-	16, // 9: orca.v1.Timings.first_token:type_name -> google.protobuf.Duration
-	16, // 10: orca.v1.Timings.finished:type_name -> google.protobuf.Duration
-	0,  // 11: orca.v1.GenerateTextResponse.reason:type_name -> orca.v1.FinishReason
-	9,  // 12: orca.v1.GenerateTextResponse.timings:type_name -> orca.v1.Timings
-	15, // 13: orca.v1.GetModelResponse.engines:type_name -> orca.v1.Engine
-	3,  // 14: orca.v1.Orca.Generate:input_type -> orca.v1.GenerateRequest
-	3,  // 15: orca.v1.Orca.GenerateText:input_type -> orca.v1.GenerateRequest
-	4,  // 16: orca.v1.Orca.Resume:input_type -> orca.v1.ResumeRequest
-	11, // 17: orca.v1.Orca.Cancel:input_type -> orca.v1.CancelRequest
-	13, // 18: orca.v1.Orca.GetModel:input_type -> orca.v1.GetModelRequest
-	5,  // 19: orca.v1.Orca.Generate:output_type -> orca.v1.GenerateResponse
-	10, // 20: orca.v1.Orca.GenerateText:output_type -> orca.v1.GenerateTextResponse
-	5,  // 21: orca.v1.Orca.Resume:output_type -> orca.v1.GenerateResponse
-	12, // 22: orca.v1.Orca.Cancel:output_type -> orca.v1.CancelResponse
-	14, // 23: orca.v1.Orca.GetModel:output_type -> orca.v1.GetModelResponse
-	19, // [19:24] is the sub-list for method output_type
-	14, // [14:19] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	18, // 0: orca.v1.Sampling.logit_bias:type_name -> orca.v1.Sampling.LogitBiasEntry
+	1,  // 1: orca.v1.GenerateRequest.token_ids:type_name -> orca.v1.TokenIds
+	2,  // 2: orca.v1.GenerateRequest.sampling:type_name -> orca.v1.Sampling
+	19, // 3: orca.v1.GenerateRequest.detach_grace:type_name -> google.protobuf.Duration
+	6,  // 4: orca.v1.GenerateResponse.accepted:type_name -> orca.v1.Accepted
+	7,  // 5: orca.v1.GenerateResponse.tokens:type_name -> orca.v1.Token
+	10, // 6: orca.v1.GenerateResponse.finished:type_name -> orca.v1.Finished
+	9,  // 7: orca.v1.GenerateResponse.prompt:type_name -> orca.v1.PromptToken
+	19, // 8: orca.v1.Accepted.starts_in:type_name -> google.protobuf.Duration
+	8,  // 9: orca.v1.Token.top:type_name -> orca.v1.TopToken
+	8,  // 10: orca.v1.PromptToken.top:type_name -> orca.v1.TopToken
+	0,  // 11: orca.v1.Finished.reason:type_name -> orca.v1.FinishReason
+	11, // 12: orca.v1.Finished.timings:type_name -> orca.v1.Timings
+	19, // 13: orca.v1.Timings.claimed:type_name -> google.protobuf.Duration
+	19, // 14: orca.v1.Timings.first_token:type_name -> google.protobuf.Duration
+	19, // 15: orca.v1.Timings.finished:type_name -> google.protobuf.Duration
+	0,  // 16: orca.v1.GenerateTextResponse.reason:type_name -> orca.v1.FinishReason
+	11, // 17: orca.v1.GenerateTextResponse.timings:type_name -> orca.v1.Timings
+	7,  // 18: orca.v1.GenerateTextResponse.tokens:type_name -> orca.v1.Token
+	9,  // 19: orca.v1.GenerateTextResponse.prompt:type_name -> orca.v1.PromptToken
+	17, // 20: orca.v1.GetModelResponse.engines:type_name -> orca.v1.Engine
+	3,  // 21: orca.v1.Orca.Generate:input_type -> orca.v1.GenerateRequest
+	3,  // 22: orca.v1.Orca.GenerateText:input_type -> orca.v1.GenerateRequest
+	4,  // 23: orca.v1.Orca.Resume:input_type -> orca.v1.ResumeRequest
+	13, // 24: orca.v1.Orca.Cancel:input_type -> orca.v1.CancelRequest
+	15, // 25: orca.v1.Orca.GetModel:input_type -> orca.v1.GetModelRequest
+	5,  // 26: orca.v1.Orca.Generate:output_type -> orca.v1.GenerateResponse
+	12, // 27: orca.v1.Orca.GenerateText:output_type -> orca.v1.GenerateTextResponse
+	5,  // 28: orca.v1.Orca.Resume:output_type -> orca.v1.GenerateResponse
+	14, // 29: orca.v1.Orca.Cancel:output_type -> orca.v1.CancelResponse
+	16, // 30: orca.v1.Orca.GetModel:output_type -> orca.v1.GetModelResponse
+	26, // [26:31] is the sub-list for method output_type
+	21, // [21:26] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_orca_v1_orca_proto_init() }
@@ -1376,13 +1645,14 @@ func file_orca_v1_orca_proto_init() {
 		(*GenerateRequest_TokenIds)(nil),
 	}
 	file_orca_v1_orca_proto_msgTypes[6].OneofWrappers = []any{}
+	file_orca_v1_orca_proto_msgTypes[8].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_orca_v1_orca_proto_rawDesc), len(file_orca_v1_orca_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   15,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -36,6 +36,8 @@ const (
 // reasons stand in brackets below. Any method may also end with
 //
 //	INVALID_ARGUMENT    bad input [INVALID_FIELD: google.rpc.BadRequest names it; UNREADABLE_MESSAGE]
+//	UNAUTHENTICATED     where the release has API keys: no key in the metadata `authorization`, or a wrong one [WRONG_KEY]
+//	PERMISSION_DENIED   where the release has mTLS: the certificate has another role than client [WRONG_ROLE]
 //	UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
 //	DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
 //	INTERNAL            a bug; the sentence and the metadata hold a trace id [BUG]
@@ -47,12 +49,14 @@ type OrcaClient interface {
 	//	FAILED_PRECONDITION  can never be done here [TOO_LARGE: for every engine; NO_TOKENIZER: give token ids]
 	//	NOT_FOUND            `model` is not served here [UNKNOWN_MODEL]
 	//	ALREADY_EXISTS       request_id is known with another body [REQUEST_ID_IN_USE]
-	//	RESOURCE_EXHAUSTED   try again after google.rpc.RetryInfo [QUEUE_FULL; ENDPOINT_FULL: another one may have room]
+	//	RESOURCE_EXHAUSTED   try again after google.rpc.RetryInfo [QUEUE_FULL; QUEUE_LONG: the deadline would pass;
+	//	                     TENANT_FULL: the caller's own limit; ENDPOINT_FULL: another one may have room]
 	//	ABORTED              a newer call of the request took over: do not resume [TAKEN_OVER]
 	//	CANCELLED            its client had left before, and detach_grace is over [CLIENT_LEFT]
 	//	UNAVAILABLE          no engine has formed yet [NO_ENGINE]
 	//	DATA_LOSS            the pool lost tokens that were shown [TOKENS_LOST]
 	//	INTERNAL             engines were lost with this request three times [ENGINES_LOST]
+	//	INTERNAL             the model's logits for the next token are NaN or infinite [LOGITS_NOT_FINITE]
 	Generate(ctx context.Context, in *GenerateRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[GenerateResponse], error)
 	// Generate for callers without streams: one answer at the end, with everything. When the connection breaks, the same
 	// request_id and body bring the answer; the request lives on for detach_grace meanwhile. The errors are those of
@@ -63,8 +67,8 @@ type OrcaClient interface {
 	// Continues the stream of a request from token from_index on, at any endpoint. The request's older call ends ABORTED.
 	// The errors are those of Generate that can come after `accepted`, and
 	//
-	//	NOT_FOUND            it never was, or ended more than 300 s ago [UNKNOWN_REQUEST]
-	//	DATA_LOSS            the tokens before from_index are others, or fewer, than `digest` says [TOKENS_LOST]
+	//	NOT_FOUND            it never was, or ended more than 300 s ago, and from_index is 0 [UNKNOWN_REQUEST]
+	//	DATA_LOSS            the tokens before from_index are others than `digest` says, fewer, or gone [TOKENS_LOST]
 	//	RESOURCE_EXHAUSTED   as for Generate [ENDPOINT_FULL]
 	Resume(ctx context.Context, in *ResumeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[GenerateResponse], error)
 	// Ends a request, wherever it is. Its stream ends with `finished` and the reason CANCELLED. Also
@@ -159,6 +163,8 @@ func (c *orcaClient) GetModel(ctx context.Context, in *GetModelRequest, opts ...
 // reasons stand in brackets below. Any method may also end with
 //
 //	INVALID_ARGUMENT    bad input [INVALID_FIELD: google.rpc.BadRequest names it; UNREADABLE_MESSAGE]
+//	UNAUTHENTICATED     where the release has API keys: no key in the metadata `authorization`, or a wrong one [WRONG_KEY]
+//	PERMISSION_DENIED   where the release has mTLS: the certificate has another role than client [WRONG_ROLE]
 //	UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
 //	DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
 //	INTERNAL            a bug; the sentence and the metadata hold a trace id [BUG]
@@ -170,12 +176,14 @@ type OrcaServer interface {
 	//	FAILED_PRECONDITION  can never be done here [TOO_LARGE: for every engine; NO_TOKENIZER: give token ids]
 	//	NOT_FOUND            `model` is not served here [UNKNOWN_MODEL]
 	//	ALREADY_EXISTS       request_id is known with another body [REQUEST_ID_IN_USE]
-	//	RESOURCE_EXHAUSTED   try again after google.rpc.RetryInfo [QUEUE_FULL; ENDPOINT_FULL: another one may have room]
+	//	RESOURCE_EXHAUSTED   try again after google.rpc.RetryInfo [QUEUE_FULL; QUEUE_LONG: the deadline would pass;
+	//	                     TENANT_FULL: the caller's own limit; ENDPOINT_FULL: another one may have room]
 	//	ABORTED              a newer call of the request took over: do not resume [TAKEN_OVER]
 	//	CANCELLED            its client had left before, and detach_grace is over [CLIENT_LEFT]
 	//	UNAVAILABLE          no engine has formed yet [NO_ENGINE]
 	//	DATA_LOSS            the pool lost tokens that were shown [TOKENS_LOST]
 	//	INTERNAL             engines were lost with this request three times [ENGINES_LOST]
+	//	INTERNAL             the model's logits for the next token are NaN or infinite [LOGITS_NOT_FINITE]
 	Generate(*GenerateRequest, grpc.ServerStreamingServer[GenerateResponse]) error
 	// Generate for callers without streams: one answer at the end, with everything. When the connection breaks, the same
 	// request_id and body bring the answer; the request lives on for detach_grace meanwhile. The errors are those of
@@ -186,8 +194,8 @@ type OrcaServer interface {
 	// Continues the stream of a request from token from_index on, at any endpoint. The request's older call ends ABORTED.
 	// The errors are those of Generate that can come after `accepted`, and
 	//
-	//	NOT_FOUND            it never was, or ended more than 300 s ago [UNKNOWN_REQUEST]
-	//	DATA_LOSS            the tokens before from_index are others, or fewer, than `digest` says [TOKENS_LOST]
+	//	NOT_FOUND            it never was, or ended more than 300 s ago, and from_index is 0 [UNKNOWN_REQUEST]
+	//	DATA_LOSS            the tokens before from_index are others than `digest` says, fewer, or gone [TOKENS_LOST]
 	//	RESOURCE_EXHAUSTED   as for Generate [ENDPOINT_FULL]
 	Resume(*ResumeRequest, grpc.ServerStreamingServer[GenerateResponse]) error
 	// Ends a request, wherever it is. Its stream ends with `finished` and the reason CANCELLED. Also

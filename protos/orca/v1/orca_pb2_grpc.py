@@ -113,8 +113,8 @@ class OrcaServicer:
     def Resume(self, request, context):
         """Continues the stream of a request from token from_index on, at any endpoint. The request's older call ends ABORTED.
         The errors are those of Generate that can come after `accepted`, and
-        NOT_FOUND            it never was, or ended more than 300 s ago [UNKNOWN_REQUEST]
-        DATA_LOSS            the tokens before from_index are others, or fewer, than `digest` says [TOKENS_LOST]
+        NOT_FOUND            it never was, or ended more than 300 s ago, and from_index is 0 [UNKNOWN_REQUEST]
+        DATA_LOSS            the tokens before from_index are others than `digest` says, fewer, or gone [TOKENS_LOST]
         RESOURCE_EXHAUSTED   as for Generate [ENDPOINT_FULL]
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

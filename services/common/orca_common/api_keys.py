@@ -11,7 +11,6 @@ passwords, which can be guessed, and would cost a door 50 ms a call: a wrong key
 
 import hashlib
 import logging
-import os
 import re
 import secrets
 import time
@@ -19,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from .errors import FailedPrecondition, Unauthenticated
+from .file_version import version_of
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class ApiKeys:
         self.required = given is not None or file is not None
         self._tenants: Mapping[str, str] = self._given
         if self._file is not None:
-            self._seen = _version(self._file)
+            self._seen = version_of(self._file)
             self._tenants = self._given | self._read()
         if self.required and not self._tenants:
             raise FailedPrecondition("api_keys, api_keys_file: hold no key, so nobody could call")
@@ -102,7 +102,7 @@ class ApiKeys:
         if self._file is None or now < self._next_look:
             return
         self._next_look = now + LOOK_SECONDS
-        seen = _version(self._file)
+        seen = version_of(self._file)
         if seen == self._seen:
             return
         self._seen = seen
@@ -128,12 +128,3 @@ class ApiKeys:
 
 def _digest(key: str) -> str:
     return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
-
-
-def _version(file: Path) -> object:
-    """Differs after a change of the file, or of the link that Kubernetes replaces when a Secret changes."""
-    try:
-        found = os.stat(file)
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size

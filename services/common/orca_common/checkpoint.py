@@ -1,12 +1,13 @@
 """What a service must know of a Hugging Face checkpoint folder, without torch."""
 
 import hashlib
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .bounded_file import SHOWN, json_object, read_bounded, shown
 from .errors import FailedPrecondition
 
 INDEX = "model.safetensors.index.json"
@@ -14,6 +15,10 @@ WEIGHT_NAMES = ("model.safetensors", INDEX)
 # What a service may read of a checkpoint, as patterns of file names.
 TOKENIZER_FILES = ("config.json", "generation_config.json", "tokenizer.json")
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
+# Bounds of what a stranger's checkpoint may make a service read. Those of published models are far below.
+CONFIG_BYTES, TOKENIZER_BYTES = 1 << 20, 64 << 20
+LARGEST = 1 << 24  # tokens of a vocabulary, positions
+MAX_END_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -40,33 +45,26 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     folder = Path(folder)
     path = folder / "config.json"
     try:
-        raw = path.read_bytes()
-        config = json.loads(raw)
-        vocab_size, positions = (
-            int(config["vocab_size"]),
-            int(config.get("n_positions") or config["max_position_embeddings"]),
-        )
-        model_type = str(config["model_type"])
+        raw = read_bounded(path, CONFIG_BYTES)
     except FileNotFoundError:
         raise FailedPrecondition(f"model: {folder} holds no config.json") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise FailedPrecondition(f"model: {path} has a missing or wrong field ({error})") from None
+    config = json_object(raw, path)
+    vocab_size = _size(config, "vocab_size", path)
+    positions = "n_positions" if config.get("n_positions") is not None else "max_position_embeddings"
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise FailedPrecondition(f"model: {path} has a missing or wrong field (model_type is {shown(model_type)})")
     digest = hashlib.sha256(raw)
-    tokenizer = folder / "tokenizer.json"
-    if tokenizer.exists():
-        digest.update(tokenizer.read_bytes())
-    generation = folder / "generation_config.json"
-    eos = json.loads(generation.read_bytes()).get("eos_token_id") if generation.exists() else None
-    eos = config.get("eos_token_id") if eos is None else eos
-    ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    with suppress(FileNotFoundError):
+        digest.update(read_bounded(folder / "tokenizer.json", TOKENIZER_BYTES))
     return Checkpoint(
         folder=folder,
         name=public_name(folder),
         config=config,
         model_type=model_type,
         vocab_size=vocab_size,
-        max_positions=positions,
-        eos_token_ids=tuple(int(i) for i in ids if 0 <= int(i) < vocab_size),
+        max_positions=_size(config, positions, path),
+        eos_token_ids=_end_tokens(folder, config, vocab_size),
         digest=digest.hexdigest()[:16],
     )
 
@@ -83,14 +81,44 @@ def public_name(folder: Path) -> str:
     return path.name
 
 
+def _size(config: Mapping[str, Any], name: str, path: Path) -> int:
+    value = config.get(name)
+    if type(value) is not int or not 1 <= value <= LARGEST:
+        problem = f"{name} is {shown(value)}, not a number from 1 to {LARGEST}"
+        raise FailedPrecondition(f"model: {path} has a missing or wrong field ({problem})")
+    return value
+
+
+def _end_tokens(folder: Path, config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """Those of generation_config.json, else those of config.json. Ids beyond the vocabulary are left out."""
+    path, given = folder / "config.json", config.get("eos_token_id")
+    with suppress(FileNotFoundError):
+        generation = folder / "generation_config.json"
+        said = json_object(read_bounded(generation, CONFIG_BYTES), generation).get("eos_token_id")
+        if said is not None:
+            path, given = generation, said
+    ids = [] if given is None else given if isinstance(given, list) else [given]
+    if len(ids) > MAX_END_TOKENS:
+        raise FailedPrecondition(
+            f"model: {path}: eos_token_id has {len(ids)} ids; at most {MAX_END_TOKENS} are allowed"
+        )
+    for wrong in (i for i in ids if type(i) is not int):
+        raise FailedPrecondition(f"model: {path}: eos_token_id must be token ids, not {shown(wrong)}")
+    return tuple(i for i in ids if 0 <= i < vocab_size)
+
+
 def resolve_model(model: str) -> Path:
     """The folder of a model. `model` is that folder, or a name on the hub; then its files are downloaded first.
 
     Raises FailedPrecondition when it is neither.
     """
-    if (Path(model) / "config.json").exists():
+    try:
+        here, there = (Path(model) / "config.json").exists(), Path(model).exists()
+    except OSError as error:  # a name that is too long, a folder that is not ours
+        raise FailedPrecondition(f"model: {model[:SHOWN]} cannot be read ({error.strerror})") from None
+    if here:
         return Path(model)
-    if Path(model).exists() or model.startswith((".", "/")):
+    if there or model.startswith((".", "/")):
         raise FailedPrecondition(f"model: {model} is not a checkpoint folder (it holds no config.json)")
     try:
         return download_from_hub(model, (*TOKENIZER_FILES, *WEIGHT_FILES))

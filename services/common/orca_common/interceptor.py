@@ -34,12 +34,12 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         method = str(handler_call_details.method)
         if parse is not None and not handler.request_streaming:
             parse = _tolerant(parse, method)
-        behaviour, make = _behaviour(handler)
+        behaviour, make = behaviour_of(handler)
         answer = _answer_stream if inspect.isasyncgenfunction(behaviour) else _answer
         return make(answer(behaviour, partial(self._watch, method)), parse, handler.response_serializer)
 
 
-def _behaviour(handler: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def behaviour_of(handler: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """A handler's method, and the function that makes such a handler."""
     match handler.request_streaming, handler.response_streaming:
         case False, False:

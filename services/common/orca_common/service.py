@@ -193,7 +193,7 @@ async def in_thread(work: Callable[[], T]) -> T:
     def body() -> None:
         try:
             outcome = done.set_result, work()
-        except Exception as error:
+        except BaseException as error:  # a panic of a library in Rust is no Exception, and the caller waits
             outcome = done.set_exception, error
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, *outcome)

@@ -29,13 +29,14 @@ EPILOG = "--max-batch-size 8 is also ORCA_MAX_BATCH_SIZE=8 in the environment, a
 # The settings of all services. A service defines only some of them, but all services of a release may share one
 # environment and one file, so only a name that no service knows is a mistake.
 NAMES = """
-advertise_host api_keys api_keys_file block_size body_seconds call_buffer config connection_age device
-drain_seconds dtype endpoints engines first_gpu gpus_per_pod header_seconds host http_port kernels local_rank
-log_level max_batch_size max_body_bytes max_calls max_connections max_detach_grace max_header_bytes max_peer_calls
-max_peer_connections max_prompt_bytes max_prompts max_stop_bytes max_stop_strings max_stop_token_ids max_streams
-max_waiting max_waiting_bytes model pool pool_patience port pp rank_port ranks redis_url run_ahead run_dir
-schedulers served_model_name slots spare start_timeout status_port supervisor_pid tenant_requests
-tenant_waiting_tokens threads tp worker_namespace worker_port worker_statefulset workers write_timeout
+allow_volatile_redis redis_replicas retain_bytes retain_requests retention
+advertise_host api_keys api_keys_file block_size body_seconds call_buffer client_certificates config connection_age
+cors_origins device drain_seconds dtype endpoints engines first_gpu gpus_per_pod header_seconds host http_port kernels
+local_rank log_level max_batch_size max_body_bytes max_calls max_connections max_detach_grace max_header_bytes
+max_peer_calls max_peer_connections max_prompt_bytes max_prompts max_stop_bytes max_stop_strings max_stop_token_ids
+max_streams max_waiting max_waiting_bytes model pool pool_patience port pp rank_port ranks redis_url run_ahead run_dir
+schedulers served_model_name slots spare start_timeout status_port supervisor_pid tenant_requests tenant_waiting_tokens
+threads tls_dir tp worker_namespace worker_port worker_statefulset workers write_timeout
 """
 KNOWN = frozenset(NAMES.split())
 CREDENTIALS = re.compile(r"(?<=://)[^/]*@")  # in a URL
@@ -201,7 +202,14 @@ def sentence(error: ValidationError) -> str:
     return f"{variable(name)}: {problem} (it is {first['input']!r})"
 
 
-class ServiceSettings(Settings):
+class ConnectionSettings(Settings):
+    """What everything has that connects to others."""
+
+    tls_dir: str | None = None
+    """Folder with tls.crt, tls.key and ca.crt: connections are mTLS then, plaintext if it is not given."""
+
+
+class ServiceSettings(ConnectionSettings):
     """What every service has."""
 
     host: str = "127.0.0.1"
@@ -219,10 +227,20 @@ class ServiceSettings(Settings):
     """Folder of the schedulers' journals; none are written if it is not given."""
 
 
-class PoolSettings(Settings):
+class PoolSettings(ConnectionSettings):
     """Where the request pool is."""
 
     redis_url: str = "redis://127.0.0.1:6379/0"
     """The Redis of the request pool."""
     pool: str = "default"
     """Name of the release: its keys in Redis begin with `orca:{POOL}:`."""
+    redis_replicas: int = Field(default=0, ge=0)
+    """Replicas on whose disks a token is before a client sees it (WAITAOF): a failover then loses none."""
+    allow_volatile_redis: bool = False
+    """Start with a Redis that evicts any key or has no append-only file, and only warn."""
+    retention: float = Field(default=300.0, gt=0)
+    """Seconds for which an ended request can be resumed; all services of a release need the same."""
+    retain_requests: int = Field(default=100_000, gt=0)
+    """Ended requests that are kept at most, the latest ones."""
+    retain_bytes: int = Field(default=1 << 30, gt=0)
+    """Their bytes in Redis at most."""

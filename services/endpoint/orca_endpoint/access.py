@@ -1,5 +1,6 @@
-"""Who may come in: the API key of a call, at both doors, before anything of its body is read."""
+"""Who may come in: the API key of a call, at both doors, before its body is read; over HTTP the client's role too."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +11,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import OrcaError, Unauthenticated
+from orca_common.roles import Role, roles_in, wrong_role
 
 from .call_line import note_error
 from .completion_answer import failure
+from .http_connection import GuardedConnection
 
 AUTHORIZATION = "authorization"
+OPEN_PATHS = {"/health", "/version", "/docs", "/openapi.json"}  # the same over HTTP, and how to call
 OPEN = "/grpc.health.v1.Health/"  # probes have no key; health tells only whether the endpoint serves
 
 
@@ -61,7 +65,8 @@ class KeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            scope["orca.tenant"] = self._keys.tenant_of(Headers(scope=scope).get(AUTHORIZATION))
+            if scope["path"] not in OPEN_PATHS:
+                scope["orca.tenant"] = self._keys.tenant_of(Headers(scope=scope).get(AUTHORIZATION))
         except Unauthenticated as error:
             await answer(error, send)
         else:
@@ -71,6 +76,27 @@ class KeyMiddleware:
 def tenant_in(scope: Mapping[str, Any]) -> str:
     """The tenant of a request that the KeyMiddleware let pass; empty without keys."""
     return scope["orca.tenant"]
+
+
+class CertifiedConnection(GuardedConnection):
+    """Refuses what comes over a connection whose certificate has another role than client."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        shown = transport.get_extra_info("ssl_object").getpeercert() or {}
+        roles = roles_in(name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS")
+        if Role.CLIENT not in roles:
+            self.app = Refusing(wrong_role("this door", [Role.CLIENT], roles))
+
+
+class Refusing:
+    """Answers every request with an error."""
+
+    def __init__(self, error: OrcaError) -> None:
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(self._error, send)
 
 
 async def answer(error: OrcaError, send: Send) -> None:

@@ -12,6 +12,7 @@ from orca_common.api_keys import ApiKeys
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
 from orca_common.errors import OrcaError, Unavailable
 from orca_common.telemetry import Telemetry
+from orca_common.tls import transport_of
 from orca_pool.outage import Outage
 from orca_pool.pool import Pool
 from orca_pool.retry import reached
@@ -27,6 +28,10 @@ from .text import Vocabulary
 log = logging.getLogger(__name__)
 
 HEALTH = 0.1  # seconds between looks at the readiness
+HAND_OVER_SECONDS = (
+    0.5  # for streams to be handed over; only where some stay longer is GOAWAY sent before all have ended
+)
+FLUSH_SECONDS = 0.1  # for the statuses of the last calls to be written, before connections are closed
 LEAVE_SECONDS = 3.0  # for each step of a drain: calls end, detaches are sent, the registration is removed
 
 
@@ -49,11 +54,12 @@ class EndpointApp:
     async def start(self) -> dict[str, str]:
         """Listens once the pool has agreed to the model. Returns the addresses of the ports grpc, http and status.
 
-        Waits for a pool that is away; probes are answered meanwhile. Raises FailedPrecondition when the model or the
-        keys cannot be read, or the pool serves another model, and Unavailable when a port cannot be had.
+        Waits for a pool that is away; probes are answered meanwhile. Raises FailedPrecondition when the model, the keys
+        or the certificates cannot be read, or the pool serves another model; Unavailable when a port cannot be had.
         """
         settings = self._settings
         keys = ApiKeys(settings.api_keys, settings.api_keys_file)
+        transport = transport_of(settings.tls_dir)
         pulse = service.LoopPulse()
         self._open.callback(pulse.close)
         status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive)
@@ -61,15 +67,15 @@ class EndpointApp:
         self._checkpoint, self.vocabulary = await service.in_thread(self._read_model)  # perhaps a download
         telemetry = Telemetry("orca-endpoint", secrets.token_hex(4))
         self._open.callback(telemetry.close)
-        self._pool = Pool(settings.redis_url, settings.pool)
+        self._pool = Pool.of(settings)
         self.delivery = Delivery(self._pool)
         self.endpoint = Endpoint(settings, self._checkpoint, self.vocabulary, self._pool, self.delivery, telemetry)
         self._open.push_async_callback(self._pool.close)
         self._open.push_async_callback(self.delivery.close)
         self._open.callback(self.endpoint.large.close)
         self.limits, connections = Limits(settings), connections_allowed(settings.max_connections)
-        self._grpc = GrpcDoor(self.endpoint, keys, self.limits, connections)
-        self._http = HttpDoor(self.endpoint, keys, self.limits, connections)
+        self._grpc = GrpcDoor(self.endpoint, keys, transport, self.limits, connections)
+        self._http = HttpDoor(self.endpoint, keys, transport, self.limits, connections)
         self._open.push_async_callback(self._grpc.stop, 0)
         self._open.push_async_callback(self._http.stop)
         self._starting = "the request pool has not answered yet"
@@ -107,24 +113,29 @@ class EndpointApp:
         raise RuntimeError(f"{', '.join(task.get_name() for task in done)} ended without an error")
 
     async def drain(self) -> None:
-        """Accepts nothing new, waits for the streams, ends the rest UNAVAILABLE, leaves the pool.
+        """Accepts nothing new, hands streams over, waits for the others, ends the rest UNAVAILABLE, leaves the pool.
 
-        The doors close at once: clients keep their streams, and go elsewhere with new calls. A failed endpoint does not
-        wait for streams: without its background tasks they get no tokens.
+        New calls hear UNAVAILABLE and go elsewhere. Where another endpoint stays, streams whose clients will come back
+        end at once. A failed endpoint does not wait for streams: without its background tasks they get no tokens.
         """
         log.info("leaving", extra={"calls": self.delivery.count})
         bound = 0 if self._failed else self._settings.drain_seconds
         self.endpoint.draining = True
         await self._grpc.serving(False)
-        closing = [
-            asyncio.create_task(self._grpc.stop(bound + 2 * LEAVE_SECONDS)),
-            asyncio.create_task(self._http.stop()),
-        ]
+        closing = [asyncio.create_task(self._http.stop())]
+        with suppress(TimeoutError, Unavailable):
+            await asyncio.wait_for(self.delivery.hand_over(), LEAVE_SECONDS)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.delivery.idle(), min(bound, HAND_OVER_SECONDS))
+        if self.delivery.count:
+            closing.append(asyncio.create_task(self._grpc.stop(bound + 2 * LEAVE_SECONDS)))
         with suppress(TimeoutError):
             await asyncio.wait_for(self.delivery.idle(), bound)
         self.delivery.end_calls()
         with suppress(TimeoutError):
             await asyncio.wait_for(self.delivery.idle(), LEAVE_SECONDS)
+        await asyncio.sleep(FLUSH_SECONDS)
+        self._grpc.cut()
         await self._grpc.stop(LEAVE_SECONDS)
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*closing), LEAVE_SECONDS)
@@ -141,6 +152,9 @@ class EndpointApp:
         """Agrees with the pool on the model."""
         model = self._checkpoint
         try:
+            warning = await self._pool.check_durable(self._settings.allow_volatile_redis)
+            if warning is not None:
+                log.warning(warning)
             await self._pool.identify(model.digest, model.max_positions, model.vocab_size)
         except Unavailable as error:
             self._starting = str(error)

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from orca_common.errors import Cancelled, DataLoss, DeadlineExceeded, ErrorReason, OrcaError, Unavailable
+from orca_pool.keys import scoped
 from orca_pool.leases import DETACH_FLOOR_SECONDS
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, Busy, Packet, QueueLimits, Reason, Refusal, Times
@@ -53,11 +54,11 @@ class Submission:
     limits: QueueLimits
     tenant: str  # whose request it is; "" without API keys
 
-    async def send(self, pool: Pool, incarnation: str) -> Attached | Refusal | Busy:
-        """Submits the request and attaches its call. May be sent again: the pool knows the id."""
+    async def send(self, pool: Pool, request_id: str, incarnation: str) -> Attached | Refusal | Busy:
+        """Submits the request under its id in the pool, and attaches its call. May be sent again: the id is known."""
         record, deadline = self.work.record, self.deadline
         return await pool.submit(
-            record.request_id,
+            request_id,
             record.SerializeToString(),
             self.work.body_digest,
             self.work.max_tokens,
@@ -93,7 +94,7 @@ class Call:
         deadline: float | None = None,
         span: RequestSpan | None = None,
     ) -> None:
-        self.request_id, self.attempt, self.tenant = transcript.request_id, attempt, tenant
+        self.request_id, self.attempt, self.tenant = scoped(tenant, transcript.request_id), attempt, tenant
         self.buffered = 0  # tokens in the inbox
         self._pool, self._delivery, self._limits, self._transcript = pool, delivery, limits, transcript
         self._submission, self._deadline, self._span = submission, deadline, span
@@ -174,6 +175,11 @@ class Call:
             return  # there is nothing to detach
         self._delivery.detach(self.request_id, self.attempt, self._grace(error), self._operation)
 
+    def label(self, attributes: Mapping[str, str | list[str]]) -> None:
+        """Attributes of the call's span that its door knows."""
+        if self._span is not None:
+            self._span.label(attributes)
+
     def drop(self, error: BaseException) -> None:
         """Ends a call that is never entered, because of another call's error."""
         self._report(error)
@@ -187,7 +193,7 @@ class Call:
         transcript = self._transcript
         piece: list[Event] = []
         while True:
-            if self._delivery.leaving:
+            if self._leaving():
                 raise leaving_error()
             if self._must_attach:
                 attached = await self._attach()
@@ -250,6 +256,7 @@ class Call:
                 )
             await self._delivery.another(incarnation)
         if isinstance(answer, Attached):
+            self._refused = False
             self._submission = None  # a long prompt needs memory, and the pool has it
             if self._span is not None:
                 self._span.accepted()
@@ -257,10 +264,15 @@ class Call:
         if isinstance(answer, Busy):
             self._refused = True
             raise busy_error(answer, self.tenant)
-        if answer is Refusal.UNKNOWN and self._transcript.accepted:
+        if answer is Refusal.UNKNOWN and (self._transcript.accepted or self._transcript.resumes):
             await self._wait_for_healing()
             return None
         self._refused = True
+        if answer is Refusal.OTHER_TOKENS:
+            raise self._transcript.unseen()
+        if answer is Refusal.FEWER_TOKENS:
+            await self._wait_for_healing()
+            return None
         raise await self._refusal(answer)
 
     async def _attach_once(self) -> Attached | Refusal | Busy:
@@ -269,11 +281,18 @@ class Call:
             return Refusal.UNREGISTERED
         incarnation = self._delivery.incarnation
         if self._submission is not None and not self._transcript.accepted:
-            work = self._submission.send(self._pool, incarnation)
+            work = self._submission.send(self._pool, self.request_id, incarnation)
         else:
             known, last = self._transcript.count, self._transcript.last
+            seen, digest = self._transcript.unproven
             work = self._pool.attach(
-                self.request_id, endpoint=incarnation, attempt=self.attempt, known=known, last=last
+                self.request_id,
+                endpoint=incarnation,
+                attempt=self.attempt,
+                known=known,
+                last=last,
+                seen=seen,
+                digest=digest,
             )
         self._operation = asyncio.ensure_future(work)
         return await asyncio.shield(self._operation)
@@ -283,7 +302,7 @@ class Call:
         if refusal is Refusal.NEVER_FITS and self._submission is not None:
             identity = await self._pool.identity()
             max_tokens, largest = self._submission.work.max_tokens, identity.slots if identity is not None else 0
-        return refusal_error(refusal, self.request_id, max_tokens, largest)
+        return refusal_error(refusal, self._transcript.request_id, max_tokens, largest)
 
     # -- waiting
     async def _news(self) -> None:
@@ -305,7 +324,10 @@ class Call:
         self._must_attach = True
 
     def _leaving(self) -> bool:
-        return self._delivery.leaving
+        """Whether this call ends because its endpoint leaves. A client whose request has a detach grace will come back,
+        so its call is handed over to another endpoint; the others are waited for."""
+        returns = self._transcript.record.detach_grace > 0
+        return self._delivery.leaving or (self._delivery.handing_over and returns)
 
     def _drop_inbox(self) -> None:
         self._inbox.clear()
@@ -316,7 +338,7 @@ class Call:
         """Records the end that a stop string makes in the pool; only then may the client see it."""
         last, digest = self._transcript.count - 1, self._transcript.digest()
         while True:
-            if self._delivery.leaving:
+            if self._leaving():
                 raise leaving_error()
             said = await reached(
                 lambda: self._pool.finish_at(self.request_id, last, Reason.STOP, digest), leaving=self._leaving

@@ -1,55 +1,39 @@
 """The body of OpenAI's `POST /v1/completions`: from JSON to requests.
 
-A field that Orca cannot honour is refused by name, never ignored. `top_k`, `ignore_eos` and `stop_token_ids` are ours,
-beyond OpenAI's fields.
+A field that Orca cannot honour is refused by name, never ignored. `completion_fields` lists them all.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from google.protobuf.duration_pb2 import Duration
+
 from orca.v1.orca_pb2 import GenerateRequest, Sampling, TokenIds
 from orca_common.errors import InvalidArgument, echo
 
+from .body import as_number, check_names, get, load, number, strings, text
+from .completion_fields import NAMES
 from .validation import HTTP_NAMES
 
 UINT32 = (1 << 32) - 1
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 DEFAULT_TEMPERATURE = 1.0
+LONGEST_GRACE = 1e9  # seconds; the validation knows the setting, this is what the message can hold
+METADATA_PAIRS, METADATA_NAME, METADATA_VALUE = 16, 64, 512  # OpenAI's limits
 
-# Fields of OpenAI's that are accepted at their neutral values only.
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-}
-KNOWN = {
-    *NEUTRAL,
-    "ignore_eos",
-    "logprobs",
-    "max_tokens",
-    "model",
-    "prompt",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "stream",
-    "stream_options",
-    "temperature",
-    "top_k",
-    "top_p",
-    "user",
+# Fields that are accepted at one value only, with why.
+SINGLE_VALUES: Mapping[str, tuple[Any, str]] = {
+    "suffix": ("", "no model here inserts text"),
+    "store": (False, "nothing is stored"),
 }
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """One prompt of a body as a request, and the caller's names of its fields."""
+class Sample:
+    """One generation for a prompt as a request, and the caller's names of its fields."""
 
     request: GenerateRequest
     names: Mapping[str, str]
@@ -59,93 +43,100 @@ class Prompt:
 class Completion:
     """A parsed body."""
 
-    prompts: list[Prompt]
+    samples: list[Sample]  # best_of for each prompt, one prompt after the other
+    n: int  # choices that are shown of each prompt
+    best_of: int
     stream: bool
     include_usage: bool
-    logprobs: bool
+    logprobs: int | None  # most probable tokens that are wanted with each token; None: no logprobs at all
+    echo: bool
+    only_prompt: bool  # max_tokens is 0: the one token that every request makes is not shown
+    labels: Mapping[str, str]  # attributes of the requests' spans
 
 
-def parse(raw: bytes, max_prompts: int) -> Completion:
-    """Raises InvalidArgument that names the field."""
+def parse(raw: bytes, max_samples: int) -> Completion:
+    """Raises InvalidArgument that names the field. max_samples: generations that one body may ask for."""
     body = load(raw)
-    for name in body:
-        if name not in KNOWN:
-            raise InvalidArgument(name, "is not known to Orca")
+    check_names(body, NAMES)
     body = {name: value for name, value in body.items() if value is not None}
-    for name, values in NEUTRAL.items():
-        if name in body and (body[name] not in values or isinstance(body[name], bool) != isinstance(values[0], bool)):
-            raise InvalidArgument(name, f"must be {json.dumps(values[0])}: other values are not supported")
+    for name, (value, why) in SINGLE_VALUES.items():
+        if name in body and (body[name] != value or type(body[name]) is not type(value)):
+            raise InvalidArgument(name, f"must be {json.dumps(value)}: {why}")
     if get(body, "model", str, "a string", None) == "":
         raise InvalidArgument("model", "is empty")
-    get(body, "user", str, "a string", "")
+    stream = get(body, "stream", bool, "true or false", False)
+    n, best_of = choices_of(body, stream)
+    echo = get(body, "echo", bool, "true or false", False)
     logprobs = get(body, "logprobs", int, "an integer", None)
-    if logprobs not in {None, 0, 1}:
-        raise InvalidArgument("logprobs", "must be 0 or 1: only the chosen token's logprob is given")
-    options = get(body, "stream_options", dict, "an object", {})
-    include_usage = get(options, "include_usage", bool, "true or false", False, "stream_options.include_usage")
-    common = request_of(body, logprobs is not None)
+    if logprobs is not None and logprobs < 0:
+        raise InvalidArgument("logprobs", f"must be at least 0; it is {logprobs}")
+    max_tokens = get(body, "max_tokens", int, "an integer", DEFAULT_MAX_TOKENS)
+    if max_tokens < (0 if echo else 1):
+        raise InvalidArgument("max_tokens", f"must be at least 1, or 0 with echo; it is {max_tokens}")
+    common = request_of(body, max(max_tokens, 1))
+    if logprobs is not None or best_of > n:
+        common.logprobs = True
+    if logprobs is not None:
+        common.top_logprobs, common.prompt_logprobs = min(logprobs, UINT32), echo
     return Completion(
-        prompts=prompts_of(body, common, max_prompts),
-        stream=get(body, "stream", bool, "true or false", False),
-        include_usage=include_usage,
-        logprobs=logprobs is not None,
+        samples=samples_of(body, common, best_of, max_samples),
+        n=n,
+        best_of=best_of,
+        stream=stream,
+        include_usage=include_usage_of(body, stream),
+        logprobs=logprobs,
+        echo=echo,
+        only_prompt=max_tokens == 0,
+        labels=labels_of(body),
     )
 
 
-def load(raw: bytes) -> dict[str, Any]:
-    """The body as an object. Raises InvalidArgument unless it is standard JSON in UTF-8."""
-
-    def constant(name: str) -> Any:
-        raise ValueError(f"{name} is not JSON")
-
-    try:
-        body = json.loads(raw.decode(), parse_constant=constant)
-    except UnicodeDecodeError:
-        raise InvalidArgument("body", "not valid UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument("body", f"not valid JSON ({error})") from None
-    if not isinstance(body, dict):
-        raise InvalidArgument("body", "must be a JSON object")
-    return body
+def choices_of(body: Mapping[str, Any], stream: bool) -> tuple[int, int]:
+    """n and best_of."""
+    n = get(body, "n", int, "an integer", 1)
+    if n < 1:
+        raise InvalidArgument("n", f"must be at least 1; it is {n}")
+    best_of = get(body, "best_of", int, "an integer", n)
+    if best_of < n:
+        raise InvalidArgument("best_of", f"is {best_of}; it must be at least n, which is {n}")
+    if best_of > n and stream:
+        raise InvalidArgument("best_of", "more than n cannot be streamed: the best are known at the end")
+    return n, best_of
 
 
-def get(body: Mapping[str, Any], name: str, kind: type, what: str, default: Any, field: str | None = None) -> Any:
-    """A field of one type; `default` when it is absent."""
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise InvalidArgument(field or name, f"must be {what}")
-    return value
+def include_usage_of(body: Mapping[str, Any], stream: bool) -> bool:
+    options = get(body, "stream_options", dict, "an object", None)
+    if options is None:
+        return False
+    if not stream:
+        raise InvalidArgument("stream_options", "is allowed only with stream")
+    prefix = "stream_options."
+    check_names(options, {"include_usage", "include_obfuscation"}, prefix)
+    if get(options, "include_obfuscation", bool, "true or false", False, prefix + "include_obfuscation"):
+        raise InvalidArgument(prefix + "include_obfuscation", "must be false: chunks are not padded")
+    return get(options, "include_usage", bool, "true or false", False, prefix + "include_usage")
 
 
-def number(body: Mapping[str, Any], name: str, default: float) -> float:
-    value = body.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidArgument(name, "must be a number")
-    try:
-        return float(value)
-    except OverflowError:
-        raise InvalidArgument(name, "is too large") from None
-
-
-def strings(value: Any, field: str) -> list[str]:
-    """A string or a list of strings, as a list. Raises InvalidArgument for characters that cannot be encoded."""
-    if isinstance(value, str):
-        return [text(value, field)]
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise InvalidArgument(field, "must be a string or a list of strings")
-    return [text(item, f"{field}[{n}]") for n, item in enumerate(value)]
-
-
-def text(value: str, field: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair
-        raise InvalidArgument(field, "not valid Unicode: it holds a lone surrogate") from None
-    return value
+def labels_of(body: Mapping[str, Any]) -> dict[str, str]:
+    """`user` and `metadata` as attributes of a span."""
+    labels = {}
+    if user := get(body, "user", str, "a string", ""):
+        labels["orca.user"] = text(user, "user")
+    metadata = get(body, "metadata", dict, "an object", {})
+    if len(metadata) > METADATA_PAIRS:
+        raise InvalidArgument("metadata", f"has {len(metadata)} members; at most {METADATA_PAIRS} are allowed")
+    for name, value in metadata.items():
+        field = f"metadata.{text(name, 'metadata')}"
+        if len(name) > METADATA_NAME:
+            raise InvalidArgument(
+                "metadata", f"has a name of {len(name)} characters; at most {METADATA_NAME} are allowed"
+            )
+        if not isinstance(value, str):
+            raise InvalidArgument(field, "must be a string")
+        if len(value) > METADATA_VALUE:
+            raise InvalidArgument(field, f"has {len(value)} characters; at most {METADATA_VALUE} are allowed")
+        labels[f"orca.{field}"] = text(value, field)
+    return labels
 
 
 def token_ids(value: Any, field: str) -> list[int]:
@@ -159,37 +150,61 @@ def token_ids(value: Any, field: str) -> list[int]:
     return value
 
 
-def request_of(body: Mapping[str, Any], logprobs: bool) -> GenerateRequest:
-    """All of the request but its prompt. Checks ranges that orca.v1 cannot hold; the validation checks the others."""
-    max_tokens = get(body, "max_tokens", int, "an integer", DEFAULT_MAX_TOKENS)
-    if max_tokens < 1:
-        raise InvalidArgument("max_tokens", f"must be at least 1; it is {max_tokens}")
-    sampling = Sampling(temperature=number(body, "temperature", DEFAULT_TEMPERATURE))
+def request_of(body: Mapping[str, Any], max_tokens: int) -> GenerateRequest:
+    """All of a request but its prompt. Checks ranges that orca.v1 cannot hold; the validation checks the others."""
+    grace = number(body, "detach_grace", 0.0)
+    if not 0 <= grace <= LONGEST_GRACE:
+        raise InvalidArgument("detach_grace", f"must be a number of seconds from 0 on; it is {grace}")
+    duration = Duration()
+    duration.FromMilliseconds(round(grace * 1000))
+    return GenerateRequest(
+        max_new_tokens=min(max_tokens, UINT32),
+        sampling=sampling_of(body),
+        stop=strings(body.get("stop", []), "stop"),
+        stop_token_ids=token_ids(body.get("stop_token_ids", []), "stop_token_ids"),
+        ignore_eos=get(body, "ignore_eos", bool, "true or false", False),
+        model=body.get("model", ""),
+        detach_grace=duration,
+    )
+
+
+def sampling_of(body: Mapping[str, Any]) -> Sampling:
+    sampling = Sampling(
+        temperature=number(body, "temperature", DEFAULT_TEMPERATURE),
+        min_p=number(body, "min_p", 0.0),
+        repetition_penalty=number(body, "repetition_penalty", 1.0),
+        presence_penalty=number(body, "presence_penalty", 0.0),
+        frequency_penalty=number(body, "frequency_penalty", 0.0),
+        logit_bias=biases_of(body),
+    )
     if "top_p" in body:
         sampling.top_p = number(body, "top_p", 1.0)
-    if "top_k" in body:
-        top_k = get(body, "top_k", int, "an integer", None)
+    top_k = get(body, "top_k", int, "an integer", -1)
+    if top_k != -1:
         if top_k < 1:
-            raise InvalidArgument("top_k", f"must be at least 1; it is {top_k}")
+            raise InvalidArgument("top_k", f"must be at least 1, or -1 for all; it is {top_k}")
         sampling.top_k = min(top_k, UINT32)
     if "seed" in body:
         seed = get(body, "seed", int, "an integer", None)
         if not -(1 << 63) <= seed < 1 << 64:
             raise InvalidArgument("seed", "must have at most 64 bits")
         sampling.seed = seed % (1 << 64)
-    return GenerateRequest(
-        max_new_tokens=min(max_tokens, UINT32),
-        sampling=sampling,
-        stop=strings(body.get("stop", []), "stop"),
-        stop_token_ids=token_ids(body.get("stop_token_ids", []), "stop_token_ids"),
-        ignore_eos=get(body, "ignore_eos", bool, "true or false", False),
-        logprobs=logprobs,
-        model=body.get("model", ""),
-    )
+    return sampling
 
 
-def prompts_of(body: Mapping[str, Any], common: GenerateRequest, max_prompts: int) -> list[Prompt]:
-    """One request for each prompt. The field is a string, a list of strings, a list of ids, or a list of such lists."""
+def biases_of(body: Mapping[str, Any]) -> dict[int, float]:
+    biases = {}
+    for name, value in get(body, "logit_bias", dict, "an object", {}).items():
+        if not (name.isascii() and name.isdecimal()) or int(name[:11]) > UINT32:
+            raise InvalidArgument("logit_bias", f"has the name {name[:20]!r}, which is no token id")
+        if int(name) in biases:
+            raise InvalidArgument(f"logit_bias[{int(name)}]", "comes twice")
+        biases[int(name)] = as_number(value, f"logit_bias[{int(name)}]")
+    return biases
+
+
+def samples_of(body: Mapping[str, Any], common: GenerateRequest, best_of: int, limit: int) -> list[Sample]:
+    """`best_of` requests for each prompt. The field is a string, a list of strings, of ids, or of lists of ids."""
     value = body.get("prompt")
     if value is None:
         raise InvalidArgument("prompt", "is missing")
@@ -197,18 +212,30 @@ def prompts_of(body: Mapping[str, Any], common: GenerateRequest, max_prompts: in
         raise InvalidArgument("prompt", "the prompt is empty")
     several = isinstance(value, list) and isinstance(value[0], str | list)
     items = value if several else [value]
-    if len(items) > max_prompts:
-        raise InvalidArgument("prompt", f"has {len(items)} prompts; at most {max_prompts} are allowed")
-    prompts = []
+    if len(items) * best_of > limit:
+        if best_of == 1:
+            raise InvalidArgument("prompt", f"has {len(items)} prompts; at most {limit} are allowed")
+        problem = f"{best_of} for each of {len(items)} prompts are too many; at most {limit} are allowed together"
+        raise InvalidArgument("best_of" if "best_of" in body else "n", problem)
+    samples = []
     for n, item in enumerate(items):
         field = f"prompt[{n}]" if several else "prompt"
-        request = GenerateRequest()
-        request.CopyFrom(common)
-        if isinstance(item, str):
-            request.text = text(item, field)
-        elif isinstance(item, list):
-            request.token_ids.CopyFrom(TokenIds(ids=token_ids(item, field)))
-        else:
-            raise InvalidArgument(field, "must be a string or a list of token ids")
-        prompts.append(Prompt(request, {**HTTP_NAMES, "text": field, "token_ids.ids": field}))
-    return prompts
+        names = {**HTTP_NAMES, "text": field, "token_ids.ids": field}
+        for k in range(best_of):
+            request = GenerateRequest()
+            request.CopyFrom(common)
+            if isinstance(item, str):
+                request.text = text(item, field)
+            elif isinstance(item, list):
+                request.token_ids.CopyFrom(TokenIds(ids=token_ids(item, field)))
+            else:
+                raise InvalidArgument(field, "must be a string or a list of token ids")
+            if k and request.sampling.HasField("seed"):
+                request.sampling.seed = seed_of_sample(common.sampling.seed, k)
+            samples.append(Sample(request, names))
+    return samples
+
+
+def seed_of_sample(seed: int, k: int) -> int:
+    """The seed of a prompt's k-th generation; that of the first is the caller's own."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{k}".encode()).digest()[:8], "little")

@@ -29,6 +29,10 @@ DETACH_PATIENCE = (
 )
 
 
+# An attach that was refused so has changed nothing, though its attempt is a newer one.
+NEVER_ATTACHED = (records.Refusal.FEWER_TOKENS, records.Refusal.OTHER_TOKENS)
+
+
 class Grace(NamedTuple):
     """How long a request lives on without a listener: the larger of both, in seconds."""
 
@@ -68,6 +72,7 @@ class Delivery:
         self._pool, self._clock, self._new_name = pool, clock, new_name
         self.incarnation = new_name()
         self.leaving = False  # calls end UNAVAILABLE
+        self.handing_over = False  # calls whose clients will come back end UNAVAILABLE
         self._calls: dict[str, list[Listener]] = {}
         self._count = 0
         self._number: int | None = None  # of our registration
@@ -137,8 +142,8 @@ class Delivery:
 
     async def _detach(self, request_id: str, attempt: int, grace: Grace, after: "asyncio.Future[Any]") -> None:
         await asyncio.wait([after])
-        if not after.cancelled():
-            after.exception()  # retrieved, whatever it was: the detach follows anyway
+        if not after.cancelled() and after.exception() is None and after.result() in NEVER_ATTACHED:
+            return  # a detach of this attempt would end the stream that has the request by right
         try:
             await reached(
                 lambda: self._pool.detach(request_id, attempt=attempt, grace=grace.seconds, at_least=grace.at_least),
@@ -169,6 +174,14 @@ class Delivery:
         for calls in self._calls.values():
             for call in calls:
                 call.wake()
+
+    async def hand_over(self) -> None:
+        """Ends the calls UNAVAILABLE whose clients will come back, if another endpoint is there for them."""
+        if await self._pool.hand_over(self.incarnation):
+            self.handing_over = True
+            for calls in self._calls.values():
+                for call in calls:
+                    call.wake()
 
     async def settled(self, timeout: float) -> None:
         """Waits until all detaches have been sent, for `timeout` seconds at most."""
@@ -208,7 +221,7 @@ class Delivery:
         if self._number is None:
             self._number = await self._pool.renew_endpoint(self.incarnation, register=True)
         else:
-            known = await self._pool.renew_endpoint(self.incarnation) == self._number
+            known = await self._pool.renew_endpoint(self.incarnation, read=self._last) == self._number
             if known and generation == self._generation:
                 self._note_answer()
                 return

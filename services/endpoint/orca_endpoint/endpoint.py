@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from orca.v1.orca_pb2 import CancelRequest, Engine, GenerateRequest, GetModelResponse, ResumeRequest
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import DeadlineExceeded, ErrorReason, NotFound, ResourceExhausted, Unavailable, echo
 from orca_common.telemetry import Telemetry, trace_id_of
+from orca_pool.keys import scoped
 from orca_pool.pool import Pool
 from orca_pool.records import QueueLimits
 from orca_pool.retry import reached
@@ -52,7 +53,7 @@ class Endpoint:
         self.telemetry = telemetry
         self.name = settings.served_model_name or checkpoint.name
         self.delivery = delivery
-        self._pool, self._vocabulary = pool, vocabulary
+        self._pool, self.vocabulary = pool, vocabulary
         self._validator = Validator(settings, checkpoint, vocabulary)
         self._limits = CallLimits(settings.pool_patience, settings.call_buffer)
         self._queue_limits = QueueLimits(
@@ -102,8 +103,7 @@ class Endpoint:
         span = self._span("orca.request", "orca.submit", carrier)
         with refused(span):
             self._admit(deadline, self.settings.max_calls)
-            if request.model and request.model != self.name:
-                raise self.unknown_model(request.model)
+            self.check_model(request.model)
             self._validating += 1
             try:
                 work = await self._validator.generate(request, names)
@@ -116,7 +116,7 @@ class Endpoint:
             self._pool,
             self.delivery,
             self._limits,
-            Transcript(work.record.request_id, self._vocabulary),
+            Transcript(work.record.request_id, self.vocabulary),
             tenant=tenant,
             attempt=work.attempt,
             submission=Submission(work, deadline, self.settings.max_waiting, self._queue_limits, tenant),
@@ -138,7 +138,7 @@ class Endpoint:
             self._pool,
             self.delivery,
             self._limits,
-            Transcript(request.request_id, self._vocabulary, from_index=request.from_index, digest=request.digest),
+            Transcript(request.request_id, self.vocabulary, from_index=request.from_index, digest=request.digest),
             tenant=tenant,
             attempt=attempt,
             deadline=deadline,
@@ -152,7 +152,7 @@ class Endpoint:
         """
         self._validator.cancel(request)
         give_up = asyncio.get_running_loop().time() + self.settings.pool_patience
-        alive = await reached(lambda: self._pool.cancel(request.request_id), give_up=give_up)
+        alive = await reached(lambda: self._pool.cancel(scoped(tenant, request.request_id)), give_up=give_up)
         if alive is None:
             raise NotFound(f"request {request.request_id} is not known; it may have ended long ago")
         return alive
@@ -169,7 +169,7 @@ class Endpoint:
             max_stop_strings=limits.max_stop_strings,
             max_stop_bytes=limits.max_stop_bytes,
             eos_token_ids=checkpoint.eos_token_ids,
-            has_tokenizer=self._vocabulary is not None,
+            has_tokenizer=self.vocabulary is not None,
             engines=[
                 Engine(
                     id=info.engine,
@@ -182,11 +182,20 @@ class Endpoint:
             ],
         )
 
-    def unknown_model(self, wanted: str) -> NotFound:
-        """The error of a call for another model than the one that is served."""
-        return NotFound(
-            f"model: {echo(wanted)!r} is not served here; {self.name!r} is", reason=ErrorReason.UNKNOWN_MODEL
-        )
+    def check_model(self, wanted: str) -> None:
+        """Raises NotFound for another model than the one that is served. Empty: whichever is served."""
+        if wanted and wanted != self.name:
+            sentence = f"model: {echo(wanted)!r} is not served here; {self.name!r} is"
+            raise NotFound(sentence, reason=ErrorReason.UNKNOWN_MODEL)
+
+    # -- text
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token of a prompt; "" without a tokenizer."""
+        return self.vocabulary.texts(ids) if self.vocabulary is not None else [""] * len(ids)
+
+    def spell(self, token_id: int) -> str:
+        """The text of one token alone; "" without a tokenizer."""
+        return self.vocabulary.spell(token_id) if self.vocabulary is not None else ""
 
     # -- the parts
     def _admit(self, deadline: float | None, max_calls: int) -> None:

@@ -6,8 +6,11 @@ that it offers (a generator costs 3 us more). So what is there together is one m
 
 import asyncio
 import math
+import os
+import socket
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import TypeVar
 
 import grpc
@@ -30,6 +33,9 @@ from orca_common.address import join_address
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import Cancelled, DeadlineExceeded, ErrorReason, InvalidArgument, Unavailable
 from orca_common.interceptor import StatusInterceptor
+from orca_common.roles import ANY, Role
+from orca_common.roles import HEALTH as HEALTH_METHODS
+from orca_common.tls import Transport
 from orca_pool.records import Times
 
 from .access import AUTHORIZATION, KeyInterceptor
@@ -46,6 +52,11 @@ from .reflection import Reflection
 
 ORCA, HEALTH = "orca.v1.Orca", "grpc.health.v1.Health"
 Context = grpc.aio.ServicerContext
+ALLOWED = {  # who may call what, where certificates tell
+    f"/{ORCA}/": frozenset({Role.CLIENT}),
+    **{f"/{service}/": ANY for service in REFLECTION},
+    **HEALTH_METHODS,
+}
 M = TypeVar("M", bound=Message)
 OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
@@ -277,8 +288,11 @@ def age_options(connection_age: float) -> list[tuple[str, int]]:
 class GrpcDoor:
     """The gRPC server. Its health service says NOT_SERVING until `serving(True)`."""
 
-    def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits, connections: int) -> None:
+    def __init__(
+        self, endpoint: Endpoint, keys: ApiKeys, transport: Transport, limits: Limits, connections: int
+    ) -> None:
         settings = endpoint.settings
+        self._transport, self._certificates = transport, settings.client_certificates
         options = [
             *OPTIONS,
             ("grpc.max_receive_message_length", settings.max_message_bytes),
@@ -289,8 +303,10 @@ class GrpcDoor:
             ("grpc.server_handshake_timeout_ms", int(settings.header_seconds * 1000)),
             *age_options(settings.connection_age),
         ]
-        interceptors = [StatusInterceptor(grpc_line), KeyInterceptor(keys)]
+        roles = transport.interceptors(ALLOWED) if self._certificates else []
+        interceptors = [StatusInterceptor(grpc_line), *roles, KeyInterceptor(keys)]
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
+        self._port = 0
         self._health = HealthServicer()
         self._server.add_generic_rpc_handlers((OrcaServicer(endpoint, keys, limits).handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -300,10 +316,12 @@ class GrpcDoor:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
         await self.serving(False)
         try:
-            bound = self._server.add_insecure_port(join_address(host, port))
+            address = join_address(host, port)
+            bound = self._transport.listen(self._server, address, client_certificates=self._certificates)
         except RuntimeError as error:
             raise Unavailable(f"port: cannot listen on {host}:{port} ({error})") from None
         await self._server.start()
+        self._port = bound
         return bound
 
     async def serving(self, yes: bool) -> None:
@@ -311,6 +329,19 @@ class GrpcDoor:
         status = health_pb2.HealthCheckResponse.ServingStatus
         for service in ("", ORCA, HEALTH, *REFLECTION):
             await self._health.set(service, status.SERVING if yes else status.NOT_SERVING)
+
+    def cut(self) -> None:
+        """Closes all connections, as the end of the process would. For the time when no call is left.
+
+        gRPC's own stop answers CANCELLED to a call that arrives at the same moment. A client whose connection ends
+        hears UNAVAILABLE, which is true: it may call again.
+        """
+        descriptors = Path("/proc/self/fd")
+        for name in os.listdir(descriptors) if descriptors.exists() else ():
+            with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
+                inet = connection.family in (socket.AF_INET, socket.AF_INET6)
+                if inet and connection.getsockname()[1] == self._port:
+                    connection.shutdown(socket.SHUT_RDWR)
 
     async def stop(self, grace: float) -> None:
         """Accepts nothing more, and cancels what is left after `grace` seconds.

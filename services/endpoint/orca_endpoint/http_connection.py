@@ -4,11 +4,16 @@ uvicorn itself bounds none of this. A client that is refused here gets a short a
 """
 
 import asyncio
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from orca_common.errors import InvalidArgument
+
+from .completion_answer import failure
 
 PIPELINED = 16  # requests that a client may send ahead on one connection
 
@@ -106,13 +111,17 @@ class GuardedConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            kind, length = "content-type: text/plain; charset=utf-8", f"content-length: {len(sentence)}"
-            head = f"{kind}\r\n{length}\r\nconnection: close\r\n\r\n"
-            self.transport.write(STATUS_LINE[status] + head.encode() + sentence.encode())
+            body = json.dumps(failure(InvalidArgument("request", sentence))[2]).encode()
+            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            self.transport.write(STATUS_LINE[status] + head.encode() + body)
         self.transport.close()
         self._watch()
 
     # -- what goes out
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP; uvicorn would answer in plain text."""
+        self._refuse(400, msg)
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._watch()

@@ -1,24 +1,29 @@
-"""The HTTP door: OpenAI's API for completions and models, over the same calls as the gRPC door."""
+"""The HTTP door: OpenAI's API for completions and models, over the same calls as the gRPC door.
 
+Every error is in OpenAI's shape, whoever finds it: a method, the router, the keys, the parser of HTTP.
+"""
+
+import asyncio
 import contextlib
 import math
 import socket
-import time
-from asyncio import Event
+import ssl
 from functools import partial
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import NotFound, OrcaError, Unavailable, echo
+from orca_common.errors import NotFound, OrcaError, Unavailable, echo, internal
+from orca_common.tls import MutualTls, Transport
 
-from .access import KeyMiddleware
+from .access import CertifiedConnection, KeyMiddleware
 from .bodies import BodyMiddleware
 from .call_line import LineMiddleware, note_error
 from .completion_answer import failure
@@ -26,6 +31,11 @@ from .completions import Completions
 from .endpoint import Endpoint
 from .http_connection import ConnectionLimits, GuardedConnection
 from .limits import Limits
+from .pages import Door, Pages
+from .request_ids import HEADER as REQUEST_ID
+from .request_ids import RequestIds
+from .resumed_completion import ResumedCompletion
+from .tokens import Tokens
 
 STOP_SECONDS = 3  # for answers under way when their calls have ended
 
@@ -33,17 +43,26 @@ STOP_SECONDS = 3  # for answers under way when their calls have ended
 class HttpDoor:
     """The HTTP server, on the service's event loop."""
 
-    def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits, connections: int) -> None:
+    def __init__(
+        self, endpoint: Endpoint, keys: ApiKeys, transport: Transport, limits: Limits, connections: int
+    ) -> None:
         self._endpoint = endpoint
         self._socket: socket.socket | None = None
-        self._served: Event | None = None
+        self._served: asyncio.Event | None = None
+        tokens = Tokens(endpoint)
         routes = [
-            Route("/v1/completions", Completions(endpoint), methods=["POST"]),
-            Route("/v1/models", self._models),
-            Route("/v1/models/{id:path}", self._model),
+            Door("/v1/completions", Completions(endpoint), "POST"),
+            Door("/v1/completions/{id}", ResumedCompletion(endpoint), "GET"),
+            Door("/tokenize", tokens.tokenize, "POST"),
+            Door("/detokenize", tokens.detokenize, "POST"),
+            *Pages(endpoint).routes(),
         ]
-        app = Starlette(routes=routes, exception_handlers={HTTPException: answer_http_error, OrcaError: answer_error})
+        handlers = {HTTPException: answer_http_error, OrcaError: answer_error, Exception: answer_bug}
+        app = Starlette(routes=routes, exception_handlers=handlers)
         settings = endpoint.settings
+        self._transport, self._certificates = transport, settings.client_certificates
+        mutual = isinstance(transport, MutualTls)
+        connection = CertifiedConnection if mutual and self._certificates else GuardedConnection
         self.connections = ConnectionLimits(
             connections,
             settings.max_peer_connections,
@@ -52,10 +71,12 @@ class HttpDoor:
             settings.body_seconds,
             settings.write_timeout,
         )
-        guarded: Any = partial(GuardedConnection, limits=self.connections)
+        guarded: Any = partial(connection, limits=self.connections)
+        keyed = KeyMiddleware(BodyMiddleware(app, limits, settings.max_message_bytes), keys)
         config = uvicorn.Config(
-            LineMiddleware(KeyMiddleware(BodyMiddleware(app, limits, settings.max_message_bytes), keys)),
+            LineMiddleware(RequestIds(with_cors(keyed, settings.cors_origins))),
             http=guarded,
+            ssl_context_factory=self._context if mutual else None,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -64,7 +85,11 @@ class HttpDoor:
             timeout_graceful_shutdown=math.ceil(settings.drain_seconds) + STOP_SECONDS,
         )
         self._server = Server(config)
-        self._created = int(time.time())
+
+    def _context(self, config: object, default: object) -> ssl.SSLContext:
+        """uvicorn's ssl_context_factory."""
+        assert isinstance(self._transport, MutualTls)
+        return self._transport.certificates.server_context(client_certificates=self._certificates)
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
@@ -78,10 +103,12 @@ class HttpDoor:
     async def serve(self) -> None:
         """Serves until `stop`."""
         assert self._socket is not None
-        self._served = Event()
+        self._served = asyncio.Event()
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
+            for listening in self._server.servers:  # after a cancellation: the next socket may get the same number
+                listening.close()
             self._served.set()
 
     async def stop(self) -> None:
@@ -92,28 +119,28 @@ class HttpDoor:
         if self._socket is not None:
             self._socket.close()
 
-    async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card()]})
 
-    async def _model(self, request: Request) -> Response:
-        wanted = request.path_params["id"]
-        if wanted != self._endpoint.name:
-            raise self._endpoint.unknown_model(wanted)
-        return JSONResponse(self._card())
-
-    def _card(self) -> dict[str, Any]:
-        """OpenAI's model object."""
-        return {
-            "id": self._endpoint.name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "orca",
-            "max_model_len": self._endpoint.checkpoint.max_positions,
-        }
+def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
+    """Lets pages of these origins call, from a browser. Comes before the keys: a browser asks first, without one."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=[origin.strip() for origin in origins.split(",")],
+        allow_methods=["GET", "HEAD", "POST"],
+        allow_headers=["*"],
+        expose_headers=[REQUEST_ID, "X-Queue-Position", "X-Queue-Seconds", "Retry-After"],
+    )
 
 
 class Server(uvicorn.Server):
     """uvicorn without its signal handlers: `service.serve` handles the signals."""
+
+    servers: list[asyncio.Server]
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.servers = []  # uvicorn sets them when it listens
 
     def capture_signals(self) -> Any:
         return contextlib.nullcontext()
@@ -134,3 +161,8 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     note_error(refusal)
     _, _, body = failure(refusal)
     return JSONResponse(body, error.status_code, error.headers)
+
+
+async def answer_bug(request: Request, error: Exception) -> Response:
+    """Starlette's handler of everything else."""
+    return await answer_error(request, internal(error))

@@ -23,7 +23,7 @@ def refusal_error(refusal: Refusal, request_id: str, max_tokens: int, largest_en
     """The error of a submit or an attach that the pool refused.
 
     max_tokens: slots that the request needs. largest_engine: slots of the largest engine. Only NEVER_FITS needs them.
-    UNREGISTERED never reaches a client: the endpoint registers again.
+    UNREGISTERED never reaches a client: the endpoint registers again. The transcript has the errors of the other two.
     """
     match refusal:
         case Refusal.STALE:
@@ -40,8 +40,10 @@ def refusal_error(refusal: Refusal, request_id: str, max_tokens: int, largest_en
             )
         case Refusal.NO_ENGINE:
             return Unavailable("no engine has formed yet; try again later", reason=ErrorReason.NO_ENGINE)
-        case Refusal.UNREGISTERED:
-            raise AssertionError("an unregistered endpoint registers again; it does not refuse its clients")
+        case Refusal.MEMORY:
+            return ResourceExhausted("the request pool has no memory left; try again later", RETRY_AFTER)
+        case Refusal.UNREGISTERED | Refusal.FEWER_TOKENS | Refusal.OTHER_TOKENS:
+            raise AssertionError("the call answers these itself")
         case Refusal.FULL | Refusal.TENANT_FULL | Refusal.LATE:
             raise AssertionError("these come as Busy")
 

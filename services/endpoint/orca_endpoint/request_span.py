@@ -48,6 +48,10 @@ class RequestSpan:
         self._span.set_attributes({"orca.request_id": request_id, "gen_ai.response.id": request_id})
         self._submit.set_attribute("orca.request_id", request_id)
 
+    def label(self, attributes: Mapping[str, str | list[str]]) -> None:
+        """Attributes that the door knows."""
+        self._span.set_attributes(dict(attributes))
+
     def validated(self, record: PoolRequest) -> None:
         """The request was found good: its text is tokens now."""
         self.named(record.request_id)

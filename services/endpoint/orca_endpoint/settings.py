@@ -20,6 +20,8 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     http_port: int = Field(default=0, ge=0, le=65535)
     """Port of the OpenAI API; 0 takes a free one."""
 
+    client_certificates: bool = True
+    """With tls_dir: the doors take only clients with a certificate of the role client; else API keys say who calls."""
     api_keys: str | None = None
     """Keys that may call, as `TENANT sha256:HASH` separated by commas; without keys everybody may. See `orca key`."""
     api_keys_file: str | None = None
@@ -46,7 +48,9 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     max_detach_grace: float = Field(default=3600.0, ge=0)
     """Longest detach_grace of a request, in seconds."""
     max_prompts: int = Field(default=32, ge=1)
-    """Prompts of one HTTP request."""
+    """Prompts of one HTTP request, each counted `best_of` or `n` times."""
+    cors_origins: str = ""
+    """Origins whose pages may call the HTTP door from a browser, separated by commas; `*`: all; empty: none."""
 
     pool_patience: float = Field(default=10.0, gt=0)
     """Seconds that a new call waits for an absent Redis."""

@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tokenizers import Tokenizer
-
-from orca_common.errors import FailedPrecondition
+from .tokenizer_file import open_tokenizer, panics
 
 BROKEN = "\ufffd"  # what a decoder writes for bytes that make no character
 WINDOW = 16  # tokens; a longer run without a whole character is given out as it is
@@ -31,12 +29,7 @@ class Vocabulary:
 
     def __init__(self, path: Path) -> None:
         """Raises FailedPrecondition when the file is no tokenizer."""
-        try:
-            self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises Exception itself
-            raise FailedPrecondition(f"model: {path} is not a tokenizer ({error})") from None
-        self._tokenizer.no_truncation()  # a checkpoint's file may ask for both, which would silently change prompts
-        self._tokenizer.no_padding()
+        self._tokenizer = open_tokenizer(path)
         parts = json.loads(self._tokenizer.to_str())
         self._pieces: list[bytes] | None = None  # without the special tokens' texts
         self._spelled: list[bytes] = []  # with them
@@ -49,12 +42,17 @@ class Vocabulary:
         names = self._tokenizer.get_vocab(with_added_tokens=True)
         self.longest_token = max(len(name.encode()) for name in names) if exact and names else None
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids. About half a second for 1 MiB of text, without the interpreter's lock."""
-        return self._tokenizer.encode(text).ids
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids. About half a second for 1 MiB of text, without the interpreter's lock.
+
+        special: with the tokens that the tokenizer puts around every prompt.
+        """
+        with panics("encode the text"):
+            return self._tokenizer.encode(text, add_special_tokens=special).ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+        with panics("decode tokens"):
+            return self._tokenizer.decode(ids, skip_special_tokens=True)
 
     def texts(self, ids: Sequence[int]) -> list[str]:
         """The text of each token of a prompt: the characters that it completed. Special tokens have theirs here."""
@@ -77,7 +75,8 @@ class Vocabulary:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
     def _decode_all(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+        with panics("decode tokens"):
+            return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def detokenizer(self) -> Detokenizer:
         return WindowDetokenizer(self.decode) if self._pieces is None else ByteDetokenizer(self._pieces)

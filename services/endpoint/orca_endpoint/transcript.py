@@ -66,6 +66,16 @@ class Transcript:
         """Tokens so far, those before `from_index` included."""
         return len(self._ids)
 
+    @property
+    def unproven(self) -> tuple[int, bytes]:
+        """What the pool compares before it lets this call take over: how many tokens the client saw, their digest."""
+        return (0, b"") if self.accepted else (self._from_index, self._digest)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the client was shown tokens by an earlier call."""
+        return self._from_index > 0
+
     def answer(self, attached: Attached) -> Iterator[Event]:
         """What the answer of a submit or an attach adds. Raises DataLoss, or the error that ended the request."""
         if not self.accepted:
@@ -132,6 +142,10 @@ class Transcript:
             return self.data_loss(f"the pool has fewer tokens than from_index {self._from_index}")
         return self.data_loss("the pool lost tokens that were shown")
 
+    def unseen(self) -> DataLoss:
+        """The error of a client that saw other tokens than the pool has."""
+        return self.data_loss(f"its first {self._from_index} tokens are not those that were seen")
+
     def changed(self) -> DataLoss:
         """The error of a committed token that is another one now."""
         return self.data_loss("tokens that were shown have changed")
@@ -143,7 +157,7 @@ class Transcript:
             return
         seen = array("I", (token.token_id for token in tokens[: self._from_index]))
         if digest_of(seen) != self._digest:
-            raise self.data_loss(f"its first {self._from_index} tokens are not those that were seen")
+            raise self.unseen()
         self._digest = b""
 
     def _add(self, first: int, engine: str, tokens: Sequence[CommittedToken], tops: bytes) -> Iterator[Token]:

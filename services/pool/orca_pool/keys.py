@@ -4,23 +4,29 @@ The keys of a pool share the hash tag `{POOL}`, so a Redis Cluster keeps them on
 
 | `orca:{POOL}:...`     | type       | meaning                                               | life                |
 | --------------------- | ---------- | ----------------------------------------------------- | ------------------- |
-| pool                  | hash       | the model, slots of the largest engine, last numbers  | the release         |
+| pool                  | hash       | schema, the model, slots of the largest engine, last  | the release         |
+|                       |            | numbers, how far sweeps have come                     |                     |
 | load                  | hash       | what waits: new tokens, slots, bytes; by tenant: its  | the release         |
 |                       |            | slots that wait, its requests that live               |                     |
 | waiting               | sorted set | ids in the queue by arrival number: position = rank   | until claimed       |
 | claimed:ENGINE        | sorted set | ids that an engine has claimed, by arrival number     | until given back    |
+| listeners:ENGINE      | hash       | '<attempt> <endpoint>' of each claim number           | until given back    |
+| asking                | sorted set | engines that found nothing to claim, by free slots    | until hinted        |
 | request:ID            | hash       | one request: record, state, numbers, listener, times  | retention after end |
 | tokens:ID             | string     | the committed tokens (wire.TOKEN), append only        | with its request    |
 | tops:ID               | string     | the most probable tokens at the place of each token   | with its request    |
 |                       |            | (orca_common.scores), where asked for; append only    |                     |
 | prompt:ID             | string     | the logprobs of the prompt, where asked for           | with its request    |
 | due                   | sorted set | ids by the moment of a deadline or a grace's end      | with its request    |
-| delivery:ENDPOINT     | stream     | n: number, e: engine, p: packets (wire.PACKET)        | the incarnation     |
+| ended                 | sorted set | ids of ended requests by the moment of their end      | with its request    |
+| delivery:ENDPOINT     | stream     | id 0-NUMBER, e: engine, p: packets (wire.PACKET)      | until read          |
 | control:ENGINE        | stream     | h: '' (requests wait), or the id of one that ended    | until retired       |
-| engine:ID             | hash       | lease, epoch, reserved iterations, last claim, sizes, | until retired       |
-|                       |            | load                                                  |                     |
-| engines               | set        | ids of all engines: a cluster cannot list keys        | the release         |
-| endpoint:ID           | hash       | registration number, last number in its stream         | until swept         |
+| engine:ID             | hash       | epoch, reserved iterations, last claim, tp, pp, load  | until retired       |
+| leases                | hash       | '<counter> <term> <owner>' of all engines             | the release         |
+| engines               | sorted set | all engines by their slots; 0: never formed           | the release         |
+| endpoint:ID           | hash       | registration number, whether it is leaving            | until swept         |
+| calls:ENDPOINT        | set        | ids of live requests that listen there                | with its requests   |
+| orphans               | set        | dead endpoints whose calls are not all detached yet   | until they are      |
 | endpoints, schedulers | sorted set | living processes by the moment of their last renewal  | until swept         |
 
 The fields of `request:ID`, '' where there is none:
@@ -41,6 +47,14 @@ The fields of `request:ID`, '' where there is none:
 
 Moments are Redis's TIME in microseconds. The scripts (lua/prelude.lua) make the same names from the first key.
 """
+
+
+def scoped(tenant: str, request_id: str) -> str:
+    """A request's id in the pool: two tenants may use the same id, and know nothing of each other's requests.
+
+    A request id holds no slash, so no tenant can spell another one's. Without tenants ('') the id is the client's own.
+    """
+    return f"{tenant}/{request_id}" if tenant else request_id
 
 
 class Keys:

@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
 
+from redis.exceptions import OutOfMemoryError, ResponseError
+
 from orca_common.errors import FailedPrecondition
+from orca_common.settings import PoolSettings
 
 from .keys import Keys
 from .leases import DETACH_FLOOR_SECONDS
@@ -16,6 +19,7 @@ from .records import (
     Busy,
     ClaimAnswer,
     Claimed,
+    CommitAnswer,
     CommitRow,
     CommittedToken,
     Delivery,
@@ -30,11 +34,13 @@ from .records import (
     Renewed,
     Times,
 )
-from .scripts import Constants, build, sources
+from .scripts import SCHEMA, Constants, build, sources
 from .wire import pack_tokens, unpack_packets, unpack_tokens
 
 READ_ENTRIES = 256  # entries of a stream that one answer holds at most
 DEFAULTS = Constants()
+TOLD = frozenset(["submit", "submit_known", "attach", "cancel", "finish_at"])  # a client hears of what these did
+SCHEMA_ERROR = "SCHEMA "
 EXACT = 2**53  # Lua has doubles only: integers below this are exact
 
 
@@ -51,18 +57,39 @@ class Pool:
         redis_url: str,
         pool: str,
         *,
+        tls_dir: str | None = None,
         constants: Constants = DEFAULTS,
         patience: float = 2.0,
+        replicas: int = 0,
         lua: Mapping[str, str] | None = None,
     ) -> None:
         """Connects at the first operation.
 
-        redis_url: redis://, rediss:// or unix://. pool: the release's name. patience: seconds that one exchange with
-        Redis may take. constants, lua: only tests give others than the package's.
+        redis_url: as `primary.Primary` takes it. pool: the release's name. tls_dir: for rediss://, a folder with this
+        service's certificate and the authority (see `orca_common.tls`); without it the machine's authorities count, and
+        no certificate is shown. patience: seconds that one exchange with Redis may take. replicas: what clients hear
+        of is on the disks of so many replicas first. constants: of the settings. lua: only tests give others.
         """
         self._keys = Keys(pool)
-        self._link = Link(redis_url, patience)
+        self._replicas = replicas
+        self._link = Link(redis_url, patience, tls_dir=tls_dir)
         self._scripts = build(sources() if lua is None else lua, constants)
+
+    @classmethod
+    def of(cls, settings: PoolSettings) -> Self:
+        """The pool that a service's settings name."""
+        constants = Constants(
+            retention=settings.retention,
+            retain_requests=settings.retain_requests,
+            retain_bytes=settings.retain_bytes,
+        )
+        return cls(
+            settings.redis_url,
+            settings.pool,
+            tls_dir=settings.tls_dir,
+            constants=constants,
+            replicas=settings.redis_replicas,
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -84,12 +111,23 @@ class Pool:
         """
         return self._link.generation
 
-    async def _run(self, script: str, *args: Argument) -> Any:
-        return await self._link.run(self._scripts[script], 1, self._keys.pool, *args)
+    async def _run(self, script: str, *args: Argument, renewal: bool = False) -> Any:
+        replicas = self._replicas if script in TOLD else 0
+        try:
+            return await self._link.run(
+                self._scripts[script], 1, self._keys.pool, *args, renewal=renewal, replicas=replicas
+            )
+        except ResponseError as error:
+            if str(error).startswith(SCHEMA_ERROR):
+                raise FailedPrecondition(
+                    f"the pool {self._keys.prefix} has keys of schema {str(error).split()[1]}, this service works with "
+                    f"{SCHEMA}: end the other release first, or give this one a pool of another name"
+                ) from None
+            raise
 
     async def _renew(self, script: str, *args: Argument) -> Any:
         """Like `_run`, ahead of all others: a lease depends on it."""
-        return await self._link.run(self._scripts[script], 1, self._keys.pool, *args, renewal=True)
+        return await self._run(script, *args, renewal=True)
 
     # -- identity
     async def identify(self, digest: str, max_positions: int, vocab_size: int) -> None:
@@ -102,6 +140,23 @@ class Pool:
             raise FailedPrecondition(
                 f"the pool {self._keys.prefix} serves the model with digest {stands}, this service has {digest}"
             )
+
+    async def check_durable(self, allow_volatile: bool) -> str | None:
+        """Raises FailedPrecondition where Redis may forget what it acknowledged; allowed, returns the sentence."""
+        memory = _info(await self._link.command("INFO", "memory"))
+        persistence = _info(await self._link.command("INFO", "persistence"))
+        problems: list[str] = []
+        policy = memory.get("maxmemory_policy", "")
+        if policy.startswith("allkeys"):  # the pool's keys have no expiry: volatile-* finds none of them
+            problems.append(f"it evicts any key when memory is short (maxmemory-policy {policy})")
+        if persistence.get("aof_enabled") == "0":
+            problems.append("it has no append-only file (appendonly no)")
+        if not problems:
+            return None
+        sentence = f"redis_url: this Redis may forget requests that were acknowledged: {', and '.join(problems)}"
+        if not allow_volatile:
+            raise FailedPrecondition(f"{sentence}; allow_volatile_redis accepts that")
+        return sentence
 
     async def identity(self) -> ModelIdentity | None:
         """The model that the release has agreed on, and the slots of its largest engine. None: no service was there."""
@@ -118,14 +173,19 @@ class Pool:
 
     # -- endpoints
     async def renew_endpoint(
-        self, incarnation: str, *, register: bool = False, replaces: str | None = None
+        self, incarnation: str, *, register: bool = False, replaces: str | None = None, read: int = 0
     ) -> int | None:
         """Renews an endpoint's registration, and returns its number. None: the incarnation is not registered.
 
         Call it every `leases.RENEW_SECONDS`. register: registers an incarnation that is not registered yet. replaces:
-        an older incarnation to remove. Another number than last time: the registration was lost and made again.
+        an older incarnation to remove. read: number of the last entry that was read from the stream; Redis forgets it
+        and those before. Another number than last time: the registration was lost and made again.
         """
-        return await self._renew("renew_endpoint", incarnation, int(register), replaces or "")
+        return await self._renew("renew_endpoint", incarnation, int(register), replaces or "", read)
+
+    async def hand_over(self, incarnation: str) -> int:
+        """Notes that an endpoint is leaving. Returns how many others live and stay."""
+        return await self._run("hand_over", incarnation)
 
     async def leave_endpoint(self, incarnation: str) -> None:
         """Removes a drained endpoint's registration and stream. Calls still attached count as those of a dead one."""
@@ -157,35 +217,35 @@ class Pool:
         """
         deadline = "" if deadline_in is None else _microseconds(deadline_in)
         grace = _microseconds(detach_grace)
-        return _submitted(
-            await self._run(
-                "submit",
-                request_id,
-                record,
-                body_digest,
-                max_tokens,
-                deadline,
-                grace,
-                endpoint,
-                _exact(attempt),
-                max_tokens if new_tokens is None else new_tokens,
-                tenant,
-                max_waiting,
-                *("" if limit is None else limit for limit in limits),
-            )
-        )
+        rest: list[Argument] = [body_digest, max_tokens, deadline, grace, endpoint, _exact(attempt)]
+        rest += [max_tokens if new_tokens is None else new_tokens, tenant, max_waiting]
+        rest += ["" if limit is None else limit for limit in limits]
+        try:
+            return _submitted(await self._run("submit", request_id, record, *rest))
+        except OutOfMemoryError:
+            return _submitted(await self._run("submit_known", request_id, b"", *rest))
 
     async def attach(
-        self, request_id: str, *, endpoint: str, attempt: int, known: int = 0, last: CommittedToken | None = None
+        self,
+        request_id: str,
+        *,
+        endpoint: str,
+        attempt: int,
+        known: int = 0,
+        last: CommittedToken | None = None,
+        seen: int = 0,
+        digest: bytes = b"",
     ) -> Attached | Refusal:
         """Makes this call the one listener of a known request. The call of a lower attempt is told ABORTED.
 
         known, last: how many tokens the call has, and the last of them. The answer then holds only those beyond, and no
-        record, if the pool has the same; all of them otherwise.
+        record, if the pool has the same; all of them otherwise. seen, digest: how many tokens the client saw, and the
+        SHA-1 of their ids (empty: not told). Where the pool has fewer or others, nothing changes.
         Raises ValueError for an attempt that is not below 2^53.
         """
         packed = b"" if last is None else pack_tokens([last])
-        return _attached(await self._run("attach", request_id, endpoint, _exact(attempt), known, packed))
+        args = (request_id, endpoint, _exact(attempt), known, packed, seen, digest.hex())
+        return _attached(await self._run("attach", *args))
 
     async def detach(self, request_id: str, *, attempt: int, grace: float | None = None, at_least: float = 0.0) -> None:
         """Ends the listening of this attempt. The request ends max(`grace`, `at_least`) seconds later (0: at once).
@@ -216,9 +276,12 @@ class Pool:
         Waits at most `wait` seconds for the first one, on a connection of its own. A cancelled read loses nothing.
         """
         entries = await self._read_stream(self._keys.delivery(endpoint), cursor, wait)
+        if entries and self._replicas:
+            # A write of our own: WAITAOF waits for what this connection wrote, and all before it.
+            await self._link.command("HSET", self._keys.pool, "read", endpoint, replicas=self._replicas)
         return [
-            Delivery(entry, int(number), unpack_packets(packets, engine.decode()))
-            for entry, (_, number, _, engine, _, packets) in entries
+            Delivery(entry, int(entry.partition(b"-")[2]), unpack_packets(packets, engine.decode()))
+            for entry, (_, engine, _, packets) in entries
         ]
 
     # -- schedulers
@@ -231,12 +294,8 @@ class Pool:
         cannot tell the gap from an outage, and ends less. detach_floor: the least seconds that the calls of a dead
         endpoint have to be attached elsewhere.
         """
-        living, *engines = await self._renew("renew_scheduler", scheduler, _microseconds(detach_floor))
-        states = {
-            engine.decode(): EngineState(owner.decode() or None, int(term), int(counter))
-            for engine, owner, term, counter in engines
-        }
-        return states, living
+        *leases, living = await self._renew("renew_scheduler", scheduler, _microseconds(detach_floor))
+        return {name.decode(): _lease(text) for name, text in zip(leases[::2], leases[1::2], strict=True)}, living
 
     async def leave_scheduler(self, scheduler: str) -> None:
         """Removes a scheduler that leaves. It releases its engines before."""
@@ -276,9 +335,9 @@ class Pool:
         answer = await self._renew("renew", engine, owner, term, *numbers, *sizes, known, *told)
         if answer is None:
             return None
-        epoch_now, reserved, last_claim, version, *claims = answer
+        epoch_now, reserved, last_claim, version, needs, *claims = answer
         changed = None if version.decode() == known else {i.decode(): int(claim) for i, claim in claims}
-        return Renewed(changed, version.decode(), int(epoch_now), int(reserved), int(last_claim))
+        return Renewed(changed, version.decode(), needs, int(epoch_now), int(reserved), int(last_claim))
 
     async def holding(self, engine: str, owner: str, term: int) -> ClaimAnswer | None:
         """Everything that the engine has claimed, in full: a new master starts from it. None: not its master."""
@@ -317,8 +376,8 @@ class Pool:
         """
         return _claim_answer(await self._run("claim", engine, owner, term, have, count, slots, total, block_size))
 
-    async def commit(self, engine: str, owner: str, term: int, rows: Sequence[CommitRow]) -> list[int] | None:
-        """Appends tokens and records ends. Returns for each row Committed.OK, Committed.GONE or the pool's count.
+    async def commit(self, engine: str, owner: str, term: int, rows: Sequence[CommitRow]) -> CommitAnswer | None:
+        """Appends tokens and records ends. Answers for each row Committed.OK, Committed.GONE or the pool's count.
 
         A count tells how many tokens the pool has where that is not the row's base: send again from there. None: not
         the master any more, and nothing was changed.
@@ -330,8 +389,8 @@ class Pool:
             args += (row.request_id, row.claim, row.base, finish, row.tokens)
             if row.tops or row.prompt:
                 scores += (n, row.tops, row.prompt)
-        args += scores
-        return await self._run("commit", *args)
+        answer = await self._run("commit", *args, *scores)
+        return None if answer is None else CommitAnswer(answer[1:], answer[0])
 
     async def give_back(self, engine: str, owner: str, term: int, rows: Mapping[str, tuple[int, bool]]) -> None:
         """Returns claimed requests to the queue, each to its old place.
@@ -396,10 +455,21 @@ def _attached(answer: Any) -> Attached | Refusal:
     return Attached(record, position, tokens, made, finish, first, starts, tops, prompt)
 
 
+def _info(text: bytes) -> dict[str, str]:
+    """The fields of an answer of INFO."""
+    lines = (line.partition(":") for line in text.decode().splitlines())
+    return {name: value.strip() for name, colon, value in lines if colon}
+
+
+def _lease(text: bytes) -> EngineState:
+    counter, term, owner = text.decode().split(" ", 2)
+    return EngineState(owner or None, int(term), int(counter))
+
+
 def _claim_answer(answer: Any) -> ClaimAnswer | None:
     if answer is None:
         return None
-    last_claim, waiting, *held = answer
+    last_claim, needs, *held = answer
     requests = [
         Claimed(
             request_id.decode(),
@@ -413,4 +483,4 @@ def _claim_answer(answer: Any) -> ClaimAnswer | None:
         )
         for request_id, claim, arrival, record, tokens, losses, deadline, submitted in held
     ]
-    return ClaimAnswer(requests, int(last_claim), waiting)
+    return ClaimAnswer(requests, int(last_claim), needs)

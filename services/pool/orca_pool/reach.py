@@ -11,13 +11,13 @@ from .link import Link
 from .retry import reached
 
 
-async def check_reachable(redis_url: str, seconds: float) -> None:
+async def check_reachable(redis_url: str, seconds: float, tls_dir: str | None = None) -> None:
     """Asks the Redis of an URL for an answer. Raises FailedPrecondition with a sentence when none comes in time.
 
-    seconds: how long it is asked again and again, because it may be starting.
+    seconds: how long it is asked again and again, because it may be starting. tls_dir: as for `Pool`.
     """
     try:
-        link = Link(redis_url)
+        link = Link(redis_url, tls_dir=tls_dir)
     except ValueError as error:
         raise FailedPrecondition(f"redis_url: {error}") from None
     try:

@@ -89,6 +89,9 @@ class Refusal(IntEnum):
     NO_ENGINE = 7  # no engine has formed yet, so nobody knows what fits
     TENANT_FULL = 8  # the tenant has as many requests, or queued tokens, as it may
     LATE = 9  # the request would wait so long that it could not end before its deadline
+    MEMORY = 10  # Redis has no memory left (`maxmemory`)
+    FEWER_TOKENS = 11  # the pool has fewer tokens than the client saw; they may be made again
+    OTHER_TOKENS = 12  # the pool has other tokens than the client saw
 
 
 class Busy(NamedTuple):
@@ -117,7 +120,7 @@ class Packet(NamedTuple):
 class Delivery:
     """One entry of a delivery stream. `number` grows by one from entry to entry; a gap means that entries were lost."""
 
-    cursor: bytes  # where the next read goes on
+    cursor: bytes  # where the next read goes on; it holds the number
     number: int
     packets: list[Packet]
 
@@ -151,7 +154,7 @@ class ClaimAnswer:
 
     requests: list[Claimed]
     last_claim: int
-    waiting: int  # requests left in the queue
+    needs: int  # slots that the first request of the queue needs, which did not fit; 0: nothing waits for this engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,7 @@ class Renewed:
 
     claims: dict[str, int] | None  # request id -> claim number; None: as in the version that the master knows
     version: str  # of the claims
+    needs: int  # slots that the first request of the queue needs; 0: none waits
     epoch: int
     reserved: int  # iteration numbers up to this one are reserved
     last_claim: int
@@ -192,6 +196,13 @@ class CommitRow:
     finish: Reason | None
     tops: bytes = b""
     prompt: bytes = b""
+
+
+class CommitAnswer(NamedTuple):
+    """The answer of commit."""
+
+    rows: list[int]  # for each row Committed.OK, Committed.GONE or the pool's count
+    needs: int  # slots that the first request of the queue needs, when the engine would not hear of it otherwise
 
 
 class Committed(IntEnum):

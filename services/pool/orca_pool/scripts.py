@@ -9,9 +9,16 @@ from typing import Self
 
 from .leases import GAP_SECONDS, LEASE_SECONDS, RENEW_SECONDS
 from .records import Committed, Reason, Refusal
-from .wire import FINISH, PACKET, TOKEN, TOKEN_ID
+from .wire import FINISH, PACKET, RECORD_OVERHEAD, TOKEN, TOKEN_ID
 
 FOLDER = Path(__file__).parent / "lua"
+
+# The meaning of the keys. A release whose keys have another one is refused (`pool.Pool`): raise it with every change
+# that older scripts would not understand.
+SCHEMA = 2
+
+# With Redis's `maxmemory` reached, these do not run: they bring new work. All others finish what is there.
+NEW_WORK = frozenset(["submit"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +38,19 @@ class Constants:
     """The limits that the scripts are made with. All services of a release must use the same; only tests choose others.
 
     lease, sweep_gap: seconds, see `leases.py`.
-    retention: seconds for which a request can be read after its end.
-    delivery_length, control_length: entries that a stream keeps. An endpoint that falls further behind reads its tokens
-    from `tokens:ID` instead.
+    retention: seconds for which a request can be read after its end. retain_requests, retain_bytes: so many ended
+    requests are kept at most, and so many of their bytes in Redis. The oldest go first.
+    delivery_length: entries that an endpoint has not read yet. One that falls further behind reads its tokens from
+    `tokens:ID` instead. 300 engines at 50 iterations a second make it wait for 4 s before that.
+    control_length: hints that an engine's stream keeps.
     """
 
     lease: float = LEASE_SECONDS
     sweep_gap: float = GAP_SECONDS
     retention: float = 300.0
-    delivery_length: int = 2048
+    retain_requests: int = 100_000
+    retain_bytes: int = 1 << 30
+    delivery_length: int = 65536
     control_length: int = 256
 
 
@@ -50,8 +61,11 @@ def shared_numbers(constants: Constants) -> str:
             "-- microseconds",
             f"local LEASE, SWEEP_GAP = {constants.lease * 1e6:.0f}, {constants.sweep_gap * 1e6:.0f}",
             f"local RENEWAL = {RENEW_SECONDS * 1e6:.0f}",
-            "-- milliseconds",
-            f"local RETENTION = {constants.retention * 1e3:.0f}",
+            f"local RETENTION = {constants.retention * 1e6:.0f}",
+            "-- ended requests, and bytes; what a request takes beside its record and tokens",
+            f"local RETAIN_REQUESTS, RETAIN_BYTES = {constants.retain_requests}, {constants.retain_bytes}",
+            f"local RECORD_OVERHEAD = {RECORD_OVERHEAD}",
+            f"local SCHEMA = {SCHEMA}",
             "-- entries of a stream",
             f"local DELIVERY_LENGTH, CONTROL_LENGTH = {constants.delivery_length}, {constants.control_length}",
             f"local REASON = {_table(Reason)}",
@@ -76,6 +90,14 @@ def sources() -> dict[str, str]:
 
 
 def build(lua: Mapping[str, str], constants: Constants) -> dict[str, Script]:
-    """The scripts by name, made of the texts of Lua files as `sources` gives them."""
-    head = shared_numbers(constants) + lua["prelude"]
-    return {name: Script.of(head + text) for name, text in lua.items() if name != "prelude"}
+    """The scripts by name, made of the texts of Lua files as `sources` gives them.
+
+    `submit_known` is `submit` for a Redis without memory: its caller gives no record, so it only attaches.
+    """
+    texts = {**lua, "submit_known": lua["submit"]}
+    head = shared_numbers(constants) + texts.pop("prelude")
+    return {name: Script.of(_first_line(name) + head + text) for name, text in texts.items()}
+
+
+def _first_line(name: str) -> str:
+    return "#!lua\n" if name in NEW_WORK else "#!lua flags=allow-oom\n"

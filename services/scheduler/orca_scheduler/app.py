@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import socket
 import sys
@@ -13,25 +14,32 @@ from orca_common.address import join_address
 from orca_common.errors import OrcaError, Unavailable
 from orca_common.service import LoopPulse, StatusPort
 from orca_common.telemetry import Telemetry
+from orca_common.tls import transport_of
 from orca_pool.pool import Pool
+from orca_pool.retry import reached
 
 from .discovery.candidates import Discovery
 from .discovery.static import StaticDiscovery
 from .scheduler import Scheduler
 from .settings import SchedulerSettings
 
+log = logging.getLogger(__name__)
+
 
 class SchedulerApp:
     """One scheduler process, as `service.serve` runs it."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
-        """Raises FailedPrecondition when the list of workers holds a part of an engine."""
+        """Raises FailedPrecondition when the list of workers holds a part of an engine, or tls_dir cannot be used."""
         name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         self._settings = settings
         self._telemetry, self._pulse = Telemetry("orca-scheduler", name), LoopPulse()
-        self._pool = Pool(settings.redis_url, settings.pool)
+        self._pool = Pool.of(settings)
         self._discovery = discovery_of(settings)
-        self._scheduler = Scheduler(name, self._pool, self._discovery, settings, self._telemetry, self._pulse)
+        transport = transport_of(settings.tls_dir)
+        self._scheduler = Scheduler(
+            name, self._pool, self._discovery, settings, self._telemetry, self._pulse, transport
+        )
         self._status = StatusPort(
             settings.host,
             settings.status_port,
@@ -56,6 +64,9 @@ class SchedulerApp:
         return {"status": join_address(settings.host, self._status.port)}
 
     async def run(self) -> None:
+        warning = await reached(lambda: self._pool.check_durable(self._settings.allow_volatile_redis))
+        if warning is not None:
+            log.warning(warning)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._discovery.run(self._scheduler.discovered))
             tasks.create_task(self._scheduler.run())

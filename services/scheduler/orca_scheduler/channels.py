@@ -6,6 +6,8 @@ import contextlib
 import grpc
 
 from orca_common.address import split_address
+from orca_common.roles import Role
+from orca_common.tls import Transport
 
 from . import timers
 
@@ -18,8 +20,9 @@ OPTIONS = [
 ]
 
 
-def dial(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=OPTIONS)
+def dial(address: str, transport: Transport) -> grpc.aio.Channel:
+    """A channel to a supervisor or a rank, with the certificate of this moment."""
+    return transport.channel(address, Role.WORKER, OPTIONS)
 
 
 async def listens(address: str) -> bool:

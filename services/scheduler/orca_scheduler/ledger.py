@@ -66,7 +66,7 @@ class Ledger:
         self._last_claim = self._reserved = self._uncommitted = 0
         self._commit_sent = False  # a commit with rows was sent and is not answered
         self._engine_slots = 0  # slots of the formed engine; 0: nothing is claimed
-        self._may_wait = False  # requests may be in the queue for which there was no room
+        self._needs = 0  # slots that the first request of the queue needs, as the pool told last; 0: it hints
         self._claim_sent = False  # a claim was sent and is not answered
         self._claims_version, self._claims_generation = "", -1  # of the claims that the last renewal told
         self._unheard = False  # the pool has given this engine requests, and the answer was lost
@@ -151,8 +151,10 @@ class Ledger:
 
     def claimable(self) -> None:
         """The core may have got room."""
-        if self._may_wait:
-            self._claimer.set()
+        if self._needs:
+            room = self._room()
+            if room.requests and room.slots >= self._needs:
+                self._claimer.set()
 
     def committable(self) -> None:
         """One iteration's outcomes were appended to the outputs."""
@@ -251,6 +253,7 @@ class Ledger:
                 self._reconcile(renewed.claims, before, have)
                 if set(renewed.claims.values()) <= self.outputs.held.keys() | self._orphans.keys():  # else look again
                     self._claims_version, self._claims_generation = renewed.version, generation
+            self._hear_needs(renewed.needs)
             if renewed.last_claim > self._last_claim and not self._claim_sent:
                 self._unheard = True  # the engine may not be formed, and then it would not claim again
                 self._claimer.set()
@@ -275,15 +278,21 @@ class Ledger:
             self._orphans |= fresh
             self._post(Orphaned(self._now, tuple(fresh)))
 
+    def _hear_needs(self, slots: int) -> None:
+        """The first request of the queue needs so many slots."""
+        if slots:
+            self._needs = slots
+            self.claimable()
+
     async def _claiming(self) -> None:
-        """Takes the oldest requests that fit, whenever there may be some and the core has room."""
+        """Takes the oldest requests that fit: after a hint, and when the core has room for what the pool said waits."""
         while True:
             await self._claimer.wait()
             self._claimer.clear()
             room = self._room()
             may_claim = self._engine_slots and room.requests and room.slots
             if not may_claim:
-                self._may_wait = True  # this may have been a hint
+                self._needs = max(self._needs, 1)  # this may have been a hint
                 if not self._unheard:
                     continue
             try:
@@ -294,7 +303,7 @@ class Ledger:
                 continue
             new = [claimed for claimed in answer.requests if claimed.claim > self._last_claim]
             self._last_claim, self._unheard = answer.last_claim, False
-            self._may_wait = answer.waiting > 0
+            self._needs = answer.needs
             claims = self._take(new)
             if claims:
                 self._admitted.clear()
@@ -338,14 +347,15 @@ class Ledger:
             return True
         self._commit_sent = True
         try:
-            answers = self._still_ours(await self._pool.commit(self._engine, self._owner, self._term, rows))
+            answer = self._still_ours(await self._pool.commit(self._engine, self._owner, self._term, rows))
         except Unavailable:
             self.outputs.unanswered(rows)
             self._commit_sent = False
             await asyncio.sleep(RETRY_SECONDS)
             return False
         self._commit_sent = False
-        gone = self.outputs.answered(rows, answers)
+        gone = self.outputs.answered(rows, answer.rows)
+        self._hear_needs(answer.needs)
         if gone:
             self._post(EndedElsewhere(tuple(gone)))
         if self.outputs.dirty:

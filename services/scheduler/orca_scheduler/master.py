@@ -17,6 +17,7 @@ from orca.v1 import worker_pb2 as pb
 from orca_common.errors import FailedPrecondition, Unavailable
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
+from orca_common.tls import Transport
 from orca_pool.pool import Pool
 from orca_pool.records import NO_LOAD, EngineInfo, EngineLoad, Reason
 from orca_pool.retry import reached
@@ -129,10 +130,12 @@ class EngineMaster:
         settings: SchedulerSettings,
         telemetry: Telemetry,
         pulse: LoopPulse,
+        transport: Transport,
     ) -> None:
         self.engine, self._term = engine, term
         self._taken_over = taken_over  # from an owner who had not released it
         self._pool, self._discovery, self._pulse, self._shape = pool, discovery, pulse, settings.shape
+        self._transport = transport
         pods, absent, replace = _of_candidate(candidate)
         self.lifecycle = Lifecycle(engine, settings.shape, pods, absent, replace)
         self.core = Core(settings.max_batch_size, settings.pp, settings.block_size, settings.run_ahead)
@@ -319,6 +322,7 @@ class EngineMaster:
                     pods,
                     self._shape,
                     self._pulse,
+                    self._transport,
                     self._spawn,
                     self._post,
                     lambda report: self._post(Returned(self._now, life, report)),

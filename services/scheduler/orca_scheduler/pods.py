@@ -8,6 +8,7 @@ import grpc
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1.worker_pb2_grpc import SupervisorStub
+from orca_common.tls import Transport
 
 from . import timers
 from .channels import dial, reason
@@ -18,22 +19,33 @@ log = logging.getLogger(__name__)
 class Pod:
     """The connection to one supervisor. `seen` hears of each new table of ranks, `away` why none can be had."""
 
-    def __init__(self, address: str, seen: Callable[[], None], away: Callable[[str], None]) -> None:
-        self._address, self._seen, self._away = address, seen, away
+    def __init__(
+        self, address: str, transport: Transport, seen: Callable[[], None], away: Callable[[str], None]
+    ) -> None:
+        self._address, self._transport, self._seen, self._away = address, transport, seen, away
         self.table: dict[int, pb.RankEntry] = {}  # by the rank's number in the pod
-        self._channel = dial(address)
+        self._dial()
+
+    def _dial(self) -> None:
+        self._channel = dial(self._address, self._transport)
         self._supervisor = SupervisorStub(self._channel)
 
     async def watch(self) -> None:
         """Keeps the table current. Never ends by itself."""
         while True:
+            watch = self._supervisor.Watch(pb.WatchRequest(), wait_for_ready=True)
             try:
-                async for table in self._supervisor.Watch(pb.WatchRequest(), wait_for_ready=True):
+                async with asyncio.timeout(timers.REACH):
+                    await watch.wait_for_connection()
+                async for table in watch:
                     self.table = {entry.local_rank: entry for entry in table.ranks}
                     self._seen()
                 self._away("it ended its list of ranks")
             except grpc.aio.AioRpcError as error:
                 self._away(reason(error))
+            except TimeoutError:  # not reached yet: a new channel shows the certificate that we have by now
+                await self._channel.close()
+                self._dial()
             await asyncio.sleep(timers.REDIAL)
 
     async def fence(self, local_rank: int, pid: int, verdict: str) -> None:

@@ -10,6 +10,7 @@ import grpc
 from orca.v1 import worker_pb2 as pb
 from orca.v1.worker_pb2_grpc import ControllerStub
 from orca_common.protocol import PROTOCOL, TERM_METADATA, drives
+from orca_common.tls import Transport
 
 from . import timers
 from .channels import dial, listens, reason
@@ -50,8 +51,8 @@ class Hears:
 class Rank:
     """The connection to one rank in one life of its engine."""
 
-    def __init__(self, index: int, engine: str, term: int, life: int, hears: Hears) -> None:
-        self.index = index
+    def __init__(self, index: int, engine: str, term: int, life: int, transport: Transport, hears: Hears) -> None:
+        self.index, self._transport = index, transport
         self._engine, self._term, self._life, self._hears = engine, term, life, hears
         self._loop = asyncio.get_running_loop()
         self._channel: grpc.aio.Channel | None = None
@@ -78,7 +79,7 @@ class Rank:
             await asyncio.sleep(timers.POLL)
         self.address = named.address
         self._hears.post(Listens(self._now, self._life, self.index, named.address, named.pid))
-        self._channel = dial(self.address)
+        self._channel = dial(self.address, self._transport)
         self._controller = ControllerStub(self._channel)
         request = pb.HelloRequest(protocol=PROTOCOL, engine=self._engine, term=self._term)
         hello = await self._ask(self._controller.Hello(request, timeout=timers.DIAL, wait_for_ready=True))

@@ -7,6 +7,7 @@ from typing import Any
 
 from orca.v1 import worker_pb2 as pb
 from orca_common.service import LoopPulse, cancel
+from orca_common.tls import Transport
 
 from . import timers
 from .lifecycle_events import Entry, Fenced, Formation, PodAway, PodSeen
@@ -34,6 +35,7 @@ class Ranks:
         pods: tuple[str, ...],
         shape: Shape,
         pulse: LoopPulse,
+        transport: Transport,
         spawn: Spawn,
         post: Callable[[Told | PodSeen | PodAway | Fenced], None],
         returned: Callable[[pb.IterationReport], None],
@@ -46,8 +48,10 @@ class Ranks:
         self._silence = timers.FORMING_SILENCE
         self._times: dict[int, list[pb.StageTimes]] = {}  # by iteration, until all ranks have told theirs
         hears = Hears(post, self._tokens_came, self._times_came)
-        self._pods = [Pod(address, partial(self._seen, n), partial(self._away, n)) for n, address in enumerate(pods)]
-        self._ranks = [Rank(n, engine, term, life, hears) for n in range(shape.ranks)]
+        self._pods = [
+            Pod(address, transport, partial(self._seen, n), partial(self._away, n)) for n, address in enumerate(pods)
+        ]
+        self._ranks = [Rank(n, engine, term, life, transport, hears) for n in range(shape.ranks)]
         self._fences: list[asyncio.Task[None]] = []
         self._tasks = [
             *(spawn(pod.watch()) for pod in self._pods),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from orca_common.errors import Unavailable
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
+from orca_common.tls import Transport
 from orca_pool.leases import GAP_SECONDS, LEASE_SECONDS, RENEW_SECONDS
 from orca_pool.outage import Outage
 from orca_pool.pool import Pool
@@ -44,9 +45,10 @@ class Scheduler:
         settings: SchedulerSettings,
         telemetry: Telemetry,
         pulse: LoopPulse,
+        transport: Transport,
     ) -> None:
         self._name, self._pool, self._discovery = name, pool, discovery
-        self._settings, self._telemetry, self._pulse = settings, telemetry, pulse
+        self._settings, self._telemetry, self._pulse, self._transport = settings, telemetry, pulse, transport
         self._candidates: dict[str, Candidate] | None = None  # None: not known yet
         self._masters: dict[str, tuple[EngineMaster, asyncio.Task[None]]] = {}
         self._sights: dict[str, Sight] = {}
@@ -210,5 +212,6 @@ class Scheduler:
             self._settings,
             self._telemetry,
             self._pulse,
+            self._transport,
         )
         self._masters[engine] = master, asyncio.create_task(master.run(), name=f"master of {engine}")

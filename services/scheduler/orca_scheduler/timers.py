@@ -3,6 +3,7 @@
 # Reaching pods and ranks
 DIAL = 5.0  # one call to a supervisor, or to a rank that listens
 REDIAL = 0.2  # between attempts to reach a supervisor
+REACH = 10.0  # until a supervisor that was not reached is tried with a new channel, and a newer certificate
 POLL = 0.05  # between looks whether a starting rank listens
 START = 120.0  # for all ranks of a life to say Hello: importing torch from a cold disk takes its time
 LOAD = 600.0  # one step of a formation: a rank reads its slice of the model in one

@@ -26,9 +26,10 @@ from opentelemetry.trace import StatusCode
 from orca.v1 import worker_pb2, worker_pb2_grpc
 from orca_common.address import join_address
 from orca_common.checkpoint import Checkpoint
-from orca_common.errors import FailedPrecondition, Internal, OrcaError, Unavailable, internal
+from orca_common.errors import FailedPrecondition, Internal, InvalidArgument, OrcaError, Unavailable, internal
 from orca_common.protocol import PROTOCOL, TERM_METADATA, obeys
 from orca_common.telemetry import Telemetry, context_of
+from orca_common.tls import Transport
 
 from .data_plane import PeerLost
 from .epoch import Epoch
@@ -58,6 +59,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LEAVING = "this rank is leaving"
+MAX_NAME = 256  # characters of an engine's name
 
 
 class Controller(worker_pb2_grpc.ControllerServicer):
@@ -69,10 +71,11 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         stage: Stage,
         telemetry: Telemetry,
         rendezvous: Rendezvous,
+        transport: Transport,
         on_failure: Callable[[str], None],
     ) -> None:
         self._checkpoint, self._stage, self._telemetry = checkpoint, stage, telemetry
-        self._rendezvous, self._on_failure = rendezvous, on_failure
+        self._rendezvous, self._transport, self._on_failure = rendezvous, transport, on_failure
         self._loop = asyncio.get_running_loop()
         self._gpu = GpuThread(stage, self._from_gpu_thread)
         self.incarnation = uuid.uuid4().hex
@@ -137,6 +140,8 @@ class Controller(worker_pb2_grpc.ControllerServicer):
     ) -> worker_pb2.HelloResponse:
         if self._leaving:
             raise Unavailable(LEAVING)
+        if len(request.engine) > MAX_NAME:
+            raise InvalidArgument("engine", f"is a name of {len(request.engine)} characters; at most {MAX_NAME}")
         if obeys(request.protocol):  # another master reads the number in the answer, and says so
             if self._lanes.observe_term(request.term):
                 log.info("a new master", extra={"engine": request.engine, "term": request.term})
@@ -215,7 +220,9 @@ class Controller(worker_pb2_grpc.ControllerServicer):
                 case CloseStore():
                     self._store = None
                 case Join(epoch=number, formation=formation):
-                    epoch = Epoch(number, formation, self._rendezvous, partial(self._lose_peer, number))
+                    epoch = Epoch(
+                        number, formation, self._rendezvous, self._transport, partial(self._lose_peer, number)
+                    )
                     self._epoch = epoch
                     self._joined = asyncio.create_task(self._form(epoch, "Form", self._join(epoch)))
                 case Allocate(slots=slots):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from orca.v1 import worker_pb2
 from orca_common.errors import OrcaError, Unavailable
+from orca_common.tls import Transport
 
 from .data_plane import DataPlane, PeerLost
 from .membership import Formation
@@ -21,10 +22,15 @@ class Epoch:
     """
 
     def __init__(
-        self, number: int, formation: Formation, rendezvous: Rendezvous, on_broken: Callable[[str], None]
+        self,
+        number: int,
+        formation: Formation,
+        rendezvous: Rendezvous,
+        transport: Transport,
+        on_broken: Callable[[str], None],
     ) -> None:
         self.number, self.formation = number, formation
-        self._rendezvous, self._on_broken = rendezvous, on_broken
+        self._rendezvous, self._transport, self._on_broken = rendezvous, transport, on_broken
         self._plane: DataPlane | None = None
         self._relays: tuple[Neighbour, ...] = ()
         self._closed: str | None = None  # why
@@ -54,7 +60,7 @@ class Epoch:
             return
         end = place.index + place.tensor_parallel
         numbers = [*(() if place.is_last else (end,)), *range(place.index + 1, end)]
-        self._relays = tuple(Neighbour(controllers[number], self._on_broken) for number in numbers)
+        self._relays = tuple(Neighbour(controllers[number], self._transport, self._on_broken) for number in numbers)
         try:
             async with asyncio.timeout(RELAY_TIMEOUT):
                 await asyncio.gather(*(relay.connected() for relay in self._relays))

@@ -8,6 +8,7 @@ from orca_common.errors import Aborted, FailedPrecondition, InvalidArgument, Orc
 from orca_common.protocol import TERM_METADATA
 
 SILENCE = 5.0  # seconds without a message from the master, who sends two a second, until the lane counts as not held
+TERM_AHEAD = 86_400e6  # microseconds that a term may lie ahead of this machine's clock: the pool makes terms of its own
 MAX_TIMES = 256  # iterations whose times are kept for the next heartbeat
 
 
@@ -74,10 +75,12 @@ class Lanes:
     def observe_term(self, term: int, lane: Lane | None = None) -> bool:
         """Checks the term of a message, which `lane` has brought. True: it is higher than any before.
 
-        Raises FailedPrecondition when it is old.
+        Raises FailedPrecondition when it is old, and for one that no pool has given: it would shut all masters out.
         """
         if term < self.term:
             raise FailedPrecondition(f"term {term} is old: this rank has seen {self.term}")
+        if term > time.time() * 1e6 + TERM_AHEAD:
+            raise FailedPrecondition(f"term {term} is none that a pool gives: it is a day ahead of the clock")
         if term == self.term:
             return False
         self.term = term

@@ -18,6 +18,7 @@ receive in it times out. So we leave a gloo group by a receive of nothing with a
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections import deque
@@ -44,9 +45,16 @@ WILDCARDS = ("", "0.0.0.0", "::")
 Group = Any  # ProcessGroupGloo or ProcessGroupNCCL; only what torch.distributed's C++ backends share is used
 
 
-def open_store() -> TCPStore:
-    """A store on a free port of all interfaces."""
-    return TCPStore("localhost", 0, None, True, timeout=JOIN_TIMEOUT, wait_for_workers=False)
+def open_store(host: str) -> TCPStore:
+    """A store on a free port of this address alone.
+
+    A TCPStore that is told a host listens on all interfaces nevertheless. So it is given a socket that listens already.
+    """
+    family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listening = socket.create_server(address[:2], family=family, backlog=1024, dualstack_ipv6=host == "::")
+    port = listening.getsockname()[1]
+    own = "localhost" if host in WILDCARDS else host  # where this process reaches it itself
+    return TCPStore(own, port, None, True, JOIN_TIMEOUT, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
 class ProcessGroups:

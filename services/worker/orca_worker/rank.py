@@ -17,7 +17,7 @@ import logging
 import os
 import signal
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Never
 
@@ -27,6 +27,7 @@ from orca_common.address import join_address
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, OrcaError
 from orca_common.telemetry import Telemetry
+from orca_common.tls import transport_of
 
 from .controller import Controller
 from .dtype import choose_dtype, kernels_are_used
@@ -123,14 +124,16 @@ class RankApp:
         except FailedPrecondition as error:
             raise SystemExit(f"ORCA_DTYPE: {error}") from None
         stage = Stage(checkpoint, dtype, device, settings.slots, cpu)
-        rendezvous = Rendezvous(host, device)
-        self._controller = Controller(checkpoint, stage, telemetry, rendezvous, self._failure.set_result)
-        status = service.StatusPort(settings.host, settings.status_port, self._controller.ready, pulse.alive)
+        rendezvous = Rendezvous(host, device, settings.host)
+        transport = transport_of(settings.tls_dir)
+        self._controller = Controller(checkpoint, stage, telemetry, rendezvous, transport, self._failure.set_result)
+        told = lambda: {"loading": stage.loading.sentence}  # noqa: E731
+        status = service.StatusPort(settings.host, settings.status_port, self._controller.ready, pulse.alive, told)
         self._open.callback(status.close)
-        server, self._health = await new_server(SERVICE)
+        server, self._health = await new_server(SERVICE, transport)
         self._open.push_async_callback(server.stop, 1.0)
         worker_pb2_grpc.add_ControllerServicer_to_server(self._controller, server)
-        address = join_address(host, listen(server, settings.host, settings.port))
+        address = join_address(host, listen(server, transport, settings.host, settings.port))
         await server.start()
         log.info("listening", extra={"address": address, "model": checkpoint.name, "device": str(device)})
         return {"address": address, "status": join_address(settings.host, status.port)}
@@ -170,7 +173,8 @@ def main() -> None:
         _run()
     except SystemExit as end:
         if isinstance(end.code, str):
-            print(json.dumps({"refused": end.code}), flush=True)
+            with suppress(OSError):  # the supervisor has ended
+                os.write(sys.stdout.fileno(), f"{json.dumps({'refused': end.code})}\n".encode())
         raise
 
 

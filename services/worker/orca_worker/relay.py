@@ -8,6 +8,8 @@ import grpc
 
 from orca.v1 import worker_pb2, worker_pb2_grpc
 from orca_common.errors import Unavailable
+from orca_common.roles import Role
+from orca_common.tls import Transport
 
 from .server import OPTIONS
 
@@ -17,8 +19,8 @@ log = logging.getLogger(__name__)
 class Neighbour:
     """The stream to one neighbour. `on_broken` is called with a sentence when it ends before `close`."""
 
-    def __init__(self, address: str, on_broken: Callable[[str], None]) -> None:
-        self.address, self._on_broken = address, on_broken
+    def __init__(self, address: str, transport: Transport, on_broken: Callable[[str], None]) -> None:
+        self.address, self._transport, self._on_broken = address, transport, on_broken
         self._queue: asyncio.Queue[worker_pb2.Iteration] = asyncio.Queue()  # both controllers bound what they accept
         self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._keep(), name=f"relay-{address}")
@@ -39,7 +41,7 @@ class Neighbour:
 
     async def _keep(self) -> None:
         try:
-            async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:
+            async with self._transport.channel(self.address, Role.WORKER, OPTIONS) as channel:
                 call = worker_pb2_grpc.ControllerStub(channel).Relay(self._messages())
                 await call.wait_for_connection()
                 self._connected.set_result(None)

@@ -22,16 +22,19 @@ class Store(Protocol):
 
 
 class Rendezvous:
-    """Opens stores and data planes. `host`: where other ranks reach this one; `device` None: no torch is needed."""
+    """Opens stores and data planes. `host`: where other ranks reach this one; `device` None: no torch is needed.
 
-    def __init__(self, host: str, device: torch.device | None) -> None:
-        self.host, self._device = host, device
+    `listen_on`: the address that stores listen on; `host` if not given.
+    """
+
+    def __init__(self, host: str, device: torch.device | None, listen_on: str | None = None) -> None:
+        self.host, self._device, self._listen_on = host, device, listen_on or host
 
     def open_store(self) -> Store:
         """A store on a free port. Imports torch: not for an event loop's thread."""
         from .process_groups import open_store
 
-        return open_store()
+        return open_store(self._listen_on)
 
     def plane(self, place: Place, epoch: int, store: str, returns_tokens: bool) -> DataPlane:
         """The data plane of an epoch, not joined yet. `store`: "host:port" of the epoch's store.

@@ -16,6 +16,7 @@ from orca_common.errors import FailedPrecondition
 from .batch import Batch, build_batch, token_count
 from .data_plane import DataPlane, Loopback, PeerLost
 from .kv import KVManager
+from .loading import Loading
 from .memory import SLOTS_OF_NOTHING, free_bytes
 from .models.families import load_model
 from .models.model import CPU, Model, Output
@@ -45,7 +46,7 @@ class Owed(NamedTuple):
 
 
 class Stage:
-    """Forms and runs iterations. Only the GPU thread calls it, except for `rows.held`.
+    """Forms and runs iterations. Only the GPU thread calls it, except for `rows.held` and `loading`.
 
     `max_slots` bounds the slots that are offered. `load` makes the model's slice of a place; without it the checkpoint
     is read.
@@ -62,7 +63,8 @@ class Stage:
     ) -> None:
         self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
         self._max_slots, self._cpu = max_slots, cpu
-        self._load_model = load or (lambda place: load_model(checkpoint, place, dtype, device, cpu))
+        self._load_model = load or (lambda place: load_model(checkpoint, place, dtype, device, cpu, self.loading))
+        self.loading = Loading()
         self._model: Model | None = None
         self._place = SINGLE  # of the model
         self._plane: DataPlane = Loopback()

@@ -29,6 +29,7 @@ from orca_common.address import join_address
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, InvalidArgument, OrcaError
 from orca_common.settings import child_environment
+from orca_common.tls import transport_of
 
 from . import memory_limit
 from .models.families import family_of
@@ -60,6 +61,7 @@ class Rank:
         self.restarts = 0
         self.last_end = ""  # why its last process ended
         self.refusal = ""  # why that one could not work with its settings
+        self.loading: str | None = None  # how far it had read its weights when it was last asked
 
     @property
     def pid(self) -> int:
@@ -84,6 +86,13 @@ class Rank:
         self.last_end = self.refusal or why
 
     @property
+    def starting(self) -> str | None:
+        """What it still does before it can be a member of an epoch."""
+        if self.status is None:
+            return f"rank {self.number} starts"
+        return f"rank {self.number}: {self.loading}" if self.loading is not None else None
+
+    @property
     def refused(self) -> str | None:
         """Why it does not listen, when that is in its settings: None while it listens, or when it may start yet."""
         return f"rank {self.number}: {self.refusal}" if self.refusal and self.status is None else None
@@ -101,7 +110,8 @@ class Rank:
         connection = http.client.HTTPConnection(*status, timeout=ASK)
         try:
             connection.request("GET", "/readyz")
-            reason = json.loads(connection.getresponse().read())["reason"]
+            answer = json.loads(connection.getresponse().read())
+            reason, self.loading = answer["reason"], answer["loading"]
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = str(error)
         finally:
@@ -244,8 +254,8 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
         return next(filter(None, (rank.refused for rank in self._ranks)), None)
 
     def starting(self) -> str | None:
-        """Which rank does not listen yet. May be called in any thread."""
-        return next((f"rank {rank.number} starts" for rank in self._ranks if rank.status is None), None)
+        """What a rank still does before it can be a member of an epoch, as of the last `ready`."""
+        return next(filter(None, (rank.starting for rank in self._ranks)), None)
 
     async def Watch(  # noqa: N802 the proto's name
         self, request: worker_pb2.WatchRequest, context: grpc.aio.ServicerContext
@@ -297,6 +307,7 @@ class SupervisorApp:
         Raises SystemExit when there is no such model or the port is taken, Unavailable when the status port is taken.
         """
         settings = self._settings
+        transport = transport_of(settings.tls_dir)
         pulse = service.LoopPulse()
         self._open.callback(pulse.close)
         status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive, self._told)
@@ -308,10 +319,10 @@ class SupervisorApp:
             raise SystemExit(f"ORCA_MODEL: {error}") from None
         self._supervisor = supervisor = Supervisor(settings.model_copy(update={"model": str(folder)}))
         self._open.callback(supervisor.close)
-        server, self._health = await new_server(SERVICE)
+        server, self._health = await new_server(SERVICE, transport)
         self._open.push_async_callback(server.stop, 1.0)
         worker_pb2_grpc.add_SupervisorServicer_to_server(supervisor, server)
-        address = join_address(settings.reachable_host, listen(server, settings.host, settings.port))
+        address = join_address(settings.reachable_host, listen(server, transport, settings.host, settings.port))
         await server.start()
         log.info("listening", extra={"address": address, "ranks": settings.ranks, "model": str(folder)})
         return {"address": address, "status": join_address(settings.host, status.port)}

@@ -5,21 +5,25 @@ safetensors file has three parts: the length of its header (8 bytes, little-endi
 shape and byte range of each tensor), and the tensors, row-major.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
+from orca_common.bounded_file import json_object, open_regular, read_bounded, shown
 from orca_common.checkpoint import WEIGHT_NAMES
 from orca_common.errors import FailedPrecondition
 
+from .loading import Loading
 from .partition import Slice
 
+KEYS = "dtype", "shape", "data_offsets"
+# Bounds of what a stranger's file may make a rank read. Headers of published models are below 2 MB.
+HEADER_BYTES, MAX_SHARDS, MAX_AXES = 16 << 20, 1024, 8
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -47,25 +51,61 @@ class Entry(NamedTuple):
 
 
 def read_header(file: Path) -> dict[str, Entry]:
-    """The tensors of a file, by name. Raises ValueError when the header does not fit the file."""
-    with file.open("rb") as opened:
-        size = os.fstat(opened.fileno()).st_size
-        length = int.from_bytes(opened.read(8), "little")
-        if not 0 < length <= size - 8:
-            raise ValueError(f"{file.name}: a header of {length} bytes in a file of {size}")
-        header = json.loads(opened.read(length))
+    """The tensors of a file, by name. Raises FileNotFoundError, and FailedPrecondition when the header is wrong."""
+    try:
+        with open(open_regular(file), "rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            length = int.from_bytes(opened.read(8), "little")
+            if not 0 < length <= min(size - 8, HEADER_BYTES):
+                limit = f"at most {HEADER_BYTES} are read"
+                raise broken(file, f"a header of {length} bytes in a file of {size}; {limit}")
+            header = json_object(opened.read(length), f"the header of {file}")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise broken(file, error.strerror or str(error)) from None
     entries = {}
     for name, info in header.items():
         if name == "__metadata__":
             continue
-        begin, end = info["data_offsets"]
-        dtype, shape = DTYPES.get(info["dtype"]), tuple(info["shape"])
+        kind, shape, offsets = ((info.get(key) if isinstance(info, dict) else None) for key in KEYS)
+        if not (isinstance(kind, str) and _numbers(shape, 0, MAX_AXES) and _numbers(offsets, 2, 2)):
+            raise broken(file, f"{shown(name)} needs a type, a shape and two offsets, all whole numbers")
+        dtype, (begin, end) = DTYPES.get(kind), offsets
         if dtype is None:
             continue  # not a weight: published GPT-2 checkpoints also hold their causal masks
-        if end - begin != prod(shape) * dtype.itemsize or not 0 <= begin <= end <= size - 8 - length:
-            raise ValueError(f"{file.name}: {name} lies at {begin} to {end}")
-        entries[name] = Entry(file, 8 + length + begin, dtype, shape)
+        if end - begin != prod(shape) * dtype.itemsize or end > size - 8 - length:
+            bounds = f"{begin} to {end} of {size - 8 - length} bytes"
+            raise broken(file, f"{shown(name)} of shape {shape} lies at {bounds}")
+        entries[name] = Entry(file, 8 + length + begin, dtype, tuple(shape))
     return entries
+
+
+def broken(file: Path, problem: str) -> FailedPrecondition:
+    return FailedPrecondition(f"model: the weights in {file.parent} cannot be read ({file.name}: {problem})")
+
+
+def _numbers(value: object, least: int, most: int) -> TypeGuard[list[int]]:
+    """Whether it is a list of so many whole numbers from 0 on."""
+    return (
+        isinstance(value, list)
+        and least <= len(value) <= most
+        and all(type(number) is int and 0 <= number < 1 << 63 for number in value)
+    )
+
+
+def shard_names(index: Path) -> list[str]:
+    """The files that an index names. Raises FileNotFoundError, and FailedPrecondition when it is wrong."""
+    names = json_object(read_bounded(index, HEADER_BYTES), index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise FailedPrecondition(f"model: {index} has no weight_map")
+    for name in names.values():
+        if not isinstance(name, str) or Path(name).name != name or not name.isprintable():
+            raise FailedPrecondition(f"model: {index} names {shown(name)}, which is no file of its folder")
+    files = sorted(set(names.values()))
+    if len(files) > MAX_SHARDS:
+        raise FailedPrecondition(f"model: {index} names {len(files)} files; at most {MAX_SHARDS} are read")
+    return files
 
 
 class Weights(WeightSource):
@@ -76,30 +116,44 @@ class Weights(WeightSource):
     """
 
     def __init__(
-        self, folder: Path, prefix: str, slices: Mapping[str, Slice], dtype: torch.dtype, device: torch.device
+        self,
+        folder: Path,
+        prefix: str,
+        slices: Mapping[str, Slice],
+        dtype: torch.dtype,
+        device: torch.device,
+        loading: Loading | None = None,
     ) -> None:
         self._folder, self._prefix, self._slices = folder, prefix, slices
         self._dtype, self._device = dtype, device
         self.bytes_read = 0  # of tensors
+        self._loading = loading or Loading()
         single, index = (folder / name for name in WEIGHT_NAMES)
         files = [single.name]
         self._entries: dict[str, Entry] = {}
+        file = single.name
         try:
             if index.exists() and not single.exists():
-                files = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+                files = shard_names(index)
             for file in files:
                 self._entries |= read_header(folder / file)
         except FileNotFoundError:
-            raise FailedPrecondition(f"model: {folder} lacks weights in safetensors ({', '.join(files)})") from None
-        except (KeyError, AttributeError, TypeError, ValueError) as error:
-            raise FailedPrecondition(f"model: the weights in {folder} cannot be read ({error})") from None
+            raise FailedPrecondition(f"model: {folder} lacks weights in safetensors ({file})") from None
+        self._check_memory()
+
+        found = ((self._entry(name), part) for name, part in slices.items())
+        self._loading.read = 0
+        self._loading.whole = sum(part.elements * entry.dtype.itemsize for entry, part in found if entry is not None)
+
+    def _entry(self, name: str) -> Entry | None:
+        return self._entries.get(name) or self._entries.get(self._prefix + name)
 
     def find(self, name: str) -> Tensor | None:
         """Raises FailedPrecondition when the tensor is missing or has another shape."""
         part = self._slices.get(name)
         if part is None:
             return None
-        entry = self._entries.get(name) or self._entries.get(self._prefix + name)
+        entry = self._entry(name)
         if entry is None:
             raise FailedPrecondition(f"model: the weights in {self._folder} lack {name}")
         if entry.shape != part.shape:
@@ -107,13 +161,20 @@ class Weights(WeightSource):
             raise FailedPrecondition(f"model: {name} in {self._folder} is {has}, config.json says {says}")
         return self._read(entry, part).to(self._device, self._dtype)
 
+    def _check_memory(self) -> None:
+        """Raises FailedPrecondition when the slices are larger than the machine, before any of them is allocated."""
+        wanted = sum(part.elements for part in self._slices.values()) * self._dtype.itemsize
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if self._device.type == "cpu" and wanted > memory:
+            raise FailedPrecondition(f"model: a rank's weights are {wanted} bytes, this machine has {memory}")
+
     def _read(self, entry: Entry, part: Slice) -> Tensor:
         tensor = torch.empty(part.size, dtype=entry.dtype)
         if not part.elements:
             return tensor
         item, filled = entry.dtype.itemsize, 0
         into = tensor.view(-1).view(torch.uint8).numpy().data
-        file = os.open(entry.file, os.O_RDONLY)
+        file = open_regular(entry.file)
         try:
             for first, count in part.runs():
                 start, end = entry.start + first * item, filled + count * item
@@ -125,4 +186,5 @@ class Weights(WeightSource):
         finally:
             os.close(file)
         self.bytes_read += filled
+        self._loading.read = self.bytes_read
         return tensor

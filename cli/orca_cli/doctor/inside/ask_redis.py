@@ -18,9 +18,9 @@ ROUNDS = 5
 PATIENCE = 3.0
 
 
-async def facts(url: str) -> dict[str, Any]:
-    """What `INFO`, `CONFIG GET` and `TIME` say. Raises Unavailable."""
-    link = Link(url, PATIENCE)
+async def facts(url: str, tls_dir: str | None = None) -> dict[str, Any]:
+    """What `INFO`, `CONFIG GET` and `TIME` say. tls_dir: as for `Pool`. Raises Unavailable."""
+    link = Link(url, PATIENCE, tls_dir=tls_dir)
     try:
         info = told(await link.command("INFO"))
         settings = {name: await setting(link, name) for name in ("appendfsync", "maxmemory-policy")}
@@ -64,7 +64,8 @@ async def setting(link: Link, name: str) -> str:
 
 def main() -> None:
     try:
-        print(json.dumps(asyncio.run(facts(PoolSettings.load().redis_url))))
+        settings = PoolSettings.load()
+        print(json.dumps(asyncio.run(facts(settings.redis_url, settings.tls_dir))))
     except (OrcaError, ResponseError) as error:
         print(json.dumps({"error": str(error)}))
 

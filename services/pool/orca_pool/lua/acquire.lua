@@ -8,8 +8,7 @@
 -- A candidate may see its own name: its release was forgotten with Redis's last second, or the answer to an earlier acquire
 -- was lost. It then gets a new term too, because ranks may know the one that stands.
 local engine, owner, saw_lease, saw_owner, saw_term, saw_counter = unpack(ARGV)
-local key = ENGINE .. engine
-local owner_now, term_now, counter_now = fields(key, 'owner', 'term', 'counter')
+local owner_now, term_now, counter_now = lease(engine)
 if owner_now == owner and tonumber(term_now) > (tonumber(saw_term) or 0) then
   return tonumber(term_now) -- this operation was sent twice
 end
@@ -24,10 +23,10 @@ local term = number(term_now)
 if not owner_now then
   -- An engine of this name may have been retired: iteration numbers go on above those it had reserved.
   local reserved = call('HGET', POOL, 'reserved') or 0
-  call('HSET', key, 'counter', 0, 'epoch', 0, 'reserved', reserved, 'last_claim', 0, 'slots', 0, 'tp', 0, 'pp', 0,
+  call('HSET', ENGINE .. engine, 'epoch', 0, 'reserved', reserved, 'last_claim', 0, 'tp', 0, 'pp', 0,
     'free', 0, 'pace', 0, 'room_at', 0)
-  call('SADD', ENGINES, engine)
+  call('ZADD', ENGINES, 0, engine)
 end
-call('HSET', key, 'owner', owner, 'term', int(term), 'rows', 0) -- it runs nothing before its ranks are known to stand
-call('HINCRBY', key, 'counter', 1)
+call('HSET', ENGINE .. engine, 'rows', 0) -- it runs nothing before its ranks are known to stand
+set_lease(engine, owner, int(term), (counter_now or 0) + 1)
 return term

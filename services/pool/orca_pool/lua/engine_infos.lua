@@ -4,10 +4,9 @@
 -- ARGV: none.
 -- Returns {engine, tensor parallel, pipeline parallel, slots, epoch} for each.
 local reply = {}
-for _, engine in ipairs(call('SMEMBERS', ENGINES)) do
-  local tp, pp, slots, epoch = fields(ENGINE .. engine, 'tp', 'pp', 'slots', 'epoch')
-  if tonumber(slots) > 0 then
-    reply[#reply + 1] = { engine, tp, pp, slots, epoch }
-  end
+local formed = call('ZRANGE', ENGINES, 1, '+inf', 'BYSCORE', 'WITHSCORES')
+for i = 1, #formed, 2 do
+  local tp, pp, epoch = fields(ENGINE .. formed[i], 'tp', 'pp', 'epoch')
+  reply[#reply + 1] = { formed[i], tp, pp, formed[i + 1], epoch }
 end
 return reply

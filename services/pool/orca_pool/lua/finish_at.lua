@@ -10,9 +10,7 @@ local state, final_now = fields(key, 'state', 'final')
 if not state or final > committed(id) then
   return 'ahead'
 end
-local token = '(' .. ('.'):rep(TOKEN_ID_SIZE) .. ')' .. ('.'):rep(TOKEN_SIZE - TOKEN_ID_SIZE) -- captures the id
-local ids = call('GETRANGE', TOKENS .. id, 0, final * TOKEN_SIZE - 1):gsub(token, '%1')
-if redis.sha1hex(ids) ~= digest then
+if redis.sha1hex(ids_of(id, final)) ~= digest then
   return 'other'
 end
 if state ~= 'ended' then

@@ -13,7 +13,8 @@ end
 for i = 4, #ARGV, 3 do
   local id, claim, lost = ARGV[i], ARGV[i + 1], ARGV[i + 2] == '1'
   local key = REQUEST .. id
-  local claim_now, holder, arrival, losses, loss_at = fields(key, 'claim', 'engine', 'arrival', 'losses', 'loss_at')
+  local claim_now, holder, arrival, losses, loss_at, max_tokens =
+    fields(key, 'claim', 'engine', 'arrival', 'losses', 'loss_at', 'max_tokens')
   if claim_now == claim and holder == engine then
     losses = tonumber(losses)
     if lost then
@@ -24,10 +25,13 @@ for i = 4, #ARGV, 3 do
     if losses >= FATAL_LOSSES then
       end_early(id, REASON.INTERNAL, committed(id))
     else
-      call('ZREM', CLAIMED .. engine, id)
+      unclaim(id, claim, engine)
       enqueue(id, arrival)
       call('HSET', key, 'state', 'waiting', 'claim', '', 'engine', '')
+      hint_waiting(max_tokens)
+      if tonumber(max_tokens) > tonumber(call('HGET', POOL, 'slots')) then
+        call('HSET', POOL, 'shrunk', 0) -- the largest engine has shrunk meanwhile: the sweep looks at the queue again
+      end
     end
   end
 end
-hint_waiting()

@@ -7,19 +7,38 @@
 local call = redis.call
 local POOL = KEYS[1]
 local PREFIX = POOL:sub(1, -5)
-local WAITING, DUE = PREFIX .. 'waiting', PREFIX .. 'due'
-local ENGINES, ENDPOINTS, SCHEDULERS = PREFIX .. 'engines', PREFIX .. 'endpoints', PREFIX .. 'schedulers'
+local WAITING, DUE, ENDED = PREFIX .. 'waiting', PREFIX .. 'due', PREFIX .. 'ended'
+local ENGINES, LEASES, ASKING = PREFIX .. 'engines', PREFIX .. 'leases', PREFIX .. 'asking'
+local ENDPOINTS, ORPHANS, SCHEDULERS = PREFIX .. 'endpoints', PREFIX .. 'orphans', PREFIX .. 'schedulers'
 local REQUEST, TOKENS, CLAIMED = PREFIX .. 'request:', PREFIX .. 'tokens:', PREFIX .. 'claimed:'
 local TOPS, PROMPT = PREFIX .. 'tops:', PREFIX .. 'prompt:'
-local ENGINE, ENDPOINT = PREFIX .. 'engine:', PREFIX .. 'endpoint:'
+local ENGINE, ENDPOINT, CALLS = PREFIX .. 'engine:', PREFIX .. 'endpoint:', PREFIX .. 'calls:'
+local LISTENERS = PREFIX .. 'listeners:'
 local DELIVERY, CONTROL = PREFIX .. 'delivery:', PREFIX .. 'control:'
 local LOAD = PREFIX .. 'load'
+
+-- Another version of these scripts may still serve the release. Both must not write the same keys.
+do
+  local stands = call('HGET', POOL, 'schema')
+  if not stands then
+    call('HSET', POOL, 'schema', SCHEMA)
+  elseif tonumber(stands) ~= SCHEMA then
+    return redis.error_reply('SCHEMA ' .. stands)
+  end
+end
 
 -- A request that was lost with its engine so often is a suspect: it runs alone. At the third loss it ends.
 local SUSPECT_LOSSES, FATAL_LOSSES = 2, 3
 
+-- So many requests of the queue are looked at for one that fits into an engine.
+local LOOKED_AT = 16
+
 -- Over how many ended requests the mean of `length` goes: the part of its new tokens that a request really made.
 local LENGTH_MEMORY = 32
+
+-- With more engines than FEW, what `prediction` sums up over them is kept for KEPT microseconds an engine: so it costs some
+-- percent of Redis's time at most, however many requests are submitted.
+local FEW, KEPT = 8, 250
 
 -- The time in microseconds. This is the only clock of the pool.
 local function now()
@@ -42,15 +61,35 @@ local function number(last)
   return math.max((tonumber(last) or 0) + 1, now())
 end
 
+-- An engine's lease: owner ('' when free), term and counter, as text; nil for an engine that is not known.
+local function lease(engine)
+  local text = call('HGET', LEASES, engine)
+  if text then
+    local counter, term, owner = text:match('^(%d+) (%d+) (.*)$')
+    return owner, term, counter
+  end
+end
+
+-- Writes an engine's lease.
+local function set_lease(engine, owner, term, counter)
+  call('HSET', LEASES, engine, counter .. ' ' .. term .. ' ' .. owner)
+end
+
 -- Whether an operation comes from an old master: `owner` no longer holds the engine's lease with this term.
 local function fenced(engine, owner, term)
-  local owner_now, term_now = fields(ENGINE .. engine, 'owner', 'term')
+  local owner_now, term_now = lease(engine)
   return owner_now ~= owner or term_now ~= term
 end
 
 -- How many tokens of a request are committed.
 local function committed(id)
   return call('STRLEN', TOKENS .. id) / TOKEN_SIZE
+end
+
+-- The ids of a request's first tokens, in their binary form.
+local function ids_of(id, count)
+  local token = '(' .. ('.'):rep(TOKEN_ID_SIZE) .. ')' .. ('.'):rep(TOKEN_SIZE - TOKEN_ID_SIZE) -- captures the id
+  return count == 0 and '' or (call('GETRANGE', TOKENS .. id, 0, count * TOKEN_SIZE - 1):gsub(token, '%1'))
 end
 
 -- Notes when the sweep must look at a request: at its deadline or at the end of its detach grace, whichever is earlier.
@@ -77,11 +116,34 @@ local function hint(engine, text)
   call('XADD', CONTROL .. engine, 'MAXLEN', CONTROL_LENGTH, '*', 'h', text)
 end
 
--- Tells every engine's master that requests wait in the queue.
-local function hint_waiting()
-  for _, engine in ipairs(call('SMEMBERS', ENGINES)) do
-    hint(engine, '')
+-- Tells one engine's master that a request waits which needs so many slots: the emptiest of those that asked and found
+-- nothing. Where none of them has room, an engine hears of the request with the answer to its next commit.
+local function hint_waiting(slots)
+  local emptiest, room = unpack(call('ZRANGE', ASKING, 0, 0, 'REV', 'WITHSCORES'))
+  if emptiest and tonumber(room) >= tonumber(slots) then
+    call('ZREM', ASKING, emptiest)
+    hint(emptiest, '')
   end
+end
+
+-- The slots that the first request of the queue needs which fits into an engine; 0 when none is near the head.
+local function head_needs(engine)
+  for _, id in ipairs(call('ZRANGE', WAITING, 0, LOOKED_AT - 1)) do
+    local slots, losses = fields(REQUEST .. id, 'max_tokens', 'losses')
+    local total = tonumber(call('ZSCORE', ENGINES, engine))
+    if slots and tonumber(slots) <= total then -- else it is a larger engine's
+      return tonumber(losses) >= SUSPECT_LOSSES and total or tonumber(slots) -- a suspect runs alone
+    end
+  end
+  return 0
+end
+
+-- What `head_needs` says, to an engine that would not hear of it otherwise: one that asks, and has room, gets a hint, or
+-- another engine does.
+local function unhinted_needs(engine)
+  local slots = head_needs(engine)
+  local room = slots > 0 and call('ZSCORE', ASKING, engine)
+  return room and tonumber(room) >= slots and 0 or slots
 end
 
 -- Adds `n` to a count of `load`. A count that is 0 has no field.
@@ -94,10 +156,10 @@ end
 -- Counts a request in (sign 1) or out (-1) of the queue. `load` says how much waits: its new tokens, slots and bytes.
 local function weigh(id, sign)
   local new, slots, tenant = fields(REQUEST .. id, 'new', 'max_tokens', 'tenant')
-  add_load('tokens', sign * math.max((new or slots) - committed(id), 0))
+  add_load('tokens', sign * math.max(new - committed(id), 0))
   add_load('slots', sign * slots)
   add_load('bytes', sign * call('HSTRLEN', REQUEST .. id, 'record'))
-  add_load('tokens:' .. (tenant or ''), sign * slots)
+  add_load('tokens:' .. tenant, sign * slots)
 end
 
 -- Puts a request into the queue, at its place.
@@ -114,15 +176,14 @@ local function dequeue(id)
   end
 end
 
--- What the queue says of a request behind `ahead` others, which have `tokens` new tokens and `slots` slots together (the
--- request's own slots among them). Returns the microseconds until it begins, and those from one of its tokens to the
--- next. Both are nil while no engine has told its pace; the first is 0 while there is room for all of them.
+-- Sums up over the engines, for requests of `mean` slots: how many more would run now, how many tokens a microsecond are
+-- made, by how many requests at a time, and when the first of them makes room.
 --
 -- An engine runs as many requests at a time as it has rows, and as its slots hold. Each of them gets a token in each
--- `pace`, so `width / pace` tokens a second leave the queue once the first request has made room.
-local function prediction(ahead, tokens, slots, time)
-  local mean, room, rate, width, first = slots / (ahead + 1), 0, 0, 0, math.huge
-  for _, engine in ipairs(call('SMEMBERS', ENGINES)) do
+-- `pace`.
+local function capacity(mean)
+  local room, rate, width, first = 0, 0, 0, math.huge
+  for _, engine in ipairs(call('ZRANGE', ENGINES, 0, -1)) do
     local rows, free, pace, room_at = fields(ENGINE .. engine, 'rows', 'free', 'pace', 'room_at')
     if rows and tonumber(rows) > 0 then
       local running = call('ZCARD', CLAIMED .. engine)
@@ -130,15 +191,41 @@ local function prediction(ahead, tokens, slots, time)
       room = room + math.max(open, 0)
       if tonumber(pace) > 0 then
         local wide = math.max(running + open, 1)
-        rate, width, first = rate + wide / pace, width + wide, math.min(first, room_at - time)
+        rate, width, first = rate + wide / pace, width + wide, math.min(first, room_at)
       end
     end
   end
+  return room, rate, width, first
+end
+
+-- What `capacity` says, or said a moment ago where the engines are many.
+local function recent_capacity(mean, time)
+  local engines = call('ZCARD', ENGINES)
+  if engines <= FEW then
+    return capacity(mean)
+  end
+  local at, room, rate, width, first = fields(LOAD, 'at', 'room', 'rate', 'width', 'first')
+  if at and time - at < engines * KEPT and time >= tonumber(at) then
+    return tonumber(room), tonumber(rate), tonumber(width), tonumber(first)
+  end
+  room, rate, width, first = capacity(mean)
+  local soonest = first < math.huge and int(first) or '0'
+  call('HSET', LOAD, 'at', int(time), 'room', room, 'rate', rate, 'width', width, 'first', soonest)
+  return room, rate, width, first
+end
+
+-- What the queue says of a request behind `ahead` others, which have `tokens` new tokens and `slots` slots together (the
+-- request's own slots among them). Returns the microseconds until it begins, and those from one of its tokens to the
+-- next. Both are nil while no engine has told its pace; the first is 0 while there is room for all of them.
+--
+-- Once the first request has made room, `rate` tokens a microsecond leave the queue.
+local function prediction(ahead, tokens, slots, time)
+  local room, rate, width, first = recent_capacity(slots / (ahead + 1), time)
   if rate == 0 then
     return nil, nil
   end
   local length = tonumber(call('HGET', POOL, 'length')) or 1
-  return room > ahead and 0 or math.max(first, 0) + tokens * length / rate, width / rate
+  return room > ahead and 0 or math.max(first - time, 0) + tokens * length / rate, width / rate
 end
 
 -- The end of a request in its binary form (wire.FINISH).
@@ -152,40 +239,76 @@ local function packet(id, attempt, first, tokens, finish, tops)
   return struct.pack(PACKET, #id, attempt, first, #tokens / TOKEN_SIZE, #finish, #tops) .. id .. tokens .. finish .. tops
 end
 
--- Writes one numbered entry into an endpoint's delivery stream. A stream that is gone is not made again: only its
--- endpoint creates it, and nobody reads a dead endpoint's.
+-- Writes an entry into an endpoint's delivery stream. Its id is its number: Redis counts 0-1, 0-2 and so on. A stream
+-- that is gone is not made again: only its endpoint creates it, and nobody reads a dead endpoint's.
 local function deliver(endpoint, engine, packets)
-  local key = ENDPOINT .. endpoint
-  local n = (tonumber(call('HGET', key, 'entries')) or 0) + 1
-  local added = call('XADD', DELIVERY .. endpoint, 'NOMKSTREAM', 'MAXLEN', DELIVERY_LENGTH, '*',
-    'n', n, 'e', engine, 'p', packets)
-  if added then
-    call('HSET', key, 'entries', n)
+  call('XADD', DELIVERY .. endpoint, 'NOMKSTREAM', 'MAXLEN', DELIVERY_LENGTH, '0-*', 'e', engine, 'p', packets)
+end
+
+-- Makes a call the listener of a request, or nobody (endpoint ''). `before`: the endpoint that listened. `engine`: that
+-- has claimed the request, '' for none.
+local function set_listener(id, endpoint, attempt, before, claim, engine)
+  if before ~= endpoint and before ~= '' then
+    call('SREM', CALLS .. before, id)
+  end
+  if endpoint ~= '' then
+    call('SADD', CALLS .. endpoint, id)
+  end
+  if engine ~= '' then
+    call('HSET', LISTENERS .. engine, claim, attempt .. ' ' .. endpoint)
+  end
+end
+
+-- Takes a request from the engine that has claimed it.
+local function unclaim(id, claim, engine)
+  call('ZREM', CLAIMED .. engine, id)
+  call('HDEL', LISTENERS .. engine, claim)
+end
+
+-- The bytes that a request takes in Redis, roughly.
+local function size_of(id)
+  local strings = call('STRLEN', TOKENS .. id) + call('STRLEN', TOPS .. id) + call('STRLEN', PROMPT .. id)
+  return RECORD_OVERHEAD + call('HSTRLEN', REQUEST .. id, 'record') + strings
+end
+
+-- Forgets ended requests, the oldest first, while they are too old or too many: `most` of them at once.
+local function forget_oldest(time, most)
+  for _ = 1, most do
+    local id, at = unpack(call('ZRANGE', ENDED, 0, 0, 'WITHSCORES'))
+    if not id or (time - at <= RETENTION and call('ZCARD', ENDED) <= RETAIN_REQUESTS
+      and tonumber(call('HGET', POOL, 'ended_bytes')) <= RETAIN_BYTES) then
+      return
+    end
+    call('HINCRBY', POOL, 'ended_bytes', -size_of(id))
+    call('ZREM', ENDED, id)
+    call('DEL', REQUEST .. id, TOKENS .. id, TOPS .. id, PROMPT .. id)
   end
 end
 
 -- Ends the record of a request with `final` tokens, wherever the request is. Returns the finish_part of its packet.
 local function end_record(id, reason, final)
   local key, time = REQUEST .. id, now()
-  local engine, submitted, claimed_at, first_token, new, tenant =
-    fields(key, 'engine', 'submitted', 'claimed_at', 'first_token', 'new', 'tenant')
+  local engine, claim, endpoint, submitted, claimed_at, first_token, new, tenant =
+    fields(key, 'engine', 'claim', 'endpoint', 'submitted', 'claimed_at', 'first_token', 'new', 'tenant')
   if engine == '' then
     dequeue(id)
   else
-    call('ZREM', CLAIMED .. engine, id)
+    unclaim(id, claim, engine)
   end
   call('ZREM', DUE, id)
-  add_load('requests:' .. (tenant or ''), -1)
-  if new and tonumber(reason) <= REASON.STOP then -- the request said itself when it was done
+  if endpoint ~= '' then
+    call('SREM', CALLS .. endpoint, id)
+  end
+  add_load('requests:' .. tenant, -1)
+  if tonumber(reason) <= REASON.STOP then -- the request said itself when it was done
     local length = tonumber(call('HGET', POOL, 'length')) or 1
     call('HSET', POOL, 'length', length + (final / new - length) / LENGTH_MEMORY)
   end
   call('HSET', key, 'state', 'ended', 'reason', reason, 'final', final, 'finished', int(time),
     'claim', '', 'engine', '')
-  call('PEXPIRE', key, RETENTION)
-  call('PEXPIRE', TOKENS .. id, RETENTION)
-  call('PEXPIRE', TOPS .. id, RETENTION)
-  call('PEXPIRE', PROMPT .. id, RETENTION)
+  call('ZADD', ENDED, int(time), id)
+  call('HINCRBY', POOL, 'ended_bytes', size_of(id))
+  forget_oldest(time, 2) -- more than one: so what is too much shrinks
   return finish_part(reason, final, submitted, claimed_at, first_token, time)
 end
 
@@ -198,6 +321,11 @@ local function end_early(id, reason, final)
   end
   if engine ~= '' then
     hint(engine, id)
+    return
+  end
+  local head = call('ZRANGE', WAITING, 0, 0)[1] -- perhaps another one now
+  if head then
+    hint_waiting(call('HGET', REQUEST .. head, 'max_tokens') or 0)
   end
 end
 
@@ -216,7 +344,7 @@ end
 -- Deletes an endpoint's registration and stream. The next sweep finds its orphaned calls.
 local function remove_endpoint(endpoint)
   if call('ZREM', ENDPOINTS, endpoint) == 1 then
-    call('HSET', POOL, 'orphaned_calls', 1)
+    call('SADD', ORPHANS, endpoint)
   end
   call('DEL', ENDPOINT .. endpoint, DELIVERY .. endpoint)
 end
@@ -236,6 +364,19 @@ local function tokens_after(id, known, last, count)
   return call('GETRANGE', TOKENS .. id, first * TOKEN_SIZE, count * TOKEN_SIZE - 1), first
 end
 
+-- Whether the pool has the tokens that a client saw: their number, and the SHA-1 (hex) of their ids ('' for none told).
+-- Returns a number of REFUSAL when it has not.
+local function unseen(id, seen, digest, count, reason)
+  if seen > count then
+    -- Where tokens were lost with Redis's last second, they may be made again.
+    local over = reason ~= '0' and tonumber(reason) ~= REASON.STOP
+    return over and REFUSAL.OTHER_TOKENS or REFUSAL.FEWER_TOKENS
+  end
+  if digest ~= '' and redis.sha1hex(ids_of(id, seen)) ~= digest then
+    return REFUSAL.OTHER_TOKENS
+  end
+end
+
 -- The tops of tokens first .. count - 1; '' where they were not asked for. They are appended with their tokens, and all
 -- are of one size.
 local function tops_between(id, first, count)
@@ -248,28 +389,34 @@ local function tops_between(id, first, count)
 end
 
 -- Makes a call the one listener of a request. The request is known, and the endpoint registered. `known` and `last`: how
--- many tokens the call has, and the last of them.
+-- many tokens the call has, and the last of them. `seen` and `digest`: as in `unseen`. A call that is refused changes
+-- nothing for the one that listens.
 -- Returns a number of REFUSAL, or
 -- {record, position, microseconds until a waiting request begins or '', index of the first token, tokens, their tops, the
 -- prompt's logprobs, engines, reason, final, submitted, claimed at, first token, finished}. Record and prompt's logprobs
 -- are '' when the call has tokens: it has both.
-local function attach(id, endpoint, attempt, known, last)
+local function attach(id, endpoint, attempt, known, last, seen, digest)
   local key = REQUEST .. id
-  local attached, closed, listener, deadline, state, final =
-    fields(key, 'attempt', 'closed', 'endpoint', 'deadline', 'state', 'final')
+  local attached, closed, listener, deadline, state, final, reason, claim, engine =
+    fields(key, 'attempt', 'closed', 'endpoint', 'deadline', 'state', 'final', 'reason', 'claim', 'engine')
   local mine, theirs = tonumber(attempt), tonumber(attached)
   if mine < theirs or (mine == theirs and closed == '1') then
     return REFUSAL.STALE
+  end
+  local count = state == 'ended' and tonumber(final) or committed(id)
+  local refusal = unseen(id, seen, digest, count, reason)
+  if refusal then
+    return refusal
   end
   if mine ~= theirs then
     supersede(id, listener, theirs)
   end
   call('HSET', key, 'endpoint', endpoint, 'attempt', attempt, 'closed', 0, 'detach_at', '')
-  local position, starts_in, count = 0, nil, tonumber(final)
+  local position, starts_in = 0, nil
   if state ~= 'ended' then
+    set_listener(id, endpoint, attempt, listener, claim, engine)
     set_due(id, deadline, '')
     position = (call('ZRANK', WAITING, id) or -1) + 1
-    count = committed(id)
   end
   if position > 0 then
     local waiting, tokens, slots = call('ZCARD', WAITING), fields(LOAD, 'tokens', 'slots')

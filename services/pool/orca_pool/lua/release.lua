@@ -4,6 +4,8 @@
 -- ARGV: engine, owner, term.
 -- Returns nil.
 local engine, owner, term = unpack(ARGV)
-if not fenced(engine, owner, term) then
-  call('HSET', ENGINE .. engine, 'owner', '')
+local owner_now, term_now, counter = lease(engine)
+if owner_now == owner and term_now == term then
+  set_lease(engine, '', term, counter)
+  call('ZREM', ASKING, engine)
 end

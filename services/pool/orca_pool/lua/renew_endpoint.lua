@@ -1,9 +1,10 @@
 -- Registers an endpoint's incarnation, or renews its registration.
 --
 -- KEYS: the pool hash.
--- ARGV: incarnation, '1' to register it if it is not registered, an older incarnation to remove or ''.
+-- ARGV: incarnation, '1' to register it if it is not registered, an older incarnation to remove or '', the number of the
+--   last entry that was read from its stream: it and those before are deleted.
 -- Returns the registration number; nil when the incarnation is not registered.
-local endpoint, register, replaced = unpack(ARGV)
+local endpoint, register, replaced, read = unpack(ARGV)
 if replaced ~= '' then
   remove_endpoint(replaced)
 end
@@ -13,10 +14,12 @@ if not registered(endpoint) then
   end
   local registration = number(call('HGET', POOL, 'registration'))
   call('HSET', POOL, 'registration', int(registration))
-  call('HSET', ENDPOINT .. endpoint, 'number', int(registration), 'entries', 0)
+  call('HSET', ENDPOINT .. endpoint, 'number', int(registration))
   -- Others write only to a stream that exists: make an empty one.
-  call('XADD', DELIVERY .. endpoint, '*', 'n', 0)
-  call('XTRIM', DELIVERY .. endpoint, 'MAXLEN', 0)
+  call('XGROUP', 'CREATE', DELIVERY .. endpoint, 'none', 0, 'MKSTREAM')
+  call('XGROUP', 'DESTROY', DELIVERY .. endpoint, 'none')
+elseif read ~= '0' then
+  call('XTRIM', DELIVERY .. endpoint, 'MINID', '0-' .. int(read + 1))
 end
 call('ZADD', ENDPOINTS, int(now()), endpoint)
 return tonumber(call('HGET', ENDPOINT .. endpoint, 'number'))

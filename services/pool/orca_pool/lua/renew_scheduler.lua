@@ -3,33 +3,109 @@
 --
 -- KEYS: the pool hash.
 -- ARGV: scheduler, detach floor (microseconds): the least grace of a call whose endpoint died.
--- Returns {number of living schedulers, {engine, owner or '', term, counter}...}.
-local SWEEP_AT_ONCE = 256 -- requests that one sweep ends at most, which bounds the time for which Redis is busy
+-- Returns {engine, 'counter term owner' (no owner: free), ..., number of living schedulers}.
+--
+-- Its cost follows what is due. Only the answer has a part for each engine.
+-- Each bounds the time for which one sweep keeps Redis busy: requests that it ends, forgets or looks at, and keys of
+-- which it looks whether each is where it belongs.
+local SWEEP_AT_ONCE, CHECK_AT_ONCE = 256, 32
 
--- Gives the orphaned calls among these requests their grace to be attached again. Their endpoint is gone.
-local function detach_orphaned_calls(ids, time, floor)
-  for _, id in ipairs(ids) do
-    local key = REQUEST .. id
-    local endpoint, detach_at, grace, deadline = fields(key, 'endpoint', 'detach_at', 'grace', 'deadline')
-    if endpoint ~= '' and detach_at == '' and not registered(endpoint) then
-      detach_at = int(time + math.max(tonumber(grace), floor))
-      call('HSET', key, 'detach_at', detach_at)
-      set_due(id, deadline, detach_at)
+-- Gives calls whose endpoint is gone their grace to be attached again.
+local function detach_orphan(id, endpoint, time, floor)
+  local key = REQUEST .. id
+  local listener, detach_at, grace, deadline = fields(key, 'endpoint', 'detach_at', 'grace', 'deadline')
+  if listener == endpoint and detach_at == '' then
+    detach_at = int(time + math.max(tonumber(grace), floor))
+    call('HSET', key, 'detach_at', detach_at)
+    set_due(id, deadline, detach_at)
+  end
+end
+
+local function detach_orphans(time, floor)
+  for _, endpoint in ipairs(call('SMEMBERS', ORPHANS)) do
+    if not registered(endpoint) then
+      for _, id in ipairs(call('SPOP', CALLS .. endpoint, SWEEP_AT_ONCE)) do
+        detach_orphan(id, endpoint, time, floor)
+      end
+    end
+    if registered(endpoint) or call('EXISTS', CALLS .. endpoint) == 0 then
+      call('SREM', ORPHANS, endpoint)
     end
   end
 end
 
--- The slots of the largest engine. nil while an engine has never formed: it may turn out to be the largest.
-local function largest_engine()
-  local largest
-  for _, engine in ipairs(call('SMEMBERS', ENGINES)) do
-    local slots = tonumber(call('HGET', ENGINE .. engine, 'slots'))
-    if slots == 0 then
-      return nil
-    end
-    largest = math.max(largest or 0, slots)
+-- Follows the size of the largest engine. When it falls, requests may wait that fit nowhere any more: they end, a page of
+-- the queue at each sweep.
+local function end_what_never_fits()
+  local largest = tonumber(call('ZRANGE', ENGINES, 0, 0, 'REV', 'WITHSCORES')[2])
+  -- An engine that has never formed may turn out to be the largest.
+  if largest and call('ZCOUNT', ENGINES, 0, 0) == 0 and largest < (tonumber(call('HGET', POOL, 'slots')) or 0) then
+    call('HSET', POOL, 'slots', largest, 'shrunk', 0)
   end
-  return largest
+  local after = call('HGET', POOL, 'shrunk')
+  if not after then
+    return
+  end
+  largest = tonumber(call('HGET', POOL, 'slots'))
+  local page = call('ZRANGE', WAITING, '(' .. after, '+inf', 'BYSCORE', 'LIMIT', 0, SWEEP_AT_ONCE, 'WITHSCORES')
+  for i = 1, #page, 2 do
+    if (tonumber(call('HGET', REQUEST .. page[i], 'max_tokens')) or 0) > largest then
+      end_early(page[i], REASON.NEVER_FITS, committed(page[i]))
+    end
+  end
+  if #page == 2 * SWEEP_AT_ONCE then
+    call('HSET', POOL, 'shrunk', page[#page])
+  else
+    call('HDEL', POOL, 'shrunk')
+  end
+end
+
+-- Puts a request where it belongs, if it is not there: Redis may have evicted the queue, or another index.
+local function restore(id, time, floor)
+  local key = REQUEST .. id
+  local state, arrival, claim, engine, endpoint, attempt, deadline, detach_at, max_tokens = fields(
+    key, 'state', 'arrival', 'claim', 'engine', 'endpoint', 'attempt', 'deadline', 'detach_at', 'max_tokens')
+  if state == 'ended' then
+    if not call('ZSCORE', ENDED, id) then
+      call('ZADD', ENDED, int(time), id)
+      call('HINCRBY', POOL, 'ended_bytes', size_of(id))
+    end
+    return
+  end
+  if state == 'claimed' and not (call('ZSCORE', CLAIMED .. engine, id) and call('HEXISTS', LISTENERS .. engine, claim) == 1) then
+    unclaim(id, claim, engine)
+    call('HSET', key, 'state', 'waiting', 'claim', '', 'engine', '')
+    state = 'waiting'
+  end
+  if state == 'waiting' and not call('ZSCORE', WAITING, id) then
+    enqueue(id, arrival)
+    hint_waiting(max_tokens)
+  end
+  if (deadline ~= '' or detach_at ~= '') and not call('ZSCORE', DUE, id) then
+    set_due(id, deadline, detach_at)
+  end
+  if endpoint ~= '' and registered(endpoint) then
+    call('SADD', CALLS .. endpoint, id)
+  elseif endpoint ~= '' and call('SISMEMBER', ORPHANS, endpoint) == 0 then
+    detach_orphan(id, endpoint, time, floor)
+  end
+end
+
+-- Looks at some keys of the pool, others at each sweep: a request must be in its queue, and tokens must have a request.
+local function check_some(time, floor)
+  local pattern = PREFIX:gsub('[%[%]%*%?%^\\]', '\\%0') .. '[prt]*:*'
+  local cursor, keys = unpack(call('SCAN', call('HGET', POOL, 'checked') or 0, 'MATCH', pattern, 'COUNT', CHECK_AT_ONCE))
+  for _, key in ipairs(keys) do
+    if key:sub(1, #REQUEST) == REQUEST then
+      restore(key:sub(#REQUEST + 1), time, floor)
+    end
+    for _, prefix in ipairs({ TOKENS, TOPS, PROMPT }) do
+      if key:sub(1, #prefix) == prefix and call('EXISTS', REQUEST .. key:sub(#prefix + 1)) == 0 then
+        call('DEL', key)
+      end
+    end
+  end
+  call('HSET', POOL, 'checked', cursor)
 end
 
 -- Ends what is over. `due`: requests whose moment has come by then end.
@@ -39,26 +115,19 @@ local function sweep(time, floor, due)
     remove_endpoint(endpoint)
   end
   call('ZREMRANGEBYSCORE', SCHEDULERS, '-inf', expired)
-  if call('HDEL', POOL, 'orphaned_calls') == 1 then
-    detach_orphaned_calls(call('ZRANGE', WAITING, 0, -1), time, floor)
-    for _, engine in ipairs(call('SMEMBERS', ENGINES)) do
-      detach_orphaned_calls(call('ZRANGE', CLAIMED .. engine, 0, -1), time, floor)
-    end
-  end
+  detach_orphans(time, floor)
   for _, id in ipairs(call('ZRANGEBYSCORE', DUE, '-inf', int(due), 'LIMIT', 0, SWEEP_AT_ONCE)) do
     local deadline, detach_at = fields(REQUEST .. id, 'deadline', 'detach_at')
-    end_early(id, overdue(deadline, detach_at, time), committed(id))
-  end
-  -- `submit` refuses a request that is larger than the largest engine that ever formed. So a waiting request can be too
-  -- large for all engines only when that engine is gone.
-  local largest = largest_engine()
-  if largest and largest < tonumber(call('HGET', POOL, 'slots')) then
-    for _, id in ipairs(call('ZRANGE', WAITING, 0, -1)) do
-      if tonumber(call('HGET', REQUEST .. id, 'max_tokens')) > largest then
-        end_early(id, REASON.NEVER_FITS, committed(id))
-      end
+    local reason = overdue(deadline, detach_at, time)
+    if reason then
+      end_early(id, reason, committed(id))
+    else
+      call('ZREM', DUE, id) -- Redis has evicted the record
     end
   end
+  end_what_never_fits()
+  forget_oldest(time, SWEEP_AT_ONCE)
+  check_some(time, floor)
 end
 
 local scheduler, floor, time = ARGV[1], tonumber(ARGV[2]), now()
@@ -81,8 +150,6 @@ if gap > SWEEP_GAP then
 end
 sweep(time, floor, due)
 call('ZADD', SCHEDULERS, int(time), scheduler)
-local reply = { call('ZCARD', SCHEDULERS) }
-for _, engine in ipairs(call('SMEMBERS', ENGINES)) do
-  reply[#reply + 1] = { engine, fields(ENGINE .. engine, 'owner', 'term', 'counter') }
-end
+local reply = call('HGETALL', LEASES)
+reply[#reply + 1] = call('ZCARD', SCHEDULERS)
 return reply

@@ -10,5 +10,7 @@ end
 -- An engine of this name may come back: it must not use an iteration number again.
 local reserved = tonumber(call('HGET', ENGINE .. engine, 'reserved'))
 call('HSET', POOL, 'reserved', int(math.max(reserved, tonumber(call('HGET', POOL, 'reserved')) or 0)))
-call('SREM', ENGINES, engine)
+call('ZREM', ENGINES, engine)
+call('ZREM', ASKING, engine)
+call('HDEL', LEASES, engine)
 call('DEL', ENGINE .. engine, CONTROL .. engine)

@@ -4,7 +4,7 @@
 -- ARGV: request id, record, digest of the body, max_tokens (input and new tokens, so the slots that it needs),
 --   microseconds until its deadline or '', detach grace (microseconds), endpoint, attempt, new tokens, tenant, then the
 --   limits, '' for none: requests in the queue, their bytes, the tenant's requests (waiting or claimed), its slots in the
---   queue.
+--   queue. The record is '' where Redis has no memory left: then a known request is attached, and a new one refused.
 -- Returns what `attach` of prelude.lua returns, a number of REFUSAL, or {a number of REFUSAL, microseconds until the
 --   request would begin if it were in the queue, or ''}.
 local id, record, body_digest, max_tokens, deadline_in, grace, endpoint, attempt, new, tenant = unpack(ARGV)
@@ -21,7 +21,10 @@ if not registered(endpoint) then
 end
 local known_digest = call('HGET', key, 'digest')
 if known_digest then
-  return known_digest == body_digest and attach(id, endpoint, attempt, 0, '') or REFUSAL.OTHER_BODY
+  return known_digest == body_digest and attach(id, endpoint, attempt, 0, '', 0, '') or REFUSAL.OTHER_BODY
+end
+if record == '' then
+  return REFUSAL.MEMORY
 end
 local largest = tonumber(call('HGET', POOL, 'slots')) or 0
 if largest == 0 then
@@ -55,5 +58,5 @@ call('HSET', key, 'record', record, 'digest', body_digest, 'max_tokens', max_tok
   'engines', '', 'new', new, 'tenant', tenant, 'submitted', int(time), 'claimed_at', 0, 'first_token', 0, 'finished', 0)
 enqueue(id, arrival)
 add_load('requests:' .. tenant, 1)
-hint_waiting()
-return attach(id, endpoint, attempt, 0, '')
+hint_waiting(max_tokens)
+return attach(id, endpoint, attempt, 0, '', 0, '')

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition
 
+from ..loading import Loading
 from ..partition import Place, RankShare
 from .gpt2.family import GPT2Family
 from .model import CPU, Family, Model
@@ -35,13 +36,18 @@ def family_of(checkpoint: Checkpoint) -> Family:
 
 
 def load_model(
-    checkpoint: Checkpoint, place: Place, dtype: str, device: torch.device | None, cpu: CPU
+    checkpoint: Checkpoint,
+    place: Place,
+    dtype: str,
+    device: torch.device | None,
+    cpu: CPU,
+    loading: Loading | None = None,
 ) -> tuple[Model, int]:
     """Loads a rank's slice: the model, and how many bytes of weights were read.
 
     `device` is None only if the family needs no torch. Raises FailedPrecondition with a sentence.
     """
-    return family_of(checkpoint).load(checkpoint, place, dtype, device, cpu)
+    return family_of(checkpoint).load(checkpoint, place, dtype, device, cpu, loading or Loading())
 
 
 def check_partition(checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..batch import Batch
     from ..data_plane import DataPlane
     from ..kv import KVManager, KVShape
+    from ..loading import Loading
     from ..partition import Place, RankShare
 
 
@@ -89,9 +90,15 @@ class Family(Protocol):
         ...
 
     def load(
-        self, checkpoint: Checkpoint, place: Place, dtype: str, device: torch.device | None, cpu: CPU
+        self,
+        checkpoint: Checkpoint,
+        place: Place,
+        dtype: str,
+        device: torch.device | None,
+        cpu: CPU,
+        loading: Loading,
     ) -> tuple[Model, int]:
-        """The slice of a place, and how many bytes of weights were read.
+        """The slice of a place, and how many bytes of weights were read; `loading` tells how many so far.
 
         `device` is None only if no torch is needed. Raises FailedPrecondition with a sentence when the weights are
         missing or do not fit.

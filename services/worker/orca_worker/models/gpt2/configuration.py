@@ -4,8 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orca_common.bounded_file import shown
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition
+
+MAX_LAYERS, MAX_WIDTH = 4096, 1 << 17  # above those of any published model
 
 # Hugging Face's names of activations -> our names of the functions
 ACTIVATIONS = {
@@ -50,16 +53,18 @@ class GPT2Config:
         def refuse(problem: str) -> FailedPrecondition:
             return FailedPrecondition(f"model: config.json of {checkpoint.name} {problem}")
 
-        def positive(name: str, default: int) -> int:
+        def positive(name: str, default: int, most: int) -> int:
             value: Any = given.get(name, default)
-            if not isinstance(value, int) or value < 1:
-                raise refuse(f"gives {name} {value!r}, not a positive number")
+            if type(value) is not int or not 1 <= value <= most:
+                raise refuse(f"gives {name} {shown(value)}, not a number from 1 to {most}")
             return value
 
-        hidden, heads = positive("n_embd", 768), positive("n_head", 12)
-        activation = given.get("activation_function", "gelu_new")
-        if activation not in ACTIVATIONS:
-            raise refuse(f"asks for the activation {activation}; GPT-2 here has {', '.join(ACTIVATIONS)}")
+        hidden, heads = positive("n_embd", 768, MAX_WIDTH), positive("n_head", 12, MAX_WIDTH)
+        activation, epsilon = given.get("activation_function", "gelu_new"), given.get("layer_norm_epsilon", 1e-5)
+        if not isinstance(activation, str) or activation not in ACTIVATIONS:
+            raise refuse(f"asks for the activation {shown(activation)}; GPT-2 here has {', '.join(ACTIVATIONS)}")
+        if type(epsilon) not in (int, float) or not 0 <= epsilon < 1:
+            raise refuse(f"gives layer_norm_epsilon {shown(epsilon)}, not a number from 0 to 1")
         if hidden % heads:
             raise refuse(f"cuts a hidden size of {hidden} in {heads} heads")
         if given.get("add_cross_attention"):
@@ -72,10 +77,10 @@ class GPT2Config:
             vocab_size=checkpoint.vocab_size,
             positions=checkpoint.max_positions,
             hidden=hidden,
-            layers=positive("n_layer", 12),
+            layers=positive("n_layer", 12, MAX_LAYERS),
             heads=heads,
-            inner=positive("n_inner", 4 * hidden) if given.get("n_inner") is not None else 4 * hidden,
-            epsilon=float(given.get("layer_norm_epsilon", 1e-5)),
+            inner=positive("n_inner", 4 * hidden, 4 * MAX_WIDTH) if given.get("n_inner") is not None else 4 * hidden,
+            epsilon=float(epsilon),
             activation=ACTIVATIONS[activation],
             tied=bool(given.get("tie_word_embeddings", True)),
             scale_attention=bool(given.get("scale_attn_weights", True)),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from orca_common.checkpoint import Checkpoint
 
 from ...dtype import kernels_are_used
+from ...loading import Loading
 from ...partition import ITEM_BYTES, Place, RankShare
 from ..model import CPU, Model
 from .configuration import GPT2Config
@@ -39,7 +40,13 @@ class GPT2Family:
         )
 
     def load(
-        self, checkpoint: Checkpoint, place: Place, dtype: str, device: torch.device | None, cpu: CPU
+        self,
+        checkpoint: Checkpoint,
+        place: Place,
+        dtype: str,
+        device: torch.device | None,
+        cpu: CPU,
+        loading: Loading,
     ) -> tuple[Model, int]:
         import torch
 
@@ -49,7 +56,7 @@ class GPT2Family:
 
         assert device is not None
         config, kind = GPT2Config.read(checkpoint), getattr(torch, dtype)
-        weights = Weights(checkpoint.folder, "transformer.", slices_of(config, place), kind, device)
+        weights = Weights(checkpoint.folder, "transformer.", slices_of(config, place), kind, device, loading)
         if device.type == "cpu" and kernels_are_used(cpu):
             from .cpu import GPT2OnCPU
 

@@ -1,0 +1,289 @@
+"""One case of `orca_bench.pool`, in a process of its own: engines, endpoints and schedulers that share one Redis.
+
+    python -m orca_bench.pool_load URL CASE SECONDS
+
+CASE is JSON. Prints JSON. The times of the leases are set before the services' code is imported.
+"""
+
+import asyncio
+import itertools
+import json
+import random
+import sys
+import time
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+from orca_pool import leases
+
+PER_SECOND = 50  # iterations of an engine at full speed
+BATCH = 32
+TOKENS = 128  # new tokens of a request
+PROMPT = b"\x08" * 600  # the bytes of a record with a prompt of some hundred tokens
+FILLED = 0.9  # of what the engines could hold
+SLOTS = 160  # of a request
+LOGGED = 15  # us: scripts take longer, and the commands in them, which Valkey logs too, do not
+
+
+class Case(NamedTuple):
+    """How many of each there are, and how many times slower they work, and renew their leases."""
+
+    engines: int
+    endpoints: int
+    schedulers: int
+    slow_work: float = 1.0
+    slow_leases: float = 1.0
+
+
+class Shares(NamedTuple):
+    """Of a core, at full speed. iteration: seconds of CPU for one iteration of one engine."""
+
+    rest: float
+    iteration: float
+    total: float
+
+
+def slow_down(times: float) -> None:
+    """Makes all leases longer. Comes before the services' code is imported."""
+    for name in ("RENEW_SECONDS", "LEASE_SECONDS", "GAP_SECONDS"):
+        setattr(leases, name, getattr(leases, name) * times)
+
+
+async def run(url: str, case: Case, seconds: float) -> dict[str, Any]:
+    """Runs the case, and returns what it found."""
+    from orca_endpoint.delivery import Delivery
+    from orca_pool.pool import Pool
+    from orca_pool.records import Attached, EngineInfo, EngineLoad, Packet, Reason
+    from orca_pool.wire import TOKEN
+    from orca_scheduler.core import Room
+    from orca_scheduler.ledger import EndedElsewhere, Ledger, News
+    from orca_scheduler.lifecycle_events import Claimed, Opened
+
+    loop = asyncio.get_running_loop()
+    submitted: dict[str, float] = {}
+    made: dict[tuple[str, int], float] = {}
+    to_claim, to_delivery = list[float](), list[float]()
+    counts: dict[str, int] = defaultdict(int)
+    numbers = itertools.count()
+    working = asyncio.Event()
+    chance = random.Random(1)
+    tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(work: Any) -> None:
+        tasks.add(asyncio.ensure_future(work))
+
+    class Counting(Pool):
+        async def claim(self, *args: Any, **options: Any) -> Any:
+            answer = await super().claim(*args, **options)
+            counts["claims"] += 1
+            counts["empty claims"] += answer is not None and not answer.requests
+            return answer
+
+    class Master:
+        """An engine that computes nothing, and the real ledger of its term."""
+
+        def __init__(self, pool: Pool, owner: str, name: str, term: int) -> None:
+            self._name, self._iteration = name, 0
+            self._left: dict[int, int] = {}  # claim -> tokens to make
+            self.ledger = Ledger(pool, name, owner, term, 16, self._room, self._load, self._post)
+
+        def _room(self) -> Room:
+            free = BATCH - len(self._left)
+            return Room(free, free * SLOTS)
+
+        def _load(self) -> EngineLoad:
+            free = BATCH - len(self._left)
+            pace = case.slow_work / PER_SECOND
+            return EngineLoad(BATCH, free * SLOTS, pace, pace * min(self._left.values(), default=0))
+
+        def _post(self, news: News) -> None:
+            match news:
+                case Opened():
+                    spawn(self._form())
+                case Claimed(_, claims):
+                    for held in self.ledger.outputs.of(claims):
+                        self._left[held.claimed.claim] = TOKENS
+                        if start := submitted.pop(held.claimed.request_id, None):
+                            to_claim.append(loop.time() - start)
+                    self.ledger.admitted()
+                case EndedElsewhere() as ended:
+                    for claim in ended.claims:
+                        self._left.pop(claim, None)
+                        self.ledger.outputs.drop(claim)
+                case _:
+                    pass
+
+        async def _form(self) -> None:
+            self._iteration = await self.ledger.formed(EngineInfo(self._name, 1, 1, BATCH * SLOTS, 0), 0)
+
+        async def iterate(self) -> None:
+            """Makes a token for each request, again and again."""
+            await working.wait()
+            step = case.slow_work / PER_SECOND
+            at = loop.time() + chance.random() * step
+            while True:
+                await asyncio.sleep(max(0.0, at - loop.time()))
+                at = max(at + step, loop.time() - step)
+                if not self._left or not self.ledger.keeps_up(self._iteration):
+                    continue
+                self._iteration += 1
+                made[self._name, self._iteration] = loop.time()
+                for claim, left in list(self._left.items()):
+                    token = TOKEN.pack(7, -0.5, self._iteration)
+                    self.ledger.outputs.append(claim, token, Reason.LENGTH if left == 1 else None)
+                    self._left[claim] = left - 1
+                    if left == 1:
+                        del self._left[claim]
+                counts["iterations"] += 1
+                self.ledger.used(self._iteration)
+                self.ledger.committable()
+                self.ledger.claimable()
+
+    class Listener:
+        """One call of an endpoint. Its end submits the next one."""
+
+        def __init__(self, request_id: str) -> None:
+            self.request_id, self.attempt = request_id, 1
+            self.delivery: Delivery | None = None
+
+        def put(self, packet: Packet) -> None:
+            if packet.tokens and (start := made.get((packet.engine, packet.tokens[-1].iteration))):
+                to_delivery.append(loop.time() - start)
+            if packet.finish is not None:
+                assert self.delivery is not None
+                self.delivery.remove(self)
+                counts["ended"] += 1
+                spawn(submit())
+
+        def resync(self) -> None:
+            counts["resyncs"] += 1
+
+        def wake(self) -> None:
+            pass
+
+    async def submit() -> None:
+        pool, delivery = chance.choice(doors)
+        call = Listener(f"request-{next(numbers):016}")
+        call.delivery = delivery
+        delivery.add(call)
+        submitted[call.request_id] = loop.time()
+        answer = await pool.submit(
+            call.request_id,
+            PROMPT,
+            "d" * 40,
+            SLOTS,
+            deadline_in=600.0 * case.slow_work,
+            detach_grace=5.0,
+            endpoint=delivery.incarnation,
+            attempt=1,
+            max_waiting=1 << 20,
+            new_tokens=TOKENS,
+        )
+        assert isinstance(answer, Attached), answer
+        counts["submits"] += 1
+
+    async def look(pool: Pool, name: str) -> None:
+        """A scheduler's look at the leases."""
+        while True:
+            await pool.renew_scheduler(name)
+            counts["looks"] += 1
+            await asyncio.sleep(leases.RENEW_SECONDS)
+
+    probe = Pool(url, "bench", patience=20.0)
+    command = probe._link.command
+    await command("CONFIG", "SET", "appendfsync", "no")
+    await command("CONFIG", "SET", "slowlog-max-len", 20_000)
+    doors = [(pool := Pool(url, "bench", patience=20.0), Delivery(pool)) for _ in range(case.endpoints)]
+    for _, delivery in doors:
+        spawn(delivery.renew())
+        spawn(delivery.read())
+    while not all(delivery.registered for _, delivery in doors):
+        await asyncio.sleep(0.01)
+    schedulers = [Counting(url, "bench", patience=20.0) for _ in range(case.schedulers)]
+    for i, pool in enumerate(schedulers):
+        spawn(look(pool, f"s{i}"))
+
+    # The first engine lets requests in; the others come when all wait, so that nobody claims while they are submitted.
+    masters: list[Master] = []
+    term = await probe.acquire("g0", "s0", None)
+    assert term is not None
+    await probe.renew("g0", "s0", term, form=EngineInfo("g0", 1, 1, BATCH * SLOTS, 0))
+    for _ in range(round(FILLED * BATCH * case.engines)):
+        await submit()
+    for i in range(case.engines):
+        pool, owner, name = schedulers[i % case.schedulers], f"s{i % case.schedulers}", f"g{i}"
+        term = term if i == 0 else await pool.acquire(name, owner, None)
+        assert term is not None
+        master = Master(pool, owner, name, term)
+        spawn(master.ledger.run(False))
+        spawn(master.iterate())
+        masters.append(master)
+    while submitted:
+        await asyncio.sleep(0.05)
+    to_claim.clear()
+
+    async def cpu() -> float:
+        info = (await command("INFO", "cpu")).decode()
+        values = dict(line.split(":") for line in info.splitlines() if ":" in line)
+        return float(values["used_cpu_user_main_thread"]) + float(values["used_cpu_sys_main_thread"])
+
+    async def window() -> tuple[float, float]:
+        """Seconds of the window, and Redis's share of a core in it."""
+        for name in ("iterations", "claims", "empty claims", "submits"):
+            counts[name] = 0
+        spent, began = await cpu(), time.monotonic()
+        await asyncio.sleep(seconds)
+        took = time.monotonic() - began
+        return took, (await cpu() - spent) / took
+
+    await asyncio.sleep(1.0)
+    _, at_rest = await window()
+    # Requests are spread over their lives, as they would be after some time: not all of them end at once.
+    for master in masters:
+        for claim in master._left:
+            master._left[claim] = chance.randint(1, TOKENS)
+    working.set()
+    await asyncio.sleep(min(5.0, 2 * case.slow_work / PER_SECOND))
+    took, loaded = await window()
+    iterations, work = counts["iterations"], loaded - at_rest
+    empty = counts["empty claims"] / max(1, counts["submits"])
+    each = work * took / max(1, iterations)
+    await command("SLOWLOG", "RESET")
+    await command("CONFIG", "SET", "slowlog-log-slower-than", LOGGED)
+    await asyncio.sleep(2.0)
+    await command("CONFIG", "SET", "slowlog-log-slower-than", -1)
+    names = {script.sha.encode(): name for name, script in probe._scripts.items()}
+    spent: dict[str, list[int]] = defaultdict(list)
+    for entry in await command("SLOWLOG", "GET", 20_000):
+        words = entry[3]
+        spent[names.get(words[1], "?") if words[0] == b"EVALSHA" else words[0].decode().lower()].append(entry[2])
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    rest = at_rest * case.slow_leases
+    ordered = sorted(spent.items(), key=lambda item: -sum(item[1]))
+    return {
+        "shares": Shares(rest, each, rest + each * case.engines * PER_SECOND)._asdict(),
+        "commits": iterations / took,
+        "claim_ms": percentile(to_claim) * 1e3,
+        "delivery_ms": percentile(to_delivery) * 1e3,
+        "calls": {name: (sum(us) / len(us), len(us)) for name, us in ordered if name in (*names.values(), "xread")},
+        "empty_claims": empty,
+        "resyncs": counts["resyncs"],
+    }
+
+
+def percentile(values: list[float]) -> float:
+    """The 99th percentile; 0 where there is no value."""
+    return sorted(values)[int(0.99 * (len(values) - 1))] if values else 0.0
+
+
+def main() -> None:
+    url, case, seconds = sys.argv[1:]
+    asked = Case(**json.loads(case))
+    slow_down(asked.slow_leases)
+    print(json.dumps(asyncio.run(run(url, asked, float(seconds)))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""Chaos on `orca serve`: signals to its processes, and proxies between them."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from orca_local.settings import StackSettings
+from orca_local.stack import Stack
+from orca_scheduler.journal import CoreStep, Heading, read, restored
+
+from .faults import OF_LINKS, OF_PROCESSES, Fault, Kind, Victim
+from .links import Direction, Link
+from .network import REDIS, Network
+
+SIGNALS = {Kind.KILL: signal.SIGKILL, Kind.STOP: signal.SIGSTOP}
+DOUBLED = 8  # messages in a row that come twice
+
+
+@asynccontextmanager
+async def local_target(
+    settings: StackSettings, run_dir: Path, say: Callable[[str], None]
+) -> AsyncIterator["LocalTarget"]:
+    """A stack of its own, with proxies between its processes, from ready to ended."""
+    network = Network()
+    stack = Stack(settings, run_dir, say, route=network.route)
+    try:
+        await stack.start()
+        yield LocalTarget(stack, settings, run_dir, network)
+    finally:
+        network.heal()
+        await stack.stop()
+        await network.close()
+
+
+class LocalTarget:
+    """`Target` on the processes of this machine."""
+
+    def __init__(self, stack: Stack, settings: StackSettings, run_dir: Path, network: Network) -> None:
+        self._stack, self._settings, self._run_dir, self._network = stack, settings, run_dir, network
+        self._stopped: dict[Fault, int] = {}  # frozen processes, by the fault that froze them
+        self._killed: dict[str, int] = {}  # processes that were killed and may not have been missed yet
+        self.addresses: Sequence[str] = tuple(stack.grpc_addresses)
+        self.engines = settings.engines
+        self.pool: str = settings.model_dump()["pool"]
+        redis = next(child for child in stack.children if child.role == REDIS)
+        self.redis_url: str | None = f"redis://{redis.address}/0"
+
+    # -- who can be hit
+
+    def victims(self) -> Sequence[Victim]:
+        """Every process, and the ways between them."""
+        settings = self._settings
+        pods = range(settings.engines * settings.pp)
+        ranks = [f"rank-{pod}.{rank}" for pod in pods for rank in range(settings.tp)]
+        schedulers = [f"scheduler-{n}" for n in range(settings.schedulers)]
+        endpoints = [f"endpoint-{n}" for n in range(settings.endpoints)]
+        supervisors = [f"supervisor-{pod}" for pod in pods]
+        processes = [
+            Victim(name.partition("-")[0], name, OF_PROCESSES)
+            for name in (*endpoints, *schedulers, *supervisors, *ranks, REDIS)
+        ]
+        links = [
+            *(Victim("endpoint > redis", f"{name} > {REDIS}", OF_LINKS) for name in endpoints),
+            *(Victim("scheduler > redis", f"{name} > {REDIS}", OF_LINKS) for name in schedulers),
+            *(Victim("scheduler > supervisor", f"scheduler > {name}", OF_LINKS) for name in supervisors),
+            *(Victim("scheduler > rank", f"scheduler > {name}", OF_LINKS) for name in ranks),
+            *(Victim("rank > rank", f"rank > {name}", OF_LINKS) for name in ranks if len(ranks) > 1),
+            Victim("all > redis", f" > {REDIS}", OF_LINKS),
+        ]
+        return [*processes, *links]
+
+    def pid(self, name: str) -> int | None:
+        """The process of this name that runs now; None: none."""
+        if name.startswith("rank-"):
+            pod, local = map(int, name.removeprefix("rank-").split("."))
+            return self._stack.rank_pid(pod, local)
+        return next((child.pid for child in self._stack.children if child.name == name), None)
+
+    def master(self, engine: str) -> str:
+        """The scheduler that drives an engine now; "" when none does. Blocks for at most 5 s a scheduler."""
+        schedulers = (child for child in self._stack.children if child.role == "scheduler" and child.pid)
+        return next((child.name for child in schedulers if engine in child.engines()), "")
+
+    def _links(self, victim: Victim) -> list[Link]:
+        """The links that "SOURCE > DESTINATION" means; SOURCE may be the beginning of several names."""
+        source, _, destination = victim.name.partition(" > ")
+        return [
+            link for link in self._network.links if link.destination == destination and link.source.startswith(source)
+        ]
+
+    # -- what is done to them
+
+    async def begin(self, fault: Fault) -> bool:
+        if fault.kind in SIGNALS:
+            pid = self.pid(fault.victim.name)
+            if pid is None:
+                return False
+            if fault.kind is Kind.STOP:
+                self._stopped[fault] = pid
+            else:
+                self._killed[fault.victim.name] = pid
+            with suppress(ProcessLookupError):
+                os.kill(pid, SIGNALS[fault.kind])
+            return True
+        links = self._links(fault.victim)
+        for link in links:
+            match fault.kind:
+                case Kind.DELAY:
+                    link.delay = fault.amount
+                case Kind.HOLD_TO:
+                    link.hold(Direction.TO)
+                case Kind.HOLD_FROM:
+                    link.hold(Direction.FROM)
+                case Kind.CUT:
+                    link.sever()
+                case Kind.LOSE:
+                    link.lose(1)
+                case Kind.DOUBLE:
+                    link.double(DOUBLED)
+        return bool(links)
+
+    async def end(self, fault: Fault) -> None:
+        if (pid := self._stopped.pop(fault, None)) is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        for link in self._links(fault.victim):
+            match fault.kind:
+                case Kind.DELAY:
+                    link.delay = 0.0
+                case Kind.HOLD_TO:
+                    link.release(Direction.TO)
+                case Kind.HOLD_FROM:
+                    link.release(Direction.FROM)
+                case Kind.CUT:
+                    link.mend()
+                case _:
+                    pass
+
+    # -- how it is
+
+    async def ailing(self) -> str | None:
+        return await asyncio.to_thread(self._ailing)
+
+    def _ailing(self) -> str | None:
+        self._killed = {name: pid for name, pid in self._killed.items() if self.pid(name) in (None, pid)}
+        if self._killed:
+            return f"{', '.join(self._killed)}: not started again yet"
+        told: dict[str, str | None] = {}
+        for child in self._stack.children:
+            if child.pid is None:
+                return f"{child.name} does not run"
+            if child.role in ("endpoint", "scheduler", "supervisor") and (why := child.unready()) is not None:
+                return f"{child.name}: {why}"
+            engines = child.engines() if child.role == "scheduler" else {}
+            if twice := told.keys() & engines.keys():
+                return f"two schedulers believe that they drive {', '.join(twice)}"
+            told |= engines
+        names = [f"engine-{n}" for n in range(self.engines)]
+        return next((why for why in (told.get(n, f"nobody drives {n}") for n in names) if why is not None), None)
+
+    async def leftovers(self) -> list[str]:
+        """Ends the stack, so that its journals are whole, and looks for reserved slots in each engine's last one."""
+        await self._stack.stop()
+        return await asyncio.to_thread(reserved, self._run_dir)
+
+
+def reserved(run_dir: Path) -> list[str]:
+    """What the newest journal of each engine says of its end: it replays, and no slot is reserved."""
+    found = []
+    newest: dict[str, Path] = {}
+    for path in run_dir.glob("journal-*.jsonl"):
+        engine, _, term = path.name.removeprefix("journal-").removesuffix(".jsonl").rpartition("-")
+        if "." not in term and (engine not in newest or int(term) > _term(newest[engine])):
+            newest[engine] = path
+    for path in newest.values():
+        heading, *lines = read(path)
+        assert isinstance(heading, Heading)
+        core, _ = restored(heading)
+        for line in lines:
+            if isinstance(line, CoreStep) and line.actions != tuple(core.step(line.event)):
+                found.append(f"{path.name}: {line.event} replays to other actions")
+        if core.slots.reserved:
+            found.append(f"{path.name}: {core.slots.reserved} slots are reserved at the end")
+    return found
+
+
+def _term(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])

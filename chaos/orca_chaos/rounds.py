@@ -1,0 +1,100 @@
+"""Runs the rounds: faults at their moments, under load, until everything is well again; then looks at what is left."""
+
+import asyncio
+from collections.abc import Callable
+
+from .client import Caller, Violation
+from .faults import Fault, Victim, plan
+from .load import Load
+from .oracle import learn
+from .pool_check import leftovers
+from .report import Report
+from .target import Target, Watched
+
+LATE = 0.5  # seconds that this program may be late without a word
+HEALED = 180.0  # seconds within which everything must run again
+
+
+async def run(
+    target: Target,
+    *,
+    seed: int,
+    rounds: int,
+    first: int,
+    streams: int,
+    chosen: Callable[[Victim], bool],
+    say: Callable[[str], None],
+) -> Report:
+    """Rounds `first` to `first + rounds - 1` of a seed. Raises Violation, whose sentence names the round.
+
+    chosen: which victims may be hit. say: called with a sentence for each step.
+    """
+    report, number = Report(), first
+    victims = [victim for victim in target.victims() if chosen(victim)]
+    caller = Caller(target.addresses)
+    try:
+        known = await learn(caller, seed)
+        say(f"{len(known)} requests learned, {len(victims)} victims, {streams} streams")
+        async with Load(caller, known, seed, streams) as load:
+            for number in range(first, first + rounds):
+                faults = plan(seed, number, victims)
+                say(f"round {number}: {'; '.join(map(str, faults))}")
+                async with load.disturbed() as seen:
+                    done = await asyncio.gather(*(_one(target, load, fault) for fault in faults))
+                    await healed(target)
+                report.add(faults, done, seen)
+                late = f" (this program itself was late by {seen.late:.1f} s)" if seen.late > LATE else ""
+                say(f"  longest pause {seen.pause:.1f} s, all well after {seen.seconds:.1f} s{late}")
+        await nothing_left(target)
+    except (Violation, BaseExceptionGroup) as error:
+        violation = first_of(error)
+        if violation is None:
+            raise
+        raise Violation(f"round {number}: {violation}") from None
+    finally:
+        await caller.close()
+    ends = f"{load.finished} requests finished, {load.cancelled} were cancelled, {load.poisoned} were given up"
+    say(f"{ends}, in {load.calls} calls; nothing is left of them")
+    return report
+
+
+async def _one(target: Target, load: Load, fault: Fault) -> bool:
+    """Does a fault at its moment, and heals it when it is over. False: there was nothing to hit."""
+    await asyncio.sleep(fault.at)
+    load.faults += 1
+    begun = await target.begin(fault)
+    try:
+        await asyncio.sleep(fault.seconds)
+    finally:
+        await target.end(fault)
+    return begun
+
+
+async def healed(target: Watched) -> None:
+    """Waits until everything runs again. Raises Violation."""
+    why: str | None = "nothing was looked at"
+    try:
+        async with asyncio.timeout(HEALED):
+            while (why := await target.ailing()) is not None:
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise Violation(f"not all is well {HEALED:.0f} s after the faults: {why}") from None
+
+
+async def nothing_left(target: Watched) -> None:
+    """Raises Violation when something of the ended requests is left: in the pool, or reserved in an engine."""
+    found = []
+    if target.redis_url is not None:
+        found += await leftovers(target.redis_url, target.pool, target.engines, len(target.addresses))
+    found += await target.leftovers()
+    if found:
+        raise Violation("at the end: " + "; ".join(found[:10]))
+
+
+def first_of(error: BaseException) -> Violation | None:
+    """The first violation in an exception or a group of them."""
+    if isinstance(error, Violation):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(first_of, error.exceptions)), None)
+    return None

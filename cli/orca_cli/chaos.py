@@ -1,0 +1,83 @@
+"""`orca chaos`: rounds of faults under load, on a stack of this machine or on a release in a cluster."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from orca_chaos.client import Violation
+from orca_chaos.faults import Victim
+from orca_chaos.local_target import local_target
+from orca_chaos.rounds import run
+from orca_chaos.target import Target
+from orca_common.errors import FailedPrecondition
+from orca_local.settings import ServeSettings
+
+# What a stack under chaos has unless it is told otherwise: enough of each process that one may be away.
+STACK = {"endpoints": 2, "schedulers": 2, "engines": 2, "pp": 2, "max_batch_size": 4, "port": 0, "http_port": 0}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which rounds are run, and what they may hit (`only` names roles; none: all)."""
+
+    seed: int
+    rounds: int
+    first: int
+    streams: int
+    only: tuple[str, ...]
+
+    def chooses(self, victim: Victim) -> bool:
+        return not self.only or victim.role in self.only
+
+
+async def on_this_machine(plan: Plan, arguments: Sequence[str], console: Console) -> None:
+    """Starts a stack with the arguments of `orca serve`, and harms it."""
+    loaded = ServeSettings.load(arguments)
+    origins = loaded.origins(arguments)
+    settings = loaded.model_copy(update={n: v for n, v in STACK.items() if origins.get(n) == "default"})
+    if settings.tls_dir is not None:
+        raise FailedPrecondition("tls_dir: the proxies of chaos read what they pass on; run it without TLS")
+    with tempfile.TemporaryDirectory(prefix="orca-chaos-", ignore_cleanup_errors=True) as temporary:
+        folder = Path(settings.run_dir or temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def say(step: str) -> None:
+            console.print(step, style="dim", soft_wrap=True)
+
+        async with local_target(settings, folder, say) as target:
+            await _play(plan, target, console)
+
+
+async def on_a_cluster(
+    plan: Plan, release: str, namespace: str | None, addresses: Sequence[str], redis_url: str | None, console: Console
+) -> None:
+    """Harms a release that runs."""
+    from orca_chaos.cluster_target import cluster_target
+
+    async with cluster_target(release, namespace, addresses, redis_url) as target:
+        await _play(plan, target, console)
+
+
+async def _play(plan: Plan, target: Target, console: Console) -> None:
+    def say(sentence: str) -> None:
+        console.print(sentence, soft_wrap=True)
+
+    try:
+        report = await run(
+            target,
+            seed=plan.seed,
+            rounds=plan.rounds,
+            first=plan.first,
+            streams=plan.streams,
+            chosen=plan.chooses,
+            say=say,
+        )
+    except Violation as violation:
+        console.print(f"VIOLATION in {violation}", style="bold red", soft_wrap=True)
+        console.print(f"run it again: orca chaos --seed {plan.seed} with the same options", soft_wrap=True)
+        raise typer.Exit(1) from None
+    console.print(f"\n{report}", soft_wrap=True)

@@ -1,0 +1,47 @@
+"""`orca certs` and `orca key`: what proves who is who."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def certs(
+    folder: Annotated[Path, typer.Argument(help="Folder of the authority, and of a folder for each role.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or IP address of the services, beside this machine's own. May be repeated."),
+    ] = None,
+    days: Annotated[float, typer.Option(min=0.001, help="Days for which the certificates are valid.")] = 90,
+) -> None:
+    """Makes a development CA, and a certificate for each role: endpoint, scheduler, worker, client and redis.
+
+    A folder that has a CA keeps it, and gets new certificates: running services take them up without a restart.
+    """
+    from orca_common.errors import FailedPrecondition
+    from orca_local.authority import HERE, HOLDERS, Authority
+
+    try:
+        authority = Authority(folder)
+        for holder in HOLDERS:
+            typer.echo(authority.issue(holder, [*HERE, *(host or ())], timedelta(days=days)))
+    except (FailedPrecondition, OSError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"for development: whoever has {folder / 'ca.key'} can be anybody", err=True)
+
+
+def key(tenant: Annotated[str, typer.Argument(help="Name of the tenant that will call with the key.")]) -> None:
+    """Makes an API key: prints the key, which is kept nowhere, and its line for the endpoint's api_keys_file."""
+    from orca_common.api_keys import line_of, new_key
+    from orca_common.errors import FailedPrecondition
+
+    made = new_key()
+    try:
+        line = line_of(tenant, made)
+    except FailedPrecondition as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"key:  {made}")
+    typer.echo(f"line: {line}")

@@ -1,0 +1,3 @@
+"""The version of this release: that of pyproject.toml."""
+
+VERSION = "0.1.0"

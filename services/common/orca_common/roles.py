@@ -1,0 +1,99 @@
+"""Who may call which method: the roles in the certificates of mTLS.
+
+A certificate has the DNS name of its role, `worker.orca.internal` for a worker, beside the names of its host. A caller
+expects this name of a server, and a server reads it in the certificate of its caller. So a scheduler that is led to
+another service, and a worker that calls like a scheduler, are both refused.
+"""
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from enum import StrEnum
+from typing import Any
+
+import grpc
+
+from .errors import PermissionDenied
+from .interceptor import behaviour_of
+
+DOMAIN = "orca.internal"
+
+
+class Role(StrEnum):
+    """What the holder of a certificate is."""
+
+    CLIENT = "client"
+    ENDPOINT = "endpoint"
+    SCHEDULER = "scheduler"
+    WORKER = "worker"
+
+    @property
+    def dns_name(self) -> str:
+        """The name in the certificate that says so."""
+        return f"{self.value}.{DOMAIN}"
+
+
+ANY = frozenset(Role)
+HEALTH = {"/grpc.health.v1.Health/": ANY}
+
+
+def roles_in(names: Iterable[str]) -> frozenset[Role]:
+    """The roles that a certificate with these names has."""
+    return frozenset(map(Role, {role.value for role in Role} & {_role_name(name) for name in names}))
+
+
+def _role_name(name: str) -> str:
+    return name.removesuffix(f".{DOMAIN}") if name.endswith(f".{DOMAIN}") else ""
+
+
+def roles_of(context: grpc.aio.ServicerContext) -> frozenset[Role]:
+    """The roles of a call's client, by its certificate; none without one."""
+    names = context.auth_context().get("x509_subject_alternative_name", ())
+    return roles_in(name.decode(errors="replace") for name in names)
+
+
+class RoleInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses calls of other roles than a method is for. Comes after the StatusInterceptor, which answers the error."""
+
+    def __init__(self, allowed: Mapping[str, frozenset[Role]]) -> None:
+        """allowed: by method, "/package.Service/Method", or by service, "/package.Service/". Others are for nobody."""
+        self._allowed = allowed
+
+    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = str(handler_call_details.method)
+        service = method[: method.rfind("/") + 1]
+        allowed = self._allowed.get(method, self._allowed.get(service, frozenset()))
+        behaviour, make = behaviour_of(handler)
+        check = _checked_stream if inspect.isasyncgenfunction(behaviour) else _checked
+        return make(check(behaviour, method, allowed), handler.request_deserializer, handler.response_serializer)
+
+
+def _check(context: grpc.aio.ServicerContext, method: str, allowed: frozenset[Role]) -> None:
+    roles = roles_of(context)
+    if not roles & allowed:
+        raise wrong_role(method, allowed, roles)
+
+
+def wrong_role(what: str, allowed: Iterable[Role], roles: Iterable[Role]) -> PermissionDenied:
+    """The error of a caller whose certificate has other roles than the allowed ones."""
+    wanted, found = (", ".join(sorted(some)) or "none" for some in (allowed, roles))
+    return PermissionDenied(f"{what} is for the role {wanted}; the certificate of this caller has {found}")
+
+
+def _checked(behaviour: Callable[..., Any], method: str, allowed: frozenset[Role]) -> Callable[..., Any]:
+    async def checked(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        _check(context, method, allowed)
+        return await behaviour(request, context)
+
+    return checked
+
+
+def _checked_stream(behaviour: Callable[..., Any], method: str, allowed: frozenset[Role]) -> Callable[..., Any]:
+    async def checked(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        _check(context, method, allowed)
+        async for response in behaviour(request, context):
+            yield response
+
+    return checked

@@ -1,0 +1,167 @@
+"""mTLS between the services: one folder with a certificate for each process, or plaintext without one.
+
+The folder has the files of a Kubernetes Secret: `tls.crt` (the certificate, then those between it and the authority),
+`tls.key`, and `ca.crt` (the authority, or several of them while one follows another). Both sides of a connection show a
+certificate that one of these authorities has signed; `roles` says what each may do.
+
+The files are read again when they have changed. Connections that stand go on; a new one uses the new files. So a
+certificate is rotated without a restart.
+"""
+
+import logging
+import ssl
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import grpc
+
+from .errors import FailedPrecondition
+from .file_version import version_of
+from .roles import Role, RoleInterceptor
+
+log = logging.getLogger(__name__)
+
+Options = Sequence[tuple[str, Any]]
+CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
+
+
+class Material(NamedTuple):
+    """What was read: PEM."""
+
+    certificate: bytes
+    key: bytes
+    authority: bytes
+
+
+class Certificates:
+    """The certificate of this process. Any thread may ask for it."""
+
+    def __init__(self, folder: str) -> None:
+        """Raises FailedPrecondition when a file is missing, or the key is not the certificate's."""
+        self.folder = Path(folder)
+        self.files = tuple(self.folder / name for name in (CERTIFICATE, KEY, AUTHORITY))
+        self._lock = threading.Lock()
+        self._version = version_of(*self.files)
+        self._material = self._read()
+
+    def current(self) -> Material:
+        """The files' content, read again when they have changed. What cannot be used is logged, and what was, stays."""
+        with self._lock:
+            version = version_of(*self.files)
+            if version != self._version:
+                self._version = version
+                try:
+                    self._material = self._read()
+                    log.info("certificate read again", extra={"folder": str(self.folder)})
+                except FailedPrecondition as error:
+                    log.error("the certificate was not read again: %s", error)
+            return self._material
+
+    def _read(self) -> Material:
+        certificate, key, authority = self.files
+        try:
+            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            return Material(certificate.read_bytes(), key.read_bytes(), authority.read_bytes())
+        except (OSError, ssl.SSLError) as error:
+            raise FailedPrecondition(f"tls_dir: {self.folder} cannot be used ({error})") from None
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        certificate, key, authority = self.files
+        context.load_cert_chain(certificate, key)
+        context.load_verify_locations(authority)
+
+    def server_context(self, *, client_certificates: bool) -> ssl.SSLContext:
+        """The context of a TLS server that is no gRPC server. New connections use the files as they are then."""
+        used = self.current()
+        newest = self._new_context(client_certificates)
+
+        def renew(connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+            nonlocal used, newest
+            found = self.current()
+            if found != used:
+                used, newest = found, self._new_context(client_certificates)
+            connection.context = newest
+
+        first = self._new_context(client_certificates)
+        first.sni_callback = renew  # called at the beginning of each handshake
+        return first
+
+    def _new_context(self, client_certificates: bool) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.verify_mode = ssl.CERT_REQUIRED if client_certificates else ssl.CERT_NONE
+        self._load(context)
+        return context
+
+
+class Transport(Protocol):
+    """How the services reach each other: in plaintext or by mTLS."""
+
+    def channel(self, address: str, role: Role, options: Options) -> grpc.aio.Channel:
+        """A channel to a service of this role, which nobody else can pretend to be."""
+        ...
+
+    def listen(self, server: grpc.aio.Server, address: str, *, client_certificates: bool = True) -> int:
+        """Adds a port to a server and returns its number. Raises RuntimeError when it is taken."""
+        ...
+
+    def interceptors(self, allowed: Mapping[str, frozenset[Role]]) -> list[grpc.aio.ServerInterceptor]:
+        """What refuses callers that a method is not for. See `RoleInterceptor`."""
+        ...
+
+
+class Plaintext:
+    """Nothing is encrypted, and nobody shows who they are."""
+
+    def channel(self, address: str, role: Role, options: Options) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(address, options=options)
+
+    def listen(self, server: grpc.aio.Server, address: str, *, client_certificates: bool = True) -> int:
+        return server.add_insecure_port(address)
+
+    def interceptors(self, allowed: Mapping[str, frozenset[Role]]) -> list[grpc.aio.ServerInterceptor]:
+        return []
+
+
+class MutualTls:
+    """Both sides of a connection show certificates."""
+
+    def __init__(self, certificates: Certificates) -> None:
+        self.certificates = certificates
+
+    def channel(self, address: str, role: Role, options: Options) -> grpc.aio.Channel:
+        material = self.certificates.current()
+        credentials = grpc.ssl_channel_credentials(material.authority, material.key, material.certificate)
+        # Addresses of pods are not known when certificates are made. The role's name takes the place of the host's.
+        named = [*options, ("grpc.ssl_target_name_override", role.dns_name)]
+        return grpc.aio.secure_channel(address, credentials, options=named)
+
+    def listen(self, server: grpc.aio.Server, address: str, *, client_certificates: bool = True) -> int:
+        fetch = fetcher(self.certificates)
+        credentials = grpc.dynamic_ssl_server_credentials(fetch(), fetch, client_certificates)
+        return server.add_secure_port(address, credentials)
+
+    def interceptors(self, allowed: Mapping[str, frozenset[Role]]) -> list[grpc.aio.ServerInterceptor]:
+        return [RoleInterceptor(allowed)]
+
+
+def fetcher(certificates: Certificates) -> Callable[[], Any]:
+    """What gRPC calls at each handshake: the certificate when it has changed since the last call, else None."""
+    told: Material | None = None
+
+    def fetch() -> Any:
+        nonlocal told
+        material = certificates.current()
+        if material == told:
+            return None
+        told = material
+        return grpc.ssl_server_certificate_configuration([(material.key, material.certificate)], material.authority)
+
+    return fetch
+
+
+def transport_of(tls_dir: str | None) -> MutualTls | Plaintext:
+    """The transport of a service, by its setting. Raises FailedPrecondition when the folder cannot be used."""
+    return Plaintext() if tls_dir is None else MutualTls(Certificates(tls_dir))

@@ -1,0 +1,86 @@
+"""Bodies of HTTP requests as JSON, with nothing left over in silence.
+
+Whoever reads a field here gets InvalidArgument with the field's name for a value of another type.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from orca_common.errors import InvalidArgument
+
+
+def load(raw: bytes) -> dict[str, Any]:
+    """The body as an object. Raises InvalidArgument unless it is standard JSON in UTF-8 whose names come once."""
+
+    def constant(name: str) -> Any:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        body = json.loads(raw.decode(), parse_constant=constant, object_pairs_hook=once)
+    except UnicodeDecodeError:
+        raise InvalidArgument("body", "not valid UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument("body", f"not valid JSON ({error})") from None
+    if not isinstance(body, dict):
+        raise InvalidArgument("body", "must be a JSON object")
+    return body
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises InvalidArgument for a name that comes twice: one of the values would be ignored."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for n, name in enumerate(names) if name in names[:n])
+        raise InvalidArgument(text(twice, "body"), "comes twice in one object")
+    return found
+
+
+def check_names(given: Iterable[str], known: Iterable[str], prefix: str = "") -> None:
+    """Raises InvalidArgument for the first name that is not known."""
+    for name in given:
+        if name not in known:
+            raise InvalidArgument(prefix + text(name, "body"), "is not known to Orca")
+
+
+def get(body: Mapping[str, Any], name: str, kind: type, what: str, default: Any, field: str | None = None) -> Any:
+    """A field of one type; `default` when it is absent."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise InvalidArgument(field or name, f"must be {what}")
+    return value
+
+
+def number(body: Mapping[str, Any], name: str, default: float) -> float:
+    value = body.get(name)
+    return default if value is None else as_number(value, name)
+
+
+def as_number(value: Any, field: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidArgument(field, "must be a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidArgument(field, "is too large") from None
+
+
+def strings(value: Any, field: str) -> list[str]:
+    """A string or a list of strings, as a list."""
+    if isinstance(value, str):
+        return [text(value, field)]
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise InvalidArgument(field, "must be a string or a list of strings")
+    return [text(item, f"{field}[{n}]") for n, item in enumerate(value)]
+
+
+def text(value: str, field: str) -> str:
+    """Raises InvalidArgument for characters that cannot be encoded: JSON can spell half of a surrogate pair."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(field, "not valid Unicode: it holds a lone surrogate") from None
+    return value

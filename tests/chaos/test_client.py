@@ -1,0 +1,82 @@
+"""The raw client resumes as the contract says, and finds each kind of broken promise."""
+
+import asyncio
+
+import pytest
+from client.scripted import FINISH, IDS, Act, Endpoint, Script
+
+from orca.v1 import orca_pb2 as pb
+from orca_chaos.client import Caller, Stream, Violation
+from orca_common.errors import Aborted, Cancelled, DataLoss, NotFound, ResourceExhausted, Unavailable
+
+REQUEST = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1]), max_new_tokens=len(IDS), ignore_eos=True)
+OTHER = [IDS[0], IDS[1] + 1, *IDS[2:]]
+
+
+async def play(*acts: Act, wanted: list[int] | None = IDS, leave_at: int | None = None) -> tuple[Stream, Script]:
+    """Runs one stream against a script."""
+    script = Script(*acts)
+    endpoint = Endpoint("only", script)
+    await endpoint.server.start()
+    caller = Caller([endpoint.address])
+
+    def came(stream: Stream) -> None:
+        nonlocal leave_at
+        if leave_at is not None and len(stream.tokens) > leave_at:
+            leave_at = None
+            stream.leave(2)
+
+    stream = Stream(caller, REQUEST, wanted, came)
+    try:
+        async with asyncio.timeout(30):
+            await stream.run()
+    finally:
+        await caller.close()
+        await endpoint.server.stop(0)
+    return stream, script
+
+
+async def test_it_resumes_from_the_first_token_not_seen() -> None:
+    acts = (
+        Act(0, Unavailable("x"), accept=False),
+        Act(3, Unavailable("x")),
+        Act(5, ResourceExhausted("full", 1)),
+        FINISH,
+    )
+    stream, script = await play(*acts)
+    assert stream.tokens == IDS
+    assert [type(seen.request) for seen in script.calls] == [pb.GenerateRequest] * 2 + [pb.ResumeRequest] * 2
+    assert [seen.request.from_index for seen in script.calls[2:]] == [3, 5]
+    attempts = [seen.request.attempt for seen in script.calls]
+    assert attempts == sorted(set(attempts))
+
+
+async def test_it_leaves_and_reads_tokens_again() -> None:
+    stream, script = await play(Act(4, "hang"), FINISH, leave_at=3)
+    assert stream.tokens == IDS
+    assert script.calls[1].request.from_index == 2
+
+
+@pytest.mark.parametrize(
+    ("acts", "sentence"),
+    [
+        ([Act(6, "finish", first=1)], "token 1 came where 0 was due"),
+        ([Act(3, Unavailable("x")), Act(6, "finish", first=2)], "token 2 came where 3 was due"),
+        ([Act(6, "finish", ids=OTHER)], "undisturbed it is another"),
+        ([Act(4, "finish")], "ended after 4 of 6 tokens"),
+        ([Act(4, "return")], "without `finished`"),
+        ([Act(2, Unavailable("x")), Act(0, NotFound("x"), accept=False)], "NOT_FOUND"),
+        ([Act(2, DataLoss("x"))], "DATA_LOSS"),
+        ([Act(2, Cancelled("x"))], "CANCELLED"),
+        ([Act(2, Unavailable("x")), Act(2, Aborted("x"))], "ABORTED"),
+        ([Act(2, "raise")], "UNKNOWN"),
+    ],
+)
+async def test_a_broken_promise_is_found(acts: list[Act], sentence: str) -> None:
+    with pytest.raises(Violation, match=sentence):
+        await play(*acts)
+
+
+async def test_a_token_that_changes_is_found_without_knowing_it() -> None:
+    with pytest.raises(Violation, match="came again as"):
+        await play(Act(4, "hang"), Act(6, "finish", ids=[*IDS[:3], 5, *IDS[4:]]), wanted=None, leave_at=3)

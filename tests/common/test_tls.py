@@ -1,0 +1,128 @@
+"""The certificate of a process: what is refused, and files that change while servers run."""
+
+import asyncio
+import ssl
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from orca_common.errors import FailedPrecondition
+from orca_common.roles import Role, roles_in
+from orca_common.tls import Certificates, MutualTls
+from orca_local.authority import REDIS, Authority
+
+
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FailedPrecondition, match=r"tls_dir: .* cannot be used"):
+        Certificates(str(tmp_path))
+    authority = Authority(tmp_path / "ca")
+    folder, other = authority.issue(Role.WORKER), authority.issue(Role.CLIENT)
+    Certificates(str(folder))
+    (folder / "tls.key").write_bytes((other / "tls.key").read_bytes())
+    with pytest.raises(FailedPrecondition, match="cannot be used"):
+        Certificates(str(folder))
+
+
+def test_a_broken_change_leaves_the_certificate_as_it_was(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+    folder = authority.issue(Role.WORKER)
+    certificates = Certificates(str(folder))
+    first = certificates.current()
+    (folder / "tls.crt").write_text("half")
+    assert certificates.current() == first
+    authority.issue(Role.WORKER)
+    assert certificates.current() != first
+
+
+def test_the_authority_keeps_its_key_to_itself(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+    folder = authority.issue(Role.WORKER, ["10.0.0.1", "worker.example"])
+    assert (tmp_path / "ca/ca.key").stat().st_mode & 0o777 == 0o600
+    assert (folder / "tls.key").stat().st_mode & 0o777 == 0o600
+    assert Authority(tmp_path / "ca").certificate == authority.certificate, "it is made once"
+    (tmp_path / "ca/ca.key").write_text("no key")
+    with pytest.raises(FailedPrecondition, match="holds no authority"):
+        Authority(tmp_path / "ca")
+
+
+def test_roles_are_names_of_the_internal_domain() -> None:
+    assert roles_in(["worker.orca.internal", "localhost", "10.0.0.1"]) == {Role.WORKER}
+    assert roles_in(["client.orca.internal", "endpoint.orca.internal"]) == {Role.CLIENT, Role.ENDPOINT}
+    assert roles_in(["worker", "worker.orca.internal.example", "a.worker.orca.internal", "x.orca.internal"]) == set()
+
+
+async def test_a_server_takes_up_new_certificates_and_authorities(tmp_path: Path) -> None:
+    """Of a server that is no gRPC server. It is never restarted."""
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    folder = old.issue(Role.ENDPOINT)
+    context = Certificates(str(folder)).server_context(client_certificates=True)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert await greeting(port, old.issue(Role.CLIENT)) == b"hello"
+        assert await greeting(port, old.issue(Role.CLIENT, lasts=timedelta(hours=-1))) is None, "expired"
+        assert await greeting(port, new.issue(Role.CLIENT)) is None
+        issued = new.issue(Role.ENDPOINT)
+        for name in ("tls.crt", "tls.key", "ca.crt"):
+            (folder / name).write_bytes((issued / name).read_bytes())
+        assert await greeting(port, new.issue(Role.CLIENT)) == b"hello"
+        assert await greeting(port, old.issue(Role.CLIENT)) is None, "the old authority counts no more"
+
+
+async def greeting(port: int, client: Path) -> bytes | None:
+    """What a server says to a client with this certificate; None: one of the two refuses the other."""
+    context = ssl.create_default_context(cafile=client / "ca.crt")
+    context.load_cert_chain(client / "tls.crt", client / "tls.key")
+    try:
+        reader, writer = await asyncio.open_connection("localhost", port, ssl=context)
+        said = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+    except OSError:  # an ssl.SSLError is one
+        return None
+    return said or None
+
+
+async def test_new_channels_and_running_servers_follow_a_change_of_authority(tmp_path: Path) -> None:
+    """Of gRPC. Both sides have folders whose files are replaced by those of another authority."""
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    folders = {role: old.issue(role) for role in (Role.SCHEDULER, Role.WORKER)}
+    worker, scheduler = (MutualTls(Certificates(str(folders[role]))) for role in (Role.WORKER, Role.SCHEDULER))
+    server = grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
+    address = f"127.0.0.1:{worker.listen(server, '127.0.0.1:0')}"
+    await server.start()
+
+    async def check(channel: grpc.aio.Channel) -> None:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with scheduler.channel(address, Role.WORKER, options) as before:
+        await check(before)
+        for role, folder in folders.items():
+            issued = new.issue(role)
+            for name in ("ca.crt", "tls.key", "tls.crt"):
+                (folder / name).write_bytes((issued / name).read_bytes())
+        async with scheduler.channel(address, Role.WORKER, options) as after:
+            await check(after)
+        await check(before)  # its connection stands
+    async with scheduler.channel(address, Role.ENDPOINT, options) as misled:
+        with pytest.raises(grpc.aio.AioRpcError):  # an endpoint was expected there
+            await check(misled)
+    await server.stop(0)
+
+
+def test_redis_has_no_role(tmp_path: Path) -> None:
+    """So its certificate opens no port of a service."""
+    pem = (Authority(tmp_path / "ca").issue(REDIS) / "tls.crt").read_bytes()
+    assert b"orca.internal" not in ssl.PEM_cert_to_DER_cert(pem.decode())

@@ -1,0 +1,183 @@
+"""n, best_of, echo and logprobs of the OpenAI door, as OpenAI's client and lm-evaluation-harness ask for them."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from endpoint.harness import World
+from openai import AsyncOpenAI
+
+from orca.v1.pool_pb2 import PoolRequest
+from orca_endpoint.completion_answer import Choice, Logprobs
+from orca_endpoint.completion_request import parse, seed_of_sample
+from orca_endpoint.completions import best
+from orca_endpoint.events import Token, TopToken
+
+
+@pytest.fixture
+async def client(orca: World) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{orca.serving.http}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def encode(orca: World, text: str) -> list[int]:
+    assert orca.serving.app.vocabulary is not None
+    return orca.serving.app.vocabulary.encode(text)
+
+
+def spell(orca: World, token_id: int) -> str:
+    return orca.serving.app.endpoint.spell(token_id)
+
+
+async def test_several_choices(orca: World, client: AsyncOpenAI) -> None:
+    """Each has a request and a seed of its own; the prompt is counted once."""
+    seen: list[PoolRequest] = []
+
+    def script(record: PoolRequest) -> list[int]:
+        seen.append(record)
+        return encode(orca, "abc"[record.seed % 3]) * 2
+
+    async with orca.background(script):
+        answer = await client.completions.create(model="tiny", prompt=["a", "b"], n=3, max_tokens=2, seed=7)
+        again = await client.completions.create(model="tiny", prompt=["a", "b"], n=3, max_tokens=2, seed=7)
+    seeds = [7, seed_of_sample(7, 1), seed_of_sample(7, 2)]
+    assert sorted(record.seed for record in seen[:6]) == sorted(seeds * 2)
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert [choice.text for choice in answer.choices] == ["abc"[seed % 3] * 2 for seed in seeds] * 2
+    assert [choice.text for choice in again.choices] == [choice.text for choice in answer.choices]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 12)
+    assert sorted(record.request_id for record in seen[:6]) == [f"{answer.id}-{k}" for k in range(6)]
+
+
+async def test_several_choices_of_a_stream(orca: World, client: AsyncOpenAI) -> None:
+    async with orca.background(lambda record: [10, 11]):
+        stream = await client.completions.create(model="tiny", prompt="a", n=2, max_tokens=2, stream=True)
+        ends = [chunk.choices[0].index async for chunk in stream if chunk.choices[0].finish_reason]
+    assert sorted(ends) == [0, 1]
+
+
+async def test_the_best_of_several(orca: World, client: AsyncOpenAI) -> None:
+    """All were generated, so all are counted. Their logprobs are not shown to a caller who did not ask."""
+    seen: list[PoolRequest] = []
+
+    def script(record: PoolRequest) -> list[int]:
+        seen.append(record)
+        return [10, 11]
+
+    async with orca.background(script):
+        answer = await client.completions.create(model="tiny", prompt="a", n=2, best_of=4, max_tokens=2)
+    assert (len(seen), len(answer.choices)) == (4, 2)
+    assert all(record.logprobs for record in seen)
+    assert answer.choices[0].logprobs is None
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (1, 8)
+
+
+def test_the_best_have_the_highest_mean_logprob() -> None:
+    def choice(*logprobs: float) -> Choice:
+        made = Choice()
+        made.tokens += [Token(n, 5, "", logprob, 1, "e") for n, logprob in enumerate(logprobs)]
+        return made
+
+    choices = [choice(-3), choice(-1, -1, -1), choice(-2, -0.5), choice(-4), choice(), choice(-5)]
+    assert best(choices, 2, 3) == [choices[1], choices[2], choices[3], choices[5]]
+    assert best(choices, 3, 3) == choices
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 3])
+async def test_top_logprobs(orca: World, client: AsyncOpenAI, wanted: int) -> None:
+    ids = encode(orca, "the pool")
+    async with orca.background(lambda record: ids):
+        answer = await client.completions.create(model="tiny", prompt="a", max_tokens=len(ids), logprobs=wanted)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs == [-0.5] * len(ids)
+    assert logprobs.top_logprobs == [{spell(orca, i + n): -0.5 - n for n in range(max(wanted, 1))} for i in ids]
+
+
+def test_the_chosen_token_is_one_more_when_it_is_not_among_the_best() -> None:
+    token = Token(0, 7, "c", -4.0, 1, "e", (TopToken(5, "a", -0.5), TopToken(6, "b", -float("inf"))))
+    found = Logprobs({7: "c"}.__getitem__).of([token], 3)
+    assert found["top_logprobs"] == [{"a": -0.5, "b": -9999.0, "c": -4.0}]
+    assert found["text_offset"] == [3]
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+async def test_echo(orca: World, client: AsyncOpenAI, as_ids: bool) -> None:
+    made = encode(orca, " holds")
+    prompt: Any = encode(orca, "the pool 東京") if as_ids else "the pool 東京"
+    async with orca.background(lambda record: made):
+        answer = await client.completions.create(model="tiny", prompt=prompt, max_tokens=len(made), echo=True)
+        stream = await client.completions.create(
+            model="tiny", prompt=prompt, max_tokens=len(made), echo=True, stream=True, logprobs=1
+        )
+        chunks = [chunk async for chunk in stream]
+    assert answer.choices[0].text == "the pool 東京 holds"
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "the pool 東京 holds"
+    parts = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
+    tokens = [token for part in parts for token in part.tokens or []]
+    offsets = [offset for part in parts for offset in part.text_offset or []]
+    assert "".join(tokens) == "the pool 東京 holds"
+    assert offsets == [len("".join(tokens[:n])) for n in range(len(tokens))]
+
+
+async def test_the_request_of_lm_evaluation_harness(orca: World) -> None:
+    """`local-completions` asks for loglikelihoods so, and reads the answer so (lm_eval 0.4.13)."""
+    contexts, continuations = [[5, 6, 7], [8, 9]], [[10], [11, 12, 13]]
+    tokens = [context + rest for context, rest in zip(contexts, continuations, strict=True)]
+    payload = {
+        "model": "tiny",
+        "prompt": tokens,
+        "temperature": 0,
+        "max_tokens": 1,
+        "logprobs": 1,
+        "seed": 1234,
+        "echo": True,
+    }
+    async with orca.background(lambda record: [20]), httpx.AsyncClient(base_url=orca.serving.http) as http:
+        answer = await http.post("/v1/completions", json=payload)
+        alone = await http.post("/v1/completions", json={**payload, "max_tokens": 0})
+    choices = sorted(answer.json()["choices"], key=lambda choice: choice["index"])
+    for choice, context, whole in zip(choices, contexts, tokens, strict=True):
+        logprobs = choice["logprobs"]
+        assert len(logprobs["token_logprobs"]) == len(whole) + 1
+        assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+        mine = logprobs["token_logprobs"][len(context) : -1]
+        assert mine == [-n for n in range(len(context), len(whole))]
+        tops = logprobs["top_logprobs"][len(context) : -1]
+        assert [max(top.values()) for top in tops] == [-0.5] * len(mine)
+    assert answer.json()["usage"] == {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
+    for choice, whole in zip(alone.json()["choices"], tokens, strict=True):
+        assert len(choice["logprobs"]["tokens"]) == len(whole)
+        assert choice["text"] == "".join(choice["logprobs"]["tokens"])
+        assert choice["finish_reason"] == "length"
+    assert alone.json()["usage"] == {"prompt_tokens": 9, "completion_tokens": 0, "total_tokens": 9}
+
+
+def test_neutral_values_make_a_plain_request() -> None:
+    neutral = {
+        "n": 1,
+        "best_of": 1,
+        "echo": False,
+        "suffix": "",
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1,
+        "min_p": 0,
+        "top_k": -1,
+        "logit_bias": {},
+        "logprobs": None,
+        "metadata": {},
+        "store": False,
+        "user": "",
+        "detach_grace": 0,
+        "stream": False,
+        "stream_options": None,
+    }
+    plain = parse(b'{"prompt": "a"}', 32)
+    same = parse(json.dumps({"prompt": "a", **neutral}).encode(), 32)
+    assert same == plain

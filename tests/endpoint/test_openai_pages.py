@@ -1,0 +1,216 @@
+"""The HTTP door around its calls: health, version, description, tokens, methods, CORS, request ids, errors."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import httpx2 as httpx
+import pytest
+from endpoint.harness import World, serving, until, world
+from openai.types import completion_create_params
+from openai.types.chat import ChatCompletionStreamOptionsParam
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from orca_common.release import VERSION
+from orca_endpoint.completion_fields import FIELDS, markdown
+from orca_endpoint.openapi import PATHS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+async def http(orca: World) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=orca.serving.http) as client:
+        yield client
+
+
+def openai_fields() -> set[str]:
+    """Every documented field of `/v1/completions`, as the `openai` package types it."""
+    kinds = (
+        completion_create_params.CompletionCreateParamsNonStreaming,
+        completion_create_params.CompletionCreateParamsStreaming,
+    )
+    return {name for kind in kinds for name in get_type_hints(kind)}
+
+
+def test_every_field_of_openai_is_supported_or_refused() -> None:
+    listed = {field.name for field in FIELDS if field.support != "ours"}
+    assert listed == openai_fields()
+    assert {field.name for field in FIELDS if field.support == "ours"}.isdisjoint(openai_fields())
+    options = next(field for field in FIELDS if field.name == "stream_options").schema["properties"]
+    assert set(options) == set(get_type_hints(ChatCompletionStreamOptionsParam))
+
+
+def test_the_table_of_the_documentation_is_this_one() -> None:
+    assert markdown() in (ROOT / "docs/openai.md").read_text(), "put completion_fields.markdown() there"
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert f'version = "{VERSION}"' in (ROOT / "pyproject.toml").read_text()
+
+
+async def test_pages(orca: World, http: httpx.AsyncClient) -> None:
+    assert (await http.get("/health")).json() == {"status": "ok"}
+    assert (await http.get("/version")).json() == {"version": VERSION}
+    document = (await http.get("/openapi.json")).json()
+    assert set(document["paths"]) == set(PATHS)
+    schema = document["components"]["schemas"]["CompletionRequest"]
+    assert set(schema["properties"]) == {field.name for field in FIELDS}
+    refs = [part.split('"')[0] for part in (await http.get("/openapi.json")).text.split("#/components/")[1:]]
+    assert all(part.split("/")[1] in document["components"][part.split("/")[0]] for part in refs)
+    page = await http.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    for part in ("http://", "https://", "src=", "<script"):
+        assert part not in page.text.replace(orca.serving.http, ""), "nothing is loaded from elsewhere"
+    assert "repetition_penalty" in page.text
+
+
+async def test_health_says_why_not(orca: World, model: Path) -> None:
+    async with (
+        serving(orca.redis_url, "nobody-has-formed", model) as started,
+        httpx.AsyncClient(base_url=started.http) as http,
+    ):
+        await until(started.app.delivery.on_time)
+        answer = await http.get("/health")
+    assert answer.status_code == 503
+    assert "no engine has formed" in answer.json()["error"]["message"]
+
+
+async def test_tokens(orca: World, http: httpx.AsyncClient) -> None:
+    answer = (await http.post("/tokenize", json={"model": "tiny", "prompt": "the pool 😺"})).json()
+    assert answer["count"] == len(answer["tokens"])
+    assert answer["max_model_len"] == orca.serving.app.endpoint.checkpoint.max_positions
+    assert answer["token_strs"] is None
+    text = await http.post("/detokenize", json={"tokens": answer["tokens"]})
+    assert text.json() == {"prompt": "the pool 😺"}
+    spelled = await http.post("/tokenize", json={"prompt": "the <|end|>", "return_token_strs": True})
+    assert "".join(spelled.json()["token_strs"]) == "the <|end|>"
+    cases: dict[str, tuple[str, Any, str, str]] = {
+        "no prompt": ("/tokenize", {}, "prompt", "missing"),
+        "a list": ("/tokenize", {"prompt": ["a"]}, "prompt", "a string"),
+        "long": ("/tokenize", {"prompt": "x" * ((1 << 20) + 1)}, "prompt", "at most 1048576"),
+        "unknown": ("/tokenize", {"prompt": "a", "messages": []}, "messages", "not known"),
+        "no tokens": ("/detokenize", {}, "tokens", "missing"),
+        "no ids": ("/detokenize", {"tokens": ["a"]}, "tokens[0]", "a token id"),
+        "no token": ("/detokenize", {"tokens": [1, 9999]}, "tokens[1]", "9999"),
+    }
+    for case, (path, body, param, part) in cases.items():
+        refused = await http.post(path, json=body)
+        error = refused.json()["error"]
+        assert (case, refused.status_code, error["param"]) == (case, 400, param)
+        assert part in error["message"]
+    assert (await http.post("/tokenize", json={"prompt": "a", "model": "gpt-99"})).status_code == 404
+
+
+async def test_methods(http: httpx.AsyncClient) -> None:
+    for path, allowed in {
+        "/v1/completions": "OPTIONS, POST",
+        "/v1/completions/a": "GET, OPTIONS",
+        "/v1/models": "GET, HEAD, OPTIONS",
+        "/health": "GET, HEAD, OPTIONS",
+        "/tokenize": "OPTIONS, POST",
+    }.items():
+        answer = await http.options(path)
+        assert (answer.status_code, answer.headers["allow"], answer.content) == (204, allowed, b"")
+        wrong = await http.request("DELETE", path)
+        assert (wrong.status_code, wrong.json()["error"]["type"]) == (405, "invalid_request_error")
+        assert {*wrong.headers["allow"].split(", "), "OPTIONS"} == {*allowed.split(", ")}
+    head, get = await http.head("/v1/models"), await http.get("/v1/models")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == get.headers["content-length"]
+    assert (await http.head("/v1/completions")).status_code == 405
+    assert (await http.head("/v1/completions/a")).status_code == 405, "it would take a stream over"
+
+
+async def test_request_ids(orca: World, http: httpx.AsyncClient) -> None:
+    """Given back with every answer, streams and errors too; made when absent."""
+    mine = {"X-Request-Id": "mine-1/2"}
+    async with orca.background(lambda record: [10]):
+        body = {"prompt": "a", "max_tokens": 1}
+        answers = [
+            await http.post("/v1/completions", json=body, headers=mine),
+            await http.post("/v1/completions", json={**body, "stream": True}, headers=mine),
+            await http.post("/v1/completions", json={}, headers=mine),
+            await http.get("/v1/nothing", headers=mine),
+        ]
+    assert [answer.headers["x-request-id"] for answer in answers] == ["mine-1/2"] * 4
+    made = [(await http.get("/v1/models")).headers["x-request-id"] for _ in range(2)]
+    assert made[0] != made[1]
+    for bad in ("a b", "x" * 129):
+        answer = await http.get("/v1/models", headers={"X-Request-Id": bad})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "X-Request-Id")
+
+
+async def test_labels_go_to_the_span(orca: World, http: httpx.AsyncClient) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    telemetry = orca.serving.app.endpoint.telemetry
+    telemetry.enabled, telemetry.tracer = True, provider.get_tracer("test")
+    body = {"prompt": "a", "max_tokens": 1, "user": "u-1", "metadata": {"team": "search"}}
+    async with orca.background(lambda record: [10]):
+        await http.post("/v1/completions", json=body, headers={"X-Request-Id": "mine"})
+    await orca.serving.quiet()
+    (span,) = [span for span in exporter.get_finished_spans() if span.name == "orca.request"]
+    assert span.attributes is not None
+    found = {name: span.attributes[name] for name in ("orca.user", "orca.metadata.team")}
+    assert found == {"orca.user": "u-1", "orca.metadata.team": "search"}
+    assert span.attributes["http.request.header.x-request-id"] == ("mine",)
+
+
+async def test_the_place_in_the_queue(orca: World, http: httpx.AsyncClient) -> None:
+    first = asyncio.create_task(http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}))
+    await until(lambda: orca.serving.app.delivery.count == 1)
+    async with http.stream("POST", "/v1/completions", json={"prompt": "b", "max_tokens": 1, "stream": True}) as second:
+        position = second.headers["x-queue-position"]
+        async with orca.background(lambda record: [10]):
+            await second.aread()
+            assert (await first).headers["x-queue-position"] == "0"
+    assert position in {"0", "1"}, "1 unless the second came first"
+
+
+async def test_what_is_no_http_gets_the_same_shape(orca: World) -> None:
+    host, port = orca.serving.addresses["http"].split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"NOT HTTP\r\n\r\n")
+    raw = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    assert raw.startswith(b"HTTP/1.1 400")
+    assert b'"type": "invalid_request_error"' in raw
+
+
+async def test_a_bug_gets_the_same_shape(orca: World, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(orca.serving.app.endpoint, "not_ready", broken)
+    answer = await http.get("/health")
+    assert answer.status_code == 500
+    error = answer.json()["error"]
+    assert error["type"] == "server_error"
+    assert "secret" not in error["message"]
+
+
+async def test_cors(redis_url: str, model: Path) -> None:
+    mine, others = {"Origin": "https://app.example"}, {"Origin": "https://else.example"}
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    origins = "https://app.example, https://b.example"
+    async with (
+        world(redis_url, model, cors_origins=origins) as orca,
+        httpx.AsyncClient(base_url=orca.serving.http) as http,
+    ):
+        preflight = await http.options("/v1/completions", headers={**mine, **asks})
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == "https://app.example"
+        assert "authorization" in preflight.headers["access-control-allow-headers"]
+        for answer in (await http.get("/v1/models", headers=mine), await http.get("/nothing", headers=mine)):
+            assert answer.headers["access-control-allow-origin"] == "https://app.example"
+            assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
+        answer = await http.get("/v1/models", headers=others)
+        assert "access-control-allow-origin" not in answer.headers
+    async with world(redis_url, model) as orca, httpx.AsyncClient(base_url=orca.serving.http) as http:
+        answer = await http.get("/v1/models", headers=mine)
+        assert "access-control-allow-origin" not in answer.headers

@@ -1,0 +1,113 @@
+"""A completion's stream is taken up at another endpoint, or after a break, without a hole and without a repetition."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from endpoint.harness import World, serving, until
+
+from orca_pool.records import Reason
+
+
+@pytest.fixture
+async def http(orca: World) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=orca.serving.http) as client:
+        yield client
+
+
+class Events:
+    """Server-sent events as they come: (id, data)."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        self._lines = answer.aiter_lines()
+
+    async def next(self) -> tuple[int | None, Any]:
+        number, data = None, None
+        async for line in self._lines:
+            if line.startswith("id: "):
+                number = int(line[4:])
+            elif line.startswith("data: "):
+                data = line[6:]
+            elif not line:
+                break
+        assert data is not None
+        return number, data if data == "[DONE]" else json.loads(data)
+
+    async def rest(self) -> list[tuple[int | None, Any]]:
+        found = [await self.next()]
+        while found[-1][1] != "[DONE]":
+            found.append(await self.next())
+        return found[:-1]
+
+
+def text_of(events: list[tuple[int | None, Any]]) -> str:
+    return "".join(data["choices"][0]["text"] for _, data in events)
+
+
+async def test_at_another_endpoint(orca: World, http: httpx.AsyncClient) -> None:
+    """The id of each event says how far the client is; EventSource sends the last one by itself."""
+    assert orca.serving.app.vocabulary is not None
+    ids = orca.serving.app.vocabulary.encode("the pool 東京 😺 holds")
+    body = {"prompt": "a", "max_tokens": len(ids), "stream": True, "logprobs": 2}
+    async with (
+        serving(orca.redis_url, orca.name, orca.model) as second,
+        httpx.AsyncClient(base_url=second.http) as other,
+        http.stream("POST", "/v1/completions", json=body) as answer,
+    ):
+        await until(lambda: second.app.endpoint.not_ready() is None)
+        events = Events(answer)
+        request = await orca.engine.claim()
+        await orca.engine.commit(request, 0, ids[:3])
+        number, first = await events.next()
+        assert number == 3
+        assert first["id"] == request.request_id
+        path = f"/v1/completions/{first['id']}"
+        async with other.stream("GET", path, params={"from": 1}, headers={"Last-Event-ID": str(number)}) as resumed:
+            assert resumed.headers["content-type"].startswith("text/event-stream")
+            again = Events(resumed)
+            _, aborted = await events.next()
+            assert "taken over" in aborted["error"]["message"]
+            await orca.engine.commit(request, 3, ids[3:], Reason.LENGTH)
+            rest = await again.rest()
+        assert first["choices"][0]["text"] + text_of(rest) == "the pool 東京 😺 holds"
+        assert rest[-1][0] == len(ids)
+        assert rest[-1][1]["choices"][0]["finish_reason"] == "length"
+        shown = rest[0][1]["choices"][0]["logprobs"]
+        assert len(shown["top_logprobs"][0]) == 2
+        whole = (await other.get(path, params={"from": 0, "include_usage": "true"})).text
+        assert whole.endswith('"total_tokens":' + whole.rsplit('"total_tokens":', 1)[1])
+        assert '"usage": {' in whole.replace('"usage":{', '"usage": {')
+
+
+async def test_after_the_client_lost_its_connection(orca: World, http: httpx.AsyncClient) -> None:
+    """With detach_grace the request lives on until somebody takes it up."""
+    body = {"prompt": [5], "max_tokens": 2, "stream": True, "detach_grace": 60}
+    async with http.stream("POST", "/v1/completions", json=body) as answer:
+        request = await orca.engine.claim()
+        await orca.engine.commit(request, 0, [10])
+        _, first = await Events(answer).next()
+    await orca.serving.quiet()
+    await orca.engine.commit(request, 1, [11], Reason.LENGTH)
+    async with http.stream("GET", f"/v1/completions/{first['id']}?from=1") as answer:
+        rest = await Events(answer).rest()
+    assert text_of(rest) == orca.serving.app.endpoint.spell(11)
+
+
+CASES = {
+    "an unknown id": ("/v1/completions/cmpl-nobody", {}, 404, None),
+    "a bad id": ("/v1/completions/a%20b", {}, 400, "request_id"),
+    "from": ("/v1/completions/a?from=-1", {}, 400, "from"),
+    "a large from": ("/v1/completions/a?from=99999999999999999999", {}, 400, "from"),
+    "an unknown name": ("/v1/completions/a?form=1", {}, 400, "form"),
+    "a name twice": ("/v1/completions/a?from=1&from=2", {}, 400, "from"),
+    "usage": ("/v1/completions/a?include_usage=yes", {}, 400, "include_usage"),
+    "Last-Event-ID": ("/v1/completions/a", {"Last-Event-ID": "x"}, 400, "Last-Event-ID"),
+}
+
+
+async def test_bad_input(http: httpx.AsyncClient) -> None:
+    for case, (path, headers, status, param) in CASES.items():
+        answer = await http.get(path, headers=headers)
+        assert (case, answer.status_code, answer.json()["error"]["param"]) == (case, status, param)

@@ -1,0 +1,167 @@
+"""The parsers that take bytes from outside. Each takes any bytes; what it may raise is an OrcaError with a sentence."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+
+from orca.v1 import orca_pb2 as pb
+from orca_common.checkpoint import Checkpoint, read_checkpoint
+from orca_common.errors import Internal, OrcaError
+from orca_endpoint.completion_request import parse
+from orca_endpoint.settings import EndpointSettings
+from orca_endpoint.text import Vocabulary
+from orca_endpoint.validation import Validator
+from orca_worker.models.families import check_partition, family_of
+from orca_worker.models.gpt2.configuration import GPT2Config
+from orca_worker.partition import SINGLE
+
+Target = Callable[[bytes], None]
+CORPUS = Path(__file__).parent / "corpus"
+TEXT = "some text, grüße 😀"
+
+
+def corpus(name: str) -> list[bytes]:
+    """The inputs that a target begins with."""
+    return [path.read_bytes() for path in sorted((CORPUS / name).iterdir())]
+
+
+def targets() -> dict[str, Target]:
+    """By name; each has a folder of this name in the corpus."""
+    folder = Path(tempfile.mkdtemp(prefix="orca-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    return {
+        "config": _config(folder / "config"),
+        "generation-config": _generation_config(folder / "generation"),
+        "tokenizer": _tokenizer(folder / "tokenizer"),
+        "safetensors": _safetensors(folder / "safetensors"),
+        "index": _index(folder / "index"),
+        "generate": _message(pb.GenerateRequest, lambda validator, request: asyncio.run(validator.generate(request))),
+        "resume": _message(pb.ResumeRequest, lambda validator, request: validator.resume(request)),
+        "cancel": _message(pb.CancelRequest, lambda validator, request: validator.cancel(request)),
+        "completions": _completions(),
+    }
+
+
+# -- files of a checkpoint
+
+
+def _config(folder: Path) -> Target:
+    folder.mkdir(parents=True)
+
+    def target(raw: bytes) -> None:
+        (folder / "config.json").write_bytes(raw)
+        with suppress(OrcaError):
+            checkpoint = read_checkpoint(folder)
+            check_partition(checkpoint, 1, 1)
+            family_of(checkpoint).share(checkpoint, SINGLE, "float32")
+
+    return target
+
+
+def _generation_config(folder: Path) -> Target:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_bytes(corpus("config")[0])
+
+    def target(raw: bytes) -> None:
+        (folder / "generation_config.json").write_bytes(raw)
+        with suppress(OrcaError):
+            read_checkpoint(folder)
+
+    return target
+
+
+def _tokenizer(folder: Path) -> Target:
+    folder.mkdir(parents=True)
+    path = folder / "tokenizer.json"
+
+    def target(raw: bytes) -> None:
+        path.write_bytes(raw)
+        with suppress(OrcaError):
+            vocabulary = Vocabulary(path)
+            ids = [0, 1, 2]
+            with suppress(Internal):  # a panic, or an error of the library
+                ids = vocabulary.encode(TEXT)
+            assert len(ids) < 10_000
+            with suppress(Internal):
+                vocabulary.decode(ids)
+            stream = vocabulary.detokenizer()
+            for token in [*ids[:50], 0, 1, (1 << 24) - 1]:
+                stream.push(token)
+            stream.flush()
+
+    return target
+
+
+def _safetensors(folder: Path) -> Target:
+    from orca_worker.weights import read_header
+
+    folder.mkdir(parents=True)
+    path = folder / "model.safetensors"
+
+    def target(raw: bytes) -> None:
+        path.write_bytes(raw)
+        with suppress(OrcaError):
+            for entry in read_header(path).values():
+                assert 0 <= entry.start <= len(raw)
+
+    return target
+
+
+def _index(folder: Path) -> Target:
+    import torch
+
+    from orca_worker.models.gpt2.slices import slices_of
+    from orca_worker.weights import Weights
+
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_bytes(corpus("config")[0])
+    (folder / "one.safetensors").write_bytes(corpus("safetensors")[0])
+    slices = slices_of(GPT2Config.read(read_checkpoint(folder)), SINGLE)
+
+    def target(raw: bytes) -> None:
+        (folder / "model.safetensors.index.json").write_bytes(raw)
+        with suppress(OrcaError):
+            Weights(folder, "transformer.", slices, torch.float32, torch.device("cpu"))
+
+    return target
+
+
+# -- the doors
+
+
+def _endpoint() -> tuple[Validator, EndpointSettings]:
+    folder = Path(tempfile.mkdtemp(prefix="orca-fuzz-"))
+    (folder / "config.json").write_bytes(corpus("config")[0])
+    (folder / "tokenizer.json").write_bytes(corpus("tokenizer")[0])
+    settings = EndpointSettings(model=str(folder))
+    checkpoint: Checkpoint = read_checkpoint(folder)
+    return Validator(settings, checkpoint, Vocabulary(folder / "tokenizer.json")), settings
+
+
+def _message(kind: type[Message], check: Callable[[Validator, Any], object]) -> Target:
+    validator, _ = _endpoint()
+
+    def target(raw: bytes) -> None:
+        with suppress(OrcaError, DecodeError):
+            check(validator, kind.FromString(raw))
+
+    return target
+
+
+def _completions() -> Target:
+    validator, settings = _endpoint()
+
+    async def check(raw: bytes) -> None:
+        for sample in parse(raw, settings.max_prompts).samples:
+            await validator.generate(sample.request, sample.names)
+
+    def target(raw: bytes) -> None:
+        with suppress(OrcaError):
+            asyncio.run(check(raw))
+
+    return target

@@ -1,0 +1,29 @@
+"""A sample of `make fuzz`: the corpus and some changes of it, for each parser that takes bytes from outside."""
+
+import random
+from collections.abc import Mapping
+
+import pytest
+from fuzz.mutations import mutated
+from fuzz.targets import CORPUS, Target, corpus, targets
+
+NAMES = sorted(path.name for path in CORPUS.iterdir())
+COUNT = 150
+
+
+@pytest.fixture(scope="module")
+def parsers() -> Mapping[str, Target]:
+    return targets()
+
+
+def test_every_parser_has_a_corpus(parsers: Mapping[str, Target]) -> None:
+    assert sorted(parsers) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sample(name: str, parsers: Mapping[str, Target]) -> None:
+    inputs, chance = corpus(name), random.Random(name)
+    for raw in inputs:
+        parsers[name](raw)
+    for _ in range(COUNT):
+        parsers[name](mutated(chance.choice(inputs), inputs, chance))

@@ -1,0 +1,62 @@
+"""The pool over rediss://. The embedded server has no TLS, so a proxy that asks for certificates stands before it."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from servers import redis_server
+
+from orca_common.errors import Unavailable
+from orca_common.roles import Role
+from orca_local.authority import REDIS, Authority
+from orca_pool.pool import Pool
+
+
+@asynccontextmanager
+async def proxy(port: int, folder: Path) -> AsyncIterator[int]:
+    """Speaks TLS with a certificate, asks its clients for theirs, and forwards to a port in plaintext."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=folder / "ca.crt")
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    context.verify_mode = ssl.CERT_REQUIRED
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(copy(reader, inner_writer), copy(inner_reader, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_redis_by_mtls(tmp_path: Path) -> None:
+    authority, other = Authority(tmp_path / "ca"), Authority(tmp_path / "other")
+    with redis_server() as redis:
+        async with proxy(redis.port, authority.issue(REDIS)) as port:
+            url, folder = f"rediss://localhost:{port}/0", authority.issue(Role.SCHEDULER)
+            async with Pool(url, "a", tls_dir=str(folder)) as pool:
+                await pool.identify("digest", 10, 10)
+            async with Pool(url, "a", tls_dir=str(other.issue(Role.SCHEDULER))) as pool:
+                with pytest.raises(Unavailable):
+                    await pool.identity()
+            async with Pool(url, "a", tls_dir=str(folder)) as pool:
+                assert await pool.identity() is not None
+                authority.issue(Role.SCHEDULER, lasts=timedelta(hours=-1))
+                await pool._link._drop_connections()
+                with pytest.raises(Unavailable):  # a new connection reads the files again: they have expired
+                    await pool.identity()
+                authority.issue(Role.SCHEDULER)
+                assert await pool.identity() is not None, "rotated without a restart"
+            async with Pool(url, "a") as pool:
+                with pytest.raises(Unavailable):  # no certificate, and an authority that this machine does not know
+                    await pool.identity()

@@ -1,0 +1,51 @@
+"""What an engine's master still has to commit of a request, tokens and scores together."""
+
+import math
+
+from orca.v1.adjustments_pb2 import Adjustments
+from orca.v1.pool_pb2 import PoolRequest
+from orca_common.scores import NOTHING, TOP, unpack_tops
+from orca_pool.records import Claimed, CommittedToken, Reason
+from orca_pool.wire import TOKEN
+from orca_scheduler.output import Outputs
+
+
+def held(count: int, committed: int) -> Outputs:
+    """A request with `count` tops a token, of which so many tokens were committed before the claim."""
+    record = PoolRequest(request_id="r", adjustments=Adjustments(top_logprobs=count)).SerializeToString()
+    tokens = [CommittedToken(n, -1.0, n) for n in range(committed)]
+    outputs = Outputs()
+    assert outputs.add(Claimed("r", 1, 1, record, tokens, 0, None, 0), 0.0)
+    return outputs
+
+
+def test_scores_go_with_their_tokens() -> None:
+    outputs = held(1, committed=2)
+    for n in (2, 3):
+        outputs.append(1, TOKEN.pack(n, -1.0, n), None, (TOP.pack(n, -n), b"p" if n == 2 else b""))
+    (row,) = outputs.take()
+    assert (row.base, len(row.tokens) // TOKEN.size, row.tops) == (2, 2, TOP.pack(2, -2) + TOP.pack(3, -3))
+    assert row.prompt == b"", "the pool has it since token 0"
+    assert not outputs.answered([row], [3])  # the pool has the first of them
+    (row,) = outputs.take()
+    assert (row.base, row.tops) == (3, TOP.pack(3, -3))
+
+
+def test_tokens_that_the_pool_lost_have_lost_their_scores() -> None:
+    """The tokens before this claim are known here, and committed again; what was beside them is not."""
+    outputs = held(2, committed=2)
+    outputs.append(1, TOKEN.pack(2, -1.0, 2), Reason.LENGTH, (TOP.pack(2, -2) + TOP.pack(9, -9), b""))
+    (row,) = outputs.take()
+    outputs.answered([row], [1])
+    (row,) = outputs.take()
+    assert (row.base, len(row.tokens) // TOKEN.size, row.finish) == (1, 2, Reason.LENGTH)
+    assert row.tops.startswith(NOTHING * 2)
+    assert unpack_tops(row.tops, 2) == [(), ((2, -2.0), (9, -9.0))]
+    assert math.isnan(TOP.unpack(NOTHING)[1])
+
+
+def test_a_plain_request_has_none() -> None:
+    outputs = held(0, committed=0)
+    outputs.append(1, TOKEN.pack(5, -1.0, 1), None)
+    (row,) = outputs.take()
+    assert (row.tops, row.prompt) == (b"", b"")
