@@ -8,6 +8,7 @@ from orca.v1.pool_pb2 import PoolRequest
 from orca_common.errors import OrcaError, Unavailable
 from orca_common.service import LoopPulse, cancel
 from orca_common.telemetry import Telemetry
+from orca_common.tls import Transport
 from orca_endpoint.call import Call, CallLimits, Submission
 from orca_endpoint.delivery import Delivery
 from orca_endpoint.transcript import Transcript
@@ -23,7 +24,7 @@ from .clients import Stream
 from .oracle import END
 from .processes import World
 from .server import ModelledPool, Server
-from .workers import DIGEST
+from .workers import DIGEST, Network
 
 MAX_WAITING = 1000
 
@@ -143,19 +144,28 @@ class SchedulerProcess:
     """One life of a scheduler."""
 
     def __init__(
-        self, world: World, server: Server, name: str, pods: list[str], settings: dict[str, Any], telemetry: Telemetry
+        self,
+        world: World,
+        server: Server,
+        name: str,
+        network: Network,
+        settings: dict[str, Any],
+        telemetry: Telemetry,
     ) -> None:
         self.world, self.name = world, name
         self.process = world.process(name)
         self._pool = cast(Pool, ModelledPool(server, self.process))
-        self._settings = SchedulerSettings(workers=",".join(pods), **settings)
-        self._pods, self._telemetry = pods, telemetry
+        self._pods = [pod for engine in network.engines.values() for pod in engine.pods]
+        self._settings = SchedulerSettings(workers=",".join(self._pods), **settings)
+        self._transport, self._telemetry = cast(Transport, network), telemetry
         self.scheduler: Scheduler | None = None
         self.process.start(self._run)
 
     async def _run(self) -> None:
         discovery = StaticDiscovery(self._pods, self._settings.shape.pods)
-        self.scheduler = Scheduler(self.name, self._pool, discovery, self._settings, self._telemetry, LoopPulse())
+        self.scheduler = Scheduler(
+            self.name, self._pool, discovery, self._settings, self._telemetry, LoopPulse(), self._transport
+        )
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(discovery.run(self.scheduler.discovered)),

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from orca_common.telemetry import Telemetry
 from orca_pool.leases import RENEW_SECONDS
 from orca_pool.scripts import Constants
-from orca_scheduler import pods, rank
+from orca_scheduler import rank
 
 from .clients import Client, Habit, Stream
 from .faults import LAST, Faults
@@ -142,10 +142,9 @@ class Simulation:
 
     def start_scheduler(self) -> None:
         self._lives += 1
-        addresses = [pod for engine in self.network.engines.values() for pod in engine.pods]
         self.schedulers.append(
             SchedulerProcess(
-                self.world, self.server, f"scheduler-{self._lives}", addresses, self.settings, self.telemetry
+                self.world, self.server, f"scheduler-{self._lives}", self.network, self.settings, self.telemetry
             )
         )
 
@@ -189,9 +188,8 @@ class Simulation:
 
 @contextmanager
 def _seams(network: Network, world: World) -> Iterator[None]:
-    """The scheduler dials the modelled workers; what it logs as critical is a violation."""
-    before = rank.dial, rank.listens, pods.dial
-    rank.dial, rank.listens, pods.dial = network.dial, network.listens, network.dial  # pyright: ignore
+    """The scheduler looks whether modelled ranks listen; what it logs as critical is a violation."""
+    before, rank.listens = rank.listens, network.listens
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -212,4 +210,4 @@ def _seams(network: Network, world: World) -> Iterator[None]:
         logging.disable(disabled)
         root.setLevel(level)
         root.removeHandler(handler)
-        rank.dial, rank.listens, pods.dial = before
+        rank.listens = before

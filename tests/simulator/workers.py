@@ -1,6 +1,6 @@
 """Modelled engines: supervisors and ranks that answer as those of orca_worker do, over a modelled gRPC.
 
-The scheduler's own code for pods, ranks and control lanes runs unchanged; only `dial` and `listens` are others.
+The scheduler's own code for pods, ranks and control lanes runs unchanged; only its transport is another one.
 A rank checks what it is sent: rows and blocks that are free, the right tokens, an iteration's number never twice.
 """
 
@@ -366,6 +366,42 @@ class Lane:
         return self._status[1] if self._status is not None else ""
 
 
+class Watch:
+    """A supervisor's tables of its ranks, as a stream of gRPC."""
+
+    def __init__(self, network: "Network", process: Process, engine: Engine, index: int) -> None:
+        self._network, self._process, self._engine, self._index = network, process, engine, index
+        self._tables: asyncio.Queue[pb.RankTable] = asyncio.Queue()
+        self._connected = asyncio.Event()
+        self._order = {"from": 0.0}
+        network.travel(process, "to", self._begin)
+
+    def _begin(self) -> None:
+        self._engine.watchers[self._index].append(self._tell)
+        self._tell(self._engine.table(self._index))
+
+    def _tell(self, table: pb.RankTable) -> None:
+        self._network.travel(self._process, "from", lambda: self._came(table), self._order)
+
+    def _came(self, table: pb.RankTable) -> None:
+        if self._process.alive:
+            self._connected.set()
+            self._tables.put_nowait(table)
+
+    async def wait_for_connection(self) -> None:
+        await self._connected.wait()
+
+    async def __aiter__(self) -> AsyncIterator[pb.RankTable]:
+        while True:
+            yield await self._tables.get()
+
+    def cancel(self) -> None:
+        """The scheduler closes the stream."""
+        watchers = self._engine.watchers[self._index]
+        if self._tell in watchers:
+            watchers.remove(self._tell)
+
+
 class Network:
     """gRPC between schedulers and workers."""
 
@@ -405,14 +441,15 @@ class Network:
     def supervisor(self, address: str) -> tuple[Engine, int]:
         return next((e, e.pods.index(address)) for e in self.engines.values() if address in e.pods)
 
-    def dial(self, address: str) -> "Channel":
+    def channel(self, address: str, role: object = None, options: object = None) -> "Channel":
+        """A channel of the process that runs, as orca_common.tls.Transport opens one."""
         process = asyncio.get_running_loop()
         assert isinstance(process, Process)
         return Channel(self, process, address)
 
     async def listens(self, address: str) -> bool:
         """Whether a process accepts connections there."""
-        channel = self.dial(address)
+        channel = self.channel(address)
 
         def look(answer: Callable[[Any], None]) -> None:
             answer(self.rank(address) is not None)
@@ -428,12 +465,12 @@ class Channel:
 
     def __init__(self, network: Network, process: Process, address: str) -> None:
         self._network, self._process, self._address = network, process, address
-        self._lanes: list[Lane] = []
+        self._streams: list[Lane | Watch] = []
         self._asked: list[asyncio.Future[Any]] = []
 
     async def close(self) -> None:
-        for lane in self._lanes:
-            lane.cancel()
+        for stream in self._streams:
+            stream.cancel()
         for asked in self._asked:
             if not asked.done():
                 asked.set_exception(rpc_error(grpc.StatusCode.CANCELLED, "channel closed"))
@@ -509,29 +546,14 @@ class Channel:
 
         rank.hear(do)
 
-    def unary_stream(self, method: str, **_: Any) -> Callable[..., AsyncIterator[Any]]:
+    def unary_stream(self, method: str, **_: Any) -> Callable[..., "Watch"]:
         assert method.endswith("Watch")
+        engine, index = self._network.supervisor(self._address)
 
-        async def watch(request: Any, wait_for_ready: bool = False) -> AsyncIterator[pb.RankTable]:
-            engine, index = self._network.supervisor(self._address)
-            tables: asyncio.Queue[pb.RankTable] = asyncio.Queue()
-            order, process = {"from": 0.0}, self._process
-
-            def tell(table: pb.RankTable) -> None:
-                deliver: Callable[[], None] = lambda: tables.put_nowait(table) if process.alive else None  # noqa: E731
-                self._network.travel(process, "from", deliver, order)
-
-            def begin() -> None:
-                engine.watchers[index].append(tell)
-                tell(engine.table(index))
-
-            self._network.travel(process, "to", begin)
-            try:
-                while True:
-                    yield await tables.get()
-            finally:
-                if tell in engine.watchers[index]:
-                    engine.watchers[index].remove(tell)
+        def watch(request: Any, wait_for_ready: bool = False) -> Watch:
+            stream = Watch(self._network, self._process, engine, index)
+            self._streams.append(stream)
+            return stream
 
         return watch
 
@@ -543,7 +565,7 @@ class Channel:
                 rank = Rank(engine, 0, 0)
                 rank.alive = False
             lane = Lane(self._network, self._process, rank)
-            self._lanes.append(lane)
+            self._streams.append(lane)
             lane.open(int(dict(metadata)[TERM_METADATA]))
             return lane
 
