@@ -19,6 +19,7 @@ SLOW = [
     "e2e/test_iteration_level.py",
     "e2e/test_jaeger.py",
     "e2e/test_kill.py",
+    "e2e/test_loglikelihood.py",
     "e2e/test_probes.py",
     "e2e/test_rolling_restart.py",
     "e2e/test_starting.py",

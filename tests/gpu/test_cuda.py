@@ -14,7 +14,9 @@ from e2e.test_tokens import CASES, Case, differing
 from reference import TIE
 from worker.driver import Sampled, TinyEngine
 
+from orca.v1.adjustments_pb2 import Adjustments
 from orca_common.checkpoint import read_checkpoint
+from orca_common.scores import unpack_prompt
 from orca_lab.roofline import accelerator
 from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, formed, measure_place, places
@@ -52,7 +54,7 @@ async def test_tokens_of_two_tensor_ranks(tmp_path: Path) -> None:
 
 
 def test_draws_are_those_of_a_cpu(tmp_path: Path) -> None:
-    """Temperature, top-k, top-p and log probabilities, of one stage without its processes."""
+    """Temperature, top-k, top-p, adjustments and log probabilities, of one stage without its processes."""
     folder = make_gpt2(tmp_path, heads=3, layers=3, hidden=36, vocab=211, positions=96, seed=4, initializer_range=0.3)
     made: list[list[list[int]]] = []
     logprobs: list[list[float]] = []
@@ -60,7 +62,9 @@ def test_draws_are_those_of_a_cpu(tmp_path: Path) -> None:
         stage = Stage(read_checkpoint(folder), "float32", device, 960, CPU(1))
         assert stage.form(16).slots == 960
         stage.allocate(960, 16)
-        ways = [{}, {"top_k": 40}, {"top_p": 0.8}, {"top_k": 60, "top_p": 0.9}]
+        asked = Adjustments(repetition_penalty=1.3, frequency_penalty=0.5, min_p=0.02, logit_bias={5: 2.0})
+        asked.top_logprobs, asked.prompt_logprobs = 3, True
+        ways = [{}, {"top_k": 40}, {"top_p": 0.8}, {"top_k": 60, "top_p": 0.9, "adjustments": asked}]
         requests = [
             Sampled([5 + n, 7, 11 * n], 20, {"temperature": 0.8, "seed": n, "logprobs": True} | ways[n % 4])
             for n in range(12)
@@ -68,6 +72,9 @@ def test_draws_are_those_of_a_cpu(tmp_path: Path) -> None:
         TinyEngine(stage, 960, 16, seed=1).run(requests)
         made.append([request.made for request in requests])
         logprobs.append([p for request in requests for p in request.logprobs])
+        scored = [unpack_prompt(request.scored_prompt, 3)[1:] for request in requests if request.scored_prompt]
+        assert len(scored) == 3
+        logprobs[-1] += [p for prompt in scored for p, _ in prompt if p is not None]
     assert made[0] == made[1]
     assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-3)
 
