@@ -32,6 +32,7 @@ class Ask:
     digest: bytes = b""
     deadline: float | None = None  # seconds from now
     slow: float = 0.0  # seconds between the pieces that the client reads
+    stop: str = ""  # a stop string; empty: none
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Habit:
     gone_at: int | None = None  # it breaks off after so many tokens and never comes back
     cancels_at: int | None = None
     doubles: bool = False  # sometimes it calls again while its call still runs, as a proxy may
+    stop: str = ""  # a string that ends its stream; empty: none
 
 
 @dataclass(eq=False)
@@ -130,6 +132,7 @@ class Client:
                 habit.grace,
                 deadline=deadline,
                 slow=habit.slow,
+                stop=habit.stop,
             )
         seen = struct.pack(f"<{len(self.shown)}I", *self.shown)
         digest = hashlib.sha1(seen).digest() if self._random.random() < 0.7 else b""
@@ -186,7 +189,7 @@ class Client:
                 return
 
     def _take(self, event: Event) -> None:
-        need, name = self._world.need, self.name
+        need, name, habit = self._world.need, self.name, self.habit
         match event:
             case Accepted():
                 self._accepted = True
@@ -200,7 +203,7 @@ class Client:
                 need(count == len(self.shown), f"{name} finished with {count} tokens and was shown {len(self.shown)}")
                 need(self.end is None, f"{name} ended twice")
                 self.end = reason.name
-                if reason in (Reason.LENGTH, Reason.EOS):
+                if reason in (Reason.LENGTH, Reason.EOS) or (reason is Reason.STOP and habit.stop):
                     need(count == len(self.right), f"{name} ended {reason.name} with {count} of {len(self.right)}")
                 else:
                     need(reason is Reason.CANCELLED and self._cancelled, f"{name} ended {reason.name}")

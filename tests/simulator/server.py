@@ -3,8 +3,8 @@
 The real Link speaks to it. A command names an operation by its number; the server does it when the command arrives.
 """
 
+import copy
 import inspect
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -158,7 +158,7 @@ class Server:
 
         demoted: the old server lives and answers READONLY; its connections stay open.
         """
-        kept = pickle.dumps(self.model)
+        kept = copy.deepcopy(self.model)
 
         def lost() -> None:
             if not self.up or self.paused:
@@ -166,7 +166,7 @@ class Server:
             self.world.note("redis fails over", f"lag={lag:.3f} down={down:.3f} demoted={demoted}")
             self.up = False
             self.rollbacks += 1
-            self.model = pickle.loads(kept)
+            self.model = kept
             self.readers.clear()
             for connection in sorted(self.connections, key=lambda c: c.number):
                 if demoted:

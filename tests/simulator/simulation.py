@@ -17,7 +17,7 @@ from orca_scheduler import rank
 
 from .clients import Client, Habit, Stream
 from .faults import LAST, Faults
-from .oracle import VOCABULARY, Oracle
+from .oracle import VOCABULARY, Oracle, spell, until
 from .processes import Process, World
 from .server import Server
 from .services import EndpointProcess, SchedulerProcess
@@ -95,6 +95,11 @@ class Simulation:
                 gone_at = draw.randint(0, count)
             case "cancels":
                 cancels_at = draw.randint(0, count)
+        right, stop = self.oracle.add(name, prompt, count, ends), ""
+        if draw.random() < 0.2:
+            at = draw.randrange(len(right))
+            stop = "".join(map(spell, right[at : at + draw.randint(1, 2)]))
+            right = until(right, stop)
         habit = Habit(
             draw.uniform(0, 22),
             prompt,
@@ -108,8 +113,8 @@ class Simulation:
             gone_at,
             cancels_at,
             doubles=draw.random() < 0.3,
+            stop=stop,
         )
-        right = self.oracle.add(name, prompt, count, ends)
         client = Client(
             self.world,
             process,
