@@ -214,17 +214,17 @@ class Client:
         """An error ended the stream: the client tries again, or it is an end that may be."""
         world, name, habit = self._world, self.name, self.habit
         code, reason, rolled_back = error.code.name, error.reason, self._rollbacks() > 0
+        overdue = habit.deadline is not None and self._process.time() - self._began > habit.deadline - 0.3
         world.note(name, "error", code, reason.name, str(error))
         match code:
             case "UNAVAILABLE" | "RESOURCE_EXHAUSTED":
                 return
             case "DEADLINE_EXCEEDED":
-                over = habit.deadline is not None and self._process.time() - self._began > habit.deadline - 0.3
-                world.need(over, f"{name} ended DEADLINE_EXCEEDED too early")
+                world.need(overdue, f"{name} ended DEADLINE_EXCEEDED too early")
             case "FAILED_PRECONDITION" if reason is ErrorReason.TOO_LARGE:
                 return  # the largest engine has not formed yet
             case "CANCELLED" if reason is ErrorReason.CLIENT_LEFT:
-                world.need(rolled_back or self._absence > habit.grace, f"{name} ended because its client had left")
+                world.need(rolled_back or overdue or self._absence > habit.grace, f"{name} ended because its client had left")
             case "INTERNAL" if reason is ErrorReason.ENGINES_LOST:
                 world.need(self._losses() >= 3, f"{name} ended because engines were lost {self._losses()} times")
             case "NOT_FOUND":

@@ -112,6 +112,7 @@ class Server:
         self.up, self.paused = True, False
         self.run_id = self.history = 1
         self.rollbacks = 0
+        self.calm = False  # nothing keeps a living master from its lease
         self.operations: dict[int, Operation] = {}
         self.connections: set[Connection] = set()
         self.readers: list[Reader] = []
@@ -237,7 +238,10 @@ class Server:
                         have = [token.token_id for token in r.tokens]
                         world.need(have == right[: len(have)], f"{row.request_id} has tokens {have}, right are {right}")
             case "acquire" if answer is not None:
-                engine, owner, _ = operation.args
+                engine, owner, seen = operation.args
+                if self.calm and seen is not None and seen.owner not in (None, owner):
+                    living = any(process.name == seen.owner for process in world.processes)
+                    world.need(not living, f"{engine} was taken from its living master {seen.owner}")
                 master = self.terms.setdefault((engine, answer), owner)
                 world.need(master == owner, f"term {answer} of {engine} was given to {master} and {owner}")
             case _:
