@@ -7,7 +7,10 @@ from orca_pool.keys import Keys
 from orca_pool.link import Link
 
 SETTLED = 30.0  # seconds: what is due by then is swept, and dead processes are forgotten
-SINGLE = ("pool", "waiting", "due", "engines", "endpoints", "schedulers")
+SINGLE = {
+    *("pool", "waiting", "asking", "due", "ended", "leases"),
+    *("engines", "orphans", "endpoints", "schedulers"),
+}
 
 
 async def leftovers(redis_url: str, pool: str, engines: int, endpoints: int) -> list[str]:
@@ -28,8 +31,11 @@ async def _look(link: Link, prefix: str, engines: int, endpoints: int) -> list[s
     for queue in ("waiting", "due"):
         if count := await link.command("ZCARD", prefix + queue):
             found.append(f"{count} requests are in `{queue}`")
-    known_engines = {name.decode() for name in await link.command("SMEMBERS", f"{prefix}engines")}
+    known_engines = {name.decode() for name in await link.command("ZRANGE", f"{prefix}engines", 0, -1)}
     known_endpoints = {name.decode() for name in await link.command("ZRANGE", f"{prefix}endpoints", 0, -1)}
+    ended = {name.decode() for name in await link.command("ZRANGE", f"{prefix}ended", 0, -1)}
+    if dead := await link.command("SCARD", f"{prefix}orphans"):
+        found.append(f"the calls of {dead} dead endpoints are not detached")
     if len(known_engines) != engines:
         found.append(f"engines: {sorted(known_engines)} instead of {engines}")
     if len(known_endpoints) != endpoints:
@@ -39,15 +45,17 @@ async def _look(link: Link, prefix: str, engines: int, endpoints: int) -> list[s
         match family:
             case "claimed":
                 found.append(f"{await link.command('ZCARD', prefix + name)} requests are claimed by {of}")
+            case "listeners" | "calls":
+                found.append(f"{name} is left of requests that have ended")
             case "request":
                 state = (await link.command("HGET", prefix + name, "state") or b"gone").decode()
                 if state not in ("ended", "gone"):
                     found.append(f"request {of} is {state}")
-                elif await link.command("PTTL", prefix + name) == -1:
-                    found.append(f"request {of} has ended and never expires")
+                elif state == "ended" and of not in ended:
+                    found.append(f"request {of} has ended and is kept for ever")
             case "tokens" | "tops" | "prompt":
-                if await link.command("PTTL", prefix + name) == -1:
-                    found.append(f"{name} never expires")
+                if of not in ended:
+                    found.append(f"{name} is kept for ever")
             case "load":
                 left = await link.command("HGETALL", prefix + name)
                 found.append(f"`load` counts what does not wait any more: {b' '.join(left).decode()}")

@@ -45,7 +45,9 @@ class Report:
 
     def longest(self) -> float:
         """Seconds: the longest pause of a fault that was alone, beyond its own duration."""
-        return max((pause - fault.seconds for alone in self.alone.values() for pause, fault in alone), default=0.0)
+        return max(
+            (max(0.0, pause - fault.seconds) for alone in self.alone.values() for pause, fault in alone), default=0.0
+        )
 
     def __str__(self) -> str:
         total, missed = self.faults.total(), self.missed.total()

@@ -44,6 +44,8 @@ class StackSettings(Settings):
     """Port of the OpenAI API; 0 takes a free one."""
     redis_url: str | None = None
     """A Redis of yours for the request pool; an embedded server if not given."""
+    allow_volatile_redis: bool = False
+    """Use a Redis of yours that evicts any key or has no append-only file, and only warn."""
     served_model_name: str | None = None
     """The model's name at the doors; the hub's name or that of its folder if not given."""
     run_dir: str | None = None

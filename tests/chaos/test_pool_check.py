@@ -22,13 +22,16 @@ LEFT = {
     "in `due`": ("ZADD", "due", 1, "a"),
     "claimed by engine-0": ("ZADD", "claimed:engine-0", 1, "a"),
     "request a is claimed": ("HSET", "request:a", "state", "claimed"),
-    "request a has ended and never expires": ("HSET", "request:a", "state", "ended"),
-    "tokens:a never expires": ("SET", "tokens:a", "x"),
+    "request a has ended and is kept for ever": ("HSET", "request:a", "state", "ended"),
+    "tokens:a is kept for ever": ("SET", "tokens:a", "x"),
     "`load` counts": ("HSET", "load", "tokens", 3),
     "delivery:ep-1 is left": ("XADD", "delivery:ep-1", "*", "n", 1),
     "engine:engine-1 is left": ("HSET", "engine:engine-1", "term", 1),
     "nobody knows this key": ("SET", "secret:a", "x"),
-    "engines: .* instead of 1": ("SADD", "engines", "engine-1"),
+    "engines: .* instead of 1": ("ZADD", "engines", 1, "engine-1"),
+    "calls of 1 dead endpoints": ("SADD", "orphans", "ep-9"),
+    "calls:ep-0 is left": ("SADD", "calls:ep-0", "a"),
+    "listeners:engine-0 is left": ("HSET", "listeners:engine-0", 1, "1 ep-0"),
     "endpoints: 2 are registered instead of 1": ("ZADD", "endpoints", 1, "ep-1"),
 }
 
@@ -40,12 +43,12 @@ async def test_leftovers(server: RedisServer, sentence: str, monkeypatch: pytest
     await link.command("FLUSHALL")
     for command in (
         ("HSET", "pool", "largest", 64),
-        ("SADD", "engines", "engine-0"),
+        ("ZADD", "engines", 64, "engine-0"),
         ("HSET", "engine:engine-0", "term", 1),
         ("ZADD", "endpoints", 1, "ep-0"),
         ("HSET", "endpoint:ep-0", "entries", 1),
         ("SET", "tokens:b", "x"),
-        ("PEXPIRE", "tokens:b", 100_000),
+        ("ZADD", "ended", 1, "b"),
     ):
         await link.command(command[0], prefix + str(command[1]), *command[2:])
     if sentence:

@@ -114,9 +114,10 @@ class Takeovers:
     async def _held(self) -> dict[str, Held]:
         found = {}
         for engine in ENGINES:
-            key = f"{self._keys.prefix}engine:{engine}"
-            values = await self._link.command("HMGET", key, "owner", "term", "epoch")
-            found[engine] = Held(*((value or b"").decode() for value in values))
+            lease = await self._link.command("HGET", f"{self._keys.prefix}leases", engine)
+            epoch = await self._link.command("HGET", f"{self._keys.prefix}engine:{engine}", "epoch")
+            _, term, owner = (lease or b"0 0 ").decode().split(" ", 2)
+            found[engine] = Held(owner, term, (epoch or b"").decode())
         return found
 
     def _kept(self, before: dict[str, Held], after: dict[str, Held]) -> str:

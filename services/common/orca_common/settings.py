@@ -29,6 +29,7 @@ EPILOG = "--max-batch-size 8 is also ORCA_MAX_BATCH_SIZE=8 in the environment, a
 # The settings of all services. A service defines only some of them, but all services of a release may share one
 # environment and one file, so only a name that no service knows is a mistake.
 NAMES = """
+allow_volatile_redis redis_replicas retain_bytes retain_requests retention
 advertise_host api_keys api_keys_file block_size body_seconds call_buffer client_certificates config connection_age
 cors_origins device drain_seconds dtype endpoints engines first_gpu gpus_per_pod header_seconds host http_port kernels
 local_rank log_level max_batch_size max_body_bytes max_calls max_connections max_detach_grace max_header_bytes
@@ -233,3 +234,13 @@ class PoolSettings(ConnectionSettings):
     """The Redis of the request pool."""
     pool: str = "default"
     """Name of the release: its keys in Redis begin with `orca:{POOL}:`."""
+    redis_replicas: int = Field(default=0, ge=0)
+    """Replicas on whose disks a token is before a client sees it (WAITAOF): a failover then loses none."""
+    allow_volatile_redis: bool = False
+    """Start with a Redis that evicts any key or has no append-only file, and only warn."""
+    retention: float = Field(default=300.0, gt=0)
+    """Seconds for which an ended request can be resumed; all services of a release need the same."""
+    retain_requests: int = Field(default=100_000, gt=0)
+    """Ended requests that are kept at most, the latest ones."""
+    retain_bytes: int = Field(default=1 << 30, gt=0)
+    """Their bytes in Redis at most."""

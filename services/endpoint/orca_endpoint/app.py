@@ -67,7 +67,7 @@ class EndpointApp:
         self._checkpoint, self.vocabulary = await service.in_thread(self._read_model)  # perhaps a download
         telemetry = Telemetry("orca-endpoint", secrets.token_hex(4))
         self._open.callback(telemetry.close)
-        self._pool = Pool(settings.redis_url, settings.pool, tls_dir=settings.tls_dir)
+        self._pool = Pool.of(settings)
         self.delivery = Delivery(self._pool)
         self.endpoint = Endpoint(settings, self._checkpoint, self.vocabulary, self._pool, self.delivery, telemetry)
         self._open.push_async_callback(self._pool.close)
@@ -152,6 +152,9 @@ class EndpointApp:
         """Agrees with the pool on the model."""
         model = self._checkpoint
         try:
+            warning = await self._pool.check_durable(self._settings.allow_volatile_redis)
+            if warning is not None:
+                log.warning(warning)
             await self._pool.identify(model.digest, model.max_positions, model.vocab_size)
         except Unavailable as error:
             self._starting = str(error)

@@ -20,8 +20,10 @@ from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AskError,
     ClusterDownError,
     ConnectionError,
+    MovedError,
     NoScriptError,
     ReadOnlyError,
     ResponseError,
@@ -32,10 +34,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from orca_common.errors import ErrorReason, Unavailable
 from orca_common.tls import AUTHORITY, CERTIFICATE, KEY
 
+from .primary import Primary
 from .scripts import Script
 
 # Error replies of a server that fails over or cannot write now. Some are known by their text alone.
-NOT_NOW = (ClusterDownError, TryAgainError)
+NOT_NOW = (AskError, ClusterDownError, TryAgainError)
 NOT_NOW_TEXTS = ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED")
 
 Argument = str | bytes | int
@@ -77,6 +80,8 @@ class Link:
         patience: seconds that one exchange may take, and seconds that it may wait for its turn. width: exchanges at the
         same time, blocking reads and renewals not counted. tls_dir: for rediss://; each new connection reads its files.
         """
+        self._primary = Primary(url, patience)
+        url = self._primary.url
         connections = cast(Any, ConnectionPool).from_url(
             url,
             protocol=2,
@@ -100,27 +105,28 @@ class Link:
         self._closed = True
         while self._idle:
             await self._idle.pop().connection.disconnect()
+        await self._primary.close()
 
-    async def run(self, script: Script, *args: Argument, renewal: bool = False) -> Any:
+    async def run(self, script: Script, *args: Argument, renewal: bool = False, replicas: int = 0) -> Any:
         """Runs a script. args: the number of keys, the keys, the arguments. Sends the text only when Redis lacks it.
 
-        renewal: waits for no turn.
+        renewal: waits for no turn. replicas: so many have what the script wrote on disk when this returns.
         """
         if renewal:
-            return await self._run(script, args)
+            return await self._run(script, args, replicas)
         async with self._turn():
-            return await self._run(script, args)
+            return await self._run(script, args, replicas)
 
-    async def _run(self, script: Script, args: tuple[Argument, ...]) -> Any:
+    async def _run(self, script: Script, args: tuple[Argument, ...], replicas: int) -> Any:
         try:
-            return await self._exchange_twice(("EVALSHA", script.sha, *args), self._patience)
+            return await self._exchange_twice(("EVALSHA", script.sha, *args), self._patience, replicas)
         except NoScriptError:
-            return await self._exchange_twice(("EVAL", script.text, *args), self._patience)
+            return await self._exchange_twice(("EVAL", script.text, *args), self._patience, replicas)
 
-    async def command(self, *args: Argument) -> Any:
-        """Sends one command and returns its answer. Raises Unavailable."""
+    async def command(self, *args: Argument, replicas: int = 0) -> Any:
+        """Sends one command and returns its answer. replicas: as in `run`. Raises Unavailable."""
         async with self._turn():
-            return await self._exchange_twice(args, self._patience)
+            return await self._exchange_twice(args, self._patience, replicas)
 
     @asynccontextmanager
     async def _turn(self) -> AsyncGenerator[None]:
@@ -139,29 +145,38 @@ class Link:
         """Like `command`, for a command that Redis itself may answer up to `wait` seconds late."""
         return await self._exchange_twice(args, self._patience + wait)
 
-    async def _exchange_twice(self, args: tuple[Argument, ...], limit: float) -> Any:
-        """Sends once more after a broken connection: the server may have closed an idle one, or started again."""
+    async def _exchange_twice(self, args: tuple[Argument, ...], limit: float, replicas: int = 0) -> Any:
+        """Sends once more after a broken connection: the server closed an idle one, or started again, or moved."""
         try:
-            return await self._exchange(args, limit)
+            return await self._exchange(args, limit, replicas)
         except ConnectionError:
             await self._drop_connections()
         try:
-            return await self._exchange(args, limit)
+            return await self._exchange(args, limit, replicas)
         except ConnectionError as error:
             await self._lose()
             raise Unavailable(f"the request pool is away: {error}", reason=ErrorReason.POOL_AWAY) from None
 
-    async def _exchange(self, args: tuple[Argument, ...], limit: float) -> Any:
+    async def _exchange(self, args: tuple[Argument, ...], limit: float, replicas: int) -> Any:
         line = self._idle.pop() if self._idle else _Line(self._new_connection(), self._losses)
         connection = line.connection
         try:
             async with asyncio.timeout(limit):
                 if not connection.is_connected:
+                    await self._primary.direct(connection)
                     await connection.connect()
                 await connection.send_packed_command(pack_command(args), check_health=False)
                 answer = await connection.read_response()
+                if replicas:
+                    await self._copied(connection, replicas, limit)
+        except MovedError as error:
+            # Not an outage: the node that was asked does not hold the pool's keys, and says which one does.
+            await connection.disconnect(nowait=True)
+            host, port = str(cast(Any, error).host), int(error.port)
+            self._primary.moved((host, port))
+            raise ConnectionError(f"the pool's keys are at {host}:{port}") from None
         except ReadOnlyError as error:
-            # A failover: this server is a replica now. The same address leads to the new primary.
+            # A failover: this server is a replica now. The same address, or Sentinel, leads to the new primary.
             await connection.disconnect(nowait=True)
             await self._lose()
             raise Unavailable(f"the request pool cannot serve now: {error}") from None
@@ -185,6 +200,20 @@ class Link:
         await self._keep(line)
         return answer
 
+    async def _copied(self, connection: Connection, replicas: int, limit: float) -> None:
+        """Returns when what this connection wrote, and all before it, is on the disks of the server and its replicas.
+
+        Raises Unavailable when it is not in time: whoever asked asks again.
+        """
+        wait = max(1, round(limit * 500))
+        await connection.send_command("WAITAOF", 1, replicas, wait, check_health=False)
+        here, there = await connection.read_response()
+        if here < 1 or there < replicas:
+            raise Unavailable(
+                f"the request pool has {there} replicas that are up to date, {replicas} are asked for",
+                reason=ErrorReason.POOL_AWAY,
+            )
+
     async def _keep(self, line: _Line) -> None:
         """Keeps a connection for the next exchange, unless others of its time were lost."""
         if self._closed or line.losses != self._losses:
@@ -195,6 +224,7 @@ class Link:
     async def _lose(self) -> None:
         """Notes that Redis is away."""
         self._away = True
+        self._primary.forget()
         await self._drop_connections()
 
     async def _drop_connections(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Self, cast
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from orca_common.errors import FailedPrecondition
+from orca_common.settings import PoolSettings
 
 from .keys import Keys
 from .leases import DETACH_FLOOR_SECONDS
@@ -38,6 +39,7 @@ from .wire import pack_tokens, unpack_packets, unpack_tokens
 
 READ_ENTRIES = 256  # entries of a stream that one answer holds at most
 DEFAULTS = Constants()
+TOLD = frozenset(["submit", "submit_known", "attach", "cancel", "finish_at"])  # a client hears of what these did
 SCHEMA_ERROR = "SCHEMA "
 EXACT = 2**53  # Lua has doubles only: integers below this are exact
 
@@ -58,18 +60,36 @@ class Pool:
         tls_dir: str | None = None,
         constants: Constants = DEFAULTS,
         patience: float = 2.0,
+        replicas: int = 0,
         lua: Mapping[str, str] | None = None,
     ) -> None:
         """Connects at the first operation.
 
-        redis_url: redis://, rediss:// or unix://. pool: the release's name. tls_dir: for rediss://, a folder with this
+        redis_url: as `primary.Primary` takes it. pool: the release's name. tls_dir: for rediss://, a folder with this
         service's certificate and the authority (see `orca_common.tls`); without it the machine's authorities count, and
-        no certificate is shown. patience: seconds that one exchange with
-        Redis may take. constants, lua: only tests give others than the package's.
+        no certificate is shown. patience: seconds that one exchange with Redis may take. replicas: what clients hear
+        of is on the disks of so many replicas first. constants: of the settings. lua: only tests give others.
         """
         self._keys = Keys(pool)
+        self._replicas = replicas
         self._link = Link(redis_url, patience, tls_dir=tls_dir)
         self._scripts = build(sources() if lua is None else lua, constants)
+
+    @classmethod
+    def of(cls, settings: PoolSettings) -> Self:
+        """The pool that a service's settings name."""
+        constants = Constants(
+            retention=settings.retention,
+            retain_requests=settings.retain_requests,
+            retain_bytes=settings.retain_bytes,
+        )
+        return cls(
+            settings.redis_url,
+            settings.pool,
+            tls_dir=settings.tls_dir,
+            constants=constants,
+            replicas=settings.redis_replicas,
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -92,8 +112,11 @@ class Pool:
         return self._link.generation
 
     async def _run(self, script: str, *args: Argument, renewal: bool = False) -> Any:
+        replicas = self._replicas if script in TOLD else 0
         try:
-            return await self._link.run(self._scripts[script], 1, self._keys.pool, *args, renewal=renewal)
+            return await self._link.run(
+                self._scripts[script], 1, self._keys.pool, *args, renewal=renewal, replicas=replicas
+            )
         except ResponseError as error:
             if str(error).startswith(SCHEMA_ERROR):
                 raise FailedPrecondition(
@@ -117,6 +140,23 @@ class Pool:
             raise FailedPrecondition(
                 f"the pool {self._keys.prefix} serves the model with digest {stands}, this service has {digest}"
             )
+
+    async def check_durable(self, allow_volatile: bool) -> str | None:
+        """Raises FailedPrecondition where Redis may forget what it acknowledged; allowed, returns the sentence."""
+        memory = _info(await self._link.command("INFO", "memory"))
+        persistence = _info(await self._link.command("INFO", "persistence"))
+        problems: list[str] = []
+        policy = memory.get("maxmemory_policy", "")
+        if policy.startswith("allkeys"):  # the pool's keys have no expiry: volatile-* finds none of them
+            problems.append(f"it evicts any key when memory is short (maxmemory-policy {policy})")
+        if persistence.get("aof_enabled") == "0":
+            problems.append("it has no append-only file (appendonly no)")
+        if not problems:
+            return None
+        sentence = f"redis_url: this Redis may forget requests that were acknowledged: {', and '.join(problems)}"
+        if not allow_volatile:
+            raise FailedPrecondition(f"{sentence}; allow_volatile_redis accepts that")
+        return sentence
 
     async def identity(self) -> ModelIdentity | None:
         """The model that the release has agreed on, and the slots of its largest engine. None: no service was there."""
@@ -236,6 +276,9 @@ class Pool:
         Waits at most `wait` seconds for the first one, on a connection of its own. A cancelled read loses nothing.
         """
         entries = await self._read_stream(self._keys.delivery(endpoint), cursor, wait)
+        if entries and self._replicas:
+            # A write of our own: WAITAOF waits for what this connection wrote, and all before it.
+            await self._link.command("HSET", self._keys.pool, "read", endpoint, replicas=self._replicas)
         return [
             Delivery(entry, int(entry.partition(b"-")[2]), unpack_packets(packets, engine.decode()))
             for entry, (_, engine, _, packets) in entries
@@ -410,6 +453,12 @@ def _attached(answer: Any) -> Attached | Refusal:
     made = [(int(i), engine) for i, engine in lines]
     tokens, starts = unpack_tokens(tokens), _seconds(starts_in)
     return Attached(record, position, tokens, made, finish, first, starts, tops, prompt)
+
+
+def _info(text: bytes) -> dict[str, str]:
+    """The fields of an answer of INFO."""
+    lines = (line.partition(":") for line in text.decode().splitlines())
+    return {name: value.strip() for name, colon, value in lines if colon}
 
 
 def _lease(text: bytes) -> EngineState:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import socket
 import sys
@@ -15,11 +16,14 @@ from orca_common.service import LoopPulse, StatusPort
 from orca_common.telemetry import Telemetry
 from orca_common.tls import transport_of
 from orca_pool.pool import Pool
+from orca_pool.retry import reached
 
 from .discovery.candidates import Discovery
 from .discovery.static import StaticDiscovery
 from .scheduler import Scheduler
 from .settings import SchedulerSettings
+
+log = logging.getLogger(__name__)
 
 
 class SchedulerApp:
@@ -30,7 +34,7 @@ class SchedulerApp:
         name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         self._settings = settings
         self._telemetry, self._pulse = Telemetry("orca-scheduler", name), LoopPulse()
-        self._pool = Pool(settings.redis_url, settings.pool, tls_dir=settings.tls_dir)
+        self._pool = Pool.of(settings)
         self._discovery = discovery_of(settings)
         transport = transport_of(settings.tls_dir)
         self._scheduler = Scheduler(
@@ -60,6 +64,9 @@ class SchedulerApp:
         return {"status": join_address(settings.host, self._status.port)}
 
     async def run(self) -> None:
+        warning = await reached(lambda: self._pool.check_durable(self._settings.allow_volatile_redis))
+        if warning is not None:
+            log.warning(warning)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._discovery.run(self._scheduler.discovered))
             tasks.create_task(self._scheduler.run())

@@ -1,0 +1,147 @@
+"""The pool on what users have: a primary that Sentinel replaces, a cluster, and a server that may forget."""
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from pool.lab import tokens_of
+from redis import Redis
+from servers import redis_server
+
+from orca_common.errors import FailedPrecondition, Unavailable
+from orca_local import embedded_pool
+from orca_pool.pool import Pool
+from orca_pool.primary import Primary
+from orca_pool.records import Attached, CommitRow, EngineInfo
+from orca_pool.retry import reached
+from orca_pool.wire import pack_tokens
+
+CALL = {"deadline_in": None, "detach_grace": 60.0, "endpoint": "e", "attempt": 1, "max_waiting": 8}
+
+
+@contextmanager
+def server(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A server with more options than the embedded one has. Its process and port."""
+    folder.mkdir()
+    port = embedded_pool.free_port()
+    command = [*embedded_pool.command(folder, port), *options]
+    with open(folder / "log", "wb") as log:
+        child = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        while not embedded_pool.answers(port):
+            assert child.poll() is None, (folder / "log").read_text()
+        yield child, port
+    finally:
+        child.kill()
+        child.wait()
+
+
+async def until(condition: object, seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.05)
+
+
+async def stream(pool: Pool) -> CommitRow:
+    """A request with two tokens, which its client has seen. Returns the row after them."""
+    assert await pool.renew_endpoint("e", register=True)
+    term = await pool.acquire("g", "s", None)
+    assert term is not None
+    await pool.renew("g", "s", term, form=EngineInfo("g", 1, 1, 64, 0))
+    assert isinstance(await pool.submit("r", b"record", "d", 8, **CALL), Attached)
+    answer = await pool.claim("g", "s", term, 0, count=1, slots=64, total=64)
+    assert answer is not None
+    claim = answer.requests[0].claim
+    assert await pool.commit("g", "s", term, [CommitRow("r", claim, 0, pack_tokens(tokens_of(0, 2)), None)])
+    [entry] = await pool.read("e", None, wait=1)
+    assert entry.packets[0].tokens == tokens_of(0, 2)
+    return CommitRow("r", claim, 2, pack_tokens(tokens_of(2, 1)), None)
+
+
+@contextmanager
+def sentinel(folder: Path, primary: int) -> Iterator[int]:
+    """A Sentinel that replaces the primary after half a second. Its port."""
+    port = embedded_pool.free_port()
+    folder.mkdir()
+    (folder / "sentinel.conf").write_text(
+        f"port {port}\nbind 127.0.0.1\nsentinel monitor orca 127.0.0.1 {primary} 1\n"
+        "sentinel down-after-milliseconds orca 500\nsentinel failover-timeout orca 2000\n"
+    )
+    with open(folder / "log", "wb") as log:
+        command = [str(embedded_pool.binary()), str(folder / "sentinel.conf"), "--sentinel"]
+        child = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        while not embedded_pool.answers(port):
+            assert child.poll() is None, (folder / "log").read_text()
+        yield port
+    finally:
+        child.kill()
+        child.wait()
+
+
+async def test_what_a_client_saw_survives_the_primary(tmp_path: Path) -> None:
+    """Sentinel makes the replica the primary. The pool finds it, and says that something may be lost."""
+    with ExitStack() as servers:
+        primary, a = servers.enter_context(server(tmp_path / "a"))
+        _, b = servers.enter_context(server(tmp_path / "b", "--replicaof", f"127.0.0.1 {a}"))
+        port = servers.enter_context(sentinel(tmp_path / "s", a))
+        replica, asked = Redis(port=b), Redis(port=port, decode_responses=True)
+        await until(lambda: replica.info("replication")["master_link_status"] == "up")
+        await until(lambda: [r["port"] for r in asked.sentinel_slaves("orca")] == [b])
+        url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/orca/0"
+        async with Pool(url, "ha", replicas=1) as pool, Pool(url, "ha") as after:
+            row = await stream(pool)
+            assert await after.identity() is None
+            generation = after.generation
+            primary.kill()
+            last = tokens_of(0, 2)[-1]
+            found = await reached(lambda: after.attach("r", endpoint="e", attempt=2, known=2, last=last))
+            assert isinstance(found, Attached)
+            assert (found.first, found.tokens) == (2, [])  # nothing that was seen is lost
+            assert after.generation > generation
+            states, _ = await after.renew_scheduler("s")
+            answer = await after.commit("g", "s", states["g"].term, [row])
+            assert answer is not None
+            assert answer.rows == [-1]
+            with pytest.raises(Unavailable, match="0 replicas that are up to date, 1 are asked for"):
+                await pool.cancel("r")  # the new primary has no replica, so nothing can be promised
+
+
+async def test_a_cluster_says_where_the_pool_is(tmp_path: Path) -> None:
+    """Any node will do: MOVED names the one that has the pool's keys."""
+    buses = [str(embedded_pool.free_port()) for _ in range(2)]
+    nodes = [("--cluster-enabled", "yes", "--cluster-port", bus) for bus in buses]
+    with server(tmp_path / "a", *nodes[0]) as (_, a), server(tmp_path / "b", *nodes[1]) as (_, b):
+        first, second = Redis(port=a), Redis(port=b)
+        second.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        first.execute_command("CLUSTER", "MEET", "127.0.0.1", b, buses[1])
+        for node in (first, second):
+            await until(lambda node=node: "cluster_state:ok" in str(node.execute_command("CLUSTER", "INFO")))
+        async with Pool(f"redis://127.0.0.1:{a}/0", "sharded") as pool:
+            await stream(pool)
+            await pool.renew_scheduler("s")
+        assert first.dbsize() == 0
+        assert all(key.startswith(b"orca:{sharded}:") for key in second.scan_iter())
+
+
+def test_a_url_of_sentinels_names_the_service() -> None:
+    with pytest.raises(ValueError, match="the name of the service is missing"):
+        Primary("redis+sentinel://127.0.0.1:26379", 1.0)
+    assert Primary("rediss+sentinel://user:word@one,two:7/orca/3", 1.0).url == "rediss://user:word@primary.invalid/3"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "problem"),
+    [("appendonly", "no", "no append-only file"), ("maxmemory-policy", "allkeys-lru", "evicts any key")],
+)
+async def test_a_redis_that_may_forget_is_refused(setting: str, value: str, problem: str) -> None:
+    with redis_server() as redis:
+        async with Pool(redis.url, "safe") as pool:
+            assert await pool.check_durable(False) is None
+            await pool._link.command("CONFIG", "SET", setting, value)
+            with pytest.raises(FailedPrecondition, match=f"{problem}.*allow_volatile_redis"):
+                await pool.check_durable(False)
+            assert problem in (await pool.check_durable(True) or "")
