@@ -157,22 +157,24 @@ async def test_wrong_settings(redis_url: str, model: Path) -> None:
 
 
 async def test_a_signal_while_the_model_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub takes the call and says nothing: a download that stands still. SIGTERM ends the process."""
-    called = asyncio.Event()
+    """The download of the model stands still: the hub takes the request and never answers. SIGTERM ends the process."""
+    asked = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        called.set()
-        await reader.read()
+        await reader.readline()
+        asked.set()
+        await reader.read()  # until the process has ended
         writer.close()
 
-    async with await asyncio.start_server(silent, "127.0.0.1", 0) as hub:
-        port = hub.sockets[0].getsockname()[1]
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
-        monkeypatch.setenv("HF_HOME", str(tmp_path))
-        async with process("redis://127.0.0.1:9/0", "unread", Path("nobody/nothing")) as child:
-            await asyncio.wait_for(called.wait(), 30)
-            child.terminate()
-            assert await asyncio.wait_for(child.wait(), 10) == 0
+    server = await asyncio.start_server(silent, "127.0.0.1")
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    async with server, process("redis://127.0.0.1:9/0", "unread", Path("nobody/nothing")) as child:
+        await asyncio.wait_for(asked.wait(), 60)
+        child.terminate()
+        assert await asyncio.wait_for(child.wait(), 30) == 0
 
 
 async def test_no_redis_yet(model: Path, tmp_path: Path) -> None:
