@@ -1,6 +1,6 @@
 """How long an endpoint's streams stand still when it loses its connections to Redis.
 
-    python -m orca_bench.pool_recovery [--streams 4096] [--tokens 1000]
+    python tests/e2e/pool_recovery.py [--streams 4096] [--tokens 1000]
 
 An endpoint's real calls and delivery have shown `--tokens` tokens to each of `--streams` clients. Redis closes every
 connection of the endpoint, and an engine commits one token more for each request. Prints the seconds until every stream
