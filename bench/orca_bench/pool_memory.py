@@ -4,7 +4,8 @@
 
 Requests with a record of 600 bytes and 64 tokens are submitted, claimed, committed and ended, as fast as one process
 can, by the pool's own client over a real Redis. At most `--retain` ended ones are kept. Prints its memory after each
-tenth of the requests, what one retained request takes, and exits with 1 when the memory still grew after the first half.
+tenth of the requests, and what one retained request takes. Exits with 1 when the memory still grew after the first
+half.
 """
 
 import argparse
