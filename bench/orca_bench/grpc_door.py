@@ -8,6 +8,7 @@ import grpc
 
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaStub
+from orca_client.channels import channel_options
 from orca_common.errors import FailedPrecondition
 
 from .measures import Answer
@@ -24,7 +25,7 @@ class GrpcDoor:
 
     async def __aenter__(self) -> Self:
         """Connects. Raises FailedPrecondition when nobody answers."""
-        self._channel = grpc.aio.insecure_channel(self.address)
+        self._channel = grpc.aio.insecure_channel(self.address, channel_options(keepalive=30.0))
         try:
             request = pb.GetModelRequest()
             self.model: pb.GetModelResponse = await OrcaStub(self._channel).GetModel(

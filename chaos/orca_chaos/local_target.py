@@ -68,7 +68,7 @@ class LocalTarget:
             *(Victim("scheduler > supervisor", f"scheduler > {name}", OF_LINKS) for name in supervisors),
             *(Victim("scheduler > rank", f"scheduler > {name}", OF_LINKS) for name in ranks),
             *(Victim("rank > rank", f"rank > {name}", OF_LINKS) for name in ranks if len(ranks) > 1),
-            Victim("all > redis", f" > {REDIS}", OF_LINKS),
+            Victim("all > redis", f"all > {REDIS}", OF_LINKS),
         ]
         return [*processes, *links]
 
@@ -85,8 +85,9 @@ class LocalTarget:
         return next((child.name for child in schedulers if engine in child.engines()), "")
 
     def _links(self, victim: Victim) -> list[Link]:
-        """The links that "SOURCE > DESTINATION" means; SOURCE may be the beginning of several names."""
+        """The links that "SOURCE > DESTINATION" means; SOURCE may be the beginning of several names, or "all"."""
         source, _, destination = victim.name.partition(" > ")
+        source = "" if source == "all" else source
         return [
             link for link in self._network.links if link.destination == destination and link.source.startswith(source)
         ]

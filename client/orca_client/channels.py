@@ -16,6 +16,12 @@ from .tracing import Metadata
 Rpc = Literal["Generate", "Resume", "Cancel", "GetModel"]
 Options = list[tuple[str, int | str]]
 
+CONNECTIONS = 16  # to one address, when the first has as many calls as it may carry
+SERVICE_CONFIG: dict[str, Any] = {
+    "loadBalancingConfig": [{"round_robin": {}}],
+    "connectionScaling": {"maxConnectionsPerSubchannel": CONNECTIONS},
+}
+
 
 class Channels:
     """Chooses an endpoint for each call, keeps one gRPC channel to each, and tells what a failed call means."""
@@ -72,11 +78,14 @@ def channel_options(keepalive: float) -> Options:
     period = int(keepalive * 1000)
     return [
         # A name may have several addresses (a headless Service): connect to all of them, and call one after the other.
-        # An address that does not answer is then nobody's problem while another one does.
-        ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
+        # An address that does not answer is then nobody's problem while another one does. An endpoint lets a connection
+        # carry so many calls (its `max_streams`); gRPC would let more wait without a word, Cancel among them.
+        ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
+        ("grpc.max_connections_per_subchannel_cap", CONNECTIONS),
         ("grpc.service_config_disable_resolution", 1),  # no look-up of TXT records for another one
         # A connection that ends has the name looked up again, at most so often. gRPC's 30 s are longer than a rollout.
         ("grpc.dns_min_time_between_resolutions_ms", 1000),
+        ("grpc.max_receive_message_length", -1),  # the logprobs of a long prompt are one message
         ("grpc.keepalive_time_ms", period),
         ("grpc.keepalive_timeout_ms", period // 2),
         ("grpc.keepalive_permit_without_calls", 1),  # or the next call is the one that finds the connection dead

@@ -319,6 +319,9 @@ spec:
     {{- if ne (last $) "redis" }}
     - {{ last $ }}.orca.internal
     {{- end }}
+    {{- if eq (last $) "endpoint" }}
+    - localhost  # of `kubectl port-forward`
+    {{- end }}
     - {{ $name }}
     - {{ $name }}.{{ $root.Release.Namespace }}.svc
     - "*.{{ $name }}.{{ $root.Release.Namespace }}.svc"

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from orca_cli.runs import logs_of, run_folder
 from orca_client import __version__
+from orca_common.errors import FailedPrecondition
 from orca_local.run_folder import RunFolder, new_run
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +73,7 @@ def orca_with(extras: set[str], *arguments: str) -> subprocess.CompletedProcess[
 
 @pytest.mark.parametrize(
     ("extras", "command", "extra"),
-    [(set(), "", "cli"), (set(), "generate", "cli"), ({"cli"}, "serve", "serve"), ({"cli"}, "bench", "bench")],
+    [(set(), "generate", "cli"), ({"cli"}, "serve", "serve"), ({"cli"}, "bench", "bench")],
 )
 def test_what_is_missing_is_named(extras: set[str], command: str, extra: str) -> None:
     done = orca_with(extras, *command.split())
@@ -100,9 +102,7 @@ def test_the_client_needs_no_extra() -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("orca tim", {"timeline"}),
         ("orca serve --max-wai", {"--max-waiting", "--max-waiting-bytes"}),
-        ("orca endpoint --dty", set()),
         ("orca serve --dtype ", {"auto", "float32", "bfloat16", "float16"}),
     ],
 )
@@ -129,30 +129,32 @@ def state(tmp_path: Path) -> Path:
 
 
 def test_logs(state: Path) -> None:
-    """All processes in the order of time, one role, and a role that is not there."""
+    """All processes in the order of time; a role alone; a role that is not there."""
     shown = orca("logs", XDG_STATE_HOME=str(state)).stdout.splitlines()
     assert shown == [
         "scheduler-0: no JSON",
         "10:00:00.000 INFO    scheduler-0: started",
         "10:00:01.500 INFO    endpoint-0: ready  port=7",
     ]
-    assert orca("logs", "endpoint", "-n", "1", XDG_STATE_HOME=str(state)).stdout.splitlines() == shown[-1:]
-    wrong = orca("logs", "worker", XDG_STATE_HOME=str(state))
-    assert wrong.returncode == 1
-    assert wrong.stderr.startswith("service: there is no log of worker in ")
+    (run,) = (state / "orca/runs").iterdir()
+    assert [path.stem for path in logs_of(run, "endpoint")] == ["endpoint-0"]
+    with pytest.raises(
+        FailedPrecondition, match=r"^service: there is no log of worker in .*; there is endpoint-0, sch"
+    ):
+        logs_of(run, "worker")
 
 
-def test_the_timeline_takes_the_last_run(state: Path) -> None:
-    """It says that this one has no journal: it looked into the right folder."""
-    done = orca("timeline", XDG_STATE_HOME=str(state))
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"run_dir: {state}/orca/runs/")
-    assert "holds no journal" in done.stderr
+def test_the_last_run(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    assert run_folder(None).parent == state / "orca/runs"
+    monkeypatch.setenv("XDG_STATE_HOME", str(state / "empty"))
+    with pytest.raises(FailedPrecondition, match=r"^run_dir: there is no run in "):
+        run_folder(None)
+    with pytest.raises(FailedPrecondition, match=r"^run_dir: .* is no run folder of `orca serve`"):
+        run_folder(state)
 
 
 def test_status(state: Path) -> None:
     done = orca("status", XDG_STATE_HOME=str(state))
     assert done.returncode == 1
     assert "nothing runs in " in done.stdout
-    none = orca("status", XDG_STATE_HOME=str(state / "empty"))
-    assert (none.returncode, none.stderr.partition(" in ")[0]) == (1, "run_dir: there is no run")

@@ -4,12 +4,16 @@ import asyncio
 import ssl
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
 
 from orca_common.errors import FailedPrecondition
 from orca_common.roles import Role, roles_in
-from orca_common.tls import Certificates
+from orca_common.tls import Certificates, MutualTls
 from orca_local.authority import REDIS, Authority
 
 
@@ -86,6 +90,36 @@ async def greeting(port: int, client: Path) -> bytes | None:
     except OSError:  # an ssl.SSLError is one
         return None
     return said or None
+
+
+async def test_new_channels_and_running_servers_follow_a_change_of_authority(tmp_path: Path) -> None:
+    """Of gRPC. Both sides have folders whose files are replaced by those of another authority."""
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    folders = {role: old.issue(role) for role in (Role.SCHEDULER, Role.WORKER)}
+    worker, scheduler = (MutualTls(Certificates(str(folders[role]))) for role in (Role.WORKER, Role.SCHEDULER))
+    server = grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
+    address = f"127.0.0.1:{worker.listen(server, '127.0.0.1:0')}"
+    await server.start()
+
+    async def check(channel: grpc.aio.Channel) -> None:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with scheduler.channel(address, Role.WORKER, options) as before:
+        await check(before)
+        for role, folder in folders.items():
+            issued = new.issue(role)
+            for name in ("ca.crt", "tls.key", "tls.crt"):
+                (folder / name).write_bytes((issued / name).read_bytes())
+        async with scheduler.channel(address, Role.WORKER, options) as after:
+            await check(after)
+        await check(before)  # its connection stands
+    async with scheduler.channel(address, Role.ENDPOINT, options) as misled:
+        with pytest.raises(grpc.aio.AioRpcError):  # an endpoint was expected there
+            await check(misled)
+    await server.stop(0)
 
 
 def test_redis_has_no_role(tmp_path: Path) -> None:

@@ -38,12 +38,6 @@ async def test_a_rank_that_cannot_work(tmp_path: Path) -> None:
     assert said[-1].startswith("waiting: ")
 
 
-async def test_ranks_that_refuse_to_form(tmp_path: Path) -> None:
-    model = make_timed(tmp_path / "model", seconds=0.01)
-    sentence, _ = await refusal(tmp_path / "run", model, slots=1 << 40)
-    assert sentence.startswith(f"engine-0 cannot form: slots: {1 << 40} do not fit, ")
-
-
 async def test_a_start_that_takes_too_long(tmp_path: Path) -> None:
     model = make_timed(tmp_path / "model", seconds=0.01)
     sentence, _ = await refusal(tmp_path / "run", model, start_timeout=0.2)

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from checkpoints import make_timed
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from stacks import generation, running
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -55,7 +55,14 @@ async def test_a_request_can_be_followed(tmp_path: Path, collector: tuple[Collec
     (request,) = kept.named("orca.request")
     assert request.trace_id.hex() == TRACE
     assert request.parent_span_id.hex() == PARENT
-    (queue,), (stay,) = kept.named("orca.queue"), kept.named("orca.engine")
+    (queue,), (stay,), (submit,) = kept.named("orca.queue"), kept.named("orca.engine"), kept.named("orca.submit")
+    for span in (request, submit, queue, stay):
+        assert text(span, "orca.request_id") == "traced", "one key for a request's id"
+        assert "orca.request" not in {attribute.key for attribute in span.attributes}
+        assert span.status.code == Status.STATUS_CODE_UNSET
+    assert submit.parent_span_id == request.span_id
+    assert submit.start_time_unix_nano == request.start_time_unix_nano
+    assert text(request, "rpc.method") == "orca.v1.Orca/Generate"
     for span in (queue, stay):
         assert span.trace_id == request.trace_id
         assert span.parent_span_id == request.span_id
@@ -88,6 +95,9 @@ async def test_a_recovery_can_be_followed(tmp_path: Path, collector: tuple[Colle
     assert {span.trace_id for span in (taken_over, again, *kept.named("orca.queue"))} == {request.trace_id}
     assert again.start_time_unix_nano >= taken_over.end_time_unix_nano
     assert {text(span, "orca.end") for span in kept.named("orca.iteration")} == {"", "lost"}
+    for span in kept.spans:
+        failed = text(span, "orca.end") in {"given back", "lost"}
+        assert (span.status.code == Status.STATUS_CODE_ERROR) == failed, span.name
 
 
 def text(span: Span, key: str) -> str:

@@ -20,7 +20,9 @@ import pytest
 from endpoint.harness import World, collect, generation, until, world
 from http2 import Http2
 
+import orca_client
 from orca.v1 import orca_pb2 as pb
+from orca_client import AsyncOrcaClient
 from orca_common.errors import InvalidArgument, OrcaError, ResourceExhausted
 from orca_endpoint.bodies import MAX_VALUES, check_values
 from orca_endpoint.limits import Limits
@@ -261,6 +263,17 @@ async def test_streams_of_a_connection_are_bounded(small: World) -> None:
                 if told and refused >= 7:
                     break
         assert told == SMALL["max_streams"]
+
+
+async def test_the_client_library_opens_a_connection_more(small: World) -> None:
+    """Six streams, of which a connection carries three; and a Cancel, which none of them holds up."""
+    async with AsyncOrcaClient(small.serving.addresses["grpc"]) as client:
+        streams = [client.generate([5, 6], max_new_tokens=4) for _ in range(6)]
+        for stream in streams:
+            assert isinstance(await anext(stream), orca_client.Accepted)
+        assert await streams[0].cancel()
+        await client.get_model()
+    await small.serving.quiet()
 
 
 async def test_connections_of_a_peer_are_bounded(small: World) -> None:

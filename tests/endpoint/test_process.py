@@ -1,7 +1,6 @@
 """`python -m orca_endpoint` as a process: its line of JSON, its status port, its end by signals, refusals to start."""
 
 import asyncio
-import errno
 import json
 import os
 import signal
@@ -157,29 +156,25 @@ async def test_wrong_settings(redis_url: str, model: Path) -> None:
         assert "Traceback" not in sentence
 
 
-async def test_a_signal_while_the_model_is_read(tmp_path: Path) -> None:
-    """The model's file is a pipe that brings nothing, as a download that stands still. SIGTERM ends the process."""
-    (tmp_path / "model").mkdir()
-    pipe = tmp_path / "model" / "config.json"
-    os.mkfifo(pipe)
-    async with process("redis://127.0.0.1:9/0", "unread", tmp_path / "model") as child:
-        writer = await asyncio.wait_for(opened(pipe), 30)
-        try:
-            child.terminate()
-            assert await asyncio.wait_for(child.wait(), 10) == 0
-        finally:
-            os.close(writer)
+async def test_a_signal_while_the_model_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The download of the model stands still: the hub takes the request and never answers. SIGTERM ends the process."""
+    asked = asyncio.Event()
 
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        asked.set()
+        await reader.read()  # until the process has ended
+        writer.close()
 
-async def opened(pipe: Path) -> int:
-    """The write end of a pipe, once somebody reads it."""
-    while True:
-        try:
-            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-        await asyncio.sleep(0.02)
+    server = await asyncio.start_server(silent, "127.0.0.1")
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    async with server, process("redis://127.0.0.1:9/0", "unread", Path("nobody/nothing")) as child:
+        await asyncio.wait_for(asked.wait(), 60)
+        child.terminate()
+        assert await asyncio.wait_for(child.wait(), 30) == 0
 
 
 async def test_no_redis_yet(model: Path, tmp_path: Path) -> None:

@@ -63,4 +63,9 @@ def test_notes_say_how_to_call_and_what_stays() -> None:
     assert "orca generate" in notes
     assert "delete pvc data-orca-redis-0" in notes
     assert "delete pvc" not in rendered("a Redis of ours").notes
-    assert "the services do not read them yet" in rendered("certificates from an issuer").notes
+    assert "the doors are open to whoever reaches them" in rendered("nothing but a model").notes
+    notes = rendered("certificates from an issuer").notes
+    assert "plaintext" not in notes
+    assert "get secret orca-client-tls" in notes
+    assert "--address localhost:50051 --tls-dir ." in notes
+    assert "https://orca-endpoint.serving:8000/v1" in notes

@@ -208,7 +208,7 @@ def test_sampling_in_company_in_each_dtype(tmp_path: Path, dtype: str) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"top_k": 300}, {"top_p": 0.9}, {"top_p": 0.999, "temperature": 1.7}, {"top_k": 900, "top_p": 0.95}],
+    [{}, {"top_p": 0.999, "temperature": 1.7}, {"top_k": 900, "top_p": 0.95}],
     ids=str,
 )
 def test_the_last_bits_of_logits_change_a_token_only_at_a_border(fields: dict[str, float]) -> None:
@@ -238,7 +238,7 @@ def test_requests_in_other_batches_in_plain_torch(tmp_path: Path) -> None:
     def run(batch: int) -> list[Sampled]:
         engine = TinyEngine(make_stage(folder, 2560, 8, kernels="torch"), 2560, 8, seed=batch)
         asked = [
-            Sampled(prompt, 12, {"temperature": 1.0, "seed": i, **kinds[i % 3]}) for i, prompt in enumerate(prompts)
+            Sampled(prompt, 6, {"temperature": 1.0, "seed": i, **kinds[i % 3]}) for i, prompt in enumerate(prompts)
         ]
         engine.run(asked, max_batch=batch)
         return asked

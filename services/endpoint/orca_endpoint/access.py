@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import OrcaError, Unauthenticated
+from orca_common.interceptor import behaviour_of
 from orca_common.roles import Role, roles_in, wrong_role
 
 from .call_line import note_error
@@ -46,15 +47,8 @@ def refusing(handler: Any, error: Unauthenticated) -> Any:
     async def refuse(request: Any, context: grpc.aio.ServicerContext) -> None:
         raise error
 
-    match handler.request_streaming, handler.response_streaming:
-        case False, False:
-            return grpc.unary_unary_rpc_method_handler(refuse)
-        case False, True:
-            return grpc.unary_stream_rpc_method_handler(refuse)
-        case True, False:
-            return grpc.stream_unary_rpc_method_handler(refuse)
-        case _:
-            return grpc.stream_stream_rpc_method_handler(refuse)
+    _, make = behaviour_of(handler)
+    return make(refuse)
 
 
 class KeyMiddleware:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, Protocol
 
 from orca_common.errors import Unavailable
@@ -58,11 +58,19 @@ class Listener(Protocol):
 
 
 class Delivery:
-    """Keeps the endpoint registered, reads its stream, and gives each packet to the call that it is addressed to."""
+    """Keeps the endpoint registered, reads its stream, and gives each packet to the call that it is addressed to.
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self.incarnation = new_incarnation()
+    clock: tells seconds, in any thread. new_name: makes a name that no endpoint ever had, for an incarnation.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        clock: Callable[[], float] = time.monotonic,
+        new_name: Callable[[], str] = lambda: f"ep-{secrets.token_hex(8)}",
+    ) -> None:
+        self._pool, self._clock, self._new_name = pool, clock, new_name
+        self.incarnation = new_name()
         self.leaving = False  # calls end UNAVAILABLE
         self.handing_over = False  # calls whose clients will come back end UNAVAILABLE
         self._calls: dict[str, list[Listener]] = {}
@@ -75,8 +83,8 @@ class Delivery:
         self._changed = asyncio.Event()  # set and replaced at each registration
         self._loop = asyncio.get_running_loop()
         self._outage = Outage()
-        # Moments of time.monotonic(): another thread asks `on_time`, and must not ask the loop for its time.
-        self._renewed = time.monotonic()  # the last answer of the pool
+        # Moments of that clock: another thread asks `on_time`, and must not ask the loop for its time.
+        self._renewed = clock()  # the last answer of the pool
         self._late_until = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -94,7 +102,7 @@ class Delivery:
 
     def on_time(self) -> bool:
         """Whether the endpoint is registered and the pool answered lately. Callable from any thread."""
-        return self.registered and time.monotonic() - self._renewed < UNREADY
+        return self.registered and self._clock() - self._renewed < UNREADY
 
     def add(self, call: Listener) -> None:
         """From now on the call gets its packets. Comes before the call's attach is sent."""
@@ -114,7 +122,7 @@ class Delivery:
 
     def own_fault(self) -> bool:
         """Whether this endpoint may be why a call ends now: the endpoint is leaving, or its loop was late."""
-        now = time.monotonic()
+        now = self._clock()
         return self.leaving or now < self._late_until or now - self._renewed > GAP_SECONDS
 
     async def another(self, incarnation: str) -> None:
@@ -217,7 +225,7 @@ class Delivery:
             if known and generation == self._generation:
                 self._note_answer()
                 return
-            old, self.incarnation, self._number = self.incarnation, new_incarnation(), None
+            old, self.incarnation, self._number = self.incarnation, self._new_name(), None
             reason = "reconnected to Redis" if known else "was declared dead"
             log.warning("new incarnation", extra={"reason": reason, "old": old, "new": self.incarnation})
             self._last, self._cursor = 0, None
@@ -230,10 +238,10 @@ class Delivery:
 
     def _note_answer(self) -> None:
         self._note_lateness()
-        self._renewed = time.monotonic()
+        self._renewed = self._clock()
 
     def _note_lateness(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if now - self._renewed > GAP_SECONDS:
             self._late_until = now + 1.0
 
@@ -264,8 +272,3 @@ class Delivery:
         for calls in self._calls.values():
             for call in calls:
                 call.resync()
-
-
-def new_incarnation() -> str:
-    """A name that no endpoint ever had."""
-    return f"ep-{secrets.token_hex(8)}"

@@ -1,0 +1,128 @@
+"""What goes wrong in a run, and when: drawn from the seed before the run begins.
+
+Each run draws which kinds of faults it has, so some runs have one kind alone. A process dies or stands still between
+any two callbacks. After `LAST` nothing new goes wrong, and every partition is healed.
+"""
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .processes import Process
+
+if TYPE_CHECKING:
+    from .simulation import Simulation
+
+LAST = 25.0  # seconds
+KINDS = (
+    "endpoint dies",
+    "scheduler dies",
+    "endpoint leaves",
+    "scheduler leaves",
+    "process stands still",
+    "cut off from redis",
+    "cut off from workers",
+    "redis stands still",
+    "redis fails over",
+    "rank dies",
+    "rank freezes",
+    "exchanges break",
+    "exchanges are late",
+    "slow network",
+)
+
+
+class Faults:
+    """The faults of one run. `losses`: those after which an engine may count as lost."""
+
+    def __init__(self, simulation: "Simulation", kinds: tuple[str, ...] | None = None) -> None:
+        self._simulation, self._world, self._random = simulation, simulation.world, simulation.world.random
+        self._server, self._network = simulation.server, simulation.network
+        self.losses = 0
+        share = self._random.choice((0.0, 0.15, 0.3, 0.6))
+        drawn = tuple(kind for kind in KINDS if self._random.random() < share)
+        self.kinds = drawn if kinds is None else kinds
+
+    def plan(self) -> None:
+        """Has everything happen in its time."""
+        world, draw = self._world, self._random
+        world.note("faults", *self.kinds)
+        for kind in self.kinds:
+            if kind == "exchanges break":
+                self._server.faults.reset = draw.choice((0.002, 0.02))
+                continue
+            if kind == "exchanges are late":
+                self._server.faults.late = draw.choice((0.0005, 0.005))
+                continue
+            if kind == "slow network":
+                self._server.faults.delay, self._network.delay = draw.choice((0.01, 0.1)), 0.01
+                continue
+            at = draw.uniform(0.5, 8.0)
+            while at < LAST:
+                world.after(at, self._doing(kind))
+                at += draw.expovariate(1 / 6.0)
+        world.after(LAST, self._last)
+
+    def _doing(self, kind: str) -> Callable[[], None]:
+        return lambda: self._do(kind)
+
+    def _last(self) -> None:
+        server, network = self._server, self._network
+        self._world.note("the last fault is over")
+        server.faults.reset = server.faults.late = 0.0
+        for process, direction in sorted(server.partitions):
+            server.heal(process, direction)
+        for process in sorted(network.partitions):
+            network.heal(process)
+
+    def _do(self, kind: str) -> None:
+        simulation, world, draw = self._simulation, self._world, self._random
+        endpoint, scheduler = draw.choice(simulation.endpoints), draw.choice(simulation.schedulers)
+        some = draw.choice((endpoint, scheduler)).process
+        engine = draw.choice(list(self._network.engines.values()))
+        rank = draw.choice(engine.ranks)
+        self.losses += kind not in ("endpoint dies", "endpoint leaves", "redis stands still")
+        match kind:
+            case "endpoint dies":
+                self._at_any_callback(endpoint.process, endpoint.process.kill)
+                world.after(draw.uniform(0.1, 3.0), lambda: simulation.replace_endpoint(endpoint, dead=True))
+            case "scheduler dies":
+                self._at_any_callback(scheduler.process, scheduler.process.kill)
+                world.after(draw.uniform(0.1, 3.0), lambda: simulation.replace_scheduler(scheduler, dead=True))
+            case "endpoint leaves":
+                endpoint.leave()
+                world.after(draw.uniform(0.0, 3.0), lambda: simulation.replace_endpoint(endpoint))
+            case "scheduler leaves":
+                scheduler.leave()
+                world.after(draw.uniform(0.0, 3.0), lambda: simulation.replace_scheduler(scheduler))
+            case "process stands still":
+                seconds, stands = draw.choice((0.3, 0.9, 1.4, 2.5, 6.0)) * draw.uniform(0.7, 1.3), draw.random() < 0.3
+                self._at_any_callback(some, lambda: some.pause(seconds, stands))
+            case "cut off from redis":
+                directions = draw.choice((("to",), ("from",), ("to", "from")))
+                world.note(some.name, "is cut off from redis", directions)
+                for direction in directions:
+                    self._server.part(some.name, direction)
+                    world.after(draw.uniform(0.2, 6.0), lambda d=direction: self._server.heal(some.name, d))
+            case "cut off from workers":
+                name = scheduler.process.name
+                world.note(name, "is cut off from its workers")
+                self._network.partitions.setdefault(name, [])
+                world.after(draw.uniform(0.2, 6.0), lambda: self._network.heal(name))
+            case "redis stands still":
+                self._server.pause(draw.choice((0.3, 1.0, 2.5, 5.0)) * draw.uniform(0.7, 1.3))
+            case "redis fails over":
+                lag, down = draw.choice((0.01, 0.3, 1.0)) * draw.random(), draw.choice((0.05, 0.5, 3.0)) * draw.random()
+                self._server.fail_over(lag, down, draw.random() < 0.5)
+            case "rank dies":
+                engine.kill(rank, draw.uniform(0.1, 1.5))
+            case "rank freezes":
+                world.note("rank freezes", rank.address)
+                rank.frozen = rank.alive
+                world.after(draw.uniform(0.2, 5.0), rank.thaw)
+            case _:
+                raise AssertionError(kind)
+
+    def _at_any_callback(self, process: Process, what: Callable[[], object]) -> None:
+        if process.alive and process.fuse is None:
+            process.fuse = random.Random(self._random.random()).randrange(60), what

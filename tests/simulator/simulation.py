@@ -1,0 +1,213 @@
+"""One seeded run: real endpoints and schedulers, modelled Redis, workers and clients, and faults.
+
+Checked after every operation and at the end: each index comes exactly once to each client and is the right token; a
+request ends, with a reason that the deeds of its client and the faults allow, within `BOUND` after the last fault;
+nothing that is claimed, waits or listens is left.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from orca_common.telemetry import Telemetry
+from orca_pool.leases import RENEW_SECONDS
+from orca_pool.scripts import Constants
+from orca_scheduler import rank
+
+from .clients import Client, Habit, Stream
+from .faults import LAST, Faults
+from .oracle import VOCABULARY, Oracle
+from .processes import Process, World
+from .server import Server
+from .services import EndpointProcess, SchedulerProcess
+from .workers import Engine, Network
+
+USUAL = {*vars(logging.makeLogRecord({})), "message", "taskName"}  # of a log record: what it tells is the rest
+BOUND = 150.0  # seconds after the last fault
+
+
+class Simulation:
+    """The run of one seed."""
+
+    def __init__(self, seed: int, lines: int = 400, kinds: tuple[str, ...] | None = None) -> None:
+        """lines: of the trace that are kept. kinds: of faults; drawn from the seed if not given."""
+        self.seed = seed
+        self.world = World(seed, lines)
+        self.random = self.world.random
+        self.oracle = Oracle()
+        self.server = Server(self.world, self.oracle, Constants())
+        self.network = Network(self.world)
+        self.telemetry = Telemetry("simulator")
+        self.endpoints: list[EndpointProcess] = []
+        self.schedulers: list[SchedulerProcess] = []
+        self.clients: list[Client] = []
+        self._lives = 0
+        self.faults = Faults(self, kinds)
+
+    def run(self) -> None:
+        """Raises Violation."""
+        with _seams(self.network, self.world):
+            try:
+                self._begin()
+                self.world.run(LAST + BOUND, lambda: all(client.end is not None for client in self.clients))
+                for client in self.clients:
+                    self.world.need(client.end is not None, f"{client.name} never ended")
+                self._end()
+            finally:
+                self.world.close()
+
+    def _begin(self) -> None:
+        world, draw = self.world, self.random
+        stages, block_size = draw.choice((1, 1, 2)), draw.choice((1, 4))
+        run_ahead, batch = draw.choice((0, 0, 1)), draw.choice((1, 2, 4, 8))
+        self.settings = {
+            "pp": stages,
+            "block_size": block_size,
+            "max_batch_size": batch,
+            "run_ahead": run_ahead,
+        }
+        rooms = [draw.choice((40, 80, 200)) for _ in range(draw.choice((1, 1, 2, 3)))]
+        for n, room in enumerate(rooms):
+            pace = draw.choice((0.005, 0.03, 0.15))
+            self.network.add(Engine(world, f"engine-{n}", room, (pace, 2 * pace), stages))
+        for _ in range(draw.choice((1, 2, 3))):
+            self.start_scheduler()
+        for _ in range(draw.choice((1, 2))):
+            self.start_endpoint()
+        process = world.process("clients")
+        for n in range(draw.choice((6, 15, 25))):
+            self._add_client(process, f"request-{n}", max(rooms) - 8)
+        self.faults.plan()
+
+    def _add_client(self, process: Process, name: str, most: int) -> None:
+        draw = self.random
+        prompt = tuple(draw.randrange(1, VOCABULARY) for _ in range(draw.randint(1, 12)))
+        count = draw.randint(1, min(draw.choice((8, 40, 150)), most - len(prompt)))
+        ends, grace = draw.random() < 0.4, draw.choice((0.0, 0.5, 2.0, 60.0))
+        deadline = draw.choice((None, None, None, None, 3.0, 15.0))
+        slow, leaves, away = draw.choice((0.0, 0.0, 0.0, 0.05, 0.5)), tuple[int, ...](), draw.choice((0.0, 0.3, 3.0))
+        gone_at = cancels_at = None
+        match draw.choice(("reads", "reads", "reads", "leaves", "leaves", "doubles", "goes", "cancels")):
+            case "leaves" | "doubles":
+                leaves = tuple(draw.randint(0, count) for _ in range(draw.randint(1, 3)))
+            case "goes":
+                gone_at = draw.randint(0, count)
+            case "cancels":
+                cancels_at = draw.randint(0, count)
+        habit = Habit(
+            draw.uniform(0, 22),
+            prompt,
+            count,
+            ends,
+            grace,
+            deadline,
+            slow,
+            leaves,
+            away,
+            gone_at,
+            cancels_at,
+            doubles=draw.random() < 0.3,
+        )
+        right = self.oracle.add(name, prompt, count, ends)
+        client = Client(
+            self.world,
+            process,
+            name,
+            habit,
+            right,
+            self.call,
+            self.cancel,
+            lambda: self.server.rollbacks,
+            lambda: self.faults.losses,
+        )
+        self.clients.append(client)
+        process.start(client.run)
+
+    def replace_endpoint(self, endpoint: EndpointProcess, dead: bool = False) -> None:
+        """Starts another one. dead: the old one is dead by now; otherwise it may still be leaving."""
+        if endpoint in self.endpoints:
+            self.endpoints.remove(endpoint)
+            self.start_endpoint()
+        if dead:
+            endpoint.process.kill()
+
+    def replace_scheduler(self, scheduler: SchedulerProcess, dead: bool = False) -> None:
+        """As `replace_endpoint`."""
+        if scheduler in self.schedulers:
+            self.schedulers.remove(scheduler)
+            self.start_scheduler()
+        if dead:
+            scheduler.process.kill()
+
+    def start_scheduler(self) -> None:
+        self._lives += 1
+        self.schedulers.append(
+            SchedulerProcess(
+                self.world, self.server, f"scheduler-{self._lives}", self.network, self.settings, self.telemetry
+            )
+        )
+
+    def start_endpoint(self) -> None:
+        self._lives += 1
+        self.endpoints.append(EndpointProcess(self.world, self.server, f"endpoint-{self._lives}"))
+
+    def call(self, stream: Stream) -> None:
+        """A client calls some endpoint."""
+        endpoint = self.random.choice(self.endpoints)
+        self.world.after(self.random.random() * 0.001, lambda: endpoint.call(stream))
+
+    def cancel(self, request_id: str) -> None:
+        self.random.choice(self.endpoints).cancel(request_id)
+
+    def _end(self) -> None:
+        """Everyone leaves; nothing may be left in the pool."""
+        world, server = self.world, self.server
+        world.run(world.now + BOUND, lambda: world.now > LAST + 5.0 and not server.model.live())
+        for request in server.model.live():
+            world.fail(f"{request.request_id} never ended in the pool: {request.state}")
+        for endpoint in self.endpoints:
+            endpoint.leave()
+        world.run(world.now + 5.0)
+        for scheduler in self.schedulers:
+            scheduler.leave()
+        world.run(world.now + 30.0, lambda: len(world.processes) == 1)
+        for process in world.processes[1:] if world.processes[0].name == "clients" else world.processes:
+            world.fail(f"{process.name} never left: it waits at {process.waits()}")
+        for _ in range(8):
+            world.run(world.now + RENEW_SECONDS)
+            server.sweep()
+        model = server.model
+        world.need(not model.endpoints, f"endpoints are left: {list(model.endpoints)}")
+        world.need(not model.schedulers, f"schedulers are left: {list(model.schedulers)}")
+        for name, engine in model.engines.items():
+            world.need(engine.owner is None, f"{name} is still owned by {engine.owner}")
+        if world.violation is not None:
+            raise world.violation
+
+
+@contextmanager
+def _seams(network: Network, world: World) -> Iterator[None]:
+    """The scheduler looks whether modelled ranks listen; what it logs as critical is a violation."""
+    before, rank.listens = rank.listens, network.listens
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            loop = asyncio._get_running_loop()
+            extra = {k: v for k, v in vars(record).items() if k not in USUAL}
+            world.note(getattr(loop, "name", ""), f'"{record.getMessage()}"', extra)
+            if record.levelno == logging.CRITICAL:
+                world.fail(f"{record.getMessage()}: {extra}")
+
+    handler, root = Lines(), logging.getLogger()
+    level, disabled = root.level, logging.root.manager.disable
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    logging.disable(logging.NOTSET)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        root.setLevel(level)
+        root.removeHandler(handler)
+        rank.listens = before
