@@ -40,6 +40,7 @@ def test_ends(reason: Reason) -> None:
         Reason.DEADLINE: CODE.DEADLINE_EXCEEDED,
         Reason.DETACHED: CODE.CANCELLED,
         Reason.INTERNAL: CODE.INTERNAL,
+        Reason.NOT_FINITE: CODE.INTERNAL,
         Reason.NEVER_FITS: CODE.FAILED_PRECONDITION,
         Reason.ABORTED: CODE.ABORTED,
         Reason.NOT_FINITE: CODE.INTERNAL,
