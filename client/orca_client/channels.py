@@ -85,6 +85,7 @@ def channel_options(keepalive: float) -> Options:
         ("grpc.service_config_disable_resolution", 1),  # no look-up of TXT records for another one
         # A connection that ends has the name looked up again, at most so often. gRPC's 30 s are longer than a rollout.
         ("grpc.dns_min_time_between_resolutions_ms", 1000),
+        ("grpc.max_receive_message_length", -1),  # the logprobs of a long prompt are one message
         ("grpc.keepalive_time_ms", period),
         ("grpc.keepalive_timeout_ms", period // 2),
         ("grpc.keepalive_permit_without_calls", 1),  # or the next call is the one that finds the connection dead

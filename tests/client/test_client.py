@@ -632,15 +632,23 @@ async def test_an_impatient_reader(stage: Stage) -> None:
     assert [type(call.request) for call in script.calls] == [pb.GenerateRequest, pb.ResumeRequest, pb.ResumeRequest]
 
 
-async def test_wrong_credentials_are_a_plain_error(stage: Stage, face: Face, connect: Connect) -> None:
+async def test_wrong_credentials_are_told_at_once(stage: Stage, face: Face, connect: Connect) -> None:
+    """Nothing is sent again."""
+    script = Script(Act(accept=False, end=errors.Unauthenticated("no API key")))
+    with pytest.raises(orca_client.Unauthenticated, match="no API key"):
+        await face.next(connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6))
+    assert len(script.calls) == 1
+
+
+async def test_an_unknown_status_is_a_plain_error(stage: Stage, face: Face, connect: Connect) -> None:
     """A status outside the error tree raises OrcaError with that code, and nothing is sent again."""
 
-    class Unauthenticated(errors.OrcaError):
-        code = grpc.StatusCode.UNAUTHENTICATED
+    class OutOfRange(errors.OrcaError):
+        code = grpc.StatusCode.OUT_OF_RANGE
 
-    script = Script(Act(accept=False, end=Unauthenticated("no API key")))
-    with pytest.raises(orca_client.OrcaError, match="no API key") as raised:
+    script = Script(Act(accept=False, end=OutOfRange("too far")))
+    with pytest.raises(orca_client.OrcaError, match="too far") as raised:
         await face.next(connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6))
     assert type(raised.value) is orca_client.OrcaError
-    assert raised.value.code is grpc.StatusCode.UNAUTHENTICATED
+    assert raised.value.code is grpc.StatusCode.OUT_OF_RANGE
     assert len(script.calls) == 1

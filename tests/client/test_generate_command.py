@@ -120,7 +120,7 @@ async def test_json(stage: Stage) -> None:
     accepted = {"request_id": request.request_id, "input_tokens": 3, "queue_position": 1}
     assert lines[0]["accepted"] == accepted
     token = {"index": 0, "token_id": 100, "text": " w0", "logprob": -0.5, "iteration": "10", "engine": "engine-0"}
-    assert lines[1]["token"] == token
+    assert lines[1]["token"] == token | {"top": []}
     assert [line["token"]["token_id"] for line in lines[1:-1]] == IDS
     timings = {"claimed": "0.500s", "first_token": "1s", "finished": "2s"}
     finished = {"reason": "FINISH_REASON_LENGTH", "output_tokens": 6, "text": "!", "timings": timings}

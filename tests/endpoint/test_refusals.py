@@ -40,8 +40,10 @@ def test_ends(reason: Reason) -> None:
         Reason.DEADLINE: CODE.DEADLINE_EXCEEDED,
         Reason.DETACHED: CODE.CANCELLED,
         Reason.INTERNAL: CODE.INTERNAL,
+        Reason.NOT_FINITE: CODE.INTERNAL,
         Reason.NEVER_FITS: CODE.FAILED_PRECONDITION,
         Reason.ABORTED: CODE.ABORTED,
+        Reason.NOT_FINITE: CODE.INTERNAL,
     }
     error = end_error(reason, "one", "0af7")
     assert error.code is codes[reason]

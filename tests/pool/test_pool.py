@@ -75,11 +75,15 @@ async def test_scores_come_with_their_tokens(lab: Lab) -> None:
             "r", claim, base, made, finish, b"".join(tops[base : base + count]), b"" if base else b"prompt"
         )
 
-    lease = ("g", *lab.terms["g"])
-    assert await lab.pool.commit(*lease, [row(0, 1)]) == [-1]
-    assert await lab.pool.commit(*lease, [row(0, 1)]) == [1], "a repetition: the pool has one token"
+    async def answers(rows: list[CommitRow]) -> list[int]:
+        answer = await lab.pool.commit("g", *lab.terms["g"], rows)
+        assert answer is not None
+        return answer.rows
+
+    assert await answers([row(0, 1)]) == [-1]
+    assert await answers([row(0, 1)]) == [1], "a repetition: the pool has one token"
     both = [CommitRow("plain", plain, 2, pack_tokens(tokens_of(2, 1)), None), row(1, 2)]
-    assert await lab.pool.commit(*lease, both) == [-1, -1]
+    assert await answers(both) == [-1, -1]
     packets = [packet for entry in await lab.pool.read("e", None, wait=0) for packet in entry.packets]
     assert [p.tops for p in packets if p.request_id == "r"] == [tops[0], tops[1] + tops[2]]
     assert [p.tops for p in packets if p.request_id == "plain"] == [b"", b""]

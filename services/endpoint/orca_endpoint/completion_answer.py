@@ -56,9 +56,9 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 class Choice:
     """One generation for a prompt, as it grows."""
 
-    def __init__(self, echoed: str = "") -> None:
+    def __init__(self, echoed: str | None = None) -> None:
         self.echoed = echoed  # the prompt's text, for a request with echo
-        self.texts: list[str] = [echoed]
+        self.texts: list[str] = [echoed or ""]
         self.tokens: list[PromptToken | Token] = []  # with echo the prompt's come first
         self.offset = 0  # characters given out
         self.input_tokens = self.output_tokens = 0

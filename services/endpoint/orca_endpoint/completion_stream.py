@@ -30,7 +30,7 @@ class CompletionStream:
                 if not self._answer.started:
                     await self._answer.start_stream(queue_headers(first))
                 if self._logprobs is None:
-                    sent = self._chunks.text(n, choice, choice.echoed, None)
+                    sent = self._chunks.text(n, choice, choice.echoed or "", None)
             sent += self._tokens(n, choice, piece)
             if isinstance(last := piece[-1], Finished):
                 check_whole(last, name)
@@ -51,7 +51,7 @@ class CompletionStream:
     def _tokens(self, n: int, choice: Choice, piece: Sequence[Event]) -> bytes:
         """The chunk of the tokens in a piece, after that of an echoed prompt with its logprobs."""
         sent, logprobs = b"", self._logprobs
-        if logprobs is not None and choice.echoed:
+        if logprobs is not None and choice.echoed is not None:
             for event in piece:
                 if isinstance(event, Prompted):
                     sent = self._chunks.text(n, choice, choice.echoed, logprobs.of(event.tokens, 0))

@@ -44,7 +44,7 @@ class Completions(Exchange):
             for call in calls:
                 call.drop(error)
             raise
-        choices = [Choice(self._text_of(sample.request) if wanted.echo else "") for sample in wanted.samples]
+        choices = [Choice(self._text_of(sample.request) if wanted.echo else None) for sample in wanted.samples]
         opened = Single(calls[0]) if len(calls) == 1 else Merged(calls)
         async with opened as events, until(deadline):
             if wanted.stream:

@@ -1,0 +1,114 @@
+"""How long an endpoint's streams stand still when it loses its connections to Redis.
+
+    python tests/e2e/pool_recovery.py [--streams 4096] [--tokens 1000]
+
+An endpoint's real calls and delivery have shown `--tokens` tokens to each of `--streams` clients. Redis closes every
+connection of the endpoint, and an engine commits one token more for each request. Prints the seconds until every stream
+has shown it, each token exactly once.
+"""
+
+import argparse
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+
+from orca.v1.pool_pb2 import PoolRequest
+from orca_endpoint.call import Call, CallLimits
+from orca_endpoint.delivery import Delivery
+from orca_endpoint.events import Token
+from orca_endpoint.transcript import Transcript
+from orca_local import embedded_pool
+from orca_pool.pool import Pool
+from orca_pool.records import Attached, CommitRow, CommittedToken, EngineInfo, Reason
+from orca_pool.wire import pack_tokens
+
+TOGETHER = 64  # rows of a commit
+
+
+async def measure(url: str, streams: int, tokens: int) -> float:
+    """Returns the seconds of the standstill."""
+    async with Pool(url, "bench", patience=60) as engine, Pool(url, "bench") as pool:
+        await engine._link.command("CONFIG", "SET", "appendfsync", "no")
+        term = await engine.acquire("g", "s", None)
+        assert term is not None
+        slots = streams * (tokens + 64)
+        await engine.renew("g", "s", term, form=EngineInfo("g", 1, 1, slots, 0))
+        delivery = Delivery(pool)
+        tasks = [asyncio.create_task(delivery.renew()), asyncio.create_task(delivery.read())]
+        sweeping = asyncio.create_task(sweep(engine))
+        while not delivery.registered:
+            await asyncio.sleep(0.01)
+        names = [f"request-{n:08}" for n in range(streams)]
+        for name in names:
+            record = PoolRequest(request_id=name, prompt_ids=[1, 2, 3], max_new_tokens=tokens + 32).SerializeToString()
+            call = {"deadline_in": None, "detach_grace": 60.0, "endpoint": delivery.incarnation, "attempt": 1}
+            answer = await engine.submit(name, record, "d", tokens + 64, **call, max_waiting=streams)
+            assert isinstance(answer, Attached)
+        claimed = await engine.claim("g", "s", term, 0, count=streams, slots=slots, total=slots, block_size=1)
+        assert claimed is not None
+        claims = {held.request_id: held.claim for held in claimed.requests}
+
+        async def commit(base: int, count: int, reason: Reason | None) -> None:
+            packed = pack_tokens([CommittedToken(base + i, -0.5, base + i + 1) for i in range(count)])
+            for at in range(0, streams, TOGETHER):
+                rows = [CommitRow(name, claims[name], base, packed, reason) for name in names[at : at + TOGETHER]]
+                answer = await engine.commit("g", "s", term, rows)
+                assert answer is not None
+                assert set(answer.rows) == {-1}
+
+        shown = dict.fromkeys(names, 0)
+
+        async def show(name: str) -> None:
+            async with Call(pool, delivery, CallLimits(60.0, 4096), Transcript(name, None), attempt=2) as call:
+                async for piece in call.pieces():
+                    for event in piece:
+                        if isinstance(event, Token):
+                            assert event.at == shown[name], "each token comes once, in order"
+                            shown[name] += 1
+
+        await commit(0, tokens, None)
+        calls = [asyncio.create_task(show(name)) for name in names]
+        while min(shown.values()) < tokens:
+            await asyncio.sleep(0.05)
+            for call in calls:
+                if call.done():
+                    call.result()
+        print(f"{streams} streams have shown {tokens} tokens each", flush=True)
+        await asyncio.sleep(1.0)
+        start = time.monotonic()
+        await engine._link.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        await commit(tokens, 1, Reason.LENGTH)
+        await asyncio.gather(*calls)
+        took = time.monotonic() - start
+        for task in (*tasks, sweeping):
+            task.cancel()
+        await delivery.close()
+        assert set(shown.values()) == {tokens + 1}
+        return took
+
+
+async def sweep(pool: Pool) -> None:
+    """A scheduler's looks."""
+    while True:
+        await pool.renew_scheduler("s")
+        await asyncio.sleep(0.4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=4096)
+    parser.add_argument("--tokens", type=int, default=1000)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="orca-pool-recovery-") as folder:
+        child, url = embedded_pool.start(Path(folder), None)
+        try:
+            took = asyncio.run(measure(url, given.streams, given.tokens))
+        finally:
+            child.terminate()
+            child.wait()
+    print(f"all showed the next token {took:.2f} s after the connections were lost")
+
+
+if __name__ == "__main__":
+    main()
