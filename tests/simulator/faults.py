@@ -26,6 +26,7 @@ KINDS = (
     "redis fails over",
     "rank dies",
     "rank freezes",
+    "engine is gone",
     "exchanges break",
     "exchanges are late",
     "slow network",
@@ -126,6 +127,11 @@ class Faults:
                 self._server.fail_over(lag, down, draw.random() < 0.5)
             case "rank dies":
                 engine.kill(rank, draw.uniform(0.1, 1.5))
+            case "engine is gone":
+                spare = max(self._network.engines.values(), key=lambda other: other.room)
+                if engine is not spare:  # a larger one stays, so every request still fits
+                    for rank in list(engine.ranks):
+                        engine.kill(rank, 1e9)
             case "rank freezes":
                 world.note("rank freezes", rank.address)
                 rank.frozen = rank.alive

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 VOCABULARY = 64
 END = 0  # a request that has it as an end token ends with it
+POISON = 1000  # a prompt that begins with it ends the rank that runs it
 
 
 def state_of(ids: Sequence[int], state: int = 0) -> int:

@@ -9,6 +9,7 @@ import hashlib
 import heapq
 import itertools
 import random
+import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -202,11 +203,12 @@ class Process(asyncio.AbstractEventLoop):
                     if not self._ready:
                         break
                     self._ready.popleft()._run()
+            for task in self._tasks:
+                task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]
+                task.get_coro().close()  # pyright: ignore[reportOptionalMemberAccess]
         finally:
             asyncio._set_running_loop(None)
             self.alive = False
-        for task in self._tasks:
-            task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class World:
@@ -288,5 +290,7 @@ class World:
     def close(self) -> None:
         """Ends what is left of all processes. What they do now counts no more."""
         self._over = True
-        for process in [*self.dead, *self.processes]:
-            process.bury()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of coroutines that never began
+            for process in [*self.dead, *self.processes]:
+                process.bury()

@@ -17,7 +17,7 @@ from orca_scheduler import rank
 
 from .clients import Client, Habit, Stream
 from .faults import DISTURB_LEASES, LAST, Faults
-from .oracle import VOCABULARY, Oracle, spell, until
+from .oracle import POISON, VOCABULARY, Oracle, spell, until
 from .processes import Process, World
 from .server import Server
 from .services import EndpointProcess, SchedulerProcess
@@ -73,7 +73,7 @@ class Simulation:
         rooms = [draw.choice((40, 80, 200)) for _ in range(draw.choice((1, 1, 2, 3)))]
         for n, room in enumerate(rooms):
             pace = draw.choice((0.005, 0.03, 0.15))
-            self.network.add(Engine(world, f"engine-{n}", room, (pace, 2 * pace), stages))
+            self.network.add(Engine(world, f"engine-{n}", room, (pace, 2 * pace), stages, self._poisoned))
         for _ in range(draw.choice((1, 2, 3))):
             self.start_scheduler()
         for _ in range(draw.choice((1, 2))):
@@ -87,6 +87,8 @@ class Simulation:
         draw = self.random
         prompt = tuple(draw.randrange(1, VOCABULARY) for _ in range(draw.randint(1, 12)))
         count = draw.randint(1, min(draw.choice((8, 40, 150)), most - len(prompt)))
+        if draw.random() < 0.02:
+            prompt = (POISON, *prompt[1:])
         ends, grace = draw.random() < 0.4, draw.choice((0.0, 0.5, 2.0, 60.0))
         deadline = draw.choice((None, None, None, None, 3.0, 15.0))
         slow, leaves, away = draw.choice((0.0, 0.0, 0.0, 0.05, 0.5)), tuple[int, ...](), draw.choice((0.0, 0.3, 3.0))
@@ -131,6 +133,9 @@ class Simulation:
         )
         self.clients.append(client)
         process.start(client.run)
+
+    def _poisoned(self) -> None:
+        self.faults.losses += 1
 
     def replace_endpoint(self, endpoint: EndpointProcess, dead: bool = False) -> None:
         """Starts another one. dead: the old one is dead by now; otherwise it may still be leaving."""

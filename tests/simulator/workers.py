@@ -15,7 +15,7 @@ from grpc.aio import Metadata
 from orca.v1 import worker_pb2 as pb
 from orca_common.protocol import PROTOCOL, TERM_METADATA
 
-from .oracle import sample, state_of
+from .oracle import POISON, sample, state_of
 from .processes import Process, World
 
 DIGEST = "a model"
@@ -43,6 +43,8 @@ class Row:
     length: int
     last: int
     blocks: tuple[int, ...]
+    term: int  # of the master that sent it
+    told: bool = False  # a later master has heard of it, and frees it
 
 
 @dataclass(eq=False)
@@ -112,9 +114,17 @@ class Rank:
         if self.member and self.epoch is not None:
             epoch, formation = self.epoch, pb.Formation()
             formation.CopyFrom(epoch.formations[self.index][0])
+            for row in epoch.rows.values():
+                row.told = True
             rows = [pb.HeldRow(row=n, claim=row.claim, length=row.length) for n, row in epoch.rows.items()]
             answer.MergeFrom(pb.HelloResponse(epoch=epoch.number, slots=epoch.slots, formation=formation, rows=rows))
         return answer
+
+    def running(self, term: int) -> float:
+        """A greeting waits so long for the iterations of an earlier master, and no longer than 1 s."""
+        self.observe(term)
+        busy = 0.0 if self.epoch is None else self.epoch.busy_until - self.engine.world.now
+        return min(max(busy, 0.0), 1.0)
 
     def form(self, request: pb.FormRequest, answer: Callable[[Any], None]) -> None:
         self.observe(request.term)
@@ -198,6 +208,10 @@ class Rank:
             if self.alive and self.epoch is epoch:
                 self._lost(iteration, "a neighbour is gone")
             return
+        if any(start.token_ids[0] == POISON for start in iteration.initiations):
+            self.engine.poisoned()
+            self.engine.kill(ranks[0], 0.3)
+            return
         tokens = self._tokens(epoch, iteration)
         for rank in ranks:
             rank.iteration = iteration.number
@@ -214,14 +228,16 @@ class Rank:
         for row in iteration.free_rows:
             rows.pop(row, None)
         for start in iteration.initiations:
-            taken = {block for held in rows.values() for block in held.blocks}
-            world.need(start.row not in rows, f"{self.engine.name}: row {start.row} is in use")
+            # A master that was not told of a row, because its iteration still ran, takes it over without a word.
+            known = {n: held for n, held in rows.items() if held.told or held.term == iteration.term}
+            taken = {block for held in known.values() for block in held.blocks}
+            world.need(start.row not in known, f"{self.engine.name}: row {start.row} is in use")
             world.need(not taken & set(start.blocks), f"{self.engine.name}: blocks of row {start.row} are in use")
             bound = epoch.slots // epoch.block_size
             world.need(all(block < bound for block in start.blocks), f"{self.engine.name}: there is no such block")
             state = state_of(start.token_ids)
             token = sample(state)
-            rows[start.row] = Row(start.claim, state, len(start.token_ids), token, tuple(start.blocks))
+            rows[start.row] = Row(start.claim, state, len(start.token_ids), token, tuple(start.blocks), iteration.term)
             tokens.append(token)
         given = iteration.increment_tokens or [None] * len(iteration.increment_rows)
         for n, position, token in zip(iteration.increment_rows, iteration.increment_positions, given, strict=True):
@@ -244,6 +260,7 @@ class Engine:
     room: int
     pace: tuple[float, float]  # seconds of an iteration, at least and at most
     stages: int = 1
+    poisoned: Callable[[], None] = lambda: None  # told when a request has ended a rank
 
     def __post_init__(self) -> None:
         self.epochs: dict[int, Epoch] = {}
@@ -527,11 +544,19 @@ class Channel:
         if rank is None:
             raise Refusal(GONE, "connection refused")
 
+        def do_hello() -> None:
+            try:
+                answer(rank.hello(request))
+            except Refusal as refusal:
+                answer(refusal)
+
         def do() -> None:
             try:
                 match name:
+                    case "Hello" if rank.running(request.term):
+                        rank.engine.world.after(rank.running(request.term), lambda: rank.hear(do_hello))
                     case "Hello":
-                        answer(rank.hello(request))
+                        do_hello()
                     case "HostStore":
                         rank.observe(request.term)
                         answer(pb.HostStoreResponse(address="store:1"))

@@ -9,7 +9,8 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -329,9 +330,9 @@ class EngineMaster:
                     self._journal_times,
                 )
             case Identify(life, models):
-                self._ask(self._identify(life, models))
+                self._ask(partial(self._identify, life, models))
             case NewEpoch(life, above):
-                self._ask(self._new_epoch(life, above))
+                self._ask(partial(self._new_epoch, life, above))
             case HostStore(_, epoch):
                 self._dialed.host_store(epoch)
             case Form(_, epoch, store):
@@ -339,7 +340,7 @@ class EngineMaster:
             case Allocate(_, epoch, slots):
                 self._dialed.allocate(epoch, slots)
             case Record():
-                self._ask(self._record(action))
+                self._ask(partial(self._record, action))
             case Run(_, epoch, stale_rows):
                 self._epoch, self._stale_rows = epoch, stale_rows
                 self._dialed.run(epoch)
@@ -381,13 +382,13 @@ class EngineMaster:
 
     # -- questions of the lifecycle to the pool
 
-    def _ask(self, question: Coroutine[Any, Any, None]) -> None:
-        """A question whose answer counts in this life alone."""
+    def _ask(self, question: Callable[[], Awaitable[None]]) -> None:
+        """A question whose answer counts in this life alone: it may be cancelled before it begins."""
         self._questions.append(self._spawn(self._until_deposed(question)))
 
-    async def _until_deposed(self, question: Coroutine[Any, Any, None]) -> None:
+    async def _until_deposed(self, question: Callable[[], Awaitable[None]]) -> None:
         try:
-            await question
+            await question()
         except Deposed as deposed:
             self._post(LeaseLost(self._now, str(deposed)))
 
@@ -413,7 +414,7 @@ class EngineMaster:
             await self._ledger.confirm()
             self._post(Confirmed(self._now, life))
 
-        await self._until_deposed(confirm())
+        await self._until_deposed(confirm)
 
     async def _replace_pods(self, life: int) -> None:
         async def replace() -> None:
@@ -425,7 +426,7 @@ class EngineMaster:
                 trouble = str(away)
             self._post(Replaced(self._now, life, trouble))
 
-        await self._until_deposed(replace())
+        await self._until_deposed(replace)
 
     async def _release(self, *, retire: bool) -> None:
         await self._ledger.release(retire)
