@@ -17,7 +17,7 @@ from orca_common.errors import FailedPrecondition
 from orca_local.settings import ServeSettings
 
 # What a stack under chaos has unless it is told otherwise: enough of each process that one may be away.
-STACK = {"endpoints": 2, "schedulers": 2, "engines": 2, "pp": 2, "max_batch_size": 4, "port": 0, "http_port": 0}
+STACK = {"endpoints": 2, "schedulers": 2, "engines": 2, "pp": 2, "max_batch_size": 6, "port": 0, "http_port": 0}
 
 
 @dataclass(frozen=True)

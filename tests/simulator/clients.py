@@ -32,6 +32,7 @@ class Ask:
     digest: bytes = b""
     deadline: float | None = None  # seconds from now
     slow: float = 0.0  # seconds between the pieces that the client reads
+    stop: str = ""  # a stop string; empty: none
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Habit:
     gone_at: int | None = None  # it breaks off after so many tokens and never comes back
     cancels_at: int | None = None
     doubles: bool = False  # sometimes it calls again while its call still runs, as a proxy may
+    stop: str = ""  # a string that ends its stream; empty: none
 
 
 @dataclass(eq=False)
@@ -130,6 +132,7 @@ class Client:
                 habit.grace,
                 deadline=deadline,
                 slow=habit.slow,
+                stop=habit.stop,
             )
         seen = struct.pack(f"<{len(self.shown)}I", *self.shown)
         digest = hashlib.sha1(seen).digest() if self._random.random() < 0.7 else b""
@@ -186,7 +189,7 @@ class Client:
                 return
 
     def _take(self, event: Event) -> None:
-        need, name = self._world.need, self.name
+        need, name, habit = self._world.need, self.name, self.habit
         match event:
             case Accepted():
                 self._accepted = True
@@ -200,7 +203,7 @@ class Client:
                 need(count == len(self.shown), f"{name} finished with {count} tokens and was shown {len(self.shown)}")
                 need(self.end is None, f"{name} ended twice")
                 self.end = reason.name
-                if reason in (Reason.LENGTH, Reason.EOS):
+                if reason in (Reason.LENGTH, Reason.EOS) or (reason is Reason.STOP and habit.stop):
                     need(count == len(self.right), f"{name} ended {reason.name} with {count} of {len(self.right)}")
                 else:
                     need(reason is Reason.CANCELLED and self._cancelled, f"{name} ended {reason.name}")
@@ -211,17 +214,17 @@ class Client:
         """An error ended the stream: the client tries again, or it is an end that may be."""
         world, name, habit = self._world, self.name, self.habit
         code, reason, rolled_back = error.code.name, error.reason, self._rollbacks() > 0
+        overdue = habit.deadline is not None and self._process.time() - self._began > habit.deadline - 0.3
         world.note(name, "error", code, reason.name, str(error))
         match code:
             case "UNAVAILABLE" | "RESOURCE_EXHAUSTED":
                 return
             case "DEADLINE_EXCEEDED":
-                over = habit.deadline is not None and self._process.time() - self._began > habit.deadline - 0.3
-                world.need(over, f"{name} ended DEADLINE_EXCEEDED too early")
+                world.need(overdue, f"{name} ended DEADLINE_EXCEEDED too early")
             case "FAILED_PRECONDITION" if reason is ErrorReason.TOO_LARGE:
                 return  # the largest engine has not formed yet
             case "CANCELLED" if reason is ErrorReason.CLIENT_LEFT:
-                world.need(rolled_back or self._absence > habit.grace, f"{name} ended because its client had left")
+                world.need(rolled_back or overdue or self._absence > habit.grace, f"{name} ended because its client had left")
             case "INTERNAL" if reason is ErrorReason.ENGINES_LOST:
                 world.need(self._losses() >= 3, f"{name} ended because engines were lost {self._losses()} times")
             case "NOT_FOUND":

@@ -31,6 +31,16 @@ KINDS = (
     "slow network",
 )
 
+# Without these every living master keeps its lease.
+DISTURB_LEASES = {
+    "process stands still",
+    "cut off from redis",
+    "redis stands still",
+    "redis fails over",
+    "exchanges break",
+    "exchanges are late",
+}
+
 
 class Faults:
     """The faults of one run. `losses`: those after which an engine may count as lost."""

@@ -18,6 +18,30 @@ def sample(state: int) -> int:
     return (state >> 8) % VOCABULARY
 
 
+def spell(token_id: int) -> str:
+    """The text of a token: one character."""
+    return chr(ord("0") + token_id)
+
+
+def until(tokens: Sequence[int], stop: str) -> list[int]:
+    """The tokens up to the one that completes the stop string for the first time."""
+    text = "".join(map(spell, tokens))
+    return list(tokens[: text.index(stop) + len(stop)])
+
+
+class Letters:
+    """A vocabulary in which each token is one character, for the endpoints: they look for stop strings."""
+
+    def detokenizer(self) -> "Letters":
+        return self
+
+    def push(self, token_id: int) -> str:
+        return spell(token_id)
+
+    def flush(self) -> str:
+        return ""
+
+
 class Oracle:
     """The right tokens of every request of a run."""
 

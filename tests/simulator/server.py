@@ -3,8 +3,8 @@
 The real Link speaks to it. A command names an operation by its number; the server does it when the command arrives.
 """
 
+import copy
 import inspect
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,6 +112,7 @@ class Server:
         self.up, self.paused = True, False
         self.run_id = self.history = 1
         self.rollbacks = 0
+        self.calm = False  # nothing keeps a living master from its lease
         self.operations: dict[int, Operation] = {}
         self.connections: set[Connection] = set()
         self.readers: list[Reader] = []
@@ -158,7 +159,7 @@ class Server:
 
         demoted: the old server lives and answers READONLY; its connections stay open.
         """
-        kept = pickle.dumps(self.model)
+        kept = copy.deepcopy(self.model)
 
         def lost() -> None:
             if not self.up or self.paused:
@@ -166,7 +167,7 @@ class Server:
             self.world.note("redis fails over", f"lag={lag:.3f} down={down:.3f} demoted={demoted}")
             self.up = False
             self.rollbacks += 1
-            self.model = pickle.loads(kept)
+            self.model = kept
             self.readers.clear()
             for connection in sorted(self.connections, key=lambda c: c.number):
                 if demoted:
@@ -237,7 +238,10 @@ class Server:
                         have = [token.token_id for token in r.tokens]
                         world.need(have == right[: len(have)], f"{row.request_id} has tokens {have}, right are {right}")
             case "acquire" if answer is not None:
-                engine, owner, _ = operation.args
+                engine, owner, seen = operation.args
+                if self.calm and seen is not None and seen.owner not in (None, owner):
+                    living = any(process.name == seen.owner for process in world.processes)
+                    world.need(not living, f"{engine} was taken from its living master {seen.owner}")
                 master = self.terms.setdefault((engine, answer), owner)
                 world.need(master == owner, f"term {answer} of {engine} was given to {master} and {owner}")
             case _:

@@ -11,6 +11,7 @@ from orca_common.telemetry import Telemetry
 from orca_common.tls import Transport
 from orca_endpoint.call import Call, CallLimits, Submission
 from orca_endpoint.delivery import Delivery
+from orca_endpoint.text import Vocabulary
 from orca_endpoint.transcript import Transcript
 from orca_endpoint.validation import Work
 from orca_pool.pool import Pool
@@ -21,7 +22,7 @@ from orca_scheduler.scheduler import Scheduler
 from orca_scheduler.settings import SchedulerSettings
 
 from .clients import Stream
-from .oracle import END
+from .oracle import END, Letters
 from .processes import World
 from .server import ModelledPool, Server
 from .workers import DIGEST, Network
@@ -101,10 +102,12 @@ class EndpointProcess:
                 max_new_tokens=ask.max_new_tokens,
                 end_token_ids=[END] if ask.ends else [],
                 detach_grace=ask.grace,
+                stop=[ask.stop] if ask.stop else [],
             )
             digest = hashlib.sha1(record.SerializeToString()).hexdigest()
             submission = Submission(Work(record, digest, ask.attempt), deadline, MAX_WAITING, NO_LIMITS, "")
-        transcript = Transcript(ask.request_id, None, from_index=ask.from_index, digest=ask.digest)
+        letters = cast(Vocabulary, Letters())
+        transcript = Transcript(ask.request_id, letters, from_index=ask.from_index, digest=ask.digest)
         return Call(
             self.pool,
             self.delivery,

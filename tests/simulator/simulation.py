@@ -16,8 +16,8 @@ from orca_pool.scripts import Constants
 from orca_scheduler import rank
 
 from .clients import Client, Habit, Stream
-from .faults import LAST, Faults
-from .oracle import VOCABULARY, Oracle
+from .faults import DISTURB_LEASES, LAST, Faults
+from .oracle import VOCABULARY, Oracle, spell, until
 from .processes import Process, World
 from .server import Server
 from .services import EndpointProcess, SchedulerProcess
@@ -36,7 +36,9 @@ class Simulation:
         self.world = World(seed, lines)
         self.random = self.world.random
         self.oracle = Oracle()
-        self.server = Server(self.world, self.oracle, Constants())
+        # Streams so short that endpoints and masters fall behind, in some runs.
+        short = Constants(delivery_length=self.random.choice((4, 16)), control_length=self.random.choice((2, 8)))
+        self.server = Server(self.world, self.oracle, self.random.choice((Constants(), short)))
         self.network = Network(self.world)
         self.telemetry = Telemetry("simulator")
         self.endpoints: list[EndpointProcess] = []
@@ -44,6 +46,7 @@ class Simulation:
         self.clients: list[Client] = []
         self._lives = 0
         self.faults = Faults(self, kinds)
+        self.server.calm = not set(self.faults.kinds) & DISTURB_LEASES
 
     def run(self) -> None:
         """Raises Violation."""
@@ -95,6 +98,11 @@ class Simulation:
                 gone_at = draw.randint(0, count)
             case "cancels":
                 cancels_at = draw.randint(0, count)
+        right, stop = self.oracle.add(name, prompt, count, ends), ""
+        if draw.random() < 0.2:
+            at = draw.randrange(len(right))
+            stop = "".join(map(spell, right[at : at + draw.randint(1, 2)]))
+            right = until(right, stop)
         habit = Habit(
             draw.uniform(0, 22),
             prompt,
@@ -108,8 +116,8 @@ class Simulation:
             gone_at,
             cancels_at,
             doubles=draw.random() < 0.3,
+            stop=stop,
         )
-        right = self.oracle.add(name, prompt, count, ends)
         client = Client(
             self.world,
             process,

@@ -15,6 +15,10 @@ from .server import OPTIONS
 
 log = logging.getLogger(__name__)
 
+ANSWER = 5.0  # seconds for a neighbour to take a stream
+# A connection of its own: one of an earlier epoch to the same address may be dead, and TCP takes a minute to say so.
+FRESH = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+
 
 class Neighbour:
     """The stream to one neighbour. `on_broken` is called with a sentence when it ends before `close`."""
@@ -41,12 +45,17 @@ class Neighbour:
 
     async def _keep(self) -> None:
         try:
-            async with self._transport.channel(self.address, Role.WORKER, OPTIONS) as channel:
+            async with self._transport.channel(self.address, Role.WORKER, FRESH) as channel:
                 call = worker_pb2_grpc.ControllerStub(channel).Relay(self._messages())
-                await call.wait_for_connection()
+                # `wait_for_connection` returns when the call was sent, whether or not anybody reads it.
+                await asyncio.wait_for(call.initial_metadata(), ANSWER)
+                if call.done():
+                    await call  # raises why
                 self._connected.set_result(None)
                 await call
                 problem = "it ended the stream"
+        except TimeoutError:
+            problem = f"it did not answer within {ANSWER:g} s"
         except grpc.aio.AioRpcError as error:
             problem = error.details() or error.code().name
         except Exception as error:

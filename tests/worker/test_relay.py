@@ -1,0 +1,49 @@
+"""A relay counts as connected when its neighbour has taken the stream, and not before."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from orca.v1 import worker_pb2 as pb
+from orca.v1.worker_pb2_grpc import ControllerServicer, add_ControllerServicer_to_server
+from orca_common.errors import Unavailable
+from orca_common.tls import transport_of
+from orca_worker import relay
+from orca_worker.relay import Neighbour
+
+
+class Deaf(ControllerServicer):
+    """Takes streams and says nothing, as behind a connection that is dead."""
+
+    async def Relay(self, request_iterator: AsyncIterator[pb.Iteration], context: Any) -> pb.RelayResponse:  # noqa: N802
+        if self.answers:
+            await context.send_initial_metadata(())
+        await asyncio.Event().wait()
+        return pb.RelayResponse()
+
+    answers = False
+
+
+@pytest.mark.parametrize("answers", [False, True])
+async def test_a_neighbour_that_does_not_answer_is_not_connected(
+    answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "ANSWER", 0.5)
+    server, deaf = grpc.aio.server(), Deaf()
+    deaf.answers = answers
+    add_ControllerServicer_to_server(deaf, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    neighbour = Neighbour(f"127.0.0.1:{port}", transport_of(None), lambda sentence: None)
+    try:
+        if answers:
+            await neighbour.connected()
+        else:
+            with pytest.raises(Unavailable, match="did not answer within"):
+                await neighbour.connected()
+    finally:
+        neighbour.close()
+        await server.stop(0)
