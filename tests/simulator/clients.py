@@ -224,7 +224,9 @@ class Client:
             case "FAILED_PRECONDITION" if reason is ErrorReason.TOO_LARGE:
                 return  # the largest engine has not formed yet
             case "CANCELLED" if reason is ErrorReason.CLIENT_LEFT:
-                world.need(rolled_back or overdue or self._absence > habit.grace, f"{name} ended because its client had left")
+                world.need(
+                    rolled_back or overdue or self._absence > habit.grace, f"{name} ended because its client had left"
+                )
             case "INTERNAL" if reason is ErrorReason.ENGINES_LOST:
                 world.need(self._losses() >= 3, f"{name} ended because engines were lost {self._losses()} times")
             case "NOT_FOUND":
