@@ -67,8 +67,8 @@ async def measure(url: str, streams: int, tokens: int) -> float:
                             assert event.at == shown[name], "each token comes once, in order"
                             shown[name] += 1
 
-        await commit(0, tokens, None)
         calls = [asyncio.create_task(show(name)) for name in names]
+        await commit(0, tokens, None)
         while min(shown.values()) < tokens:
             await asyncio.sleep(0.05)
             for call in calls:

@@ -623,7 +623,8 @@ async def test_a_client_that_does_not_read(orca: World) -> None:
             request = await orca.engine.claim()
             await orca.engine.commit(request, 0, ids[:1])
             [first] = await anext(pieces)
-            assert first[1] == ids[0]
+            assert isinstance(first, Token)
+            assert first.token_id == ids[0]
             for n in range(1, 150):
                 await orca.engine.commit(request, n, [ids[n]], Reason.LENGTH if n == 149 else None)
                 assert call.buffered <= 16

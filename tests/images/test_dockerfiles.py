@@ -62,7 +62,7 @@ def installed(names: list[str], extras: dict[str, set[str]]) -> set[str]:
 def test_all_that_is_installed_has_its_hash(name: str) -> None:
     """What fails here is mended by `make locks`."""
     lines = (ROOT / "constraints.txt").read_text().split()
-    pinned = {canonicalize_name(line.partition("==")[0]): line.partition("==")[2] for line in lines}
+    pinned: dict[str, str] = {canonicalize_name(line.partition("==")[0]): line.partition("==")[2] for line in lines}
     lock = locked(name)
     assert installed(requirements(name), {}) <= lock.keys()
     assert [package for package, (_, hashes) in lock.items() if not hashes] == []
