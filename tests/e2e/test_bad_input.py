@@ -80,8 +80,8 @@ def wire_cases() -> dict[str, tuple[bytes, str, str]]:
     broken = pb.GenerateRequest(text="ab", max_new_tokens=4).SerializeToString().replace(b"ab", b"\xff\xfe")
     return {
         "invalid UTF-8": (broken, "message", "UTF-8"),
-        "corrupt protobuf": (b"\xff\xff\xff\xff", "message", "/orca.v1.Orca/Generate"),
-        "cut protobuf": (generation([1, 2, 3], 4).SerializeToString()[:-1], "message", "/orca.v1.Orca/Generate"),
+        "corrupt protobuf": (b"\xff\xff\xff\xff", "message", "not a valid GenerateRequest"),
+        "cut protobuf": (generation([1, 2, 3], 4).SerializeToString()[:-1], "message", "not a valid GenerateRequest"),
     }
 
 

@@ -112,7 +112,8 @@ def test_timeline(tmp_path: Path) -> None:
     assert all(line.count("A") == 2 and line.count("B") == 1 for line in stages)
     assert "A first, B second" in shown.stdout
     assert "A block: the stage ran one iteration" in " ".join(shown.stdout.split()), "there is a legend"
-    assert max(map(len, shown.stdout.splitlines())) <= 80, "it fits the terminal"
+    lines = [line for line in shown.stdout.splitlines() if str(trace) not in line]  # a path may be longer
+    assert max(map(len, lines)) <= 80, "it fits the terminal"
     events = json.loads(trace.read_text())["traceEvents"]
     computed = [event for event in events if event["ph"] == "X" and event["name"] in ("A", "B")]
     assert [(event["pid"], event["args"]["iteration"]) for event in computed] == [

@@ -492,11 +492,13 @@ func (x *ResumeRequest) GetDigest() []byte {
 // every token once in the order of its index, and `finished` once; a message holds at least one of them, in this order.
 // How many tokens share a message says nothing about the iterations that made them: each token names its own.
 type GenerateResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Accepted      *Accepted              `protobuf:"bytes,1,opt,name=accepted,proto3" json:"accepted,omitempty"` // in the first message only
-	Tokens        []*Token               `protobuf:"bytes,2,rep,name=tokens,proto3" json:"tokens,omitempty"`     // at most 256
-	Finished      *Finished              `protobuf:"bytes,3,opt,name=finished,proto3" json:"finished,omitempty"` // in the last message only
-	Prompt        []*PromptToken         `protobuf:"bytes,4,rep,name=prompt,proto3" json:"prompt,omitempty"`     // with prompt_logprobs: all tokens of the prompt, in the message of token 0
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Accepted *Accepted              `protobuf:"bytes,1,opt,name=accepted,proto3" json:"accepted,omitempty"` // in the first message only
+	Tokens   []*Token               `protobuf:"bytes,2,rep,name=tokens,proto3" json:"tokens,omitempty"`     // at most 256
+	Finished *Finished              `protobuf:"bytes,3,opt,name=finished,proto3" json:"finished,omitempty"` // in the last message only
+	// With prompt_logprobs: all tokens of the prompt, in the message of token 0. An entry of `top` takes some 20 bytes, so
+	// for a very long prompt a client may have to raise its own limit of a message, in most libraries 4 MiB.
+	Prompt        []*PromptToken `protobuf:"bytes,4,rep,name=prompt,proto3" json:"prompt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

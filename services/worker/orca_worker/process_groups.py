@@ -17,6 +17,7 @@ receive in it times out. So we leave a gloo group by a receive of nothing with a
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401  # the first address of a socket would load it, while an epoch forms
 import logging
 import socket
 import threading
