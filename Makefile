@@ -1,4 +1,4 @@
-# Everything a developer or CI runs. A fresh machine needs Python 3.11, make and a C compiler.
+# Everything a developer or CI runs. A fresh machine needs Python 3.11, make and a C++ compiler (g++).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
