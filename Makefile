@@ -1,10 +1,12 @@
-# Everything a developer or CI runs. A fresh machine needs Python 3.11, make and a C compiler.
+# Everything a developer or CI runs. A fresh machine needs Python 3.11, make and a C++ compiler (g++).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ROUNDS ?= 30
 FUZZ ?= 600
+SEEDS ?= 300
+SECONDS ?= 60
 TREE ?= .
 PART ?= kubernetes
 # Most tests wait for processes that they have started: two at a time.
@@ -48,7 +50,6 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
 
-SEEDS ?= 300
 simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0.
 	$(BIN)/python tests/simulator/simulate.py --seeds $(SEEDS) --first $(or $(FIRST),0)
 
@@ -67,8 +68,6 @@ links: $(STAMP) ## As root: cut each link between machines for 1, 5 and 30 s in 
 restart: $(STAMP) ## Restart every process of a stack under 40 streams: no client sees an error.
 	$(BIN)/python tests/e2e/rolling_restart.py
 
-
-SECONDS ?= 60
 overload: $(STAMP) ## Five times the load that a stack can serve, SECONDS=60, with deadlines and without: goodput, RetryInfo, recovery, memory.
 	$(BIN)/python tests/e2e/overload.py --seconds $(SECONDS)
 

@@ -1,5 +1,6 @@
 """API keys at both doors: a wrong key comes to nothing, a right one brings its tenant's name into the call."""
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -76,6 +77,19 @@ async def test_a_valid_key_brings_its_tenant_into_the_call(locked: World, monkey
             assert [model.id async for model in client.models.list()] == ["tiny"]
             await client.completions.create(model="tiny", prompt=[5, 6], max_tokens=8)
     assert tenants == ["research", "research"]
+
+
+async def test_a_completion_that_is_taken_up_keeps_its_id(locked: World) -> None:
+    """The tenant's name is a matter of the pool alone."""
+    headers = {"authorization": f"Bearer {KEY}"}
+    async with (
+        locked.background(lambda record: [7] * 2),
+        httpx.AsyncClient(base_url=locked.serving.http, headers=headers) as http,
+    ):
+        made = (await http.post("/v1/completions", json={"prompt": [5, 6], "max_tokens": 2})).json()["id"]
+        again = await http.get(f"/v1/completions/{made}")
+    ids = {json.loads(line[6:])["id"] for line in again.text.splitlines() if line.startswith("data: {")}
+    assert ids == {made}
 
 
 async def test_the_client_library_says_that_its_key_is_wrong(locked: World) -> None:

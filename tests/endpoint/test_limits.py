@@ -178,6 +178,16 @@ async def test_bodies_in_memory_are_bounded(small: World) -> None:
     await until(lambda: limits._bytes == 0)
 
 
+@pytest.mark.parametrize("method", ["Generate", "GenerateText"])
+async def test_a_grpc_body_counts_until_the_pool_has_its_request(small: World, method: str) -> None:
+    """However long its answer takes."""
+    limits: Limits = small.serving.app.limits
+    call = getattr(small.stub, method)(generation([5] * 100, max_new_tokens=1))
+    await small.engine.claim()
+    await until(lambda: limits._calls.total() == 1 and limits._bytes == 0)
+    call.cancel()
+
+
 @pytest.mark.parametrize(
     "raw",
     [

@@ -53,6 +53,15 @@ async def test_an_idle_engine_begins_at_once(lab: Lab) -> None:
     assert list(await lab.claim()) == ["r"]
 
 
+async def test_an_engine_whose_requests_have_all_ended_has_room_before_it_says_so(lab: Lab) -> None:
+    """Its master's last renewal told of no free slots, and of room in 9 s."""
+    await busy(lab)
+    await loaded(lab, room_in=9.0, free=0)
+    for name in ("run0", "run1"):
+        await lab.pool.cancel(name)
+    assert await starts_in(lab, deadline_in=2.0) == 0
+
+
 @pytest.mark.parametrize(("waiting", "expected"), [(0, 1.0), (1, 1.5), (6, 4.0)])
 async def test_the_wait_is_for_the_first_room_and_for_those_before(lab: Lab, waiting: int, expected: float) -> None:
     """10 tokens at 20 tokens a second: half a second for each request before."""

@@ -28,9 +28,8 @@ from .text import Vocabulary
 log = logging.getLogger(__name__)
 
 HEALTH = 0.1  # seconds between looks at the readiness
-HAND_OVER_SECONDS = (
-    0.5  # for streams to be handed over; only where some stay longer is GOAWAY sent before all have ended
-)
+# For streams to be handed over. Only where some stay longer is GOAWAY sent before all have ended.
+HAND_OVER_SECONDS = 0.5
 FLUSH_SECONDS = 0.1  # for the statuses of the last calls to be written, before connections are closed
 LEAVE_SECONDS = 3.0  # for each step of a drain: calls end, detaches are sent, the registration is removed
 

@@ -24,10 +24,8 @@ log = logging.getLogger(__name__)
 
 UNREADY = 2.0  # seconds without an answer of the pool after which the endpoint is not ready
 READ_WAIT = 0.5  # seconds that one read waits; after a new registration the old stream may be read for up to this long
-DETACH_PATIENCE = (
-    60.0  # seconds that a detach is tried; after that the old registration is swept, which detaches the call
-)
-
+# Seconds that a detach is tried. After that the old registration is swept, which detaches the call.
+DETACH_PATIENCE = 60.0
 
 # An attach that was refused so has changed nothing, though its attempt is a newer one.
 NEVER_ATTACHED = (records.Refusal.FEWER_TOKENS, records.Refusal.OTHER_TOKENS)

@@ -89,13 +89,16 @@ class OrcaServicer:
         with self._limits.call(peer_of(context)) as held:
             request = await self._messages.read(context, GenerateRequest, held)
             logprobs = request.logprobs or request.top_logprobs > 0
-            return await self._answer(await self._call(request, context), logprobs)
+            call = await self._call(request, context)
+            del request  # a long prompt needs memory, and the pool has it
+            return await self._answer(call, logprobs, held)
 
-    async def _answer(self, call: Call, logprobs: bool) -> bytes:
+    async def _answer(self, call: Call, logprobs: bool, held: Held) -> bytes:
         answer = GenerateTextResponse()
         texts: list[str] = []
         async with call:
             async for piece in call.pieces():
+                held.release()  # the first piece says that the pool has the request
                 for event in piece:
                     add(event, answer, texts, logprobs)
         if answer.reason == FinishReason.FINISH_REASON_CANCELLED:

@@ -31,10 +31,10 @@ class ResumedCompletion(Exchange):
         call.label(labels_in(request.scope))
         choice = Choice()
         choice.shown_tokens = from_index
-        chunks = Chunks(call.request_id, endpoint.name, include_usage, numbered=True)
+        chunks = Chunks(wanted.request_id, endpoint.name, include_usage, numbered=True)
         stream = CompletionStream(answer, chunks, Logprobs(endpoint.spell))
         async with Single(call) as events, until(deadline):
-            await stream.write(events, [choice], call.request_id)
+            await stream.write(events, [choice], wanted.request_id)
             await stream.end((choice.input_tokens, choice.output_tokens) if include_usage else None)
 
 

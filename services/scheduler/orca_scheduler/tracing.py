@@ -35,7 +35,8 @@ class Tracing:
             stay.set_attribute("orca.taken_over", True)
 
     def _start(self, name: str, held: Held, start_time: int | None = None) -> Span:
-        attributes = {"orca.request_id": held.claimed.request_id, "orca.engine": self._engine}
+        # The client's own id, as the endpoint's spans have it: that of the pool names the tenant, too.
+        attributes = {"orca.request_id": held.record.request_id, "orca.engine": self._engine}
         return self._tracer.start_span(
             name, context_of(held.record.trace), attributes=attributes, start_time=start_time
         )

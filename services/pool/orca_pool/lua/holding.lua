@@ -2,8 +2,8 @@
 --
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term.
--- Returns {last claim number, slots that the head of the queue needs or 0, add_held's entry of each claimed request...}; nil when the
---   master has lost the lease.
+-- Returns {last claim number, slots that the head of the queue needs or 0, add_held's entry of each claimed request...};
+--   nil when the master has lost the lease.
 local engine, owner, term = unpack(ARGV)
 if fenced(engine, owner, term) then
   return false

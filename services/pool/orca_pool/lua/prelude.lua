@@ -183,10 +183,15 @@ end
 -- `pace`.
 local function capacity(mean)
   local room, rate, width, first = 0, 0, 0, math.huge
-  for _, engine in ipairs(call('ZRANGE', ENGINES, 0, -1)) do
+  local engines = call('ZRANGE', ENGINES, 0, -1, 'WITHSCORES')
+  for i = 1, #engines, 2 do
+    local engine, slots = engines[i], engines[i + 1]
     local rows, free, pace, room_at = fields(ENGINE .. engine, 'rows', 'free', 'pace', 'room_at')
     if rows and tonumber(rows) > 0 then
       local running = call('ZCARD', CLAIMED .. engine)
+      if running == 0 then
+        free = slots -- its master tells so with the next renewal only
+      end
       local open = math.min(rows - running, math.floor(free / mean))
       room = room + math.max(open, 0)
       if tonumber(pace) > 0 then
@@ -421,7 +426,7 @@ local function attach(id, endpoint, attempt, known, last, seen, digest)
   if position > 0 then
     local waiting, tokens, slots = call('ZCARD', WAITING), fields(LOAD, 'tokens', 'slots')
     local ahead = (position - 1) / waiting -- a part of the whole queue
-    starts_in = prediction(position - 1, ahead * (tokens or 0), position / waiting * slots, now())
+    starts_in = prediction(position - 1, ahead * (tokens or 0), position / waiting * (slots or 1), now())
   end
   local tokens, first = tokens_after(id, known, last, count)
   local record, prompt = '', ''

@@ -2,7 +2,9 @@
 --
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term, then each of these or '': epoch, last reserved iteration number, slots, tensor parallel,
---   pipeline parallel (these three come together, after a formation), the version of the claims that the master knows.
+--   pipeline parallel (these three come together, after a formation), the version of the claims that the master knows;
+--   then the engine's load: requests that it can run at a time, free slots, its pace and in how long a request that runs
+--   makes room (both in microseconds).
 -- Returns {epoch, last reserved iteration number, last claim number, version, slots that the head of the queue needs or 0,
 --   {request id, claim number}...}, with the claims only where their version is another one; nil when the master has lost
 --   the lease.

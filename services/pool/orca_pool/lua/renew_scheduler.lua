@@ -6,6 +6,7 @@
 -- Returns {engine, 'counter term owner' (no owner: free), ..., number of living schedulers}.
 --
 -- Its cost follows what is due. Only the answer has a part for each engine.
+
 -- Each bounds the time for which one sweep keeps Redis busy: requests that it ends, forgets or looks at, and keys of
 -- which it looks whether each is where it belongs.
 local SWEEP_AT_ONCE, CHECK_AT_ONCE = 256, 32
@@ -72,7 +73,8 @@ local function restore(id, time, floor)
     end
     return
   end
-  if state == 'claimed' and not (call('ZSCORE', CLAIMED .. engine, id) and call('HEXISTS', LISTENERS .. engine, claim) == 1) then
+  local held = state == 'claimed' and call('ZSCORE', CLAIMED .. engine, id)
+  if state == 'claimed' and not (held and call('HEXISTS', LISTENERS .. engine, claim) == 1) then
     unclaim(id, claim, engine)
     call('HSET', key, 'state', 'waiting', 'claim', '', 'engine', '')
     state = 'waiting'
