@@ -98,12 +98,13 @@ gpu: $(STAMP) ## On a machine with a GPU: run its tests, and measure the times o
 protos: $(STAMP) ## Generate the Python of protos/ again.
 	$(BIN)/python protos/generate.py
 
-# What is installed, by hashes of its files, for each image and for a developer. Versions are those of constraints.txt.
-LOCK = $(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes --no-annotate \
+# What is installed, by hashes of its files, for each image and for a developer. Versions are those of constraints.txt. An
+# image may have any Python 3.11; a developer's tools need 3.11.5.
+LOCK = $(BIN)/python -m uv pip compile --quiet --universal --generate-hashes --no-annotate \
 	--no-emit-index-url --custom-compile-command 'make locks' -c constraints.txt pyproject.toml
 
 locks: ## Make locks/*.txt again, after a change of pyproject.toml or constraints.txt.
-	$(foreach extra,endpoint scheduler worker all,$(LOCK) --extra $(extra) -o locks/$(extra).txt &&) true
+	$(foreach extra,endpoint scheduler worker all,$(LOCK) --python-version $(if $(filter all,$(extra)),3.11.5,3.11) --extra $(extra) -o locks/$(extra).txt &&) true
 
 IMAGES := endpoint scheduler worker
 BUILDER ?= $(shell for name in docker buildah; do command -v $$name && break; done)
