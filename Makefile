@@ -1,10 +1,12 @@
-# Everything a developer or CI runs. A fresh machine needs Python 3.11, make and a C compiler.
+# Everything a developer or CI runs. A fresh machine needs Python 3.11, make and a C++ compiler (g++).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ROUNDS ?= 30
 FUZZ ?= 600
+SEEDS ?= 300
+SECONDS ?= 60
 TREE ?= .
 PART ?= kubernetes
 # Most tests wait for processes that they have started: two at a time.
@@ -48,7 +50,6 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
 
-SEEDS ?= 300
 simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0.
 	$(BIN)/python tests/simulator/simulate.py --seeds $(SEEDS) --first $(or $(FIRST),0)
 
@@ -67,8 +68,6 @@ links: $(STAMP) ## As root: cut each link between machines for 1, 5 and 30 s in 
 restart: $(STAMP) ## Restart every process of a stack under 40 streams: no client sees an error.
 	$(BIN)/python tests/e2e/rolling_restart.py
 
-
-SECONDS ?= 60
 overload: $(STAMP) ## Five times the load that a stack can serve, SECONDS=60, with deadlines and without: goodput, RetryInfo, recovery, memory.
 	$(BIN)/python tests/e2e/overload.py --seconds $(SECONDS)
 
@@ -99,12 +98,13 @@ gpu: $(STAMP) ## On a machine with a GPU: run its tests, and measure the times o
 protos: $(STAMP) ## Generate the Python of protos/ again.
 	$(BIN)/python protos/generate.py
 
-# What is installed, by hashes of its files, for each image and for a developer. Versions are those of constraints.txt.
-LOCK = $(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes --no-annotate \
+# What is installed, by hashes of its files, for each image and for a developer. Versions are those of constraints.txt. An
+# image may have any Python 3.11; a developer's tools need 3.11.5.
+LOCK = $(BIN)/python -m uv pip compile --quiet --universal --generate-hashes --no-annotate \
 	--no-emit-index-url --custom-compile-command 'make locks' -c constraints.txt pyproject.toml
 
 locks: ## Make locks/*.txt again, after a change of pyproject.toml or constraints.txt.
-	$(foreach extra,endpoint scheduler worker all,$(LOCK) --extra $(extra) -o locks/$(extra).txt &&) true
+	$(foreach extra,endpoint scheduler worker all,$(LOCK) --python-version $(if $(filter all,$(extra)),3.11.5,3.11) --extra $(extra) -o locks/$(extra).txt &&) true
 
 IMAGES := endpoint scheduler worker
 BUILDER ?= $(shell for name in docker buildah; do command -v $$name && break; done)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -51,7 +52,11 @@ class Traffic:
         self._last = [begun] * self._streams
         for n in range(self._streams):
             self._tasks.create_task(self._keep(n), name=f"stream {n}")
-        await self.flows()
+        try:
+            await self.flows()
+        except BaseException:  # a stream has failed: the group ends the others, and raises what was wrong
+            await self.__aexit__(*sys.exc_info())
+            raise
         return self
 
     async def __aexit__(self, *error: object) -> None:

@@ -114,8 +114,9 @@ class Stream:
         return self.finished
 
     async def cancel(self) -> None:
-        """Calls Cancel until an endpoint has answered."""
-        while True:
+        """Calls Cancel until an endpoint has answered. Raises Violation when none does."""
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
             try:
                 await self._caller.stub().Cancel(pb.CancelRequest(request_id=self.request_id), timeout=10)
                 return
@@ -123,6 +124,7 @@ class Stream:
                 if error.code() not in (*AGAIN, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.NOT_FOUND):
                     raise self._violation(f"Cancel: {error.code().name}: {error.details()}") from None
             await asyncio.sleep(PAUSE)
+        raise self._violation(f"Cancel: no endpoint has taken it for {PATIENCE:.0f} s")
 
     def leave(self, again: int) -> None:
         """Breaks the call of now. The stream resumes, and asks for the last `again` tokens once more."""

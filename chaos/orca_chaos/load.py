@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import random
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,11 @@ class Load:
         self._last = [time.monotonic()] * self._streams
         for n in range(self._streams):
             self._tasks.create_task(self._keep(n), name=f"stream {n}")
-        await self.flows()
+        try:
+            await self.flows()
+        except BaseException:  # a stream has failed: the group ends the others, and raises what was wrong
+            await self.__aexit__(*sys.exc_info())
+            raise
         return self
 
     async def __aexit__(self, *error: object) -> None:

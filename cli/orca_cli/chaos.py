@@ -18,6 +18,13 @@ from orca_local.settings import ServeSettings
 
 # What a stack under chaos has unless it is told otherwise: enough of each process that one may be away.
 STACK = {"endpoints": 2, "schedulers": 2, "engines": 2, "pp": 2, "max_batch_size": 6, "port": 0, "http_port": 0}
+# What a stack under chaos cannot have.
+REFUSED = {
+    "tls_dir": "the proxies of chaos read what they pass on",
+    "redis_url": "chaos kills and freezes Redis, so it starts one of its own",
+    "api_keys": "the clients of chaos have no key",
+    "api_keys_file": "the clients of chaos have no key",
+}
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,10 @@ async def on_this_machine(plan: Plan, arguments: Sequence[str], console: Console
     loaded = ServeSettings.load(arguments)
     origins = loaded.origins(arguments)
     settings = loaded.model_copy(update={n: v for n, v in STACK.items() if origins.get(n) == "default"})
-    if settings.tls_dir is not None:
-        raise FailedPrecondition("tls_dir: the proxies of chaos read what they pass on; run it without TLS")
+    given = settings.model_dump()
+    for name, why in REFUSED.items():
+        if given[name] is not None:
+            raise FailedPrecondition(f"{name}: {why}; run it without")
     with tempfile.TemporaryDirectory(prefix="orca-chaos-", ignore_cleanup_errors=True) as temporary:
         folder = Path(settings.run_dir or temporary)
         folder.mkdir(parents=True, exist_ok=True)

@@ -240,6 +240,10 @@ def chaos(
 
     plan = command.Plan(seed, rounds, first, streams, tuple(only or ()))
     if release is None:
+        if redis_url is not None:
+            raise typer.BadParameter(
+                "is the Redis of a --release; a stack of its own has its own", param_hint="--redis-url"
+            )
         _run(command.on_this_machine(plan, context.args, console))
     elif not address:
         raise typer.BadParameter("a release needs the --address of its endpoints")

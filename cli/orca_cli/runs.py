@@ -3,8 +3,6 @@
 import json
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,10 +11,10 @@ from typing import Any
 from rich.table import Table
 
 from orca_common.errors import FailedPrecondition
+from orca_local import status_port
 from orca_local.run_folder import all_runs
 from orca_local.settings import StateSettings
 
-ASK = 5.0  # seconds for a status port
 LOOK = 0.2  # seconds between looks for new lines
 
 
@@ -58,11 +56,7 @@ def _processes(folder: Path) -> list[dict[str, Any]]:
 
 def _unready(status: str) -> str | None:
     try:
-        try:
-            with urllib.request.urlopen(f"http://{status}/readyz", timeout=ASK) as answer:
-                return json.load(answer)["reason"]
-        except urllib.error.HTTPError as error:
-            return json.load(error)["reason"]
+        return status_port.ask(status)["reason"]
     except OSError as error:
         return f"does not answer ({error})"
 

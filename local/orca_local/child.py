@@ -5,8 +5,6 @@ import json
 import os
 import signal
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from orca_common.address import split_address
 from orca_common.errors import FailedPrecondition
 from orca_common.settings import child_environment, variable
 
-from . import embedded_pool
+from . import embedded_pool, status_port
 from .redis_log import copy_lines
 
 MODULE = (sys.executable, "-P", "-m")  # -P: a redis.py in the current folder is nobody's module
@@ -178,11 +176,7 @@ class Child:
 
     def _status(self) -> dict[str, Any]:
         """What the status port tells. Raises OSError when it cannot be reached."""
-        try:
-            with urllib.request.urlopen(f"http://{self.addresses['status']}/readyz", timeout=5) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as error:  # it is not ready
-            return json.load(error)
+        return status_port.ask(self.addresses["status"])
 
 
 def said(line: str) -> str:

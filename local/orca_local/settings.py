@@ -13,6 +13,8 @@ from orca_endpoint.settings import EndpointSettings
 from orca_scheduler.settings import SchedulerSettings, check_slots
 from orca_worker.settings import SupervisorSettings
 
+# The settings of each process.
+SERVICES = {"endpoint": EndpointSettings, "supervisor": SupervisorSettings, "scheduler": SchedulerSettings}
 # The stack decides these for each process.
 DECIDED = {"advertise_host", "first_gpu", "gpus_per_pod", "rank_port", "ranks", "status_port", "workers"}
 
@@ -77,8 +79,7 @@ class StateSettings(BaseSettings):
 
 def _of_services() -> dict[str, Any]:
     """The services' settings that the stack neither has itself nor decides."""
-    services = (EndpointSettings, SupervisorSettings, SchedulerSettings)
-    fields = {name: field for service in services for name, field in service.model_fields.items()}
+    fields = {name: field for service in SERVICES.values() for name, field in service.model_fields.items()}
     return {
         name: (field.annotation, field)
         for name, field in fields.items()

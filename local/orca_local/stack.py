@@ -31,7 +31,7 @@ from .child import MODULE, Child, RedisChild
 from .keeping import keep
 from .process_table import ProcessTable
 from .run_folder import RunFolder
-from .settings import StackSettings
+from .settings import SERVICES, StackSettings
 from .waiting import Waiting
 
 LOOPBACK = "127.0.0.1"
@@ -221,18 +221,22 @@ class Stack:
             await self._waiting.until(endpoint.unready)
 
     async def _child(self, role: str, number: int, module: str, **decided: object) -> Child:
-        """A service with the stack's settings, and with those that are `decided` for this process."""
+        """A service with the stack's settings, and with those that are `decided` for this process.
+
+        It is told what it has a setting for, and nothing else: a supervisor learns neither Redis's password nor a key.
+        """
         assert self._folder is not None
         name = f"{role}-{number}"
         own = {"host": LOOPBACK, "port": 0, "http_port": 0, "model": self._model}
-        if role != "supervisor":
+        known = SERVICES[role].model_fields
+        if "redis_url" in known:
             own["redis_url"] = await self._redis_url(name)
         own |= {"run_dir": self._run_dir, "threads": self._threads(), **decided}
         if self._tls_dir is not None:
             own["tls_dir"] = self._tls_dir / TLS_ROLES.get(role, role)
+        told = self._settings.environment() | {variable(name): str(value) for name, value in own.items()}
         environment = {
-            **self._settings.environment(),
-            **{variable(name): str(value) for name, value in own.items()},
+            **{variable(name): told[variable(name)] for name in known if variable(name) in told},
             "GRPC_ENABLE_FORK_SUPPORT": "0",  # no service forks: a message on a stream costs 17 us instead of 19
             **self._more,
         }

@@ -7,6 +7,9 @@ from client.scripted import FINISH, IDS, Act, Endpoint, Script
 
 from orca.v1 import orca_pb2 as pb
 from orca_chaos.client import Caller, Stream, Violation
+from orca_chaos.load import Load
+from orca_chaos.oracle import Known
+from orca_chaos.rounds import first_of
 from orca_common.errors import Aborted, Cancelled, DataLoss, NotFound, ResourceExhausted, Unavailable
 
 REQUEST = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1]), max_new_tokens=len(IDS), ignore_eos=True)
@@ -75,6 +78,21 @@ async def test_it_leaves_and_reads_tokens_again() -> None:
 async def test_a_broken_promise_is_found(acts: list[Act], sentence: str) -> None:
     with pytest.raises(Violation, match=sentence):
         await play(*acts)
+
+
+async def test_a_load_that_cannot_begin_tells_why() -> None:
+    """It ended as if it had been cancelled, and `orca chaos` with status 0."""
+    endpoint = Endpoint("only", Script(Act(6, "finish", ids=OTHER)))
+    await endpoint.server.start()
+    caller = Caller([endpoint.address])
+    try:
+        with pytest.raises(BaseExceptionGroup) as raised:
+            async with asyncio.timeout(30), Load(caller, [Known(REQUEST, tuple(IDS))], seed=1, streams=1):
+                pass
+    finally:
+        await caller.close()
+        await endpoint.server.stop(0)
+    assert "undisturbed it is another" in str(first_of(raised.value))
 
 
 async def test_a_token_that_changes_is_found_without_knowing_it() -> None:

@@ -1,6 +1,7 @@
 """The certificate of a process: what is refused, and files that change while servers run."""
 
 import asyncio
+import socket
 import ssl
 from datetime import timedelta
 from pathlib import Path
@@ -8,6 +9,12 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
@@ -76,6 +83,50 @@ async def test_a_server_takes_up_new_certificates_and_authorities(tmp_path: Path
             (folder / name).write_bytes((issued / name).read_bytes())
         assert await greeting(port, new.issue(Role.CLIENT)) == b"hello"
         assert await greeting(port, old.issue(Role.CLIENT)) is None, "the old authority counts no more"
+
+
+async def test_a_session_is_not_resumed(tmp_path: Path) -> None:
+    """Who resumes one shows no certificate, so an authority that was taken away meanwhile would still count."""
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    folder, client = old.issue(Role.ENDPOINT), old.issue(Role.CLIENT)
+    served = Certificates(str(folder)).server_context(client_certificates=True)
+
+    def connect(context: ssl.SSLContext, session: ssl.SSLSession | None) -> ssl.SSLSession | None:
+        """The session of a connection over which the server spoke; None: it refused."""
+        try:
+            plain = socket.create_connection(("127.0.0.1", port), timeout=20)
+            with plain, context.wrap_socket(plain, session=session) as connection:
+                return connection.session if connection.recv(5) == b"hello" else None
+        except OSError:  # an ssl.SSLError is one
+            return None
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=served) as server:
+        port = server.sockets[0].getsockname()[1]
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.load_cert_chain(client / "tls.crt", client / "tls.key")
+        session = await asyncio.to_thread(connect, context, None)
+        assert session is not None
+        issued = new.issue(Role.ENDPOINT)
+        for name in ("tls.crt", "tls.key", "ca.crt"):
+            (folder / name).write_bytes((issued / name).read_bytes())
+        assert await asyncio.to_thread(connect, context, session) is None
+        context.maximum_version = ssl.TLSVersion.TLSv1_2  # has other ways to resume
+        assert await asyncio.to_thread(connect, context, None) is None
+
+
+def test_a_key_with_a_password_is_refused(tmp_path: Path) -> None:
+    """OpenSSL would ask the terminal for it, and wait."""
+    folder = Authority(tmp_path / "ca").issue(Role.WORKER)
+    key = load_pem_private_key((folder / "tls.key").read_bytes(), None)
+    locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+    (folder / "tls.key").write_bytes(locked)
+    with pytest.raises(FailedPrecondition, match="cannot be used"):
+        Certificates(str(folder))
 
 
 async def greeting(port: int, client: Path) -> bytes | None:

@@ -37,8 +37,8 @@ PAUSE = 0.1  # seconds after which the raw client calls again
 class Streams:
     """Streams that never stop: when one ends, its client begins the next."""
 
-    def __init__(self, addresses: list[str]) -> None:
-        self._addresses = addresses
+    def __init__(self, addresses: list[str], count: int) -> None:
+        self._addresses, self._count = addresses, count
         self._stopped = False
         self._last: dict[int, float] = {}
         self.finished, self.resumed, self.gap = 0, 0, 0.0
@@ -103,7 +103,7 @@ class Streams:
     async def flows(self) -> None:
         """Returns when every stream has had a token from now on."""
         now = time.monotonic()
-        while len(self._last) == 0 or any(last <= now for last in self._last.values()):
+        while len(self._last) < self._count or any(last <= now for last in self._last.values()):
             await asyncio.sleep(0.05)
 
 
@@ -149,7 +149,7 @@ async def main() -> int:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         model = make_timed(Path(folder) / "model", seconds=ITERATION)
         async with running(Path(folder) / "run", model, max_batch_size=args.streams, **settings) as stack:
-            streams = Streams(stack.stack.grpc_addresses)
+            streams = Streams(stack.stack.grpc_addresses, args.streams)
             async with asyncio.TaskGroup() as load:
                 for n in range(args.streams):
                     load.create_task(streams.raw(n) if n % 2 else streams.library(n))

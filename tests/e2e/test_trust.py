@@ -245,6 +245,14 @@ async def test_what_listens_is_what_the_page_lists(secured: Secured) -> None:
     assert found == listed
 
 
+async def test_a_process_is_told_only_what_it_needs(secured: Secured) -> None:
+    """The stack gave every process all that it knew: a supervisor, the keys, and the URL of a Redis of yours."""
+    for child in secured.stack.children:
+        told = psutil.Process(child.pid).environ().keys()
+        assert ("ORCA_API_KEYS" in told) == (child.role == "endpoint"), child.name
+        assert ("ORCA_REDIS_URL" in told) == (child.role in ("endpoint", "scheduler")), child.name
+
+
 NAMES = {"grpc": "gRPC", "address": "gRPC", "http": "HTTP"}
 
 

@@ -14,6 +14,7 @@ import resource
 import signal
 import struct
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -22,11 +23,12 @@ from types import FrameType
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz.mutations import LARGEST, mutated
-from fuzz.targets import Target, corpus, targets
+from fuzz.targets import CORPUS, Target, corpus, targets
 
 SECONDS = 5.0  # of CPU time for an input
 HANG = 60.0  # seconds without a new input until a process is ended: it hangs outside of Python
 MEMORY = 4 << 30  # bytes of address space beyond what the process begins with
+SHM = Path("/dev/shm")
 KEPT = 300  # inputs that others are made of
 HEAD = struct.Struct("<QQ")  # inputs so far, length of the present one
 
@@ -70,10 +72,10 @@ def trouble_of(target: Target, raw: bytes) -> str | None:
     return None
 
 
-def fuzz(name: str, seed: int, seconds: float, count: int, present: Present, out: Path) -> None:
+def fuzz(name: str, seed: int, seconds: float, count: int, present: Present, out: Path, folder: Path) -> None:
     """A process: runs inputs until the time or the count is over. Writes those that fail, and ends with 1 then."""
     bound_process()
-    target, chance = targets()[name], random.Random(f"{name} {seed}")
+    target, chance = targets(folder)[name], random.Random(f"{name} {seed}")
     inputs, failures, number = corpus(name), 0, 0
     ends = time.monotonic() + seconds
     for raw in list(inputs):
@@ -105,10 +107,11 @@ def report(out: Path, name: str, raw: bytes, trouble: str) -> None:
     path.with_suffix(".txt").write_text(trouble)
 
 
-def supervise(name: str, seed: int, seconds: float, count: int, out: Path) -> bool:
+def supervise(name: str, seed: int, seconds: float, count: int, out: Path, folder: Path) -> bool:
     """Runs one target. Whether nothing was found."""
     present = Present()
-    process = multiprocessing.get_context("fork").Process(target=fuzz, args=(name, seed, seconds, count, present, out))
+    given = (name, seed, seconds, count, present, out, folder)
+    process = multiprocessing.get_context("fork").Process(target=fuzz, args=given)
     process.start()
     started = moved = time.monotonic()
     last, hung = 0, False
@@ -137,11 +140,14 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, default=Path("fuzz-failures"))
     arguments.add_argument("--input", type=Path, help="run this file instead, in this process, on the one --target")
     given = arguments.parse_args()
-    names = given.target or list(targets())
-    if given.input is not None:
-        targets()[names[0]](given.input.read_bytes())
-        return
-    results = [supervise(name, given.seed, given.seconds, given.count, given.out) for name in names]
+    names = given.target or sorted(path.name for path in CORPUS.iterdir())
+    results = []
+    for name in names:  # in memory where there is some: every input is a file for many of them
+        with tempfile.TemporaryDirectory(prefix="orca-fuzz-", dir=SHM if SHM.is_dir() else None) as folder:
+            if given.input is not None:
+                targets(Path(folder))[name](given.input.read_bytes())
+                return
+            results.append(supervise(name, given.seed, given.seconds, given.count, given.out, Path(folder)))
     sys.exit(0 if all(results) else 1)
 
 

@@ -1,8 +1,6 @@
 """The parsers that take bytes from outside. Each takes any bytes; what it may raise is an OrcaError with a sentence."""
 
 import asyncio
-import os
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -31,19 +29,19 @@ def corpus(name: str) -> list[bytes]:
     return [path.read_bytes() for path in sorted((CORPUS / name).iterdir())]
 
 
-def targets() -> dict[str, Target]:
-    """By name; each has a folder of this name in the corpus."""
-    folder = Path(tempfile.mkdtemp(prefix="orca-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+def targets(folder: Path) -> dict[str, Target]:
+    """By name; each has a folder of this name in the corpus. folder: an empty one, for the files that they parse."""
+    doors = folder / "doors"
     return {
         "config": _config(folder / "config"),
         "generation-config": _generation_config(folder / "generation"),
         "tokenizer": _tokenizer(folder / "tokenizer"),
         "safetensors": _safetensors(folder / "safetensors"),
         "index": _index(folder / "index"),
-        "generate": _message(pb.GenerateRequest, lambda validator, request: asyncio.run(validator.generate(request))),
-        "resume": _message(pb.ResumeRequest, lambda validator, request: validator.resume(request)),
-        "cancel": _message(pb.CancelRequest, lambda validator, request: validator.cancel(request)),
-        "completions": _completions(),
+        "generate": _message(doors, pb.GenerateRequest, lambda check, request: asyncio.run(check.generate(request))),
+        "resume": _message(doors, pb.ResumeRequest, lambda check, request: check.resume(request)),
+        "cancel": _message(doors, pb.CancelRequest, lambda check, request: check.cancel(request)),
+        "completions": _completions(doors),
     }
 
 
@@ -134,8 +132,8 @@ def _index(folder: Path) -> Target:
 # -- the doors
 
 
-def _endpoint() -> tuple[Validator, EndpointSettings]:
-    folder = Path(tempfile.mkdtemp(prefix="orca-fuzz-"))
+def _endpoint(folder: Path) -> tuple[Validator, EndpointSettings]:
+    folder.mkdir(exist_ok=True)
     (folder / "config.json").write_bytes(corpus("config")[0])
     (folder / "tokenizer.json").write_bytes(corpus("tokenizer")[0])
     settings = EndpointSettings(model=str(folder))
@@ -143,8 +141,8 @@ def _endpoint() -> tuple[Validator, EndpointSettings]:
     return Validator(settings, checkpoint, Vocabulary(folder / "tokenizer.json")), settings
 
 
-def _message(kind: type[Message], check: Callable[[Validator, Any], object]) -> Target:
-    validator, _ = _endpoint()
+def _message(folder: Path, kind: type[Message], check: Callable[[Validator, Any], object]) -> Target:
+    validator, _ = _endpoint(folder)
 
     def target(raw: bytes) -> None:
         with suppress(OrcaError, DecodeError):
@@ -153,8 +151,8 @@ def _message(kind: type[Message], check: Callable[[Validator, Any], object]) -> 
     return target
 
 
-def _completions() -> Target:
-    validator, settings = _endpoint()
+def _completions(folder: Path) -> Target:
+    validator, settings = _endpoint(folder)
 
     async def check(raw: bytes) -> None:
         for sample in parse(raw, settings.max_prompts).samples:

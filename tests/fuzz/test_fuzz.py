@@ -12,8 +12,8 @@ COUNT = 150
 
 
 @pytest.fixture(scope="module")
-def parsers() -> Mapping[str, Target]:
-    return targets()
+def parsers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Target]:
+    return targets(tmp_path_factory.mktemp("fuzz"))
 
 
 def test_every_parser_has_a_corpus(parsers: Mapping[str, Target]) -> None:

@@ -31,7 +31,7 @@ class Deaf(ControllerServicer):
 async def test_a_neighbour_that_does_not_answer_is_not_connected(
     answers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "ANSWER", 0.5)
+    monkeypatch.setattr(relay, "ANSWER", 20.0 if answers else 0.5)
     server, deaf = grpc.aio.server(), Deaf()
     deaf.answers = answers
     add_ControllerServicer_to_server(deaf, server)

@@ -82,7 +82,7 @@ class Delivery:
         self._hurry = asyncio.Event()  # renew now
         self._changed = asyncio.Event()  # set and replaced at each registration
         self._loop = asyncio.get_running_loop()
-        self._outage = Outage()
+        self._outage = Outage(clock)
         # Moments of that clock: another thread asks `on_time`, and must not ask the loop for its time.
         self._renewed = clock()  # the last answer of the pool
         self._late_until = 0.0

@@ -56,9 +56,9 @@ class Scheduler:
         self._releasing: str | None = None  # the engine that goes to another scheduler
         self._given_up: set[str] = set()  # engines that are being released, because their pods cannot be reached
         self._withdrawn_until = 0.0  # until then it takes nothing, and is not counted
-        self._outage = Outage()
-        self._not_finite = 0  # that masters counted whose term is over
         self._loop = asyncio.get_running_loop()
+        self._outage = Outage(self._loop.time)
+        self._not_finite = 0  # that masters counted whose term is over
         self._last_look: float | None = None  # on the loop's clock
         self._reached = 0.0  # the same on the clock that the status port's thread may read
 

@@ -1,0 +1,22 @@
+"""Asks a process of this machine how it is, at its status port."""
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+SECONDS = 5.0  # for an answer
+
+
+def ask(address: str) -> dict[str, Any]:
+    """What `/readyz` tells, ready or not. Blocks for at most SECONDS. Raises OSError when there is no whole answer."""
+    try:
+        try:
+            with urllib.request.urlopen(f"http://{address}/readyz", timeout=SECONDS) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:  # it is not ready
+            with error:
+                return json.load(error)
+    except (http.client.HTTPException, ValueError) as error:  # it ended meanwhile, or another program has the port
+        raise OSError(f"http://{address}/readyz gave no answer ({type(error).__name__})") from None
