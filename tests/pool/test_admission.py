@@ -14,9 +14,9 @@ PACE = 0.1
 ROWS = 2
 
 
-async def loaded(lab: Lab, room_in: float = 0.0, free: int = 64) -> None:
+async def loaded(lab: Lab, room_in: float = 0.0, free: int = 64, engine: str = "g") -> None:
     """The engine's master renews."""
-    await lab.pool.renew("g", *lab.terms["g"], load=EngineLoad(ROWS, free, PACE, room_in))
+    await lab.pool.renew(engine, *lab.terms[engine], load=EngineLoad(ROWS, free, PACE, room_in))
 
 
 async def busy(lab: Lab, waiting: int = 0) -> None:
@@ -105,6 +105,18 @@ async def test_a_request_that_can_no_longer_end_in_time_is_not_claimed(lab: Lab)
     await lab.advance(2.0)  # the room came late
     assert list(await lab.claim(count=1)) == ["patient"]
     assert (await lab.record("tight"))["reason"] == Reason.DEADLINE
+
+
+async def test_idle_engines_share_what_cannot_end_in_time(lab: Lab) -> None:
+    """Each has room for half of what waits, and all of it was told that it begins at once."""
+    await lab.endpoint()
+    for engine in ("g", "h"):
+        await lab.engine(engine)
+        await loaded(lab, engine=engine)
+    for n in range(2 * ROWS):
+        assert await starts_in(lab, f"r{n}", deadline_in=0.1) == 0
+    assert list(await lab.claim("g", count=ROWS)) == ["r0", "r1"]
+    assert list(await lab.claim("h", count=ROWS)) == ["r2", "r3"]
 
 
 async def test_it_is_claimed_where_nobody_else_waits(lab: Lab) -> None:

@@ -52,8 +52,12 @@ end
 
 -- Takes requests from the head of the queue until one of them must wait. Returns the slots that this one needs, or 0.
 local function walk_queue()
-  -- While more wait than have room, nothing is begun that cannot end in time: its place is another's.
-  local crowded = call('ZCARD', WAITING) > count
+  -- While more wait than have room on all engines, nothing is begun that cannot end in time: its place is another's.
+  local waiting, crowded = call('ZCARD', WAITING), false
+  if waiting > count then
+    local mean = (tonumber(call('HGET', LOAD, 'slots')) or waiting) / waiting
+    crowded = waiting > recent_capacity(mean, time)
+  end
   local pace = crowded and tonumber(call('HGET', ENGINE .. engine, 'pace'))
   local length = tonumber(call('HGET', POOL, 'length')) or 1
   local held = call('ZRANGE', held_key, 0, 1)
