@@ -10,6 +10,7 @@ itself.
 """
 
 import logging
+import os
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -37,6 +38,11 @@ KINDS: dict[str, type[Any]] = {
 }
 
 
+def _private(path: str, flags: int) -> int:
+    """Opens a file for its owner alone: the ids of the tokens of answers are in a journal."""
+    return os.open(path, flags, 0o600)
+
+
 class Journal:
     """Writes the journal of one term. Lines are buffered: `flush` when the engine is idle and at the end.
 
@@ -58,7 +64,7 @@ class Journal:
             "block_size": of.block_size,
             "run_ahead": of.run_ahead,
         }
-        self._file, self._size = self._path.open("wb", buffering=1 << 16), 0
+        self._file, self._size = open(self._path, "wb", buffering=1 << 16, opener=_private), 0
         self._write({"core": numbers, "state": of.state(), "lifecycle": lifecycle_state(self._life)})
 
     def core_step(self, event: Event, actions: Sequence[Action]) -> None:
