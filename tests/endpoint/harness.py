@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
+from redis.asyncio import Redis
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from orca.v1 import orca_pb2 as pb
@@ -212,6 +213,15 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 def generation(ids: Sequence[int] = (5, 6, 7), max_new_tokens: int = 8, **fields: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), max_new_tokens=max_new_tokens, **fields)
+
+
+async def lose_entry(redis: Redis, pool: str, endpoint: str) -> None:
+    """Gives the next number of an endpoint's delivery stream to an entry that nobody gets, if the stream exists."""
+    script = """
+    local id = redis.call('XADD', KEYS[1], 'NOMKSTREAM', '0-*', 'e', '', 'p', '')
+    return id and redis.call('XDEL', KEYS[1], id)
+    """
+    await redis.eval(script, 1, f"orca:{{{pool}}}:delivery:{endpoint}")  # type: ignore[misc]
 
 
 async def collect(call: Any) -> list[pb.GenerateResponse]:

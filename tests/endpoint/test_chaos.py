@@ -8,7 +8,7 @@ import random
 
 import grpc
 import pytest
-from endpoint.harness import Engine, Serving, World, collect, serving, until
+from endpoint.harness import Engine, Serving, World, collect, lose_entry, serving, until
 from google.protobuf.duration_pb2 import Duration
 from redis.asyncio import Redis
 
@@ -80,8 +80,7 @@ async def faults(orca: World, endpoints: list[Serving], redis: Redis, rng: rando
             case 0:
                 await orca.pool.leave_endpoint(incarnation)
             case 1:  # a packet that nobody got
-                if await redis.exists(f"{prefix}endpoint:{incarnation}"):
-                    await redis.hincrby(f"{prefix}endpoint:{incarnation}", "entries", 1)
+                await lose_entry(redis, orca.name, incarnation)
             case 2:
                 await redis.xtrim(f"{prefix}delivery:{incarnation}", maxlen=0)
         await asyncio.sleep(rng.random() * 0.2)

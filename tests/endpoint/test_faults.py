@@ -13,6 +13,7 @@ from endpoint.harness import (
     collect,
     generation,
     ids_of,
+    lose_entry,
     make_model,
     make_tokenizer,
     read,
@@ -27,7 +28,8 @@ from servers import RedisServer, redis_server
 from tokenizers import decoders
 
 from orca.v1 import orca_pb2 as pb
-from orca_pool.records import Attached, Committed, Reason, Refusal
+from orca_endpoint.delivery import DETACHES
+from orca_pool.records import Attached, Claimed, Committed, Reason, Refusal
 
 CODE = grpc.StatusCode
 
@@ -52,6 +54,11 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
         yield client
 
 
+async def listen(redis: Redis, orca: World, request: Claimed, listener: str) -> None:
+    """Whom the next commit tells of a request, as '<attempt> <endpoint>'."""
+    await redis.hset(f"orca:{{{orca.name}}}:listeners:engine-0", str(request.claim), listener)
+
+
 async def forget(redis: Redis, orca: World, request_id: str, count: int) -> None:
     """Leaves only `count` tokens, as a Redis does that lost its last second."""
     key = f"orca:{{{orca.name}}}:tokens:{request_id}"
@@ -61,17 +68,18 @@ async def forget(redis: Redis, orca: World, request_id: str, count: int) -> None
 
 async def test_a_missed_packet(orca: World, redis: Redis) -> None:
     """A packet of another call shows a hole in the numbers. Then every call reads its tokens from the pool."""
-    keys = f"orca:{{{orca.name}}}:"
-    endpoint = orca.serving.app.delivery.incarnation
-    call, other = (orca.stub.Generate(generation(max_new_tokens=3, request_id=name)) for name in ("a", "b"))
+    endpoint, attempt = orca.serving.app.delivery.incarnation, 5
+    call, other = (
+        orca.stub.Generate(generation(max_new_tokens=3, request_id=name, attempt=attempt)) for name in ("a", "b")
+    )
     claimed = [await orca.engine.claim() for _ in range(2)]
     request, neighbour = sorted(claimed, key=lambda r: r.request_id)
     await orca.engine.commit(request, 0, [10])
     seen = await read(call, 2)
-    await redis.hset(f"{keys}request:a", "endpoint", "")  # a packet that is counted, but that nobody gets
-    await orca.engine.commit(request, 1, [11])
-    await redis.hset(f"{keys}request:a", "endpoint", endpoint)
-    await redis.hincrby(f"{keys}endpoint:{endpoint}", "entries", 1)
+    await listen(redis, orca, request, "1 ")
+    await orca.engine.commit(request, 1, [11])  # nobody hears it
+    await listen(redis, orca, request, f"{attempt} {endpoint}")
+    await lose_entry(redis, orca.name, endpoint)
     await orca.engine.commit(neighbour, 0, [20])
     seen += await read(call, 1)
     await orca.engine.commit(request, 2, [12], Reason.LENGTH)
@@ -85,9 +93,10 @@ async def test_packets_of_another_attempt(orca: World, redis: Redis) -> None:
     call = orca.stub.Generate(generation(max_new_tokens=2, request_id="a", attempt=5))
     request = await orca.engine.claim()
     await read(call, 1)
-    await redis.hset(f"orca:{{{orca.name}}}:request:a", "attempt", 6)
+    endpoint = orca.serving.app.delivery.incarnation
+    await listen(redis, orca, request, f"6 {endpoint}")
     await orca.engine.commit(request, 0, [10])
-    await redis.hset(f"orca:{{{orca.name}}}:request:a", "attempt", 5)
+    await listen(redis, orca, request, f"5 {endpoint}")
     await orca.engine.commit(request, 1, [11], Reason.LENGTH)
     assert ids_of(await collect(call)) == [10, 11]
 
@@ -132,6 +141,28 @@ async def test_redis_dies_in_the_middle(own: World, server: RedisServer) -> None
         assert ids_of([*first, *await collect(call)]) == [10, 11, 12, 13]
     await until(lambda: own.serving.app.delivery.incarnation != old and own.serving.app.delivery.registered)
     assert await own.pool.renew_endpoint(old) is None, "its registration went with the new one's coming"
+
+
+async def test_detaches_of_an_outage_leave_room_for_calls(
+    own: World, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each submit that was not answered leaves a detach behind, which is sent until Redis is back."""
+    pool = own.serving.app._pool
+    detach, tried = pool.detach, set[str]()
+
+    async def noted(request_id: str, **more: Any) -> None:
+        tried.add(request_id)
+        await detach(request_id, **more)
+
+    monkeypatch.setattr(pool, "detach", noted)
+    server.kill()
+    calls = [collect(own.stub.Generate(generation())) for _ in range(3 * DETACHES)]
+    assert {type(end) for end in await asyncio.gather(*calls, return_exceptions=True)} == {grpc.aio.AioRpcError}
+    await until(lambda: len(tried) >= DETACHES)
+    assert len(tried) == DETACHES
+    server.restart()
+    await own.serving.quiet()
+    assert len(tried) == 3 * DETACHES
 
 
 async def test_a_new_call_waits_for_redis(server: RedisServer, model: Path) -> None:

@@ -26,6 +26,8 @@ UNREADY = 2.0  # seconds without an answer of the pool after which the endpoint 
 READ_WAIT = 0.5  # seconds that one read waits; after a new registration the old stream may be read for up to this long
 # Seconds that a detach is tried. After that the old registration is swept, which detaches the call.
 DETACH_PATIENCE = 60.0
+# Detaches that are sent at the same time. An outage leaves thousands behind, and calls must find a turn beside them.
+DETACHES = 16
 
 # An attach that was refused so has changed nothing, though its attempt is a newer one.
 NEVER_ATTACHED = (records.Refusal.FEWER_TOKENS, records.Refusal.OTHER_TOKENS)
@@ -87,6 +89,7 @@ class Delivery:
         self._idle = asyncio.Event()
         self._idle.set()
         self._background: set[asyncio.Task[None]] = set()
+        self._detaching = asyncio.Semaphore(DETACHES)
 
     # -- what calls use
     @property
@@ -143,12 +146,12 @@ class Delivery:
         if not after.cancelled() and after.exception() is None and after.result() in NEVER_ATTACHED:
             return  # a detach of this attempt would end the stream that has the request by right
         try:
-            await reached(
-                lambda: self._pool.detach(request_id, attempt=attempt, grace=grace.seconds, at_least=grace.at_least),
-                give_up=self._loop.time() + DETACH_PATIENCE,
-            )
-        except Unavailable as error:
-            log.warning("detach given up", extra={"request": request_id, "reason": str(error)})
+            async with asyncio.timeout(DETACH_PATIENCE), self._detaching:
+                await reached(
+                    lambda: self._pool.detach(request_id, attempt=attempt, grace=grace.seconds, at_least=grace.at_least)
+                )
+        except TimeoutError:
+            log.warning("detach given up", extra={"request": request_id})
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         """Runs work that outlives its call; `settled` waits for it."""
