@@ -38,11 +38,6 @@ KINDS: dict[str, type[Any]] = {
 }
 
 
-def _private(path: str, flags: int) -> int:
-    """Opens a file for its owner alone: the ids of the tokens of answers are in a journal."""
-    return os.open(path, flags, 0o600)
-
-
 class Journal:
     """Writes the journal of one term. Lines are buffered: `flush` when the engine is idle and at the end.
 
@@ -64,7 +59,9 @@ class Journal:
             "block_size": of.block_size,
             "run_ahead": of.run_ahead,
         }
-        self._file, self._size = open(self._path, "wb", buffering=1 << 16, opener=_private), 0
+        # For its owner alone: the token ids of answers are in it.
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._file, self._size = os.fdopen(file, "wb", buffering=1 << 16), 0
         self._write({"core": numbers, "state": of.state(), "lifecycle": lifecycle_state(self._life)})
 
     def core_step(self, event: Event, actions: Sequence[Action]) -> None:
