@@ -363,6 +363,13 @@ def test_below_the_limit_there_is_one_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["journal.jsonl"]
 
 
+def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    """The token ids of answers are in it."""
+    path = tmp_path / "j.jsonl"
+    Journal(path, Core(2, 3, 16), fresh_lifecycle()).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_notes_are_read_and_change_nothing(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     core, life = Core(2, 3, 16, 1), fresh_lifecycle()

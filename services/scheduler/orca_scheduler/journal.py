@@ -10,6 +10,7 @@ itself.
 """
 
 import logging
+import os
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -58,7 +59,9 @@ class Journal:
             "block_size": of.block_size,
             "run_ahead": of.run_ahead,
         }
-        self._file, self._size = self._path.open("wb", buffering=1 << 16), 0
+        # For its owner alone: the token ids of answers are in it.
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._file, self._size = os.fdopen(file, "wb", buffering=1 << 16), 0
         self._write({"core": numbers, "state": of.state(), "lifecycle": lifecycle_state(self._life)})
 
     def core_step(self, event: Event, actions: Sequence[Action]) -> None:
