@@ -71,7 +71,8 @@ def end_error(reason: Reason, request_id: str, trace_id: str) -> OrcaError:
         case Reason.ABORTED:
             return taken_over(request_id)
         case Reason.DEADLINE:
-            return DeadlineExceeded(f"request {request_id}: the deadline that its caller set has passed, or could no longer be met")
+            late = "the deadline that its caller set has passed, or could no longer be met"
+            return DeadlineExceeded(f"request {request_id}: {late}")
         case Reason.DETACHED:
             sentence = f"request {request_id} was ended: its client had left, and its detach grace is over"
             return Cancelled(sentence, reason=ErrorReason.CLIENT_LEFT)
