@@ -9,8 +9,8 @@ SEEDS ?= 300
 SECONDS ?= 60
 TREE ?= .
 PART ?= kubernetes
-# Most tests wait for processes that they have started: two at a time.
-PYTEST = $(BIN)/pytest -n 2 --dist worksteal
+# Most tests wait for processes that they have started: three at a time on two cores.
+PYTEST = $(BIN)/pytest -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix takeovers links restart overload lint audit docs
