@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 from orca_cli.chaos import Plan, on_this_machine
 from orca_cli.main import app
-from orca_common.api_keys import line_of, new_key
 from orca_common.errors import FailedPrecondition
 
 PLAN = Plan(seed=1, rounds=1, first=1, streams=1, only=())
@@ -19,7 +18,7 @@ PLAN = Plan(seed=1, rounds=1, first=1, streams=1, only=())
     [
         ("tls_dir", "certificates"),
         ("redis_url", "redis://127.0.0.1:1/0"),
-        ("api_keys", line_of("a", new_key())),
+        ("api_keys", "a sha256:" + 64 * "0"),
         ("api_keys_file", "keys"),
     ],
 )
