@@ -115,7 +115,7 @@ def generate(
     try:
         secrets = {
             "credentials": tls_credentials(tls_dir) if tls_dir is not None else None,
-            "api_key": api_key_file.read_text().strip() if api_key_file is not None else None,
+            "api_key": read_key(api_key_file) if api_key_file is not None else None,
         }
     except OSError as error:
         typer.echo(str(error), err=True)
@@ -153,6 +153,14 @@ def biases_of(given: Sequence[str]) -> dict[int, float]:
         raise typer.BadParameter('must be TOKEN_ID=BIAS, as in "17=-100"', param_hint="--logit-bias") from None
 
 
+def read_key(file: Path) -> str:
+    """The API key of a file. gRPC would fail with a traceback on what cannot be one, as on all that `orca key` says."""
+    key = file.read_text(errors="replace").strip()
+    if not (key.isascii() and key.isprintable() and len(key.split()) == 1):
+        raise typer.BadParameter(f"{file} must hold an API key alone", param_hint="--api-key-file")
+    return key
+
+
 def read_prompt() -> str:
     if sys.stdin.isatty():
         typer.echo("the prompt, until Ctrl-D:", err=True)
@@ -188,7 +196,11 @@ async def generate_all(
             failures[n] = str(error)
         output.end(n)
 
-    async with AsyncOrcaClient(addresses, **secrets or {}) as client:
+    try:
+        made = AsyncOrcaClient(addresses, **secrets or {})
+    except OrcaError as error:  # an address that is none
+        return [str(error)]
+    async with made as client:
         try:
             spells = (await client.get_model(timeout=HELLO_TIMEOUT)).has_tokenizer
         except OrcaError as error:

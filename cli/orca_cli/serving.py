@@ -61,7 +61,8 @@ async def found(model: str | None) -> str | None:
     """A model's folder. One of the hub is downloaded first; the hub's library shows how far it is."""
     if model is None or Path(model).exists():
         return model
-    console.print(f"{model} is no folder here: asking the hub", style="dim", soft_wrap=True)
+    if not model.startswith((".", "/")):  # a path is never a name of the hub
+        console.print(f"{model} is no folder here: asking the hub", style="dim", soft_wrap=True)
     return str(await in_thread(partial(resolve_model, model)))
 
 

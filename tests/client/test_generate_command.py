@@ -173,6 +173,19 @@ async def test_errors(stage: Stage) -> None:
     code, out, err = await orca("x", "--address", endpoint.address)
     assert (code, out) == (1, TEXT + "\n")
     assert err == f"request {script.calls[-1].request.request_id} was cancelled\n"
+    wrong = "addresses: '127.0.0.1' is no host:port, such as '127.0.0.1:50051'\n"
+    assert await orca("x", "--address", "127.0.0.1") == (1, "", wrong)
+
+
+@pytest.mark.parametrize("content", [b"key:  orca-1\nline: me sha256:2", b"me sha256:2", b"a\xffb", b"\n"])
+def test_a_file_that_holds_no_key_alone(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(content)
+    app = typer.Typer()
+    app.command()(generate)
+    result = CliRunner().invoke(app, ["x", "--api-key-file", str(file)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Invalid value for --api-key-file" in result.stderr
 
 
 @pytest.mark.parametrize(

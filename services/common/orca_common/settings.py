@@ -9,6 +9,7 @@ Only this module, `telemetry` and the `settings.py` of each service read the env
 import os
 import re
 import tomllib
+from argparse import HelpFormatter
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
@@ -174,7 +175,7 @@ def _parsed(kind: type[Settings], arguments: Sequence[str]) -> CliSettingsSource
             given = (word if word.startswith("--") else name).partition("=")[0]
             better = f"{variable(given.lstrip('-').replace('-', '_'))} or the file of --config"
             raise SystemExit(f"{given}: everybody could read the password in the list of processes; use {better}")
-    source = CliSettingsSource(kind)
+    source: CliSettingsSource[Any] = CliSettingsSource(kind, formatter_class=HelpFormatter)
     source.root_parser.epilog = EPILOG
     return source(args=list(arguments))
 
