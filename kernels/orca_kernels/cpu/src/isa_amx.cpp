@@ -119,8 +119,8 @@ void many_rows(const Gemm& g, int panel, int last, int first_row, int last_row) 
       for (int pair = first; pair < end_of_group; pair++) {
         const char* weights = g.weights->panel(panel + 2 * pair);
         const size_t of_a_panel = size_t(steps) * TILE_BYTES;
-        const bool fresh = few || (pair == first && !(first && begin == 0));  // nothing has fetched these weights
-        const bool fetches = !few && pair + 1 < (end == steps ? pairs : end_of_group);
+        const bool fresh = few || pair == first;  // nothing has fetched these weights
+        const bool fetches = !few && pair + 1 < end_of_group;
         for (int from = begin; from < end; from += depth) {
           const int to = std::min(end, from + depth);
           for (int b = 0; b < blocks; b++)
