@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +17,14 @@ from orca_client import AsyncOrcaClient, Token
 from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
 from orca_scheduler.journal import Line, read
+
+
+def folder_in_memory() -> tempfile.TemporaryDirectory[str]:
+    """A folder for a run, in memory where there is some.
+
+    Each commit waits for Redis's file, and a disk that others use stops at times.
+    """
+    return tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 
 
 @dataclass

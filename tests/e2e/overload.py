@@ -21,7 +21,6 @@ import asyncio
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from google.rpc import error_details_pb2, status_pb2
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from checkpoints import make_timed  # noqa: E402
-from stacks import Running, generation, running  # noqa: E402
+from stacks import Running, folder_in_memory, generation, running  # noqa: E402
 
 ITERATION, BATCH, TOKENS = 0.02, 4, 40  # seconds; requests; new tokens of each: 0.8 s, 5 requests a second
 NEAR = 0.5  # seconds between a refusal and the accepted request that it is compared with
@@ -190,8 +189,7 @@ async def main() -> int:
     args = parser.parse_args()
     honest = True
     for deadline in (args.deadline, None):
-        # In memory where there is some: each commit waits for Redis's file, and a disk that others use stops at times.
-        with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        with folder_in_memory() as folder:
             model = make_timed(Path(folder) / "model", seconds=ITERATION)
             # Without deadlines, only its bound keeps a queue short.
             waiting = 4096 if deadline is not None else args.max_waiting

@@ -13,7 +13,6 @@ import itertools
 import os
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from google.protobuf.duration_pb2 import Duration
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from checkpoints import make_timed  # noqa: E402
-from stacks import Running, generation, running  # noqa: E402
+from stacks import Running, folder_in_memory, generation, running  # noqa: E402
 
 from orca.v1 import orca_pb2 as pb  # noqa: E402
 from orca.v1.orca_pb2_grpc import OrcaStub  # noqa: E402
@@ -146,7 +145,7 @@ async def main() -> int:
     parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
     settings = {name: getattr(args, name) for name in ("endpoints", "schedulers", "tp", "pp")}
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+    with folder_in_memory() as folder:
         model = make_timed(Path(folder) / "model", seconds=ITERATION)
         async with running(Path(folder) / "run", model, max_batch_size=args.streams, **settings) as stack:
             streams = Streams(stack.stack.grpc_addresses, args.streams)
