@@ -3,13 +3,14 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -387,3 +388,16 @@ async def test_a_process_may_end_before_it_is_told(tmp_path: Path) -> None:
     process.kill(signal.SIGKILL)
     assert await asyncio.wait_for(process.ended, 20) == -signal.SIGKILL
     process.tell(0, 1)
+
+
+async def test_a_process_ends_where_many_descriptors_are_open(tmp_path: Path) -> None:
+    settings = {"ORCA_MODEL": str(make_timed(tmp_path / "model")), "ORCA_SUPERVISOR_PID": str(os.getpid())}
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    with ExitStack() as files:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        for _ in range(1_100):
+            files.callback(os.close, os.dup(sys.stderr.fileno()))
+        process = RankProcess(os.environ | settings, lambda: None)
+        process.kill(signal.SIGKILL)
+        assert await asyncio.wait_for(process.ended, 20) == -signal.SIGKILL

@@ -68,7 +68,9 @@ class RankProcess:
                 log.info("rank printed", extra={"rank_pid": self.pid, "line": line})
 
     def _reap(self) -> None:
-        if select.select([self._output], [], [], 0)[0]:
+        left = select.poll()  # select() knows no descriptor above 1,023
+        left.register(self._output)
+        if left.poll(0):
             self._read_lines()  # its last words
         self._loop.remove_reader(self._output.fileno())
         self._loop.remove_reader(self._pidfd)
