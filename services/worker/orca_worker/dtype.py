@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from orca_common.errors import FailedPrecondition
 
+from . import gpus
 from .models.model import CPU
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def choose_dtype(asked: str, device: torch.device | None, cpu: CPU) -> str:
     if device is None:
         return "float32" if asked == "auto" else asked
     if device.type == "cpu" and asked == "float16":
-        raise FailedPrecondition("dtype float16: on a CPU the weights are bfloat16 or float32")
+        raise FailedPrecondition("dtype: on a CPU the weights are bfloat16 or float32, not float16")
     if asked != "auto":
         return asked
     import torch
@@ -34,6 +35,11 @@ def choose_dtype(asked: str, device: torch.device | None, cpu: CPU) -> str:
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
     return "bfloat16" if kernels_are_used(cpu) or torch.cpu._is_avx512_bf16_supported() else "float32"
+
+
+def kernels_needed(device: str, kernels: str) -> bool:
+    """Whether a rank with these settings computes on a CPU with the compiled kernels, if they can be had."""
+    return kernels != "torch" and device != "cuda" and not (device == "auto" and gpus.count())
 
 
 def kernels_are_used(cpu: CPU) -> bool:
@@ -50,7 +56,7 @@ def kernels_are_used(cpu: CPU) -> bool:
         library()
     except CannotBuild as error:
         if cpu.kernels != "auto":
-            raise FailedPrecondition(f"kernels {cpu.kernels}: {error}") from None
+            raise FailedPrecondition(f"kernels: {cpu.kernels} cannot be had: {error}") from None
         log.warning("no compiled kernels, plain torch runs the model: %s", error)
         return False
     return True
