@@ -44,6 +44,7 @@ class LocalTarget:
         self._killed: dict[str, int] = {}  # processes that were killed and may not have been missed yet
         self.addresses: Sequence[str] = tuple(stack.grpc_addresses)
         self.engines = settings.engines
+        self.tp, self.pp = settings.tp, settings.pp
         self.pool: str = settings.model_dump()["pool"]
         redis = next(child for child in stack.children if child.role == REDIS)
         self.redis_url: str | None = f"redis://{redis.address}/0"
