@@ -6,7 +6,7 @@
 A round takes every pair of a victim and a moment, in an order of the seed. Beside the request that is watched others
 run, which fill the batch. All must have the tokens of an undisturbed run. The pause is the longest time that the
 watched request waited for a token (after its end: until it was read again twice). `--record` adds a line for each kill
-to a file, of which `kill_table.py` makes a table.
+to a file, of which `kill_table.py` makes a table. SIGTERM and SIGINT end it after the kill of then, with all checks.
 """
 
 import argparse
@@ -33,13 +33,15 @@ from orca_chaos.late import WORTH_TELLING, watched  # noqa: E402
 from orca_chaos.local_target import LocalTarget, local_target  # noqa: E402
 from orca_chaos.oracle import Known, learn  # noqa: E402
 from orca_chaos.rounds import healed, nothing_left  # noqa: E402
+from orca_common.service import stop_event  # noqa: E402
 from orca_local.settings import ServeSettings  # noqa: E402
 from orca_pool.keys import Keys  # noqa: E402
 from orca_pool.link import Link  # noqa: E402
 
 FILLERS = 2  # requests beside the watched one: as many as a batch holds
 TRIES = 20  # a moment may pass while it is looked for
-LONGEST = 60.0  # seconds until a moment comes
+LONGEST = 180.0  # seconds until a moment comes
+LOOK = 0.001  # seconds between looks whether it has
 
 
 class Passed(Exception):
@@ -159,6 +161,7 @@ class Matrix:
             while (state := await self._state(stream.request_id)) != wanted:
                 if state == "ended" or stream.tokens or (state == "claimed" and moment is Moment.QUEUED):
                     raise Passed
+                await asyncio.sleep(LOOK)
             if stream.tokens:
                 raise Passed
 
@@ -186,7 +189,7 @@ async def matrix(folder: Path, seed: int, tp: int, pp: int) -> AsyncIterator[Mat
     model = make_gpt2(folder / "model", heads=6, layers=4, hidden=36, vocab=211, positions=68, seed=7)
     settings = {"tp": tp, "pp": pp, "endpoints": 2, "schedulers": 2, "max_batch_size": FILLERS, "threads": 1}
     of_stack = ServeSettings.load(model=str(model), device="cpu", slots=4096, port=0, http_port=0, **settings)
-    async with local_target(of_stack, folder / "run", print) as target:
+    async with local_target(of_stack, folder / "run", print, links=False) as target:
         caller = Caller(target.addresses)
         known = await learn(caller, seed, 12)
         await caller.close()
@@ -214,7 +217,7 @@ async def rounds_of(
 
 async def main(folder: Path, given: argparse.Namespace) -> None:
     kills: list[Kill] = []
-    end = time.monotonic() + given.minutes * 60
+    end, stop = time.monotonic() + given.minutes * 60, stop_event()
     async with matrix(folder, given.seed, given.tp, given.pp) as lab:
         chosen = [v for v in lab.victims if not given.victim or v.role in given.victim or v.name in given.victim]
         async for kill in rounds_of(lab, chosen, given.moment or list(Moment), given.rounds, given.seed):
@@ -225,7 +228,7 @@ async def main(folder: Path, given: argparse.Namespace) -> None:
             if given.record is not None:
                 with given.record.open("a") as record:
                     record.write(json.dumps(kill._asdict()) + "\n")
-            if time.monotonic() > end:
+            if stop.is_set() or time.monotonic() > end:
                 break
     print(f"\n{table(kills)}\nNo slot is reserved, no claim and no key left.")
 

@@ -142,7 +142,7 @@ async def main(folder: Path, rounds: int, seed: int, stopped: float, outage: flo
     settings = ServeSettings.load(
         model=str(model), device="cpu", slots=4096, threads=1, port=0, http_port=0, **processes
     )
-    async with local_target(settings, folder / "run", print) as target:
+    async with local_target(settings, folder / "run", print, links=False) as target:
         caller = Caller(target.addresses)
         async with Load(caller, await learn(caller, seed, 12), seed, streams=6) as load:
             lab = Takeovers(target, load, folder / "run")
