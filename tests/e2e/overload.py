@@ -156,7 +156,8 @@ async def overload(stack: Running, args: argparse.Namespace, deadline: float | N
             await asyncio.sleep(0.1)
     recovery = next(o.begun for o in probe.outcomes if o.code is grpc.StatusCode.OK) - ended
     empty = probe.outcomes[-1].begun - ended
-    await asyncio.gather(*tasks, sampling)
+    await asyncio.gather(*tasks)
+    await sampling
     # The first requests fill the queue, so goodput counts from the moment at which the first of them must have ended.
     since = begun + 2 * args.alone
     good = [o for o in load.outcomes if o.code is grpc.StatusCode.OK and since <= o.begun + o.seconds <= ended]
