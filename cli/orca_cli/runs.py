@@ -36,7 +36,7 @@ def state_of(folder: Path) -> tuple[Table, bool]:
     for column in ("process", "pid", "address", "ready"):
         table.add_column(column, justify="right" if column == "pid" else "left", overflow="fold")
     ready = []
-    ranks: dict[str, dict[str, str | None]] = {}  # by supervisor, what it tells of each
+    ranks: dict[str, Any] = {}  # by supervisor, what it tells of each
     for row in _processes(folder):
         if row["role"] == "rank":
             name = f"{row['engine']} rank {row['rank']}"

@@ -25,9 +25,7 @@ from orca_common.roles import Role
 from orca_common.service import in_thread
 from orca_common.settings import variable
 from orca_common.tls import Certificates, transport_of
-from orca_kernels.cpu.build import built
-from orca_worker import gpus
-from orca_worker.dtype import kernels_needed
+from orca_worker.machine import check_gpus, compile_kernels, kernels_needed
 from orca_worker.models.families import check_partition, check_type, family_of
 
 from .child import MODULE, Child, RedisChild
@@ -133,7 +131,7 @@ class Stack:
         self._model = str(await in_thread(partial(resolve_model, self._model, check_type)))
         checkpoint = read_checkpoint(self._model)
         check_partition(checkpoint, settings.tp, settings.pp)
-        gpus.check(settings.device, 0, settings.tp * settings.pp * settings.engines)
+        check_gpus(settings.device, 0, settings.tp * settings.pp * settings.engines)
         self._check_secrets()
         check_ports(settings)
         self._folder = RunFolder(self._run_dir)
@@ -142,7 +140,7 @@ class Stack:
 
             await check_reachable(settings.redis_url, REDIS_SECONDS, self._own_certificate)
         if family_of(checkpoint).needs_torch and kernels_needed(settings.device, settings.kernels):
-            await in_thread(partial(built, self._tell_compiling))
+            await in_thread(partial(compile_kernels, self._tell_compiling))
         try:
             async with asyncio.timeout(settings.start_timeout):
                 await self._start_all()

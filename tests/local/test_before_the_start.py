@@ -12,7 +12,7 @@ from orca_local.run_folder import RunFolder
 from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
 from orca_pool.reach import check_reachable
-from orca_worker import gpus
+from orca_worker.machine import gpus
 
 
 async def refusal(run_dir: Path, **settings: object) -> str:
@@ -59,7 +59,7 @@ async def test_certificates_and_keys(tmp_path: Path, settings: dict[str, str], s
     assert (await refusal(tmp_path, **settings)).startswith(sentence)
 
 
-@pytest.mark.skipif(gpus.count() > 0, reason="this machine has a GPU")
+@pytest.mark.skipif(gpus() > 0, reason="this machine has a GPU")
 async def test_no_gpu(tmp_path: Path) -> None:
     """A rank told it, after it had imported torch."""
     sentence = await refusal(tmp_path, device="cuda", tp=2)

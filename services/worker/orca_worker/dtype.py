@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from orca_common.errors import FailedPrecondition
 
-from . import gpus
 from .models.model import CPU
 
 if TYPE_CHECKING:
@@ -35,11 +34,6 @@ def choose_dtype(asked: str, device: torch.device | None, cpu: CPU) -> str:
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
     return "bfloat16" if kernels_are_used(cpu) or torch.cpu._is_avx512_bf16_supported() else "float32"
-
-
-def kernels_needed(device: str, kernels: str) -> bool:
-    """Whether a rank with these settings computes on a CPU with the compiled kernels, if they can be had."""
-    return kernels != "torch" and device != "cuda" and not (device == "auto" and gpus.count())
 
 
 def kernels_are_used(cpu: CPU) -> bool:

@@ -30,7 +30,8 @@ from orca_common.telemetry import Telemetry
 from orca_common.tls import transport_of
 
 from .controller import Controller
-from .dtype import choose_dtype, kernels_are_used, kernels_needed
+from .dtype import choose_dtype, kernels_are_used
+from .machine import kernels_needed
 from .models.families import check_type, family_of
 from .models.model import CPU
 from .process import die_with_parent

@@ -31,10 +31,9 @@ from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import InvalidArgument, OrcaError
 from orca_common.settings import child_environment
 from orca_common.tls import transport_of
-from orca_kernels.cpu.build import built
 
-from . import gpus, memory_limit
-from .dtype import kernels_needed
+from . import memory_limit
+from .machine import check_gpus, compile_kernels, kernels_needed
 from .models.families import check_type, family_of
 from .process import TORCH_DISTRIBUTED, reserve_port
 from .rank_process import RankProcess
@@ -322,7 +321,7 @@ class SupervisorApp:
         self._open.callback(pulse.close)
         status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive, self._told)
         self._open.callback(status.close)
-        gpus.check(settings.device, settings.first_gpu, settings.ranks)
+        check_gpus(settings.device, settings.first_gpu, settings.ranks)
         folder = await service.in_thread(partial(resolve_model, settings.model, check_type))  # once, not by each rank
         self._needs_kernels = family_of(read_checkpoint(folder)).needs_torch and kernels_needed(
             settings.device, settings.kernels
@@ -353,7 +352,7 @@ class SupervisorApp:
     async def run(self) -> None:
         assert self._supervisor is not None
         if self._needs_kernels:  # once, not by each rank
-            await service.in_thread(partial(built, self._tell))
+            await service.in_thread(partial(compile_kernels, self._tell))
             self._compiling = None
         await self._supervisor.run()
 
