@@ -69,7 +69,8 @@ class Caller:
 class Stream:
     """One request, from its first call to its end.
 
-    tokens: those that came, in order; accepted, queued: what the server has said. `calls` counts the calls.
+    tokens: those that came, in order; engine: that made the last one; accepted, queued: what the server has said.
+    `calls` counts the calls.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Stream:
         wanted: Sequence[int] | None = None,
         came: Callable[["Stream"], None] = lambda stream: None,
     ) -> None:
-        """wanted: the tokens that must come; None: any. came: called after each message."""
+        """wanted: the tokens that must come; None: any. came: called after each message with new ones."""
         self._caller, self._wanted, self._came = caller, wanted, came
         self._request = pb.GenerateRequest()
         self._request.CopyFrom(request)
@@ -90,6 +91,7 @@ class Stream:
         self._repeat: list[int] = []
         self._call: Any = None
         self.tokens: list[int] = []
+        self.engine = ""
         self.accepted, self.queued = False, 0
         self.finished: pb.Finished | None = None
         self.calls = 0
@@ -182,6 +184,7 @@ class Stream:
         """Checks a message. Returns the index of the token that comes next."""
         if message.HasField("accepted"):
             self.accepted, self.queued = True, message.accepted.queue_position
+        before = len(self.tokens)
         for token in message.tokens:
             if token.index != index:
                 raise self._violation(f"token {token.index} came where {index} was due")
@@ -192,10 +195,12 @@ class Stream:
                 if self._wanted is not None and (index >= len(self._wanted) or token.token_id != self._wanted[index]):
                     raise self._violation(f"token {index} is {token.token_id}, undisturbed it is another")
                 self.tokens.append(token.token_id)
+                self.engine = token.engine
             index += 1
         if message.HasField("finished"):
             self._end(message.finished)
-        self._came(self)
+        if len(self.tokens) > before:
+            self._came(self)
         return index
 
     def _end(self, finished: pb.Finished) -> None:
