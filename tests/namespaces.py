@@ -38,10 +38,10 @@ def _missing() -> str | None:
 class Places:
     """Namespaces by name, each with one address."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        """Makes nothing yet. names: without HERE, which is always one."""
-        self._prefix = f"oc{os.getpid() % 100000}"
-        self._net = f"10.{64 + os.getpid() % 128}"
+    def __init__(self, names: Sequence[str], number: int = 0) -> None:
+        """Makes nothing yet. names: without HERE, which is always one. number: of these among this process's places."""
+        self._prefix = f"oc{os.getpid() % 100000}{'abcdefghijklmnop'[number]}"  # a device's name has 15 characters
+        self._net = f"10.{64 + (os.getpid() + number) % 128}"
         self._numbers = {name: n for n, name in enumerate((HERE, *names), 1)}
         self._router = f"{self._prefix}-router"
         self._made: list[str] = []
@@ -100,9 +100,9 @@ class Places:
 
 
 @contextmanager
-def places(names: Sequence[str]) -> Iterator[Places]:
-    """The places, for as long as the block runs."""
-    made = Places(names)
+def places(names: Sequence[str], number: int = 0) -> Iterator[Places]:
+    """The places, for as long as the block runs. number: as in Places."""
+    made = Places(names, number)
     try:
         made.make()
         yield made

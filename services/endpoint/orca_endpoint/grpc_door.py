@@ -8,6 +8,7 @@ import asyncio
 import math
 import os
 import socket
+import stat
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -341,10 +342,13 @@ class GrpcDoor:
         """
         descriptors = Path("/proc/self/fd")
         for name in os.listdir(descriptors) if descriptors.exists() else ():
-            with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
-                inet = connection.family in (socket.AF_INET, socket.AF_INET6)
-                if inet and connection.getsockname()[1] == self._port:
-                    connection.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):
+                if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                    continue
+                with socket.socket(fileno=os.dup(int(name))) as connection:
+                    inet = connection.family in (socket.AF_INET, socket.AF_INET6)
+                    if inet and connection.getsockname()[1] == self._port:
+                        connection.shutdown(socket.SHUT_RDWR)
 
     async def stop(self, grace: float) -> None:
         """Accepts nothing more, and cancels what is left after `grace` seconds.
