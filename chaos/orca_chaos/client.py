@@ -79,9 +79,11 @@ class Stream:
         request: pb.GenerateRequest,
         wanted: Sequence[int] | None = None,
         came: Callable[["Stream"], None] = lambda stream: None,
+        again: Sequence[grpc.StatusCode] = AGAIN,
     ) -> None:
-        """wanted: the tokens that must come; None: any. came: called after each message with new ones."""
-        self._caller, self._wanted, self._came = caller, wanted, came
+        """wanted: the tokens that must come; None: any. came: called after each message with new ones. again: statuses
+        that are answered with another call."""
+        self._caller, self._wanted, self._came, self._again = caller, wanted, came, again
         self._request = pb.GenerateRequest()
         self._request.CopyFrom(request)
         self._request.request_id = self.request_id = uuid.uuid4().hex
@@ -123,7 +125,7 @@ class Stream:
                 await self._caller.stub().Cancel(pb.CancelRequest(request_id=self.request_id), timeout=10)
                 return
             except grpc.aio.AioRpcError as error:
-                if error.code() not in (*AGAIN, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.NOT_FOUND):
+                if error.code() not in (*self._again, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.NOT_FOUND):
                     raise self._violation(f"Cancel: {error.code().name}: {error.details()}") from None
             await asyncio.sleep(PAUSE)
         raise self._violation(f"Cancel: no endpoint has taken it for {PATIENCE:.0f} s")
@@ -221,7 +223,7 @@ class Stream:
             raise self._violation(f"its newest call ended ABORTED: {error.details()}")
         if code is grpc.StatusCode.INTERNAL and reason_of(error) == "ENGINES_LOST":
             raise Poisoned(f"request {self.request_id}: {error.details()}")
-        if code not in AGAIN:
+        if code not in self._again:
             raise self._violation(f"{code.name}: {error.details()}")
 
     def _violation(self, sentence: str) -> Violation:
