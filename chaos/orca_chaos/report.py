@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .faults import Fault
+from .late import WORTH_TELLING
 
 AIM = 3.0  # seconds: the longest pause that one fault should make, beyond its own duration
-LATE = 0.5  # seconds that this program may be late until its clock says nothing about a pause
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Round:
     @property
     def timed(self) -> bool:
         """Whether its pause is that of the faults, and not of this machine's other load."""
-        return self.late <= LATE
+        return self.late <= WORTH_TELLING
 
     def __str__(self) -> str:
         late = "" if self.timed else f" (not counted: this program itself was late by {self.late:.1f} s)"
@@ -76,7 +76,7 @@ class Report:
         lines.append(f"longest pause of one fault beyond its own time: {self.longest():.1f} s (the aim is {AIM:g} s)")
         lines.append(f"longest pause of rounds with several faults: {together:.1f} s")
         if late := sum(not one.timed for one in self.rounds):
-            lines.append(f"{late} rounds tell no pause: this program itself was late by more than {LATE:g} s")
+            lines.append(f"{late} rounds tell no pause: this program itself was late by more than {WORTH_TELLING:g} s")
         return "\n".join(lines)
 
 

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Self
 
+from .late import watched
+
 
 @dataclass
 class Disturbance:
@@ -71,12 +73,10 @@ class Streams(ABC):
         """Records what the streams see while the block runs, and until every stream goes on after it."""
         seen = self._disturbance = Disturbance(name)
         begun = time.monotonic()
-        watching = asyncio.create_task(_watch(seen))
-        try:
+        async with watched() as late:
             yield seen
             await self.flows()
-        finally:
-            watching.cancel()
+        seen.late = late.seconds
         seen.seconds = time.monotonic() - begun
         self._disturbance = None
 
@@ -91,11 +91,3 @@ class Streams(ABC):
             self._disturbance.pause = max(self._disturbance.pause, now - self._last[n])
             self._disturbance.tokens[engine] += 1
         self._last[n] = now
-
-
-async def _watch(seen: Disturbance) -> None:
-    """Notes how late the event loop of this program is."""
-    while True:
-        before = time.monotonic()
-        await asyncio.sleep(0.05)
-        seen.late = max(seen.late, time.monotonic() - before - 0.05)

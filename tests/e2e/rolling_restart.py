@@ -29,6 +29,7 @@ from orca_client import AsyncOrcaClient, Token  # noqa: E402
 
 ITERATION, TOKENS = 0.02, 60
 ROLES = ("endpoint", "scheduler", "supervisor", "rank")
+LONGEST = 240.0  # seconds until everything runs again and every stream has a token, and until the last requests end
 
 
 class Clients(Streams):
@@ -93,7 +94,7 @@ def ready(stack: Running) -> bool:
 async def restart(stack: Running, clients: Clients, role: str, pid: int) -> None:
     """Ends one process with SIGTERM, and waits until another one is there and every stream goes on."""
     count, begun = len(pids(stack, role)), time.monotonic()
-    async with clients.disturbed() as seen:
+    async with asyncio.timeout(LONGEST), clients.disturbed() as seen:
         os.kill(pid, signal.SIGTERM)
         await stack.until(lambda: not alive(pid), 60)
         ended = time.monotonic() - begun
@@ -116,12 +117,13 @@ async def main() -> int:
         model = make_timed(Path(folder) / "model", seconds=ITERATION)
         async with running(Path(folder) / "run", model, max_batch_size=args.streams, **settings) as stack:
             clients = Clients(stack.stack.grpc_addresses, args.streams)
-            async with clients:
+            async with asyncio.timeout(None) as limit, clients:
                 for _ in range(args.rounds):
                     for role in ROLES:
                         for pid in pids(stack, role):
                             if alive(pid):
                                 await restart(stack, clients, role, pid)
+                limit.reschedule(asyncio.get_running_loop().time() + LONGEST)
             await clients.close()
             print(f"{clients.finished} requests finished, {clients.resumed} times resumed by raw clients, no error")
     return 0
