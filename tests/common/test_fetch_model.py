@@ -299,12 +299,10 @@ def test_a_model_of_the_hub(tmp_path: Path) -> None:
         assert {token for path, token in seen if "a-model" in path} == {"Bearer a-token"}
         assert run("--to", tmp_path / "part", "--tokenizer-only", *words, **environment).returncode == 0
         assert "does not provide" in refused("--to", tmp_path / "no", "--hub", "an-owner/another", **environment)
-        nowhere = environment | {"HF_ENDPOINT": "http://127.0.0.1:1"}
-        said = refused("--to", tmp_path / "no", "--hub", "an-owner/another", **nowhere)
-        assert "is not in the hub's cache, and the hub cannot be reached; give a folder with the model" in said
     assert names(tmp_path / "whole") == WEIGHTS | MARK
     assert names(tmp_path / "part") == TOKENIZER | MARK
-    assert "does not provide" in refused("--to", tmp_path / "no", *words, **environment), "the hub is away"
+    said = refused("--to", tmp_path / "no", *words, **environment)
+    assert "is not in the hub's cache, and the hub cannot be reached; give a folder with the model" in said
 
 
 @pytest.mark.parametrize("words", [["--hub", "a/b", "--url", "http://x"], ["--folder", "x", "--sha256", "0"], []])
