@@ -18,7 +18,8 @@ class Told(Streams):
         raise NotImplementedError
 
     async def flows(self) -> None:
-        for n, self.now in self._tokens.pop(0):
+        for n, at in self._tokens.pop(0):
+            self.now = at
             self._came(n, "engine-0")
 
 
