@@ -1,6 +1,7 @@
 """`orca status` and `orca logs`: what a run of `orca serve` on this machine does, and what its processes say."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,14 +13,16 @@ from rich.table import Table
 
 from orca_common.errors import FailedPrecondition
 from orca_local import status_port
-from orca_local.run_folder import all_runs
+from orca_local.run_folder import all_runs, runs_now
 from orca_local.settings import StateSettings
 
 LOOK = 0.2  # seconds between looks for new lines
 
 
 def run_folder(given: Path | None) -> Path:
-    """The folder that was given, or that of the last run that was given none. Raises FailedPrecondition."""
+    """The folder that was given, or that of the last run that was given none: of those that still run, if any does.
+
+    Raises FailedPrecondition."""
     if given is not None:
         if not (given / "logs").is_dir():
             raise FailedPrecondition(f"run_dir: {given} is no run folder of `orca serve`")
@@ -27,27 +30,27 @@ def run_folder(given: Path | None) -> Path:
     runs = all_runs(StateSettings().runs)
     if not runs:
         raise FailedPrecondition(f"run_dir: there is no run in {StateSettings().runs}; --run-dir names another folder")
-    return runs[-1]
+    return next((run for run in reversed(runs) if runs_now(run)), runs[-1])
 
 
 def state_of(folder: Path) -> tuple[Table, bool]:
     """One line per process: whether it is ready, and why not. And whether all are, and there are some."""
     table = Table(box=None, pad_edge=False)
-    for column in ("process", "pid", "address", "ready"):
-        table.add_column(column, justify="right" if column == "pid" else "left", overflow="fold")
+    for column in ("process", "pid", "age", "address", "ready"):
+        table.add_column(column, justify="right" if column in ("pid", "age") else "left", overflow="fold")
     ready = []
     ranks: dict[str, Any] = {}  # by supervisor, what it tells of each
     for row in _processes(folder):
         if row["role"] == "rank":
             name = f"{row['engine']} rank {row['rank']}"
             why = ranks.get(row["supervisor"], {}).get(str(row["tensor_rank"]), "its supervisor does not tell")
-            table.add_row(name, str(row["pid"]), row["address"], why or "yes")
+            table.add_row(name, str(row["pid"]), _age(row["pid"]), row["address"], why or "yes")
             continue
-        said = _said(row["status"]) if row["status"] else {"reason": _unready_without_status(row["pid"])}
+        said = _said(row["pid"], row["status"])
         ranks[row["name"]] = said.get("ranks", {})
         why = said["reason"]
         ready.append(why is None)
-        table.add_row(row["name"], str(row["pid"]), row["address"], why or "yes")
+        table.add_row(row["name"], str(row["pid"] or ""), _age(row["pid"]), row["address"], why or "yes")
     return table, bool(ready) and all(ready)
 
 
@@ -58,16 +61,33 @@ def _processes(folder: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _said(status: str) -> dict[str, Any]:
-    """What a status port tells; that it does not answer, as its reason."""
+def _said(pid: int | None, status: str | None) -> dict[str, Any]:
+    """What a status port tells; that there is no process, or no answer, as its reason."""
+    if pid is None:
+        return {"reason": "is being started again"}
     try:
-        return status_port.ask(status)
+        said = status_port.ask(status) if status else {"reason": None}
     except OSError as error:
-        return {"reason": f"does not answer ({error})"}
+        said = {"reason": str(error)}
+    return said if _started(pid) is not None else {"reason": "has ended"}
 
 
-def _unready_without_status(pid: int) -> str | None:
-    return None if Path(f"/proc/{pid}").exists() else "it has ended"
+def _age(pid: int | None) -> str:
+    """How long a process has run: in seconds, minutes or hours."""
+    started = _started(pid) if pid is not None else None
+    if started is None:
+        return ""
+    seconds = max(0, int(time.clock_gettime(time.CLOCK_BOOTTIME) - started))
+    return f"{seconds} s" if seconds < 120 else f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
+
+
+def _started(pid: int) -> float | None:
+    """When a process began, in seconds since the machine's start. None: it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def logs_of(folder: Path, service: str | None) -> list[Path]:

@@ -1,4 +1,4 @@
-"""`processes.json` of a run folder: what runs now, by role, pid and address."""
+"""`processes.json` of a run folder: what runs now, by role, pid and address, and what is being started again."""
 
 import json
 import os
@@ -39,11 +39,12 @@ class ProcessTable:
             self._trouble = ""
 
     def _rows(self) -> list[dict[str, Any]]:
-        """A rank's `rank` is its number in its engine: stage-major, then by tensor rank."""
+        """A rank's `rank` is its number in its engine: stage-major, then by tensor rank. `pid` is null while a
+        process is being started again."""
         rows: list[dict[str, Any]] = [
             {"role": child.role, "name": child.name, "pid": child.pid, "address": child.address, "status": child.status}
             for child in self._children
-            if child.pid is not None and child.addresses
+            if child.addresses
         ]
         tp, pp = self._settings.tp, self._settings.pp
         for ordinal, ranks in sorted(self.ranks.items()):

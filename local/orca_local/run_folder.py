@@ -73,6 +73,18 @@ def new_run(runs: Path) -> Path:
     raise FailedPrecondition(f"run_dir: {runs} holds 1000 runs of this second")
 
 
+def runs_now(path: Path) -> bool:
+    """Whether a run holds the folder."""
+    try:
+        with open(path / LOCK) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # it holds no lock: no run got so far
+        return False
+    return False
+
+
 def all_runs(runs: Path) -> list[Path]:
     """The runs in a folder, the oldest first."""
     return sorted((path for path in runs.glob("*") if path.is_dir()), key=lambda path: path.stat().st_mtime_ns)

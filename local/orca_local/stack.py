@@ -28,9 +28,11 @@ from orca_common.tls import Certificates, transport_of
 from orca_worker.machine import check_gpus, compile_kernels, kernels_needed
 from orca_worker.models.families import check_partition, check_type, family_of
 
+from . import serve_log
 from .child import MODULE, Child, RedisChild
 from .keeping import keep
 from .process_table import ProcessTable
+from .rank_ends import RankEnds
 from .run_folder import RunFolder
 from .settings import SERVICES, StackSettings
 from .waiting import Waiting
@@ -72,16 +74,23 @@ class Stack:
         show: Callable[[str], None] = lambda reason: None,
         route: Route = direct,
     ) -> None:
-        self._settings, self._run_dir, self._say, self._show = settings, run_dir, say, show
+        self._settings, self._run_dir, self._tell, self._show = settings, run_dir, say, show
         self._more, self._route = environment or {}, route
         self._model = settings.model or str(DEMO_MODEL)
         self._redis: RedisChild | None = None  # None: it is the user's
         self._tls_dir = Path(settings.tls_dir).absolute() if settings.tls_dir is not None else None
         self._folder: RunFolder | None = None
         self._children: list[Child] = []
-        self._table = ProcessTable(run_dir / "processes.json", settings, self._children, say)
-        self._waiting = Waiting(self._children, say, show)
+        self._table = ProcessTable(run_dir / "processes.json", settings, self._children, self._say)
+        self._rank_ends = RankEnds(settings.tp, settings.pp, self._say)
+        self._waiting = Waiting(self._children, self._say, show)
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _say(self, sentence: str) -> None:
+        """Tells it, and leaves it in the run folder, where `orca logs` finds it among the lines of the processes."""
+        self._tell(sentence)
+        if self._folder is not None:
+            serve_log.write(self._folder.log("serve"), sentence)
 
     @property
     def model_name(self) -> str:
@@ -311,12 +320,14 @@ class Stack:
     # -- keeping it running
 
     async def _watch_ranks(self, ordinal: int, supervisor: Child) -> None:
-        """Keeps the ranks of `processes.json` current."""
+        """Keeps the ranks of `processes.json` current, and says which of them have ended."""
         while True:
             try:
                 async with self._transport.channel(supervisor.address, Role.WORKER, ()) as channel:
                     async for table in SupervisorStub(channel).Watch(pb.WatchRequest()):
+                        before = self._table.ranks.get(ordinal, [])
                         self._table.ranks[ordinal] = list(table.ranks)
+                        self._rank_ends.compare(ordinal, before, table.ranks)
                         self._table.write()
             except grpc.aio.AioRpcError:
                 self._table.ranks.pop(ordinal, None)

@@ -10,7 +10,9 @@ SECONDS = 5.0  # for an answer
 
 
 def ask(address: str) -> dict[str, Any]:
-    """What `/readyz` tells, ready or not. Blocks for at most SECONDS. Raises OSError when there is no whole answer."""
+    """What `/readyz` tells, ready or not. Blocks for at most SECONDS.
+
+    Raises OSError with a sentence when there is no whole answer."""
     try:
         try:
             with urllib.request.urlopen(f"http://{address}/readyz", timeout=SECONDS) as answer:
@@ -18,5 +20,10 @@ def ask(address: str) -> dict[str, Any]:
         except urllib.error.HTTPError as error:  # it is not ready
             with error:
                 return json.load(error)
+    except urllib.error.URLError as error:
+        why = error.reason.strerror if isinstance(error.reason, OSError) else error.reason
+        raise OSError(f"its status port does not answer ({why})") from None
+    except TimeoutError:
+        raise OSError(f"its status port did not answer within {SECONDS:g} s") from None
     except (http.client.HTTPException, ValueError) as error:  # it ended meanwhile, or another program has the port
         raise OSError(f"http://{address}/readyz gave no answer ({type(error).__name__})") from None

@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from orca_cli import serving
-from orca_cli.runs import logs_of, run_folder
+from orca_cli.runs import logs_of, run_folder, state_of
 from orca_client import __version__
 from orca_common.errors import FailedPrecondition
 from orca_local.run_folder import RunFolder, new_run
@@ -165,7 +165,11 @@ def test_logs(state: Path) -> None:
 
 def test_the_last_run(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
-    assert run_folder(None).parent == state / "orca/runs"
+    (run,) = (state / "orca/runs").iterdir()
+    with RunFolder(run):  # it still runs, so a later one that has ended hides it no more
+        RunFolder(new_run(state / "orca/runs")).close()
+        assert run_folder(None) == run
+    assert run_folder(None) != run
     monkeypatch.setenv("XDG_STATE_HOME", str(state / "empty"))
     with pytest.raises(FailedPrecondition, match=r"^run_dir: there is no run in "):
         run_folder(None)
@@ -177,3 +181,23 @@ def test_status(state: Path) -> None:
     done = orca("status", XDG_STATE_HOME=str(state))
     assert done.returncode == 1
     assert "nothing runs in " in done.stdout
+
+
+def test_status_of_what_is_away(state: Path) -> None:
+    """A process that is being started again had no row, so that all seemed well."""
+    (run,) = (state / "orca/runs").iterdir()
+    here = {"pid": os.getpid(), "address": "a"}
+    rows = [
+        {"role": "redis", "name": "redis", "status": None, **here},
+        {"role": "endpoint", "name": "endpoint-0", "status": "127.0.0.1:1", **here, "pid": None},
+        {"role": "scheduler", "name": "scheduler-0", "status": "127.0.0.1:1", **here},
+    ]
+    (run / "processes.json").write_text(json.dumps(rows))
+    table, ready = state_of(run)
+    assert not ready
+    assert list(table.columns[-1].cells) == [
+        "yes",
+        "is being started again",
+        "its status port does not answer (Connection refused)",
+    ]
+    assert [bool(age) for age in table.columns[2].cells] == [True, False, True]

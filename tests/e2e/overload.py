@@ -124,7 +124,7 @@ def resident(pid: int) -> float:
 
 
 def memory(stack: Running) -> dict[str, float]:
-    return {f"{p['role']} {p['pid']}": resident(p["pid"]) for p in stack.processes()}
+    return {f"{p['role']} {p['pid']}": resident(p["pid"]) for p in stack.processes() if p["pid"]}
 
 
 def error_of(pairs: list[tuple[float, float]]) -> str:

@@ -75,7 +75,7 @@ def _prompt(n: int) -> list[int]:
 
 
 def pids(stack: Running, role: str) -> list[int]:
-    return [p["pid"] for p in stack.processes() if p["role"] == role]
+    return [p["pid"] for p in stack.processes() if p["role"] == role and p["pid"]]
 
 
 def alive(pid: int) -> bool:

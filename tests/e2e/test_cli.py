@@ -78,6 +78,13 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
         answer = client.completions.create(model=model, prompt="import ", max_tokens=6, temperature=0)
         assert answer.choices[0].text == text
 
+    assert process.stdout
+    for role, sentence in (("rank", "engine-0 rank 0 (pid {}) ended"), ("scheduler", "scheduler-0 (pid {}) ended")):
+        pid = int(str(found[role]["pid"]))
+        os.kill(pid, signal.SIGKILL)
+        assert any(sentence.format(pid) in line for line in process.stdout)
+        assert sentence.format(pid) in orca("logs", "serve", "--run-dir", str(run_dir)).stdout
+
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= len(found)
     process.send_signal(signal.SIGINT)

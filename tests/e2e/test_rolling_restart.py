@@ -22,7 +22,7 @@ async def tokens(client: AsyncOrcaClient, prompt: list[int]) -> list[int]:
 
 def pids(stack: Running) -> dict[str, int]:
     """The endpoints that run, by address."""
-    return {p["address"]: p["pid"] for p in stack.processes() if p["role"] == "endpoint"}
+    return {p["address"]: p["pid"] for p in stack.processes() if p["role"] == "endpoint" and p["pid"]}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -5,8 +5,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from orca_local.backoff import FIRST, LONGEST, QUIET, Backoff
+from orca.v1 import worker_pb2 as pb
 from orca_local.child import Child
 from orca_local.keeping import UNSTEADY, keep
+from orca_local.rank_ends import RankEnds
 
 LISTENS = """echo '{"status": "127.0.0.1:1"}'; """
 
@@ -60,3 +62,23 @@ async def test_a_process_that_cannot_start_again(tmp_path: Path) -> None:
         await keeping
     await child.end(5)
     assert said[1:] == ["scheduler-0 did not start: no memory; it is tried again and again"]
+
+
+def test_the_ends_of_ranks_are_told() -> None:
+    """By name and pid; a rank that dies again and again is told of UNSTEADY times."""
+    said: list[str] = []
+    ends = RankEnds(2, 2, said.append)
+
+    def table(*pids: int) -> list[pb.RankEntry]:
+        return [pb.RankEntry(local_rank=number, pid=pid) for number, pid in enumerate(pids)]
+
+    ends.compare(3, [], table(7, 8))
+    assert not said
+    for pid in range(8, 14):
+        ends.compare(3, table(7, pid), table(7, 0))
+        ends.compare(3, table(7, 0), table(7, pid + 1))
+    assert said == [
+        "engine-1 rank 3 (pid 8) ended, supervisor-3 starts it again",
+        "engine-1 rank 3 (pid 9) ended, supervisor-3 starts it again",
+        "engine-1 rank 3 (pid 10) ended, again; supervisor-3 starts it until it stays up",
+    ]

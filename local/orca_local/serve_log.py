@@ -1,0 +1,15 @@
+"""`logs/serve.log`: what `orca serve` itself said, in the form of all other logs. It says which process has died."""
+
+import logging
+from pathlib import Path
+
+from orca_common.logs import JsonFormatter
+
+from .redis_log import append
+
+formatter = JsonFormatter("orca-serve")
+
+
+def write(log: Path, sentence: str) -> None:
+    """Appends a sentence. A full disk loses it, and ends nothing."""
+    append(log, [formatter.format(logging.LogRecord("serve", logging.INFO, "", 0, "%s", (sentence,), None))])
