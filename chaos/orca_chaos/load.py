@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from orca.v1 import orca_pb2 as pb
 
-from .client import Caller, Poisoned, Stream, Violation
+from .client import Caller, Lost, Poisoned, Stream, Violation
 from .oracle import Known
 
 LEAVES, CANCELS = 0.15, 0.1  # shares of the requests whose client breaks its call and resumes, or cancels
@@ -28,10 +28,16 @@ class Disturbance:
 
 
 class Load:
-    """Keeps `streams` requests running. The first violation ends the block that it is used in."""
+    """Keeps `streams` requests running. The first violation ends the block that it is used in.
 
-    def __init__(self, caller: Caller, known: Sequence[Known], seed: int, streams: int) -> None:
-        self.finished = self.cancelled = self.poisoned = self.calls = 0
+    may_lose: requests may end DATA_LOSS; they are counted.
+    """
+
+    def __init__(
+        self, caller: Caller, known: Sequence[Known], seed: int, streams: int, *, may_lose: bool = False
+    ) -> None:
+        self.finished = self.cancelled = self.poisoned = self.lost = self.calls = 0
+        self._may_lose = may_lose
         self.faults = 0  # that have begun: who does them counts here
         self._caller, self._streams, self._seed = caller, streams, seed
         self._asked = itertools.cycle(known)
@@ -106,6 +112,11 @@ class Load:
             if self.faults - faults < FATAL_LOSSES:
                 raise Violation(f"{poisoned}, after {self.faults - faults} faults") from None
             self.poisoned += 1
+            return
+        except Lost:
+            if not self._may_lose:
+                raise
+            self.lost += 1
             return
         finally:
             self.calls += stream.calls
