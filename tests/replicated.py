@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from redis import ConnectionError, Redis
 
@@ -118,14 +118,14 @@ class Replicated:
     def _would(self, sentinel: int) -> bool:
         with Redis(port=sentinel, socket_timeout=5, decode_responses=True) as asked:
             known = asked.sentinel_slaves(SERVICE)
-            others = asked.sentinel_sentinels(SERVICE)
+            others = cast(list[Any], asked.sentinel_sentinels(SERVICE))
         well = [one for one in known if one["port"] == self.replica.port and one["flags"] == "slave"]
         return bool(well) and well[0]["master-link-status"] == "ok" and len(others) == SENTINELS - 1
 
     def _named(self) -> Iterator[int]:
         for port in self._sentinels:
             with Redis(port=port, socket_timeout=5) as asked:
-                yield asked.sentinel_get_master_addr_by_name(SERVICE)[1]
+                yield cast(Any, asked.sentinel_get_master_addr_by_name(SERVICE))[1]
 
 
 def _listening(command: list[str], port: int, log: Path) -> "subprocess.Popen[bytes]":
