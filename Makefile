@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ROUNDS ?= 30
 FUZZ ?= 600
+INPUTS ?= 1000000
 SEEDS ?= 300
 SECONDS ?= 60
 TREE ?= .
@@ -13,11 +14,16 @@ PART ?= kubernetes
 PYTEST = $(BIN)/pytest -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix takeovers links restart overload lint audit docs
+.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload lint audit docs
 .PHONY: simulate bench bench-pool gpu protos locks images push
 
 help: ## Show this help.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
+		line = sprintf("make %-16s", $$1); count = split($$2, words, " "); \
+		for (n = 1; n <= count; n++) { \
+			if (length(line " " words[n]) > 80) { print line; line = sprintf("%21s", "") } \
+			line = line " " words[n] } \
+		print line }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Install everything into .venv; the other targets do this first.
 
@@ -53,14 +59,17 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0.
 	$(BIN)/python tests/simulator/simulate.py --seeds $(SEEDS) --first $(or $(FIRST),0)
 
-fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside, for FUZZ=600 seconds; `make test` runs a sample.
-	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ)
+fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside: INPUTS=1000000, FUZZ=600 seconds at most; `make test` runs a sample.
+	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ) --count $(INPUTS)
 
 matrix: $(STAMP) ## Kill every process at every moment of a request's life, ROUNDS=30 times each.
 	$(BIN)/python tests/e2e/kill_matrix.py --rounds $(ROUNDS)
 
 takeovers: $(STAMP) ## Stop and kill schedulers and stop Redis under load, ROUNDS=30 times each.
 	$(BIN)/python tests/e2e/takeovers.py --rounds $(ROUNDS)
+
+sentinel: $(STAMP) ## Kill the primary of a Redis with a replica and Sentinels under load, ROUNDS=30 times, without WAITAOF and with it.
+	$(BIN)/python tests/e2e/failovers.py --rounds $(ROUNDS)
 
 links: $(STAMP) ## As root: cut each link between machines for 1, 5 and 30 s in each direction, ROUNDS=30 times.
 	$(BIN)/python tests/e2e/link_cuts.py --rounds $(ROUNDS)

@@ -26,10 +26,11 @@ from orca_chaos.client import Caller  # noqa: E402
 from orca_chaos.load import Load  # noqa: E402
 from orca_chaos.local_target import LocalTarget, local_target  # noqa: E402
 from orca_chaos.oracle import learn  # noqa: E402
-from orca_chaos.rounds import LATE, healed, nothing_left  # noqa: E402
+from orca_chaos.rounds import healed, nothing_left  # noqa: E402
 from orca_local.settings import ServeSettings  # noqa: E402
 
 PATIENCE = 120.0  # seconds for Sentinel to do its part
+LATE = 0.5  # seconds that this program may be late without a word
 ALONE = 0.9  # seconds at most that a primary works without its replica before it is killed
 
 
@@ -81,7 +82,7 @@ async def run(folder: Path, rounds: int, replicas: int, seed: int) -> str:
             redis_url=redis.url,
             redis_replicas=replicas,
         )
-        async with local_target(settings, folder / "run", print) as target:
+        async with local_target(settings, folder / "run", print, links=False) as target:
             caller = Caller(target.addresses)
             try:
                 known = await learn(caller, seed, 12)
