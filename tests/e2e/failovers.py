@@ -85,7 +85,7 @@ async def run(folder: Path, rounds: int, replicas: int, seed: int) -> str:
         async with local_target(settings, folder / "run", print, links=False) as target:
             caller = Caller(target.addresses)
             try:
-                known = await learn(caller, seed, 12)
+                known = await learn(caller, seed, 8)
                 async with Load(caller, known, seed, streams=4, may_lose=replicas == 0) as load:
                     for number in range(1, rounds + 1):
                         alone = draw.uniform(0.0, ALONE) if number % 2 == 0 else None
