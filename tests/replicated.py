@@ -1,5 +1,6 @@
 """Redis with a replica, watched by Sentinels: the servers are processes on free ports of this machine."""
 
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,6 +32,10 @@ class Server:
         """options: besides those of the embedded server. Returns when it answers."""
         command = [*embedded_pool.command(self._folder, self.port), *options]
         self._child = _listening(command, self.port, self._folder / "log")
+
+    def send_signal(self, number: int) -> None:
+        if self._child is not None:
+            self._child.send_signal(number)
 
     def kill(self) -> None:
         """Ends it by SIGKILL."""
@@ -88,13 +93,17 @@ class Replicated:
         self.url = f"redis+sentinel://{told}/{SERVICE}/0"
 
     def part_replica(self) -> None:
-        """Breaks the replica's connection. It comes back within a second or so, and lacks what comes meanwhile."""
+        """From now on the replica gets no writes: it stands still, and its connection is closed."""
+        self.replica.send_signal(signal.SIGSTOP)
         with Redis(port=self.primary.port, socket_timeout=5) as asked:
             asked.client_kill_filter(_type="replica")
 
-    def behind(self) -> int:
-        """The bytes of writes that the replica lacks."""
-        return self.primary.replication()["master_repl_offset"] - self.replica.replication()["slave_repl_offset"]
+    def kill_primary(self) -> int:
+        """Kills it, and lets the replica go on. Returns how many bytes of writes the replica lacks, at least."""
+        written = self.primary.replication()["master_repl_offset"]
+        self.primary.kill()
+        self.replica.send_signal(signal.SIGCONT)
+        return max(0, written - self.replica.replication()["slave_repl_offset"])
 
     def taken_over(self) -> bool:
         """Whether every Sentinel names the replica, and it takes writes. Then the two have changed their parts."""

@@ -2,10 +2,10 @@
 
     python tests/e2e/failovers.py --rounds 10 [--replicas 0] [--seed 1]
 
-A stack runs on a primary with a replica and three Sentinels. In every other round the replica has just lost its
-connection, so it lacks the last writes. Then the primary is killed; once the replica has taken over, the killed server
-comes back as its replica. With `redis_replicas` 0 each stream must be right or end with DATA_LOSS. With 1 (WAITAOF)
-each must be right. Nothing may be claimed, wait or be left at the end.
+A stack runs on a primary with a replica and three Sentinels. In every other round the replica stands still for up to a
+second before, without a connection, so it lacks the last writes. Then the primary is killed; once the replica has taken
+over, the killed server comes back as its replica. With `redis_replicas` 0 each stream must be right or end with
+DATA_LOSS. With 1 (WAITAOF) each must be right. Nothing may be claimed, wait or be left at the end.
 """
 
 import argparse
@@ -45,22 +45,21 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 async def failover(redis: Replicated, target: LocalTarget, load: Load, alone: float | None) -> str:
-    """One round. alone: seconds between the replica's loss of its connection and the kill. Returns what was seen."""
+    """One round. alone: seconds that the primary works without its replica. Returns what was seen."""
     lost, finished = load.lost, load.finished
     async with load.disturbed() as seen:
         if alone is not None:
             await asyncio.to_thread(redis.part_replica)
             await asyncio.sleep(alone)
-        behind = await asyncio.to_thread(redis.behind)
         load.faults += 1
-        redis.primary.kill()
+        lacked = await asyncio.to_thread(redis.kill_primary)
         await until(redis.taken_over, "the replica takes over")
         redis.rejoin()
         await until(redis.whole, "the killed server follows")
         await healed(target)
     late = f"; this program itself was late by {seen.late:.1f} s" if seen.late > LATE else ""
     ends = f"{load.finished - finished} streams ended right, {load.lost - lost} with DATA_LOSS"
-    return f"the replica lacked {behind} bytes, longest pause {seen.pause:.1f} s, {ends}{late}"
+    return f"the replica lacked {lacked} bytes, longest pause {seen.pause:.1f} s, {ends}{late}"
 
 
 async def run(folder: Path, rounds: int, replicas: int, seed: int) -> str:

@@ -93,6 +93,8 @@ class Cuts:
             except (Violation, BaseExceptionGroup, OSError, OrcaError) as error:
                 self.failed[number] = str(first_of(error) or repr(error))
                 print(f"round {number} FAILED: {self.failed[number]}; its logs: {folder}", flush=True)
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    raise
             else:
                 self.passed.append(number)
                 print(f"round {number} passed: tokens equal, nothing claimed, no key left", flush=True)
