@@ -13,6 +13,9 @@ from orca_local import embedded_pool
 
 SERVICE = "orca"
 SENTINELS, QUORUM = 3, 2
+# Seconds. Sentinel asks as often, and each second at least. With less, a busy machine makes it replace a primary that
+# is well, even by a server that was just started again with old data.
+DOWN_AFTER = 2.0
 
 
 class Server:
@@ -61,13 +64,14 @@ def server(folder: Path, *options: str) -> Iterator[Server]:
 
 
 @contextmanager
-def sentinel(folder: Path, primary: int, quorum: int = 1) -> Iterator[int]:
-    """A Sentinel that finds the primary down after half a second. Its port."""
+def sentinel(folder: Path, primary: int, quorum: int = 1, down_after: float = 0.5) -> Iterator[int]:
+    """A Sentinel that finds the primary down after so many seconds. Its port."""
     port = embedded_pool.free_port()
     folder.mkdir()
     (folder / "sentinel.conf").write_text(
         f"port {port}\nbind 127.0.0.1\nsentinel monitor {SERVICE} 127.0.0.1 {primary} {quorum}\n"
-        f"sentinel down-after-milliseconds {SERVICE} 500\nsentinel failover-timeout {SERVICE} 2000\n"
+        f"sentinel down-after-milliseconds {SERVICE} {down_after * 1000:.0f}\n"
+        f"sentinel failover-timeout {SERVICE} 2000\n"
     )
     command = [str(embedded_pool.binary()), str(folder / "sentinel.conf"), "--sentinel"]
     child = _listening(command, port, folder / "log")
@@ -86,7 +90,7 @@ class Replicated:
         self.primary = servers.enter_context(server(folder / "redis-0"))
         self.replica = servers.enter_context(server(folder / "redis-1", *self.primary.as_replica))
         self._sentinels = [
-            servers.enter_context(sentinel(folder / f"sentinel-{n}", self.primary.port, QUORUM))
+            servers.enter_context(sentinel(folder / f"sentinel-{n}", self.primary.port, QUORUM, DOWN_AFTER))
             for n in range(SENTINELS)
         ]
         told = ",".join(f"127.0.0.1:{port}" for port in self._sentinels)
@@ -106,23 +110,23 @@ class Replicated:
         return max(0, written - self.replica.replication()["slave_repl_offset"])
 
     def taken_over(self) -> bool:
-        """Whether every Sentinel names the replica, and it takes writes. Then the two have changed their parts."""
-        if set(self._named()) != {self.replica.port} or self.replica.replication()["role"] != "master":
-            return False
-        self.primary, self.replica = self.replica, self.primary
-        return True
+        """Whether every Sentinel names the replica, and it takes writes."""
+        return set(self._named()) == {self.replica.port} and self.replica.replication()["role"] == "master"
 
     def rejoin(self) -> None:
-        """Starts the server that was killed, as the replica."""
-        self.replica.start(*self.primary.as_replica)
+        """Starts the server that was killed, as the replica of the other one."""
+        self.primary.start(*self.replica.as_replica)
 
     def whole(self) -> bool:
-        """Whether the replica follows, and every Sentinel would make it the primary."""
+        """Whether one of the two follows the other, and every Sentinel would make it the primary. Notes which does."""
+        named = set(self._named())
+        if self.primary.port not in named:
+            self.primary, self.replica = self.replica, self.primary
         try:
             link = self.replica.replication().get("master_link_status")
         except ConnectionError:
             return False
-        return link == "up" and all(self._would(port) for port in self._sentinels)
+        return named == {self.primary.port} and link == "up" and all(self._would(port) for port in self._sentinels)
 
     def _would(self, sentinel: int) -> bool:
         with Redis(port=sentinel, socket_timeout=5, decode_responses=True) as asked:
