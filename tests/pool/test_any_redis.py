@@ -1,6 +1,7 @@
 """The pool on what users have: a primary that Sentinel replaces, a cluster, and a server that may forget."""
 
 import asyncio
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -69,6 +70,21 @@ async def test_what_a_client_saw_survives_the_primary(tmp_path: Path) -> None:
             assert answer.rows == [-1]
             with pytest.raises(Unavailable, match="0 replicas that are up to date, 1 are asked for"):
                 await pool.cancel("r")  # the new primary has no replica, so nothing can be promised
+
+
+async def test_a_replica_that_is_slow_is_asked_again(tmp_path: Path) -> None:
+    """One that is asked while it writes to its disk answers too early; by itself it answers again after a second."""
+    with server(tmp_path / "a") as primary, server(tmp_path / "b", *primary.as_replica) as replica:
+        await until(lambda: replica.replication()["master_link_status"] == "up")
+        asked = Redis(port=primary.port)
+        async with Pool(f"redis://127.0.0.1:{primary.port}/0", "slow", patience=60) as pool:
+            assert await pool._link.command("SET", "a", 1, replicas=1) == b"OK"
+            replica.send_signal(signal.SIGSTOP)
+            writing = asyncio.create_task(pool._link.command("SET", "a", 2, replicas=1))
+            await until(lambda: asked.info("commandstats")["cmdstat_waitaof"]["calls"] >= 4)
+            assert not writing.done()
+            replica.send_signal(signal.SIGCONT)
+            assert await writing == b"OK"
 
 
 async def test_a_cluster_says_where_the_pool_is(tmp_path: Path) -> None:
