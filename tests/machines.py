@@ -24,7 +24,7 @@ DRAIN = 10.0  # seconds for each process to end
 class Machines:
     """The processes, each in its place: the `Target` of the checks."""
 
-    engines = 1
+    engines = endpoints = 1
     pool = "default"
 
     def __init__(self, where: Places, model: Path, folder: Path) -> None:
