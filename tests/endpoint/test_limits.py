@@ -27,6 +27,7 @@ from orca_common.errors import InvalidArgument, OrcaError, ResourceExhausted
 from orca_endpoint.bodies import MAX_VALUES, check_values
 from orca_endpoint.limits import Limits
 from orca_endpoint.settings import EndpointSettings
+from orca_endpoint.threads import Threads
 from orca_pool.records import Reason
 
 PATH = "/orca.v1.Orca/Generate"
@@ -186,6 +187,36 @@ async def test_a_grpc_body_counts_until_the_pool_has_its_request(small: World, m
     await small.engine.claim()
     await until(lambda: limits._calls.total() == 1 and limits._bytes == 0)
     call.cancel()
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"n": 2}], ids=str)
+async def test_an_http_body_counts_until_the_pool_has_its_requests(small: World, more: dict[str, object]) -> None:
+    """However long its answer takes."""
+    limits: Limits = small.serving.app.limits
+    host, _, port = small.serving.addresses["http"].rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(post(json.dumps({"prompt": [5] * 100, "max_tokens": 1, **more}).encode()))
+    await small.engine.claim()
+    await until(lambda: limits._calls.total() == 1 and limits._bytes == 0)
+    writer.close()
+    await small.serving.quiet()
+
+
+async def test_large_inputs_wait_in_a_queue_with_a_size() -> None:
+    threads, go = Threads("tokenizing", 1, 1), threading.Event()
+    try:
+        running, waiting = (asyncio.create_task(threads.run(go.wait)) for _ in range(2))
+        await asyncio.sleep(0)
+        with pytest.raises(ResourceExhausted, match="2 large inputs") as refused:
+            await threads.run(go.wait)
+        assert refused.value.reason == "ENDPOINT_FULL"
+        go.set()
+        assert await running
+        assert await waiting
+        assert await threads.run(go.wait)
+    finally:
+        go.set()
+        threads.close()
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ class EndpointApp:
         self._open.push_async_callback(self._pool.close)
         self._open.push_async_callback(self.delivery.close)
         self._open.callback(self.endpoint.large.close)
+        self._open.callback(self.endpoint.tokenizing.close)
         self.limits, connections = Limits(settings), connections_allowed(settings.max_connections)
         self._grpc = GrpcDoor(self.endpoint, keys, transport, self.limits, connections)
         self._http = HttpDoor(self.endpoint, keys, transport, self.limits, connections)

@@ -47,9 +47,9 @@ from .endpoint import Endpoint
 from .events import Accepted, Event, Finished, Prompted, Token
 from .grpc_scores import prompt_messages, token_message
 from .limits import Held, Limits
-from .one_thread import OneThread
 from .reflection import SERVICES as REFLECTION
 from .reflection import Reflection
+from .threads import Threads
 
 ORCA, HEALTH = "orca.v1.Orca", "grpc.health.v1.Health"
 Context = grpc.aio.ServicerContext
@@ -161,7 +161,7 @@ class OrcaServicer:
 class Messages:
     """Reads the request of a call."""
 
-    def __init__(self, seconds: float, thread: OneThread) -> None:
+    def __init__(self, seconds: float, thread: Threads) -> None:
         """seconds: for a message to come. thread: parses the large ones."""
         self._seconds, self._thread = seconds, thread
 
