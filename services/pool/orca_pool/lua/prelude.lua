@@ -220,17 +220,17 @@ local function recent_capacity(mean, time)
 end
 
 -- What the queue says of a request behind `ahead` others, which have `tokens` new tokens and `slots` slots together (the
--- request's own slots among them). Returns the microseconds until it begins, and those from one of its tokens to the
--- next. Both are nil while no engine has told its pace; the first is 0 while there is room for all of them.
---
--- Once the first request has made room, `rate` tokens a microsecond leave the queue.
+-- request's own slots among them). Returns the microseconds until it begins, and what that was made of: the microseconds
+-- until the first request makes room, those for each token that leaves the queue then, and how many requests run at a
+-- time. All are nil while no engine has told its pace; the first is 0 while there is room for all of them.
 local function prediction(ahead, tokens, slots, time)
   local room, rate, width, first = recent_capacity(slots / (ahead + 1), time)
   if rate == 0 then
-    return nil, nil
+    return nil
   end
   local length = tonumber(call('HGET', POOL, 'length')) or 1
-  return room > ahead and 0 or math.max(first - time, 0) + tokens * length / rate, width / rate
+  local soonest, each = math.max(first - time, 0), length / rate
+  return room > ahead and 0 or soonest + tokens * each, soonest, each, width
 end
 
 -- The end of a request in its binary form (wire.FINISH).
@@ -394,13 +394,14 @@ local function tops_between(id, first, count)
 end
 
 -- Makes a call the one listener of a request. The request is known, and the endpoint registered. `known` and `last`: how
--- many tokens the call has, and the last of them. `seen` and `digest`: as in `unseen`. A call that is refused changes
--- nothing for the one that listens.
+-- many tokens the call has, and the last of them. `seen` and `digest`: as in `unseen`. `starts_in`: of a request that was
+-- just queued, what `prediction` said of it (false: nothing). A call that is refused changes nothing for the one that
+-- listens.
 -- Returns a number of REFUSAL, or
 -- {record, position, microseconds until a waiting request begins or '', index of the first token, tokens, their tops, the
 -- prompt's logprobs, engines, reason, final, submitted, claimed at, first token, finished}. Record and prompt's logprobs
 -- are '' when the call has tokens: it has both.
-local function attach(id, endpoint, attempt, known, last, seen, digest)
+local function attach(id, endpoint, attempt, known, last, seen, digest, starts_in)
   local key = REQUEST .. id
   local attached, closed, listener, deadline, state, final, reason, claim, engine =
     fields(key, 'attempt', 'closed', 'endpoint', 'deadline', 'state', 'final', 'reason', 'claim', 'engine')
@@ -417,13 +418,13 @@ local function attach(id, endpoint, attempt, known, last, seen, digest)
     supersede(id, listener, theirs)
   end
   call('HSET', key, 'endpoint', endpoint, 'attempt', attempt, 'closed', 0, 'detach_at', '')
-  local position, starts_in = 0, nil
+  local position = 0
   if state ~= 'ended' then
     set_listener(id, endpoint, attempt, listener, claim, engine)
     set_due(id, deadline, '')
     position = (call('ZRANK', WAITING, id) or -1) + 1
   end
-  if position > 0 then
+  if position > 0 and starts_in == nil then
     local waiting, tokens, slots = call('ZCARD', WAITING), fields(LOAD, 'tokens', 'slots')
     local ahead = (position - 1) / waiting -- a part of the whole queue
     starts_in = prediction(position - 1, ahead * (tokens or 0), position / waiting * (slots or 1), now())
