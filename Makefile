@@ -17,7 +17,12 @@ PYTEST = $(BIN)/pytest -n 3 --dist worksteal
 .PHONY: simulate bench bench-pool gpu protos locks images push
 
 help: ## Show this help.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
+		line = sprintf("make %-16s", $$1); count = split($$2, words, " "); \
+		for (n = 1; n <= count; n++) { \
+			if (length(line " " words[n]) > 80) { print line; line = sprintf("%21s", "") } \
+			line = line " " words[n] } \
+		print line }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Install everything into .venv; the other targets do this first.
 

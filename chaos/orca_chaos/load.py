@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from orca.v1 import orca_pb2 as pb
 
 from .client import Caller, Poisoned, Stream, Violation
+from .late import watched
 from .oracle import Known
 
 LEAVES, CANCELS = 0.15, 0.1  # shares of the requests whose client breaks its call and resumes, or cancels
@@ -69,12 +70,10 @@ class Load:
         """Records what the streams see while the block runs, and until every stream goes on after it."""
         seen = self._disturbance = Disturbance()
         begun = time.monotonic()
-        watching = asyncio.create_task(_watch(seen))
-        try:
+        async with watched() as late:
             yield seen
             await self.flows()
-        finally:
-            watching.cancel()
+        seen.late = late.seconds
         seen.seconds = time.monotonic() - begun
         self._disturbance = None
 
@@ -122,11 +121,3 @@ class Load:
         if self._disturbance is not None:
             self._disturbance.pause = max(self._disturbance.pause, now - self._last[n])
         self._last[n] = now
-
-
-async def _watch(seen: Disturbance) -> None:
-    """Notes how late the event loop of this program is."""
-    while True:
-        before = time.monotonic()
-        await asyncio.sleep(0.05)
-        seen.late = max(seen.late, time.monotonic() - before - 0.05)

@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 from .client import Caller, Violation
 from .faults import Fault, Victim, plan
+from .late import WORTH_TELLING
 from .load import Load
 from .oracle import learn
 from .pool_check import leftovers
 from .report import Report
 from .target import Target, Watched
 
-LATE = 0.5  # seconds that this program may be late without a word
 HEALED = 180.0  # seconds within which everything must run again
 
 
@@ -43,7 +43,7 @@ async def run(
                     done = await asyncio.gather(*(_one(target, load, fault) for fault in faults))
                     await healed(target)
                 report.add(faults, done, seen)
-                late = f" (this program itself was late by {seen.late:.1f} s)" if seen.late > LATE else ""
+                late = f" (this program itself was late by {seen.late:.1f} s)" if seen.late > WORTH_TELLING else ""
                 say(f"  longest pause {seen.pause:.1f} s, all well after {seen.seconds:.1f} s{late}")
         await nothing_left(target)
     except (Violation, BaseExceptionGroup) as error:

@@ -31,6 +31,7 @@ from orca_client import AsyncOrcaClient, Token  # noqa: E402
 ITERATION, TOKENS = 0.02, 60
 ROLES = ("endpoint", "scheduler", "supervisor", "rank")
 PAUSE = 0.1  # seconds after which the raw client calls again
+LONGEST = 120.0  # seconds until every stream has a token again, and until the last requests end
 
 
 class Streams:
@@ -100,10 +101,11 @@ class Streams:
         self.finished += 1
 
     async def flows(self) -> None:
-        """Returns when every stream has had a token from now on."""
+        """Returns when every stream has had a token from now on. Raises TimeoutError when one does not."""
         now = time.monotonic()
-        while len(self._last) < self._count or any(last <= now for last in self._last.values()):
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(LONGEST):
+            while len(self._last) < self._count or any(last <= now for last in self._last.values()):
+                await asyncio.sleep(0.05)
 
 
 def pids(stack: Running, role: str) -> list[int]:
@@ -149,7 +151,7 @@ async def main() -> int:
         model = make_timed(Path(folder) / "model", seconds=ITERATION)
         async with running(Path(folder) / "run", model, max_batch_size=args.streams, **settings) as stack:
             streams = Streams(stack.stack.grpc_addresses, args.streams)
-            async with asyncio.TaskGroup() as load:
+            async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as load:
                 for n in range(args.streams):
                     load.create_task(streams.raw(n) if n % 2 else streams.library(n))
                 await streams.flows()
@@ -159,6 +161,7 @@ async def main() -> int:
                             if alive(pid):
                                 await restart(stack, streams, role, pid)
                 streams.stop()
+                limit.reschedule(asyncio.get_running_loop().time() + LONGEST)
             print(f"{streams.finished} requests finished, {streams.resumed} times resumed by raw clients, no error")
     return 0
 

@@ -8,6 +8,7 @@ import contextlib
 import math
 import socket
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import uvicorn
@@ -178,10 +179,19 @@ async def answer_error(request: Request, error: Exception) -> Response:
 async def answer_http_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of unknown paths and methods: the error in OpenAI's shape."""
     assert isinstance(error, HTTPException)
-    refusal = NotFound(f"{request.method} {echo(request.url.path)}: {error.detail}")
+    problem = instead(request) if error.status_code == HTTPStatus.NOT_FOUND else error.detail
+    refusal = NotFound(f"{request.method} {echo(request.url.path)}: {problem}")
     note_error(refusal)
     _, _, body = failure(refusal)
     return JSONResponse(body, error.status_code, error.headers)
+
+
+def instead(request: Request) -> str:
+    """What to call instead of a path that there is not."""
+    base = echo(str(request.base_url).rstrip("/"))
+    if request.url.path.startswith("/v1/chat"):
+        return f"Orca serves completions, not chats; POST a prompt to {base}/v1/completions"
+    return f"there is no such path; Orca serves completions, at {base}/v1/completions; {base}/docs lists all paths"
 
 
 async def answer_bug(request: Request, error: Exception) -> Response:

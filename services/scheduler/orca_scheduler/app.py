@@ -105,4 +105,4 @@ def main(settings: SchedulerSettings | None = None) -> None:
     try:
         service.run(lambda: service.serve(lambda: SchedulerApp(settings)))
     except OrcaError as error:
-        raise SystemExit(f"orca-scheduler: {error}") from None
+        raise SystemExit(f"orca-scheduler: {settings.said(str(error))}") from None
