@@ -5,8 +5,9 @@
 --   microseconds until its deadline or '', detach grace (microseconds), endpoint, attempt, new tokens, tenant, then the
 --   limits, '' for none: requests in the queue, their bytes, the tenant's requests (waiting or claimed), its slots in the
 --   queue. The record is '' where Redis has no memory left: then a known request is attached, and a new one refused.
--- Returns what `attach` of prelude.lua returns, a number of REFUSAL, or {a number of REFUSAL, microseconds until the
---   request would begin if it were in the queue, microseconds until what it lacks is due}; '' for what nobody knows.
+-- Returns what `attach` of prelude.lua returns (without the record, where the request is new: its endpoint has it), a number
+--   of REFUSAL, or {a number of REFUSAL, microseconds until the request would begin if it were in the queue, microseconds
+--   until what it lacks is due}; '' for what nobody knows.
 local id, record, body_digest, max_tokens, deadline_in, grace, endpoint, attempt, new, tenant = unpack(ARGV)
 local max_waiting, max_bytes, max_requests, max_queued = unpack(ARGV, 11)
 local MARGIN = 1.15 -- a prediction is an estimate, and what it promises must hold
@@ -88,7 +89,11 @@ call('HSET', key, 'record', record, 'digest', body_digest, 'max_tokens', max_tok
   'state', 'waiting', 'arrival', arrival, 'claim', '', 'engine', '', 'endpoint', endpoint, 'attempt', attempt,
   'closed', 0, 'losses', 0, 'loss_at', -1, 'reason', 0, 'final', 0, 'deadline', deadline, 'detach_at', '',
   'engines', '', 'new', new, 'tenant', tenant, 'submitted', int(time), 'claimed_at', 0, 'first_token', 0, 'finished', 0)
-enqueue(id, arrival)
-add_load('requests:' .. tenant, 1)
+call('ZADD', WAITING, arrival, id)
+add_load('tokens', new, 'slots', max_tokens, 'bytes', #record, 'tokens:' .. tenant, max_tokens, 'requests:' .. tenant, 1)
+call('SADD', CALLS .. endpoint, id)
+if deadline ~= '' then
+  set_due(id, deadline, '')
+end
 hint_waiting(max_tokens)
-return attach(id, endpoint, attempt, 0, '', 0, '', wait or false)
+return { '', ahead + 1, wait and int(wait) or '', 0, '', '', '', '', '0', '0', int(time), '0', '0', '0' }
