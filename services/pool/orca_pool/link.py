@@ -250,7 +250,7 @@ class Link:
 
 def _check_certificate(connection: Connection) -> None:
     """Raises redis's ConnectionError when a service of ours, and not Redis, is at the other end of a TLS connection."""
-    shown = cast(Any, connection)._writer.get_extra_info("peercert") or {}
+    shown: dict[str, Any] = cast(Any, connection)._writer.get_extra_info("peercert") or {}
     try:
         check_redis(name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS")
     except PermissionDenied as error:
