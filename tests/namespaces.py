@@ -5,7 +5,7 @@
     ...    ---+
 
 A cut drops the packets of one direction in the router: nobody gets an error, connections just hear nothing. It takes
-root and the program `ip`; `MISSING` says what is not there.
+root and the program `ip`; `missing` says what is not there.
 """
 
 import os
@@ -23,7 +23,8 @@ def _run(*command: str) -> None:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def _missing() -> str | None:
+def missing() -> str | None:
+    """Why there can be no places here, as a sentence; None: there can. Makes a namespace to see it."""
     if shutil.which("ip") is None:
         return "there is no program `ip` (iproute2)"
     name = f"orca-try-{os.getpid()}"
@@ -108,6 +109,3 @@ def places(names: Sequence[str], number: int = 0) -> Iterator[Places]:
         yield made
     finally:
         made.remove()
-
-
-MISSING = _missing()

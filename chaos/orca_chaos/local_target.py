@@ -93,6 +93,11 @@ class LocalTarget:
         schedulers = (child for child in self._stack.children if child.role == "scheduler" and child.pid)
         return next((child.name for child in schedulers if engine in child.engines()), "")
 
+    def serves(self, engine: str) -> bool:
+        """Whether a scheduler says that the engine runs. Blocks for at most 5 s a scheduler."""
+        schedulers = (child for child in self._stack.children if child.role == "scheduler" and child.pid)
+        return any(child.engines().get(engine, "nobody drives it") is None for child in schedulers)
+
     def _links(self, victim: Victim) -> list[Link]:
         """The links that "SOURCE > DESTINATION" means; SOURCE may be the beginning of several names, or "all"."""
         if self._network is None:
@@ -172,6 +177,10 @@ class LocalTarget:
             told |= engines
         names = [f"engine-{n}" for n in range(self.engines)]
         return next((why for why in (told.get(n, f"nobody drives {n}") for n in names) if why is not None), None)
+
+    def ready(self, role: str) -> list[str]:
+        """The names of the processes of a role that are ready. Blocks for at most 5 s a process."""
+        return [c.name for c in self._stack.children if c.role == role and c.pid and c.unready() is None]
 
     async def leftovers(self) -> list[str]:
         """Ends the stack, so that its journals are whole, and looks for reserved slots in each engine's last one."""

@@ -233,6 +233,9 @@ def chaos(
     only: Annotated[
         list[str] | None, typer.Option(help="Hit only this role, such as rank or 'scheduler > redis'; may be repeated.")
     ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Rounds in this file are not run again; those that end are added to it.")
+    ] = None,
     release: Annotated[str | None, typer.Option(help="Instead of a stack of its own: a release on a cluster.")] = None,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Of the release.")] = None,
     address: Annotated[
@@ -249,7 +252,7 @@ def chaos(
     """
     from orca_cli import chaos as command
 
-    plan = command.Plan(seed, rounds, first, streams, tuple(only or ()))
+    plan = command.Plan(seed, rounds, first, streams, tuple(only or ()), record)
     if release is None:
         if redis_url is not None:
             raise typer.BadParameter(

@@ -30,7 +30,7 @@ class Moment(StrEnum):
 
 
 class Kill(NamedTuple):
-    """One process killed at one moment, after which no stream was harmed and all was well again. Times in seconds."""
+    """One process killed at one moment, after which no stream was harmed. Times in seconds."""
 
     seed: int
     round: int
@@ -41,7 +41,7 @@ class Kill(NamedTuple):
     moment: Moment
     pause: float  # the longest time that the watched request waited
     late: float  # the longest time for which the program itself did not run meanwhile
-    took: float  # until all was well again
+    took: float  # until the next could be
 
     @property
     def row(self) -> str:

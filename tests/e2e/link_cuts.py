@@ -24,14 +24,15 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from checkpoints import make_gpt2  # noqa: E402
-from namespaces import HERE, MISSING, Places, places  # noqa: E402
+from namespaces import HERE, Places, missing, places  # noqa: E402
 from stacks import folder_in_memory  # noqa: E402
 
 from orca_chaos.client import Caller, Violation  # noqa: E402
-from orca_chaos.load import Disturbance, Load  # noqa: E402
+from orca_chaos.load import Load  # noqa: E402
 from orca_chaos.local_target import reserved  # noqa: E402
 from orca_chaos.oracle import learn  # noqa: E402
 from orca_chaos.rounds import first_of, healed, nothing_left  # noqa: E402
+from orca_chaos.streams import Disturbance  # noqa: E402
 from orca_common.errors import OrcaError  # noqa: E402
 from orca_common.settings import variable  # noqa: E402
 from orca_local import embedded_pool  # noqa: E402
@@ -262,8 +263,8 @@ if __name__ == "__main__":
     parser.add_argument("--only", action="append", default=[], help="only this direction; may be repeated")
     parser.add_argument("--folder", type=Path, help="of the logs and journals; a temporary one if not given")
     given = parser.parse_args()
-    if MISSING is not None:
-        raise SystemExit(f"not run: {MISSING}")
+    if (why := missing()) is not None:
+        raise SystemExit(f"not run: {why}")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores for what runs in the background
     with folder_in_memory() as temporary:
         main(given, given.folder or Path(temporary))

@@ -157,9 +157,8 @@ def download_from_hub(
 
     try:
         return Path(snapshot_download(name, revision=revision, local_dir=local_dir, allow_patterns=list(patterns)))
-    except LocalEntryNotFoundError:
-        raise FailedPrecondition(
-            f"{name} is not in the hub's cache, and the hub cannot be reached; give a folder with the model"
-        ) from None
     except (HfHubHTTPError, HFValidationError, OSError) as error:
+        if isinstance(error, LocalEntryNotFoundError) and not isinstance(error.__cause__, HfHubHTTPError):
+            why = "is not in the hub's cache, and the hub cannot be reached; give a folder with the model"
+            raise FailedPrecondition(f"{name} {why}") from None
         raise FailedPrecondition(f"the hub does not provide {name} ({error})") from None
