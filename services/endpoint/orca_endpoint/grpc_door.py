@@ -77,15 +77,9 @@ OPTIONS = [
 class OrcaServicer:
     """The methods of orca.v1.Orca. Errors become statuses in the server's StatusInterceptor."""
 
-<<<<<<< HEAD
-    def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits) -> None:
-        self._endpoint, self._keys, self._limits = endpoint, keys, limits
-        self._messages = Messages(endpoint.settings, endpoint.large)
-=======
     def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits, bursts: Bursts) -> None:
         self._endpoint, self._keys, self._limits, self._bursts = endpoint, keys, limits, bursts
-        self._messages = Messages(endpoint.settings.body_seconds, endpoint.large)
->>>>>>> main
+        self._messages = Messages(endpoint.settings, endpoint.large)
 
     async def generate(self, _: object, context: Context) -> None:
         with self._limits.call(peer_of(context)) as held:
