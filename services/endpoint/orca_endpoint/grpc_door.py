@@ -45,10 +45,9 @@ from .call_line import grpc_line
 from .endpoint import Endpoint
 from .events import Accepted, Event, Finished, Prompted, Token
 from .grpc_scores import prompt_messages, token_message
-from .limits import Held, Limits, Turns
+from .limits import Held, Limits
 from .reflection import SERVICES as REFLECTION
 from .reflection import Reflection
-from .settings import EndpointSettings
 from .threads import Threads
 
 ORCA, HEALTH = "orca.v1.Orca", "grpc.health.v1.Health"
@@ -69,7 +68,8 @@ OPTIONS = [
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),  # with grpcio 1.85 the timeout above alone takes 2 minutes
     ("grpc.http2.max_pings_without_data", 0),  # no limit: a stream may be silent in the queue for long
-    # A stream whose request is not read takes 64 KB. With probes it would take what the network carries, 8 MB and more.
+    # A stream's first window stays 64 KB. With probes it grew to what the network carries, 8 to 64 MB, beside what a
+    # message that is being read may take.
     ("grpc.http2.bdp_probe", 0),
 ]
 
@@ -79,7 +79,7 @@ class OrcaServicer:
 
     def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits, bursts: Bursts) -> None:
         self._endpoint, self._keys, self._limits, self._bursts = endpoint, keys, limits, bursts
-        self._messages = Messages(endpoint.settings, endpoint.large)
+        self._messages = Messages(endpoint.settings.body_seconds, endpoint.large)
 
     async def generate(self, _: object, context: Context) -> None:
         with self._limits.call(peer_of(context)) as held:
@@ -163,21 +163,16 @@ class OrcaServicer:
 
 
 class Messages:
-    """Reads the request of a call.
+    """Reads the request of a call. gRPC tells of a message only when all of it is there, so only then it counts."""
 
-    gRPC tells of a message only when all of it is there, so what has come of it cannot be counted. But it takes more
-    than a stream's first 64 KB only for those that are read: as many of a peer at a time as `max_body_bytes` holds.
-    """
-
-    def __init__(self, settings: EndpointSettings, thread: Threads) -> None:
-        """thread: parses the large ones."""
-        self._seconds, self._thread = settings.body_seconds, thread
-        self._turns = Turns(max(settings.max_body_bytes // settings.max_message_bytes, 1))
+    def __init__(self, seconds: float, thread: Threads) -> None:
+        """seconds: for a message to come. thread: parses the large ones."""
+        self._seconds, self._thread = seconds, thread
 
     async def read(self, context: Context, kind: type[M], held: Held | None = None) -> M:
         """The request. Raises InvalidArgument when it cannot be parsed, DeadlineExceeded when it does not come."""
         try:
-            async with asyncio.timeout(self._seconds), self._turns.of(peer_of(context)):
+            async with asyncio.timeout(self._seconds):
                 raw = await context.read()
         except TimeoutError:
             raise DeadlineExceeded(f"the request did not come within {self._seconds:g} s") from None

@@ -1,11 +1,10 @@
 """What strangers may cost an endpoint: counts and bytes that both doors share, and its descriptors."""
 
-import asyncio
 import logging
 import resource
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from orca_common.errors import ErrorReason, ResourceExhausted
 
@@ -69,28 +68,6 @@ class Limits:
                 reason=ErrorReason.ENDPOINT_FULL,
             )
         self._bytes += size
-
-
-class Turns:
-    """So many at a time for each peer. The others of that peer wait, and no other peer does."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._turns: dict[str, asyncio.Semaphore] = {}
-        self._users: Counter[str] = Counter()  # of each peer, those that wait among them
-
-    @asynccontextmanager
-    async def of(self, peer: str) -> AsyncIterator[None]:
-        """One turn, until the block ends."""
-        turns = self._turns.setdefault(peer, asyncio.Semaphore(self._count))
-        self._users[peer] += 1
-        try:
-            async with turns:
-                yield
-        finally:
-            self._users[peer] -= 1
-            if not self._users[peer]:
-                del self._users[peer], self._turns[peer]
 
 
 def connections_allowed(wanted: int, doors: int = 2) -> int:
