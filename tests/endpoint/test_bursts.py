@@ -1,12 +1,14 @@
 """What one iteration brings to the streams of one connection arrives there together."""
 
+import os
+import threading
 from collections.abc import AsyncIterator
 
 import http2
 from endpoint.harness import World, generation, until
 from http2 import Frame, Http2
 
-from orca_endpoint.bursts import FEW
+from orca_endpoint.bursts import FEW, POLLER
 
 PATH = "/orca.v1.Orca/Generate"
 
@@ -36,3 +38,8 @@ async def test_the_tokens_of_an_iteration_are_one_packet_to_a_client_of_several_
             assert client.packets - before <= 2, "one, and perhaps one of gRPC's own"
     await until(lambda: orca.serving.app.delivery.count == 0)
     assert orca.serving.app._grpc._bursts.streams == 0  # and no descriptor is left
+
+
+async def test_the_thread_that_hears_of_written_messages_waits_for_the_loop(orca: World) -> None:
+    pollers = [thread.native_id for thread in threading.enumerate() if POLLER in thread.name]
+    assert [os.sched_getscheduler(number) for number in pollers if number is not None] == [os.SCHED_BATCH]

@@ -10,12 +10,14 @@ import asyncio
 import os
 import socket
 import stat
+import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote
 
 FEW = 4  # streams of a connection from which on its messages are gathered: below that it saves nothing
+POLLER = "_poll_wrapper"  # in the name of grpc.aio's thread
 MOST = 64  # connections that are gathered at the same time: each takes a descriptor
 
 
@@ -84,6 +86,18 @@ class Bursts:
                     # Not `connection.dup()`: it sets a timeout, and gRPC's descriptor would block from then on.
                     return socket.socket(fileno=os.dup(connection.fileno()))
         return None
+
+
+def calm_poller() -> None:
+    """Lets grpc.aio's thread, which wakes the loop after each message that was written, wait while the loop runs.
+
+    Otherwise the kernel gives it the loop's core at once, 47 times an iteration of 32 streams. As a batch thread it
+    comes when the core is free: 2.8 ms of the endpoint's CPU time an iteration instead of 3.1.
+    """
+    for thread in threading.enumerate():
+        if POLLER in thread.name and thread.native_id is not None and hasattr(os, "SCHED_BATCH"):
+            with suppress(OSError):  # not allowed here
+                os.sched_setscheduler(thread.native_id, os.SCHED_BATCH, os.sched_param(0))
 
 
 def accepted(port: int) -> Iterator[socket.socket]:

@@ -39,7 +39,7 @@ from orca_pool.records import Times
 
 from .access import AUTHORIZATION, KeyInterceptor
 from .bodies import IN_LOOP
-from .bursts import Bursts, accepted
+from .bursts import Bursts, accepted, calm_poller
 from .call import Call
 from .call_line import grpc_line
 from .endpoint import Endpoint
@@ -354,6 +354,7 @@ class GrpcDoor:
             raise Unavailable(f"port: cannot listen on {host}:{port} ({error})") from None
         await self._server.start()
         self._bursts.port = bound
+        calm_poller()
         return bound
 
     async def serving(self, yes: bool) -> None:

@@ -16,7 +16,7 @@ from ..loading import Loading
 from ..partition import Place, RankShare
 from .gpt2.family import GPT2Family
 from .model import CPU, Family, Model
-from .timed import TimedFamily
+from .timed.family import TimedFamily
 
 if TYPE_CHECKING:
     import torch
