@@ -1,6 +1,7 @@
 """Attaches that come together share a script, and nothing else: not their answers, not their errors."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from pool.lab import Lab, tokens_of
@@ -16,7 +17,7 @@ async def test_what_comes_during_an_exchange_goes_together() -> None:
     sent: list[list[int]] = []
     go = asyncio.Event()
 
-    async def send(items: "list[int] | tuple[int, ...]") -> list[int]:
+    async def send(items: Sequence[int]) -> list[int]:
         sent.append(list(items))
         await go.wait()
         return [10 * item for item in items]
@@ -38,7 +39,7 @@ async def test_an_error_ends_the_waiting_of_all() -> None:
     """Behind a pool that is away nobody waits for one patience after the other. Later ones are sent again."""
     sent: list[int] = []
 
-    async def send(items: "list[int] | tuple[int, ...]") -> list[int]:
+    async def send(items: Sequence[int]) -> list[int]:
         sent.append(len(items))
         await asyncio.sleep(0)
         if len(sent) == 1:
