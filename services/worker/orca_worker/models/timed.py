@@ -25,7 +25,7 @@ from ..data_plane import DataPlane
 from ..kv import KVManager, KVShape
 from ..loading import Loading
 from ..partition import Place, RankShare
-from .model import CPU, Model, Output, Scored
+from .model import Compute, Model, Output, Scored
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +57,7 @@ class TimedFamily:
         place: Place,
         dtype: str,
         device: torch.device | None,
-        cpu: CPU,
+        compute: Compute,
         loading: Loading,
     ) -> tuple[Model, int]:
         return TimedModel(checkpoint, place), 0
@@ -65,6 +65,8 @@ class TimedFamily:
 
 class TimedModel:
     """`Model` that waits."""
+
+    tokens = None
 
     def __init__(self, checkpoint: Checkpoint, place: Place) -> None:
         self._place = place
@@ -84,6 +86,9 @@ class TimedModel:
     @property
     def kv_shape(self) -> KVShape | None:
         return None
+
+    def prepare(self, kv: KVManager) -> None:
+        pass
 
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
         return None if self._one is None else ((1,), self._one.dtype)
