@@ -27,13 +27,13 @@ from .adjusting import adjust, min_ps
 from .batch import Batch
 from .data_plane import DataPlane
 from .device_tokens import DeviceTokens
+from .host_draw import draw_rows
 from .kv import KVManager, KVShape
 from .models.model import Output
 from .rows import Adjusted
 from .scoring import PromptScores, scored, tops, with_prompts
 
 PLAIN: Mapping[int, Adjusted] = {}  # of a batch of plain requests
-FIRST_GUESS = 1024  # candidates that top-p looks at before it sorts a whole vocabulary
 
 LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -100,6 +100,14 @@ def not_finite(values: Iterable[float]) -> list[int]:
 
 def _draw(logits: Tensor, requests: np.ndarray, draws: np.ndarray, min_p: np.ndarray | None) -> Tensor:
     """logits [b, V] of requests with a temperature -> tokens [b]."""
+    if logits.device.type != "cpu":
+        return draw_at_once(logits, requests, draws, min_p)
+    least, u = np.zeros(len(logits)) if min_p is None else min_p, uniform(requests["seed"], draws)
+    return torch.tensor(draw_rows(logits, requests["temperature"], requests["top_k"], requests["top_p"], least, u))
+
+
+def draw_at_once(logits: Tensor, requests: np.ndarray, draws: np.ndarray, min_p: np.ndarray | None) -> Tensor:
+    """`draw_rows` for a GPU, by the same steps for all rows together: [b] tokens on the device, without waiting."""
     values = logits.float()
     temperature = to_device(torch.from_numpy(requests["temperature"].astype(np.float32)), logits.device)
     values = (values - values.max(-1, keepdim=True).values) / temperature[:, None].clamp(min=1e-30)
@@ -138,12 +146,8 @@ def _keep_top_p(values: Tensor, top_p: np.ndarray) -> Tensor:
     """values [b, V]: keeps the fewest likeliest tokens that together reach top_p; ties with the last one stay."""
     p = to_device(torch.from_numpy(top_p), values.device)[:, None]
     least = p * values.exp().sum(-1, keepdim=True, dtype=torch.float64)  # the largest value is 0
-    n = min(FIRST_GUESS, values.shape[1]) if values.device.type == "cpu" else values.shape[1]
-    largest = values.topk(n, dim=-1).values  # [b, n] descending
+    largest = values.sort(-1, descending=True).values
     reached = largest.exp().double().cumsum(-1) >= least
-    if n < values.shape[1] and not bool((reached[:, -1] | (p[:, 0] > 1)).all()):
-        largest = values.sort(-1, descending=True).values  # 80 ms for 32 x 50257 on a CPU, 12 ms for the first guess
-        reached = largest.exp().double().cumsum(-1) >= least
     # Index of the first that reaches p. If none does (p > 1, or rounding), nothing is cut.
     found = reached.any(-1, keepdim=True)
     floor = largest.gather(1, reached.int().argmax(-1, keepdim=True))
