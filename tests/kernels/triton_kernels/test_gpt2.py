@@ -3,21 +3,20 @@
 import numpy as np
 import pytest
 import torch
+from kernels.device_sampled import sampled_on_device
 from kernels.triton_device import DEVICE
 from torch import Tensor
 from worker.driver import Sampled, TinyEngine
 
-from orca_kernels.transfer import to_device
 from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import INCREMENT, INITIATION, Case, formed
 from orca_worker.batch import Batch
 from orca_worker.data_plane import DataPlane
 from orca_worker.device_inputs import Inputs, host_plan
-from orca_worker.device_sampling import Tokens, choose_cut, choose_on_device, is_cut
 from orca_worker.kv import KVManager
 from orca_worker.models.gpt2.cuda import FusedGPT2
 from orca_worker.models.gpt2.model import GPT2
-from orca_worker.models.model import Compute, Output
+from orca_worker.models.model import Compute
 from orca_worker.partition import Place
 from orca_worker.rows import ROW
 from orca_worker.sampling import EndOfModel, HiddenModel, SamplingModel, sample
@@ -68,17 +67,6 @@ def test_logits_and_hidden_states(place: Place) -> None:
             for case in (Case(INITIATION, 2, 20), Case(INCREMENT, 2, 20)):
                 stage.run(case.message(TINY.config.vocab_size))
         assert both.iterations > 1
-
-
-def sampled_on_device(logits: Tensor, requests: np.ndarray, draws: np.ndarray) -> Output:
-    """What the GPU loop does with logits."""
-    cut = is_cut(requests, {}, logits.shape[1])
-    temperatures = np.where(cut, 0, requests["temperature"]).astype(np.float32)
-    numbers = (temperatures, requests["seed"].astype(np.int64), draws)
-    chosen = choose_on_device(logits, *(to_device(torch.from_numpy(each), DEVICE) for each in numbers))
-    if cut.any():
-        choose_cut(logits, chosen, cut, requests, draws, {})
-    return Tokens(chosen, requests["logprobs"]).result()
 
 
 def test_sampling_of_a_mixed_batch() -> None:
