@@ -28,7 +28,7 @@ class Arriving:
         self._event: torch.cuda.Event | None = None
         if x.device.type == "cuda":
             self._copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-            self._copy.copy_(x, non_blocking=True)
+            self._copy.copy_(x.contiguous(), non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record()
         else:
