@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ROUNDS ?= 30
 FUZZ ?= 600
+INPUTS ?= 1000000
 SEEDS ?= 300
 SECONDS ?= 60
 TREE ?= .
@@ -17,7 +18,12 @@ PYTEST = $(BIN)/pytest -n 3 --dist worksteal
 .PHONY: simulate bench bench-pool gpu protos locks images push
 
 help: ## Show this help.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
+		line = sprintf("make %-16s", $$1); count = split($$2, words, " "); \
+		for (n = 1; n <= count; n++) { \
+			if (length(line " " words[n]) > 80) { print line; line = sprintf("%21s", "") } \
+			line = line " " words[n] } \
+		print line }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Install everything into .venv; the other targets do this first.
 
@@ -53,8 +59,8 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0.
 	$(BIN)/python tests/simulator/simulate.py --seeds $(SEEDS) --first $(or $(FIRST),0)
 
-fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside, for FUZZ=600 seconds; `make test` runs a sample.
-	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ)
+fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside: INPUTS=1000000, FUZZ=600 seconds at most; `make test` runs a sample.
+	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ) --count $(INPUTS)
 
 matrix: $(STAMP) ## Kill every process at every moment of a request's life, ROUNDS=30 times each.
 	$(BIN)/python tests/e2e/kill_matrix.py --rounds $(ROUNDS)

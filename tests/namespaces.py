@@ -5,7 +5,7 @@
     ...    ---+
 
 A cut drops the packets of one direction in the router: nobody gets an error, connections just hear nothing. It takes
-root and the program `ip`; `MISSING` says what is not there.
+root and the program `ip`; `missing` says what is not there.
 """
 
 import os
@@ -23,7 +23,8 @@ def _run(*command: str) -> None:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def _missing() -> str | None:
+def missing() -> str | None:
+    """Why there can be no places here, as a sentence; None: there can. Makes a namespace to see it."""
     if shutil.which("ip") is None:
         return "there is no program `ip` (iproute2)"
     name = f"orca-try-{os.getpid()}"
@@ -38,10 +39,10 @@ def _missing() -> str | None:
 class Places:
     """Namespaces by name, each with one address."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        """Makes nothing yet. names: without HERE, which is always one."""
-        self._prefix = f"oc{os.getpid() % 100000}"
-        self._net = f"10.{64 + os.getpid() % 128}"
+    def __init__(self, names: Sequence[str], number: int = 0) -> None:
+        """Makes nothing yet. names: without HERE, which is always one. number: of these among this process's places."""
+        self._prefix = f"oc{os.getpid() % 100000}{'abcdefghijklmnop'[number]}"  # a device's name has 15 characters
+        self._net = f"10.{64 + (os.getpid() + number) % 128}"
         self._numbers = {name: n for n, name in enumerate((HERE, *names), 1)}
         self._router = f"{self._prefix}-router"
         self._made: list[str] = []
@@ -100,14 +101,11 @@ class Places:
 
 
 @contextmanager
-def places(names: Sequence[str]) -> Iterator[Places]:
-    """The places, for as long as the block runs."""
-    made = Places(names)
+def places(names: Sequence[str], number: int = 0) -> Iterator[Places]:
+    """The places, for as long as the block runs. number: as in Places."""
+    made = Places(names, number)
     try:
         made.make()
         yield made
     finally:
         made.remove()
-
-
-MISSING = _missing()

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from traffic import Disturbance
+from orca_chaos.streams import Disturbance
 
 
 class Pauses:

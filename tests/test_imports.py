@@ -129,11 +129,12 @@ RULES = [
     ),
     Rule(
         "orca_local -> orca_common, orca.v1, orca_pool.reach, and of the services, which are its processes, only their "
-        "settings and the worker's table of model families",
+        "settings, the worker's table of model families and what it needs of a machine",
         "orca_local",
         lambda i: ours(
             i,
-            *("orca_local", "orca_common", "orca.v1", "orca_pool.reach", "orca_worker.models.families"),
+            *("orca_local", "orca_common", "orca.v1", "orca_pool.reach"),
+            *("orca_worker.models.families", "orca_worker.machine"),
             *(f"{service}.settings" for service in ("orca_endpoint", "orca_scheduler", "orca_worker")),
         ),
     ),

@@ -69,12 +69,17 @@ async def load(address: str, batch: int, seconds: float) -> None:
         await asyncio.gather(*streams, return_exceptions=True)
 
 
+def processes(run_dir: Path) -> list[tuple[str, int]]:
+    """Role and pid of each process of a stack."""
+    return [(process["role"], process["pid"]) for process in json.loads((run_dir / "processes.json").read_text())]
+
+
 def cpu_seconds(run_dir: Path) -> dict[str, float]:
     """CPU time so far of each role."""
     seconds: dict[str, float] = {}
-    for process in json.loads((run_dir / "processes.json").read_text()):
-        times = psutil.Process(process["pid"]).cpu_times()
-        seconds[process["role"]] = seconds.get(process["role"], 0.0) + times.user + times.system
+    for role, pid in processes(run_dir):
+        times = psutil.Process(pid).cpu_times()
+        seconds[role] = seconds.get(role, 0.0) + times.user + times.system
     return seconds
 
 

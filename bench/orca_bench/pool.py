@@ -1,20 +1,23 @@
 """The request pool under many engines: what Redis spends, and how long requests and tokens take through it.
 
-    python -m orca_bench.pool [--cases 1,1,1 8,2,2 64,8,4 256,32,8 1000,100,10] [--seconds 6]
+    python -m orca_bench.pool [--cases 1,1,1 8,2,2 64,8,4 256,32,8 1000,100,10] [--seconds 4]
 
 A case is a number of engines, endpoints and schedulers. The engines compute nothing: every 1/50 s each of them commits
-one token for each of its 32 requests. All that talks to the pool is the services' own code (ledger, delivery, pool and
-link) over a real Redis without fsync; the rest of the services is left out. Requests have 128 new tokens, a bit fewer
-run at once than the engines could hold, and each one that ends is followed by another.
+one token for each of its requests, 32 at most. Requests have 128 new tokens, a bit fewer run at once than the engines
+could hold, and each one that ends is followed by another. Redis is real, without fsync.
 
-One machine cannot drive so many engines at full speed. The engines then iterate more slowly, and the leases of the
-largest cases are longer. Both are printed ("slowed"), and Redis's CPU time is counted apart for what depends on the
-clock (renewals, sweeps, reads that wait) and for what depends on the work, so the share at full speed is known:
+The floor is what the bytes of a commit and their delivery cost as plain commands, without leases, queue and requests
+that come and end.
 
-    share = share at rest x slowness of the leases + CPU seconds of an iteration x iterations a second at full speed
+Redis's CPU. `pool_drive` sends the commands of such a release as fast as one process can, which for many engines is
+slower than the release: then it is the same work in more time. Measured is Redis's CPU time, and from it follows
 
-The latencies are those of the slowed load, in one Python process beside Redis: they show waits that the protocol makes,
-not the speed of a machine.
+    engines that a core sustains = 1 / (CPU seconds that one engine costs in a second of 50 iterations)
+
+That is derived. Beside it stands what was sustained directly: the commits a second that came through, as engines.
+
+Latency. `pool_load` is the services' own code (ledger, delivery, pool and link), in one Python process beside Redis,
+with slower engines where there are many. It shows waits that the protocol makes, not the speed of a machine.
 """
 
 import argparse
@@ -22,71 +25,86 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from orca_bench.pool_load import PER_SECOND, Case, Shares
+from orca_bench.pool_drive import PER_SECOND, Drive, Spent
+from orca_bench.pool_load import Case
 from orca_local import embedded_pool
 
 CASES = ("1,1,1", "8,2,2", "64,8,4", "256,32,8", "1000,100,10")
-DRIVEN = 200  # commits a second that one Python process surely drives
+DRIVEN = 200  # commits a second that one Python process of `pool_load` surely drives
 RENEWALS = 300  # renewals a second, likewise
+MOST = 12  # commands that are told, those that take longest
 
 
-def measured(case: Case, seconds: float) -> dict[str, Any]:
-    """Runs a case in a process of its own against a server of its own, and returns what it printed."""
+@contextmanager
+def server() -> Iterator[str]:
+    """A server of its own. Gives its URL."""
     with tempfile.TemporaryDirectory(prefix="orca-bench-pool-") as folder:
         child, url = embedded_pool.start(Path(folder), None)
         try:
-            command = [sys.executable, "-m", "orca_bench.pool_load", url, json.dumps(case._asdict()), str(seconds)]
-            return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+            yield url
         finally:
             child.terminate()
             child.wait()
 
 
-def show(case: Case, found: dict[str, Any]) -> Shares:
-    """Prints a case, and returns its shares of a core at full speed."""
-    shares = Shares(**found["shares"])
-    print(
-        f"{case.engines} engines, {case.endpoints} endpoints, {case.schedulers} schedulers "
-        f"(work slowed {case.slow_work:g} times, leases {case.slow_leases:g} times)"
-    )
-    print(
-        f"  Redis at full speed: {shares.total:.1%} of a core: at rest {shares.rest:.2%}, "
-        f"{shares.iteration * 1e6:.0f} us an iteration of an engine"
-    )
-    print(f"  commits a second: {found['commits']:.0f} driven, {case.engines * PER_SECOND} at full speed")
-    print(f"  submit to claim p99 {found['claim_ms']:.1f} ms, commit to delivery p99 {found['delivery_ms']:.1f} ms")
-    print("  us a call (calls):", ", ".join(f"{n} {us:.0f} ({calls})" for n, (us, calls) in found["calls"].items()))
-    print(f"  claims that took nothing, for each request: {found['empty_claims']:.2f}", flush=True)
-    return shares
+def spent(engines: int, endpoints: int, schedulers: int, seconds: float) -> tuple[Spent, float]:
+    """Redis's CPU, and the floor of a commit in microseconds."""
+    with server() as url:
+        drive = Drive(urlsplit(url).port or 0, engines, endpoints, schedulers)
+        found = drive.measure(seconds)
+        floor = drive.floor(seconds / 2)
+        drive.close()
+        return found, floor
 
 
-def carried(cases: Sequence[tuple[Case, Shares]]) -> float:
-    """How many engines fill one core: by the straight line between the two cases around a share of 1."""
-    points = sorted((shares.total, case.engines) for case, shares in cases)
-    below = max((p for p in points if p[0] <= 1), default=(0.0, 0))
-    above = min((p for p in points if p[0] > 1), default=None)
-    if above is None:
-        return below[1] / below[0]
-    return below[1] + (1 - below[0]) / (above[0] - below[0]) * (above[1] - below[1])
+def latencies(case: Case, seconds: float) -> dict[str, Any]:
+    """What the services' own code saw, in a process of its own."""
+    with server() as url:
+        command = [sys.executable, "-m", "orca_bench.pool_load", url, json.dumps(case._asdict()), str(seconds)]
+        return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def show(engines: int, found: Spent, floor: float) -> None:
+    """Prints what Redis spends on a case."""
+    commit = found.share / PER_SECOND / engines
+    print(f"  Redis at full speed: {found.share:.1%} of a core, {commit * 1e6:.0f} us a commit with all around it")
+    print(f"  floor: {floor:.0f} us for the bytes of a commit and their delivery as plain commands")
+    print(f"  engines that a core sustains: {engines / found.share:.0f}, derived")
+    print(
+        f"  driven: {found.commits:.0f} commits a second at {found.busy:.0%} of a core, "
+        f"as of {found.commits / PER_SECOND:.1f} engines"
+    )
+    ordered = sorted(found.calls.items(), key=lambda item: -item[1][0] * item[1][1])[:MOST]
+    told = ", ".join(f"{name} {us:.1f} x {count:.2f}" for name, (us, count) in ordered)
+    print(f"  commands, us x how many a commit (evalsha holds the others): {told}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=CASES, metavar="ENGINES,ENDPOINTS,SCHEDULERS")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each of the two windows of a case")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each of the two measurements of a case")
+    parser.add_argument("--only", choices=("cpu", "latency"), help="one of the two measurements")
     given = parser.parse_args()
-    results: list[tuple[Case, Shares]] = []
     for text in given.cases:
         engines, endpoints, schedulers = map(int, text.split(","))
-        slow_work = max(1.0, engines * PER_SECOND / DRIVEN)
-        slow_leases = max(1.0, engines * 2.5 / RENEWALS)
-        case = Case(engines, endpoints, schedulers, slow_work, slow_leases)
-        results.append((case, show(case, measured(case, given.seconds))))
-    print(f"engines that one core of Redis carries: {carried(results):.0f}")
+        print(f"{engines} engines, {endpoints} endpoints, {schedulers} schedulers", flush=True)
+        if given.only != "latency":
+            show(engines, *spent(engines, endpoints, schedulers, given.seconds))
+        if given.only != "cpu":
+            slow_work = max(1.0, engines * PER_SECOND / DRIVEN)
+            slow_leases = max(1.0, engines * 2.5 / RENEWALS)
+            found = latencies(Case(engines, endpoints, schedulers, slow_work, slow_leases), given.seconds)
+            waits = (
+                f"submit to claim p99 {found['claim_ms']:.1f} ms, commit to delivery p99 {found['delivery_ms']:.1f} ms"
+            )
+            empty = f"{found['empty_claims']:.2f} claims without a request for each request"
+            print(f"  {waits}, {empty} (work slowed {slow_work:g} times, leases {slow_leases:g} times)", flush=True)
 
 
 if __name__ == "__main__":

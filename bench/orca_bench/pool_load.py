@@ -1,4 +1,5 @@
-"""One case of `orca_bench.pool`, in a process of its own: engines, endpoints and schedulers that share one Redis.
+"""The latencies of a case of `orca_bench.pool`, in a process of its own: engines, endpoints and schedulers that share
+one Redis, with the services' own ledger, delivery, pool and link.
 
     python -m orca_bench.pool_load URL CASE SECONDS
 
@@ -10,19 +11,11 @@ import itertools
 import json
 import random
 import sys
-import time
 from collections import defaultdict
 from typing import Any, NamedTuple
 
+from orca_bench.pool_drive import BATCH, FILLED, PER_SECOND, PROMPT, SLOTS, TOKENS
 from orca_pool import leases
-
-PER_SECOND = 50  # iterations of an engine at full speed
-BATCH = 32
-TOKENS = 128  # new tokens of a request
-PROMPT = b"\x08" * 600  # the bytes of a record with a prompt of some hundred tokens
-FILLED = 0.9  # of what the engines could hold
-SLOTS = 160  # of a request
-LOGGED = 15  # us: scripts take longer, and the commands in them, which Valkey logs too, do not
 
 
 class Case(NamedTuple):
@@ -35,14 +28,6 @@ class Case(NamedTuple):
     slow_leases: float = 1.0
 
 
-class Shares(NamedTuple):
-    """Of a core, at full speed. iteration: seconds of CPU for one iteration of one engine."""
-
-    rest: float
-    iteration: float
-    total: float
-
-
 def slow_down(times: float) -> None:
     """Makes all leases longer. Comes before the services' code is imported."""
     for name in ("RENEW_SECONDS", "LEASE_SECONDS", "GAP_SECONDS"):
@@ -50,7 +35,7 @@ def slow_down(times: float) -> None:
 
 
 async def run(url: str, case: Case, seconds: float) -> dict[str, Any]:
-    """Runs the case, and returns what it found."""
+    """Runs the case for so many seconds, and returns what it found."""
     from orca_endpoint.delivery import Delivery
     from orca_pool.pool import Pool
     from orca_pool.records import Attached, EngineInfo, EngineLoad, Packet, Reason
@@ -75,7 +60,6 @@ async def run(url: str, case: Case, seconds: float) -> dict[str, Any]:
     class Counting(Pool):
         async def claim(self, *args: Any, **options: Any) -> Any:
             answer = await super().claim(*args, **options)
-            counts["claims"] += 1
             counts["empty claims"] += answer is not None and not answer.requests
             return answer
 
@@ -152,7 +136,6 @@ async def run(url: str, case: Case, seconds: float) -> dict[str, Any]:
             if packet.finish is not None:
                 assert self.delivery is not None
                 self.delivery.remove(self)
-                counts["ended"] += 1
                 spawn(submit())
 
         def resync(self) -> None:
@@ -186,13 +169,11 @@ async def run(url: str, case: Case, seconds: float) -> dict[str, Any]:
         """A scheduler's look at the leases."""
         while True:
             await pool.renew_scheduler(name)
-            counts["looks"] += 1
             await asyncio.sleep(leases.RENEW_SECONDS)
 
     probe = Pool(url, "bench", patience=20.0)
     command = probe._link.command
     await command("CONFIG", "SET", "appendfsync", "no")
-    await command("CONFIG", "SET", "slowlog-max-len", 20_000)
     doors = [(pool := Pool(url, "bench", patience=20.0), Delivery(pool)) for _ in range(case.endpoints)]
     for _, delivery in doors:
         spawn(delivery.renew())
@@ -208,8 +189,9 @@ async def run(url: str, case: Case, seconds: float) -> dict[str, Any]:
     term = await probe.acquire("g0", "s0", None)
     assert term is not None
     await probe.renew("g0", "s0", term, form=EngineInfo("g0", 1, 1, BATCH * SLOTS, 0))
-    for _ in range(round(FILLED * BATCH * case.engines)):
-        await submit()
+    waiting = round(FILLED * BATCH * case.engines)
+    for first in range(0, waiting, 32):
+        await asyncio.gather(*(submit() for _ in range(first, min(first + 32, waiting))))
     for i in range(case.engines):
         pool, owner, name = schedulers[i % case.schedulers], f"s{i % case.schedulers}", f"g{i}"
         term = term if i == 0 else await pool.acquire(name, owner, None)
@@ -222,53 +204,25 @@ async def run(url: str, case: Case, seconds: float) -> dict[str, Any]:
         await asyncio.sleep(0.05)
     to_claim.clear()
 
-    async def cpu() -> float:
-        info = (await command("INFO", "cpu")).decode()
-        values = dict(line.split(":") for line in info.splitlines() if ":" in line)
-        return float(values["used_cpu_user_main_thread"]) + float(values["used_cpu_sys_main_thread"])
-
-    async def window() -> tuple[float, float]:
-        """Seconds of the window, and Redis's share of a core in it."""
-        for name in ("iterations", "claims", "empty claims", "submits"):
-            counts[name] = 0
-        spent, began = await cpu(), time.monotonic()
-        await asyncio.sleep(seconds)
-        took = time.monotonic() - began
-        return took, (await cpu() - spent) / took
-
-    await asyncio.sleep(1.0)
-    _, at_rest = await window()
     # Requests are spread over their lives, as they would be after some time: not all of them end at once.
     for master in masters:
         for claim in master._left:
             master._left[claim] = chance.randint(1, TOKENS)
     working.set()
     await asyncio.sleep(min(5.0, 2 * case.slow_work / PER_SECOND))
-    took, loaded = await window()
-    iterations, work = counts["iterations"], loaded - at_rest
-    empty = counts["empty claims"] / max(1, counts["submits"])
-    each = work * took / max(1, iterations)
-    await command("SLOWLOG", "RESET")
-    await command("CONFIG", "SET", "slowlog-log-slower-than", LOGGED)
-    await asyncio.sleep(2.0)
-    await command("CONFIG", "SET", "slowlog-log-slower-than", -1)
-    names = {script.sha.encode(): name for name, script in probe._scripts.items()}
-    spent: dict[str, list[int]] = defaultdict(list)
-    for entry in await command("SLOWLOG", "GET", 20_000):
-        words = entry[3]
-        spent[names.get(words[1], "?") if words[0] == b"EVALSHA" else words[0].decode().lower()].append(entry[2])
+    for name in ("iterations", "empty claims", "submits"):
+        counts[name] = 0
+    to_claim.clear()
+    to_delivery.clear()
+    await asyncio.sleep(seconds)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    rest = at_rest * case.slow_leases
-    ordered = sorted(spent.items(), key=lambda item: -sum(item[1]))
     return {
-        "shares": Shares(rest, each, rest + each * case.engines * PER_SECOND)._asdict(),
-        "commits": iterations / took,
+        "commits": counts["iterations"] / seconds,
         "claim_ms": percentile(to_claim) * 1e3,
         "delivery_ms": percentile(to_delivery) * 1e3,
-        "calls": {name: (sum(us) / len(us), len(us)) for name, us in ordered if name in (*names.values(), "xread")},
-        "empty_claims": empty,
+        "empty_claims": counts["empty claims"] / max(1, counts["submits"]),
         "resyncs": counts["resyncs"],
     }
 

@@ -69,7 +69,8 @@ class Caller:
 class Stream:
     """One request, from its first call to its end.
 
-    tokens: those that came, in order; accepted, queued: what the server has said. `calls` counts the calls.
+    tokens: those that came, in order; engine: that made the last one; accepted, queued: what the server has said.
+    `calls` counts the calls.
     """
 
     def __init__(
@@ -78,9 +79,11 @@ class Stream:
         request: pb.GenerateRequest,
         wanted: Sequence[int] | None = None,
         came: Callable[["Stream"], None] = lambda stream: None,
+        again: Sequence[grpc.StatusCode] = AGAIN,
     ) -> None:
-        """wanted: the tokens that must come; None: any. came: called after each message."""
-        self._caller, self._wanted, self._came = caller, wanted, came
+        """wanted: the tokens that must come; None: any. came: called after each message with new ones. again: statuses
+        that are answered with another call."""
+        self._caller, self._wanted, self._came, self._again = caller, wanted, came, again
         self._request = pb.GenerateRequest()
         self._request.CopyFrom(request)
         self._request.request_id = self.request_id = uuid.uuid4().hex
@@ -90,6 +93,7 @@ class Stream:
         self._repeat: list[int] = []
         self._call: Any = None
         self.tokens: list[int] = []
+        self.engine = ""
         self.accepted, self.queued = False, 0
         self.finished: pb.Finished | None = None
         self.calls = 0
@@ -121,7 +125,7 @@ class Stream:
                 await self._caller.stub().Cancel(pb.CancelRequest(request_id=self.request_id), timeout=10)
                 return
             except grpc.aio.AioRpcError as error:
-                if error.code() not in (*AGAIN, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.NOT_FOUND):
+                if error.code() not in (*self._again, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.NOT_FOUND):
                     raise self._violation(f"Cancel: {error.code().name}: {error.details()}") from None
             await asyncio.sleep(PAUSE)
         raise self._violation(f"Cancel: no endpoint has taken it for {PATIENCE:.0f} s")
@@ -182,6 +186,7 @@ class Stream:
         """Checks a message. Returns the index of the token that comes next."""
         if message.HasField("accepted"):
             self.accepted, self.queued = True, message.accepted.queue_position
+        before = len(self.tokens)
         for token in message.tokens:
             if token.index != index:
                 raise self._violation(f"token {token.index} came where {index} was due")
@@ -192,10 +197,12 @@ class Stream:
                 if self._wanted is not None and (index >= len(self._wanted) or token.token_id != self._wanted[index]):
                     raise self._violation(f"token {index} is {token.token_id}, undisturbed it is another")
                 self.tokens.append(token.token_id)
+                self.engine = token.engine
             index += 1
         if message.HasField("finished"):
             self._end(message.finished)
-        self._came(self)
+        if len(self.tokens) > before:
+            self._came(self)
         return index
 
     def _end(self, finished: pb.Finished) -> None:
@@ -216,7 +223,7 @@ class Stream:
             raise self._violation(f"its newest call ended ABORTED: {error.details()}")
         if code is grpc.StatusCode.INTERNAL and reason_of(error) == "ENGINES_LOST":
             raise Poisoned(f"request {self.request_id}: {error.details()}")
-        if code not in AGAIN:
+        if code not in self._again:
             raise self._violation(f"{code.name}: {error.details()}")
 
     def _violation(self, sentence: str) -> Violation:

@@ -1,95 +1,39 @@
-"""Load: some streams at all times, each of which must be right, while faults hit their servers."""
+"""Load: some requests of the raw client at all times, each of which must be right, while faults hit their servers."""
 
 import asyncio
-import contextlib
 import itertools
 import random
-import sys
-import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from orca.v1 import orca_pb2 as pb
 
 from .client import Caller, Poisoned, Stream, Violation
 from .oracle import Known
+from .streams import Streams
 
 LEAVES, CANCELS = 0.15, 0.1  # shares of the requests whose client breaks its call and resumes, or cancels
 FATAL_LOSSES = 3  # so many faults may end a request
 
 
-@dataclass
-class Disturbance:
-    """What the clients saw from a fault's beginning until every stream went on after it."""
-
-    pause: float = 0.0  # seconds: the longest time that a stream waited for its next token, a request's first too
-    seconds: float = 0.0  # until all was healed and every stream went on
-    late: float = 0.0  # seconds: the longest time that this program itself did not run, so that its clock is worth less
-
-
-class Load:
-    """Keeps `streams` requests running. The first violation ends the block that it is used in."""
+class Load(Streams):
+    """Requests with known tokens, some of whose clients leave and come back, or cancel."""
 
     def __init__(self, caller: Caller, known: Sequence[Known], seed: int, streams: int) -> None:
+        super().__init__(streams)
         self.finished = self.cancelled = self.poisoned = self.calls = 0
         self.faults = 0  # that have begun: who does them counts here
-        self._caller, self._streams, self._seed = caller, streams, seed
+        self._caller = caller
         self._asked = itertools.cycle(known)
-        self._ending = False
-        self._last = [0.0] * streams  # when each stream got its last token, or began to wait for its first
-        self._disturbance: Disturbance | None = None
+        self._draws = [random.Random(f"stream {seed}/{n}") for n in range(streams)]
 
-    async def __aenter__(self) -> "Load":
-        """Returns when every stream has a token."""
-        self._tasks = asyncio.TaskGroup()
-        await self._tasks.__aenter__()
-        self._last = [time.monotonic()] * self._streams
-        for n in range(self._streams):
-            self._tasks.create_task(self._keep(n), name=f"stream {n}")
-        try:
-            await self.flows()
-        except BaseException:  # a stream has failed: the group ends the others, and raises what was wrong
-            await self.__aexit__(*sys.exc_info())
-            raise
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        """Waits until the requests that run have ended."""
-        self._ending = True
-        await self._tasks.__aexit__(*error)  # type: ignore[arg-type]
-
-    async def flows(self) -> None:
-        """Waits until every stream has got a token from now on. A stream that never does is a Violation of its own."""
-        now = time.monotonic()
-        while any(last <= now for last in self._last):
-            await asyncio.sleep(0.02)
-
-    @contextlib.asynccontextmanager
-    async def disturbed(self) -> AsyncIterator[Disturbance]:
-        """Records what the streams see while the block runs, and until every stream goes on after it."""
-        seen = self._disturbance = Disturbance()
-        begun = time.monotonic()
-        watching = asyncio.create_task(_watch(seen))
-        try:
-            yield seen
-            await self.flows()
-        finally:
-            watching.cancel()
-        seen.seconds = time.monotonic() - begun
-        self._disturbance = None
-
-    async def _keep(self, n: int) -> None:
-        draw = random.Random(f"stream {self._seed}/{n}")
-        while not self._ending:
-            await self._request(n, next(self._asked), draw)
-
-    async def _request(self, n: int, known: Known, draw: random.Random) -> None:
+    async def _request(self, n: int) -> None:
+        known, draw = next(self._asked), self._draws[n]
         does, at, again = draw.random(), draw.randrange(len(known.tokens)), draw.randint(0, 4)
         faults, cancelling = self.faults, list[asyncio.Task[None]]()
 
         def came(stream: Stream) -> None:
             nonlocal does
-            self._came(n)
+            self._came(n, stream.engine)
             if len(stream.tokens) > at:
                 if does < LEAVES:
                     stream.leave(again)
@@ -116,17 +60,3 @@ class Load:
             self.finished += 1
         else:
             raise Violation(f"request {stream.request_id} ended {pb.FinishReason.Name(end.reason)}")
-
-    def _came(self, n: int) -> None:
-        now = time.monotonic()
-        if self._disturbance is not None:
-            self._disturbance.pause = max(self._disturbance.pause, now - self._last[n])
-        self._last[n] = now
-
-
-async def _watch(seen: Disturbance) -> None:
-    """Notes how late the event loop of this program is."""
-    while True:
-        before = time.monotonic()
-        await asyncio.sleep(0.05)
-        seen.late = max(seen.late, time.monotonic() - before - 0.05)

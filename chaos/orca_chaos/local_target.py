@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from orca_local.settings import StackSettings
-from orca_local.stack import Stack
+from orca_local.stack import Stack, direct
 from orca_scheduler.journal import CoreStep, Heading, read, restored
 
 from .faults import OF_LINKS, OF_PROCESSES, Fault, Kind, Victim
@@ -21,29 +21,36 @@ DOUBLED = 8  # messages in a row that come twice
 
 @asynccontextmanager
 async def local_target(
-    settings: StackSettings, run_dir: Path, say: Callable[[str], None]
+    settings: StackSettings, run_dir: Path, say: Callable[[str], None], *, links: bool = True
 ) -> AsyncIterator["LocalTarget"]:
-    """A stack of its own, with proxies between its processes, from ready to ended."""
-    network = Network()
-    stack = Stack(settings, run_dir, say, route=network.route)
+    """A stack of its own, from ready to ended. links: whether there are proxies between its processes, to be hit.
+
+    The proxies run in this process. Whenever it waits for a core, all of the stack's processes are cut off from each
+    other. So whoever only hits processes has none.
+    """
+    network = Network() if links else None
+    stack = Stack(settings, run_dir, say, route=network.route if network is not None else direct)
     try:
         await stack.start()
         yield LocalTarget(stack, settings, run_dir, network)
     finally:
-        network.heal()
+        if network is not None:
+            network.heal()
         await stack.stop()
-        await network.close()
+        if network is not None:
+            await network.close()
 
 
 class LocalTarget:
     """`Target` on the processes of this machine."""
 
-    def __init__(self, stack: Stack, settings: StackSettings, run_dir: Path, network: Network) -> None:
+    def __init__(self, stack: Stack, settings: StackSettings, run_dir: Path, network: Network | None) -> None:
         self._stack, self._settings, self._run_dir, self._network = stack, settings, run_dir, network
         self._stopped: dict[Fault, int] = {}  # frozen processes, by the fault that froze them
         self._killed: dict[str, int] = {}  # processes that were killed and may not have been missed yet
         self.addresses: Sequence[str] = tuple(stack.grpc_addresses)
         self.engines = settings.engines
+        self.tp, self.pp = settings.tp, settings.pp
         self.pool: str = settings.model_dump()["pool"]
         redis = next(child for child in stack.children if child.role == REDIS)
         self.redis_url: str | None = f"redis://{redis.address}/0"
@@ -51,7 +58,7 @@ class LocalTarget:
     # -- who can be hit
 
     def victims(self) -> Sequence[Victim]:
-        """Every process, and the ways between them."""
+        """Every process, and the ways between them where they can be hit."""
         settings = self._settings
         pods = range(settings.engines * settings.pp)
         ranks = [f"rank-{pod}.{rank}" for pod in pods for rank in range(settings.tp)]
@@ -62,6 +69,8 @@ class LocalTarget:
             Victim(name.partition("-")[0], name, OF_PROCESSES)
             for name in (*endpoints, *schedulers, *supervisors, *ranks, REDIS)
         ]
+        if self._network is None:
+            return processes
         links = [
             *(Victim("endpoint > redis", f"{name} > {REDIS}", OF_LINKS) for name in endpoints),
             *(Victim("scheduler > redis", f"{name} > {REDIS}", OF_LINKS) for name in schedulers),
@@ -84,8 +93,15 @@ class LocalTarget:
         schedulers = (child for child in self._stack.children if child.role == "scheduler" and child.pid)
         return next((child.name for child in schedulers if engine in child.engines()), "")
 
+    def serves(self, engine: str) -> bool:
+        """Whether a scheduler says that the engine runs. Blocks for at most 5 s a scheduler."""
+        schedulers = (child for child in self._stack.children if child.role == "scheduler" and child.pid)
+        return any(child.engines().get(engine, "nobody drives it") is None for child in schedulers)
+
     def _links(self, victim: Victim) -> list[Link]:
         """The links that "SOURCE > DESTINATION" means; SOURCE may be the beginning of several names, or "all"."""
+        if self._network is None:
+            return []
         source, _, destination = victim.name.partition(" > ")
         source = "" if source == "all" else source
         return [
@@ -161,6 +177,10 @@ class LocalTarget:
             told |= engines
         names = [f"engine-{n}" for n in range(self.engines)]
         return next((why for why in (told.get(n, f"nobody drives {n}") for n in names) if why is not None), None)
+
+    def ready(self, role: str) -> list[str]:
+        """The names of the processes of a role that are ready. Blocks for at most 5 s a process."""
+        return [c.name for c in self._stack.children if c.role == role and c.pid and c.unready() is None]
 
     async def leftovers(self) -> list[str]:
         """Ends the stack, so that its journals are whole, and looks for reserved slots in each engine's last one."""

@@ -8,7 +8,7 @@ from orca_pool.link import Link
 
 SETTLED = 30.0  # seconds: what is due by then is swept, and dead processes are forgotten
 SINGLE = {
-    *("pool", "waiting", "asking", "due", "ended", "leases"),
+    *("pool", "read", "waiting", "asking", "due", "ended", "leases"),
     *("engines", "orphans", "endpoints", "schedulers"),
 }
 

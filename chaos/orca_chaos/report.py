@@ -1,58 +1,84 @@
 """What the faults cost, by kind, as a table."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from .faults import Fault
-from .load import Disturbance
+from .late import WORTH_TELLING
 
 AIM = 3.0  # seconds: the longest pause that one fault should make, beyond its own duration
 
 
-@dataclass
+@dataclass(frozen=True)
+class Round:
+    """A round that ended well."""
+
+    number: int
+    faults: tuple[Fault, ...]
+    hit: tuple[bool, ...]  # of each fault: whether there was such a process at that moment
+    pause: float  # seconds: the longest time that a stream waited for its next token
+    seconds: float  # until all was well again
+    late: float  # seconds: the longest time that this program itself did not run
+
+    @property
+    def timed(self) -> bool:
+        """Whether its pause is that of the faults, and not of this machine's other load."""
+        return self.late <= WORTH_TELLING
+
+    def __str__(self) -> str:
+        late = "" if self.timed else f" (not counted: this program itself was late by {self.late:.1f} s)"
+        return f"longest pause {self.pause:.1f} s, all well after {self.seconds:.1f} s{late}"
+
+
 class Report:
-    """Faults by label, and the longest pause of the rounds in which a label's fault was alone."""
+    """Rounds, counted by the labels of their faults. A label's pauses are those of its rounds with no other fault."""
 
-    rounds: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    missed: Counter[str] = field(default_factory=Counter)  # there was no such process at that moment
-    alone: dict[str, list[tuple[float, Fault]]] = field(default_factory=dict)
-    together: float = 0.0  # the longest pause of the rounds with several faults
-
-    def add(self, faults: Sequence[Fault], done: Sequence[bool], seen: Disturbance) -> None:
-        """A round has ended well."""
-        self.rounds += 1
-        for fault, hit in zip(faults, done, strict=True):
-            (self.faults if hit else self.missed)[fault.label] += 1
-        if len(faults) > 1:
-            self.together = max(self.together, seen.pause)
-        elif all(done):
-            self.alone.setdefault(faults[0].label, []).append((seen.pause, faults[0]))
+    def __init__(self, rounds: Iterable[Round] = ()) -> None:
+        self.rounds: list[Round] = list(rounds)
 
     def table(self) -> str:
         """Markdown: a row for each kind of fault."""
+        alone = self._alone()
         rows = [
             "| fault | times | alone | longest pause | beyond the fault's own time |",
             "| --- | --- | --- | --- | --- |",
         ]
-        for label, times in sorted(self.faults.items()):
-            alone = self.alone.get(label, [])
-            pause = f"{max(pause for pause, _ in alone):.1f} s" if alone else ""
-            beyond = f"{max(max(0.0, pause - fault.seconds) for pause, fault in alone):.1f} s" if alone else ""
-            rows.append(f"| {label} | {times} | {len(alone)} | {pause} | {beyond} |")
+        for label, times in sorted(self._counted(True).items()):
+            found = alone.get(label, [])
+            pause = f"{max(pause for pause, _ in found):.1f} s" if found else ""
+            beyond = f"{max(_beyond(*one) for one in found):.1f} s" if found else ""
+            rows.append(f"| {label} | {times} | {len(found)} | {pause} | {beyond} |")
         return "\n".join(rows)
 
     def longest(self) -> float:
         """Seconds: the longest pause of a fault that was alone, beyond its own duration."""
-        return max(
-            (max(0.0, pause - fault.seconds) for alone in self.alone.values() for pause, fault in alone), default=0.0
-        )
+        return max((_beyond(*one) for found in self._alone().values() for one in found), default=0.0)
+
+    def _counted(self, hit: bool) -> Counter[str]:
+        """Faults by label: those that hit something, or those that did not."""
+        pairs = ((fault, done) for one in self.rounds for fault, done in zip(one.faults, one.hit, strict=True))
+        return Counter(fault.label for fault, done in pairs if done is hit)
+
+    def _alone(self) -> dict[str, list[tuple[float, Fault]]]:
+        """The pauses of single faults, by label."""
+        alone: dict[str, list[tuple[float, Fault]]] = {}
+        for one in self.rounds:
+            if len(one.faults) == 1 and all(one.hit) and one.timed:
+                alone.setdefault(one.faults[0].label, []).append((one.pause, one.faults[0]))
+        return alone
 
     def __str__(self) -> str:
-        total, missed = self.faults.total(), self.missed.total()
-        lines = [f"{self.rounds} rounds, {total} faults" + (f" ({missed} found nothing to hit)" if missed else "")]
+        total, missed = self._counted(True).total(), self._counted(False).total()
+        together = max((one.pause for one in self.rounds if len(one.faults) > 1 and one.timed), default=0.0)
+        lines = [f"{len(self.rounds)} rounds, {total} faults" + (f" ({missed} found nothing to hit)" if missed else "")]
         lines += ["", self.table(), ""]
         lines.append(f"longest pause of one fault beyond its own time: {self.longest():.1f} s (the aim is {AIM:g} s)")
-        lines.append(f"longest pause of rounds with several faults: {self.together:.1f} s")
+        lines.append(f"longest pause of rounds with several faults: {together:.1f} s")
+        if late := sum(not one.timed for one in self.rounds):
+            lines.append(f"{late} rounds tell no pause: this program itself was late by more than {WORTH_TELLING:g} s")
         return "\n".join(lines)
+
+
+def _beyond(pause: float, fault: Fault) -> float:
+    return max(0.0, pause - fault.seconds)

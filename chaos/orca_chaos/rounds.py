@@ -8,10 +8,10 @@ from .faults import Fault, Victim, plan
 from .load import Load
 from .oracle import learn
 from .pool_check import leftovers
-from .report import Report
+from .record import Record
+from .report import Report, Round
 from .target import Target, Watched
 
-LATE = 0.5  # seconds that this program may be late without a word
 HEALED = 180.0  # seconds within which everything must run again
 
 
@@ -23,28 +23,31 @@ async def run(
     first: int,
     streams: int,
     chosen: Callable[[Victim], bool],
+    record: Record,
     say: Callable[[str], None],
 ) -> Report:
-    """Rounds `first` to `first + rounds - 1` of a seed. Raises Violation, whose sentence names the round.
+    """Rounds `first` to `first + rounds - 1` of a seed, but those that `record` has. It gets the others when they end.
 
-    chosen: which victims may be hit. say: called with a sentence for each step.
+    chosen: which victims may be hit. say: called with a sentence for each step. Returns the report of all rounds of the
+    record. Raises Violation, whose sentence names the round.
     """
-    report, number = Report(), first
     victims = [victim for victim in target.victims() if chosen(victim)]
+    plans = {number: tuple(plan(seed, number, victims)) for number in range(first, first + rounds)}
+    plans = {number: faults for number, faults in plans.items() if not record.has(number, faults)}
+    number = first
     caller = Caller(target.addresses)
     try:
         known = await learn(caller, seed)
         say(f"{len(known)} requests learned, {len(victims)} victims, {streams} streams")
         async with Load(caller, known, seed, streams) as load:
-            for number in range(first, first + rounds):
-                faults = plan(seed, number, victims)
+            for number, faults in plans.items():
                 say(f"round {number}: {'; '.join(map(str, faults))}")
                 async with load.disturbed() as seen:
                     done = await asyncio.gather(*(_one(target, load, fault) for fault in faults))
                     await healed(target)
-                report.add(faults, done, seen)
-                late = f" (this program itself was late by {seen.late:.1f} s)" if seen.late > LATE else ""
-                say(f"  longest pause {seen.pause:.1f} s, all well after {seen.seconds:.1f} s{late}")
+                ended = Round(number, faults, tuple(done), seen.pause, seen.seconds, seen.late)
+                record.add(ended)
+                say(f"  {ended}")
         await nothing_left(target)
     except (Violation, BaseExceptionGroup) as error:
         violation = first_of(error)
@@ -55,7 +58,7 @@ async def run(
         await caller.close()
     ends = f"{load.finished} requests finished, {load.cancelled} were cancelled, {load.poisoned} were given up"
     say(f"{ends}, in {load.calls} calls; nothing is left of them")
-    return report
+    return Report(record.rounds.values())
 
 
 async def _one(target: Target, load: Load, fault: Fault) -> bool:

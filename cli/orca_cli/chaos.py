@@ -1,7 +1,9 @@
 """`orca chaos`: rounds of faults under load, on a stack of this machine or on a release in a cluster."""
 
+import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from rich.console import Console
 from orca_chaos.client import Violation
 from orca_chaos.faults import Victim
 from orca_chaos.local_target import local_target
+from orca_chaos.record import Record
 from orca_chaos.rounds import run
 from orca_chaos.target import Target
 from orca_common.errors import FailedPrecondition
@@ -29,13 +32,14 @@ REFUSED = {
 
 @dataclass(frozen=True)
 class Plan:
-    """Which rounds are run, and what they may hit (`only` names roles; none: all)."""
+    """Which rounds are run, and what they may hit (`only` names roles; none: all). record: a file of rounds."""
 
     seed: int
     rounds: int
     first: int
     streams: int
     only: tuple[str, ...]
+    record: Path | None = None
 
     def chooses(self, victim: Victim) -> bool:
         return not self.only or victim.role in self.only
@@ -50,15 +54,22 @@ async def on_this_machine(plan: Plan, arguments: Sequence[str], console: Console
     for name, why in REFUSED.items():
         if given[name] is not None:
             raise FailedPrecondition(f"{name}: {why}; run it without")
-    with tempfile.TemporaryDirectory(prefix="orca-chaos-", ignore_cleanup_errors=True) as temporary:
-        folder = Path(settings.run_dir or temporary)
-        folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(settings.run_dir or tempfile.mkdtemp(prefix="orca-chaos-"))
+    folder.mkdir(parents=True, exist_ok=True)
 
-        def say(step: str) -> None:
-            console.print(step, style="dim", soft_wrap=True)
+    def say(step: str) -> None:
+        console.print(step, style="dim", soft_wrap=True)
 
-        async with local_target(settings, folder, say) as target:
-            await _play(plan, target, console)
+    with ExitStack() as cleaning:
+        if settings.run_dir is None:
+            cleaning.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            async with local_target(settings, folder, say) as target:
+                await _play(plan, target, console)
+        except typer.Exit:
+            cleaning.pop_all()
+            console.print(f"logs and journals: {folder}", soft_wrap=True)
+            raise
 
 
 async def on_a_cluster(
@@ -83,6 +94,7 @@ async def _play(plan: Plan, target: Target, console: Console) -> None:
             first=plan.first,
             streams=plan.streams,
             chosen=plan.chooses,
+            record=Record(plan.record, plan.seed),
             say=say,
         )
     except Violation as violation:

@@ -34,6 +34,7 @@ from orca_client import (
     FinishReason,
     OrcaError,
     Token,
+    Unreachable,
     message_of,
     tls_credentials,
 )
@@ -203,6 +204,8 @@ async def generate_all(
     async with made as client:
         try:
             spells = (await client.get_model(timeout=HELLO_TIMEOUT)).has_tokenizer
+        except Unreachable as error:
+            return [str(error)]
         except OrcaError as error:
             return [f"no answer from {', '.join(addresses)}: {error}"]
         output = output_for(prompts, spells, as_json)

@@ -149,14 +149,20 @@ def topology(
     from orca_cli.chart_values import read_values
     from orca_cli.topology import pod_table, rank_table, slice_table
     from orca_common.checkpoint import read_checkpoint, resolve_model
+    from orca_common.errors import FailedPrecondition
     from orca_local.stack import DEMO_MODEL
     from orca_worker.models import families
 
     async def body() -> None:
         options = {"model": model, "tp": tp, "pp": pp, "dtype": dtype}
         release = read_values(values).with_options(options) if values else None
-        given = settings_of("serve").load(**(release.settings() if release else options))
-        checkpoint = read_checkpoint(resolve_model(given.model) if given.model else DEMO_MODEL)
+        flags = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        given = settings_of("serve").load(**release.settings()) if release else settings_of("serve").load(flags)
+        try:
+            folder = resolve_model(given.model, families.check_type) if given.model else DEMO_MODEL
+        except FailedPrecondition as error:
+            raise FailedPrecondition(given.said(str(error))) from None
+        checkpoint = read_checkpoint(folder)
         shares = families.topology(checkpoint, given.tp, given.pp, given.dtype)
         console.print(rank_table(checkpoint, shares, given.tp, given.pp, given.dtype))
         if release:
@@ -225,6 +231,9 @@ def chaos(
     only: Annotated[
         list[str] | None, typer.Option(help="Hit only this role, such as rank or 'scheduler > redis'; may be repeated.")
     ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Rounds in this file are not run again; those that end are added to it.")
+    ] = None,
     release: Annotated[str | None, typer.Option(help="Instead of a stack of its own: a release on a cluster.")] = None,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Of the release.")] = None,
     address: Annotated[
@@ -238,7 +247,7 @@ def chaos(
     """
     from orca_cli import chaos as command
 
-    plan = command.Plan(seed, rounds, first, streams, tuple(only or ()))
+    plan = command.Plan(seed, rounds, first, streams, tuple(only or ()), record)
     if release is None:
         if redis_url is not None:
             raise typer.BadParameter(

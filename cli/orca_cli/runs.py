@@ -36,12 +36,16 @@ def state_of(folder: Path) -> tuple[Table, bool]:
     for column in ("process", "pid", "address", "ready"):
         table.add_column(column, justify="right" if column == "pid" else "left", overflow="fold")
     ready = []
+    ranks: dict[str, Any] = {}  # by supervisor, what it tells of each
     for row in _processes(folder):
-        if row["role"] == "rank":  # its supervisor tells
+        if row["role"] == "rank":
             name = f"{row['engine']} rank {row['rank']}"
-            table.add_row(name, str(row["pid"]), row["address"], "")
+            why = ranks.get(row["supervisor"], {}).get(str(row["tensor_rank"]), "its supervisor does not tell")
+            table.add_row(name, str(row["pid"]), row["address"], why or "yes")
             continue
-        why = _unready(row["status"]) if row["status"] else _unready_without_status(row["pid"])
+        said = _said(row["status"]) if row["status"] else {"reason": _unready_without_status(row["pid"])}
+        ranks[row["name"]] = said.get("ranks", {})
+        why = said["reason"]
         ready.append(why is None)
         table.add_row(row["name"], str(row["pid"]), row["address"], why or "yes")
     return table, bool(ready) and all(ready)
@@ -54,11 +58,12 @@ def _processes(folder: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _unready(status: str) -> str | None:
+def _said(status: str) -> dict[str, Any]:
+    """What a status port tells; that it does not answer, as its reason."""
     try:
-        return status_port.ask(status)["reason"]
+        return status_port.ask(status)
     except OSError as error:
-        return f"does not answer ({error})"
+        return {"reason": f"does not answer ({error})"}
 
 
 def _unready_without_status(pid: int) -> str | None:

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import os
+import shlex
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -10,21 +13,29 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from orca_cli import demo as demonstration
 from orca_common.checkpoint import resolve_model
+from orca_common.errors import FailedPrecondition
 from orca_common.roles import Role
 from orca_common.service import in_thread
 from orca_local.run_folder import new_run
 from orca_local.settings import ServeSettings, StackSettings, StateSettings
 from orca_local.stack import DEMO_MODEL, Stack
+from orca_worker.models.families import check_type
 
 console = Console(highlight=False, markup=False)
+KEY_FILE = "FILE_WITH_YOUR_KEY"  # the hashes that the stack knows tell no key
 
 
 @contextlib.asynccontextmanager
 async def running(settings: StackSettings) -> AsyncIterator[tuple[Stack, Path]]:
-    """A stack from ready to ended, and its run folder, which stays."""
-    settings = settings.model_copy(update={"model": await found(settings.model)})
+    """A stack from ready to ended, and its run folder, which stays.
+
+    Raises FailedPrecondition with the names of settings as the user gave them.
+    """
+    try:
+        settings = settings.model_copy(update={"model": await found(settings.model)})
+    except FailedPrecondition as error:
+        raise FailedPrecondition(settings.said(str(error))) from None
     given = settings.run_dir
     folder = Path(given) if given is not None else new_run(StateSettings().runs)
     with console.status("starting") as status:
@@ -37,7 +48,10 @@ async def running(settings: StackSettings) -> AsyncIterator[tuple[Stack, Path]]:
 
         stack = Stack(settings, folder, say, show=show)
         try:
-            await stack.start()
+            try:
+                await stack.start()
+            except FailedPrecondition as error:
+                raise FailedPrecondition(settings.said(str(error))) from None
             status.stop()
             yield stack, folder
         finally:
@@ -63,7 +77,7 @@ async def found(model: str | None) -> str | None:
         return model
     if not model.startswith((".", "/")):  # a path is never a name of the hub
         console.print(f"{model} is no folder here: asking the hub", style="dim", soft_wrap=True)
-    return str(await in_thread(partial(resolve_model, model)))
+    return str(await in_thread(partial(resolve_model, model, check_type)))
 
 
 async def serve(settings: StackSettings) -> None:
@@ -75,15 +89,25 @@ async def serve(settings: StackSettings) -> None:
         for address, http in zip(stack.grpc_addresses, stack.http_addresses, strict=True):
             console.print(f"  gRPC {address}   OpenAI API {scheme}://{http}/v1", soft_wrap=True)
         console.print(f"  run folder {folder}", soft_wrap=True)
-        options = f"--address {stack.grpc_addresses[0]}"
-        if settings.tls_dir:
-            options += f" --tls-dir {Path(settings.tls_dir) / Role.CLIENT}"
-        console.print(f"  try: orca generate 'def main(' {options}", soft_wrap=True)
+        console.print(f"  try: {example(stack.grpc_addresses[0], settings)}", soft_wrap=True)
         await stack.wait()
+
+
+def example(address: str, settings: StackSettings, program: str = sys.argv[0]) -> str:
+    """A command that calls the stack, as it can be pasted into the shell that `orca serve` was called from."""
+    called = program if os.access(program, os.X_OK) and "/" in program else "orca"
+    command = [called, "generate", "def main(", "--address", address]
+    if settings.tls_dir is not None:
+        command += ["--tls-dir", str(Path(settings.tls_dir) / Role.CLIENT)]
+    if settings.api_keys or settings.api_keys_file:
+        command += ["--api-key-file", KEY_FILE]
+    return shlex.join(command)
 
 
 async def demo() -> None:
     """Serves the demo model for four requests, and shows which iterations they shared."""
+    from orca_cli import demo as demonstration  # `orca serve` does without: it imports the client
+
     settings = ServeSettings.load(model=str(DEMO_MODEL), dtype="float32", device="cpu", slots=1024, port=0, http_port=0)
     async with running(settings) as (stack, folder):
         actors = await demonstration.play(stack.grpc_addresses, console)

@@ -43,7 +43,8 @@ def drawing(run: Run, life: Life, count: int, columns: int) -> Group:
         known.append(f"and {len(names) - NAMED} more")
     below = (
         f"{(end - begin) / 1e6:.1f} ms, iterations {drawn[0].number} to {drawn[-1].number}",
-        f"requests: {', '.join(known)}",
+        "requests:",
+        *(f"  {name}" for name in known),
         LEGEND,
     )
     return Group(*lines, *(Padding(Text(text, style="dim"), (0, 0, 0, margin)) for text in below))

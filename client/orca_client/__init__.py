@@ -17,6 +17,7 @@ from .errors import (
     ResourceExhausted,
     Unauthenticated,
     Unavailable,
+    Unreachable,
 )
 from .events import (
     Accepted,
@@ -68,6 +69,7 @@ __all__ = [
     "TopToken",
     "Unauthenticated",
     "Unavailable",
+    "Unreachable",
     "__version__",
     "message_of",
     "tls_credentials",

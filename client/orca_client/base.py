@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound="BaseStream")
 OnLeave = Literal["cancel", "detach"]
 
+CONNECT_TIMEOUT = 10.0  # seconds until some endpoint must have answered
 UNARY_TIMEOUT = 10.0  # seconds for Cancel and GetModel, over all tries
 CLOSING_TIMEOUT = 2.0  # seconds for the Cancel of a stream that is closed before its end
 
@@ -42,7 +43,7 @@ class BaseClient(ABC, Generic[S]):
         credentials: grpc.ChannelCredentials | None = None,
         api_key: str | None = None,
         metadata: Sequence[tuple[str, str]] = (),
-        connect_timeout: float = 10.0,
+        connect_timeout: float | None = None,
         resume_timeout: float = 60.0,
         retry_when_full: bool = False,
         keepalive: float = 10.0,
@@ -52,11 +53,12 @@ class BaseClient(ABC, Generic[S]):
 
         addresses: one or several gRPC targets ("host:port", "dns:///name:port"). credentials: for TLS; None: plaintext.
         api_key: of the tenant that calls; goes with every call, as metadata does. connect_timeout: a stream ends as
-        Unavailable after so many seconds in which no endpoint has answered this client at all. resume_timeout: the
-        same, once one has answered. retry_when_full: wait while the queue is full, as long as the request's timeout
-        allows, instead of raising ResourceExhausted. keepalive: check a connection after so many seconds of silence; a
-        frozen endpoint is noticed after one and a half times this. tracer: of OpenTelemetry; each request then has a
-        span, whose context goes with its calls.
+        Unavailable after so many seconds in which no endpoint has answered this client at all; None: after 10 s, and as
+        Unreachable almost at once where nobody listens, the name does not resolve, or only one side speaks TLS.
+        resume_timeout: the same, once one has answered. retry_when_full: wait while the queue is full, as long as the
+        request's timeout allows, instead of raising ResourceExhausted. keepalive: check a connection after so many
+        seconds of silence; a frozen endpoint is noticed after one and a half times this. tracer: of OpenTelemetry; each
+        request then has a span, whose context goes with its calls.
         """
         targets = targets_of(addresses)
         self._rng = random.Random()
@@ -67,7 +69,12 @@ class BaseClient(ABC, Generic[S]):
         self._streams: weakref.WeakSet[S] = weakref.WeakSet()  # left when the client is closed
         if api_key is not None:
             metadata = (*metadata, ("authorization", f"Bearer {api_key}"))
-        self._channels = Channels(self._addresses, metadata, lambda target: new_channel(target, credentials, options))
+        self._channels = Channels(
+            self._addresses,
+            metadata,
+            lambda target: new_channel(target, credentials, options),
+            tls=credentials is not None,
+        )
 
     def generate(
         self,
@@ -180,8 +187,9 @@ class BaseClient(ABC, Generic[S]):
     def _patience(self, bound: float, timeout: float | None) -> Patience:
         """bound: seconds without a working endpoint. timeout: seconds for everything."""
         _check_timeout(timeout)
-        connect = None if self._channels.answered else self._connect_timeout
-        return Patience(bound, time.monotonic(), timeout, self._rng, connect=connect)
+        given = self._connect_timeout
+        connect = None if self._channels.answered else (CONNECT_TIMEOUT if given is None else given)
+        return Patience(bound, time.monotonic(), timeout, self._rng, connect=connect, hopeful=given is not None)
 
     @staticmethod
     @abstractmethod

@@ -10,7 +10,8 @@ import grpc
 from orca.v1.orca_pb2_grpc import OrcaStub
 
 from .addresses import Addresses
-from .errors import Cancelled, OrcaError, Unavailable, error_of
+from .errors import Cancelled, OrcaError, Unavailable, Unreachable, error_of
+from .reach import cause_of
 from .tracing import Metadata
 
 Rpc = Literal["Generate", "Resume", "Cancel", "GetModel"]
@@ -27,14 +28,21 @@ class Channels:
     """Chooses an endpoint for each call, keeps one gRPC channel to each, and tells what a failed call means."""
 
     def __init__(
-        self, addresses: Addresses, metadata: Sequence[tuple[str, str]], new_channel: Callable[[str], Any]
+        self,
+        addresses: Addresses,
+        metadata: Sequence[tuple[str, str]],
+        new_channel: Callable[[str], Any],
+        *,
+        tls: bool = False,
     ) -> None:
-        """metadata: goes with every call. new_channel: makes the gRPC channel to an address."""
+        """metadata: goes with every call. new_channel: makes the gRPC channel to an address. tls: it speaks TLS."""
         self._addresses, self._metadata, self._new_channel = addresses, tuple(metadata), new_channel
         self._channels: list[Any] = []
         self._stubs: dict[str, Any] = {}  # an OrcaStub for each address; the generated class has no types
         self.closed = False
         self.answered = False  # whether any endpoint has answered anything
+        self._tls = tls
+        self._unreached: set[str] = set()  # addresses that could not be reached, until one answers
 
     def pick(self) -> str:
         """The address that the next call goes to."""
@@ -60,11 +68,19 @@ class Channels:
         if error.reason:
             self.answered = True
         elif isinstance(error, Unavailable):
-            error = Unavailable(f"{target}: {error}")
+            error = self._unavailable(error, target)
         error.__cause__ = failure
         if isinstance(error, Unavailable):
             self._addresses.failed(target, time.monotonic())
         return error
+
+    def _unavailable(self, error: Unavailable, target: str) -> Unavailable:
+        """The error with the endpoint's address, and with the likely cause where no endpoint has ever answered."""
+        cause = cause_of(str(error), self._tls) if not self.answered else None
+        if cause is None:
+            return Unavailable(f"{target}: {error}")
+        self._unreached.add(target)
+        return Unreachable(f"{target}: {cause}", everywhere=self._unreached >= set(self._addresses.targets))
 
     def close(self) -> list[Any]:
         """Refuses all further calls. Returns the channels, which the caller closes."""

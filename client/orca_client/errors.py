@@ -13,6 +13,7 @@ OrcaError
 ├── PermissionDenied     the certificate has another role than client
 ├── DataLoss             the stream cannot go on from the tokens that were shown
 ├── Unavailable          no endpoint answered for as long as the client was told to try
+│   └── Unreachable      no endpoint could even be reached; the sentence says why: nobody listens, TLS, the name
 └── Internal             a bug of the server; `trace_id` leads to its traces and logs
 
 Each has `code`, the gRPC status. A status outside this tree (UNIMPLEMENTED, OUT_OF_RANGE) is a plain OrcaError.
@@ -103,6 +104,14 @@ class DataLoss(OrcaError):
 
 class Unavailable(OrcaError):
     code = grpc.StatusCode.UNAVAILABLE
+
+
+class Unreachable(Unavailable):
+    """`everywhere`: whether each of the client's addresses has failed so."""
+
+    def __init__(self, message: str, everywhere: bool = True) -> None:
+        super().__init__(message)
+        self.everywhere = everywhere
 
 
 class Internal(OrcaError):

@@ -53,6 +53,7 @@ class ProcessTable:
                     "role": "rank",
                     "pid": r.pid,
                     "address": r.address,
+                    "supervisor": f"supervisor-{ordinal}",
                     "engine": f"engine-{engine}",
                     "stage": stage,
                     "tensor_rank": r.local_rank,

@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from orca_common.settings import Settings
 from orca_endpoint.settings import EndpointSettings
 from orca_scheduler.settings import SchedulerSettings, check_slots
-from orca_worker.settings import SupervisorSettings
+from orca_worker.settings import Kernels, SupervisorSettings
 
 # The settings of each process.
 SERVICES = {"endpoint": EndpointSettings, "supervisor": SupervisorSettings, "scheduler": SchedulerSettings}
@@ -28,6 +28,10 @@ class StackSettings(Settings):
     """Checkpoint folder or hub name; the demo model if not given."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights, and of keys and values; auto: the fastest on this machine."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: the GPU when there is one."""
+    kernels: Kernels = "auto"
+    """Kernels on a CPU, by instruction set; auto: the best that the machine runs; torch: plain torch, none of them."""
     tp: int = Field(default=1, ge=1)
     """Tensor ranks: how many share each layer of a stage."""
     pp: int = Field(default=1, ge=1)
@@ -54,6 +58,10 @@ class StackSettings(Settings):
     """Folder of logs, journals, processes.json and the pool; if not given, a new one of the last ten."""
     tls_dir: str | None = None
     """Folder of `orca certs`: all processes speak mTLS, each with its role's certificate; plaintext if not given."""
+    api_keys: str | None = None
+    """Keys that may call, as `TENANT sha256:HASH` separated by commas; without keys everybody may. See `orca key`."""
+    api_keys_file: str | None = None
+    """File with such keys, one a line; it is read again when it has changed."""
     threads: int | None = Field(default=None, ge=0)
     """Threads of a rank's operations on a CPU, 0: one for each core; its share of the cores if not given."""
     drain_seconds: float = Field(default=30.0, ge=0)

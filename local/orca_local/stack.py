@@ -18,14 +18,15 @@ import grpc
 from orca.v1 import worker_pb2 as pb
 from orca.v1.worker_pb2_grpc import SupervisorStub
 from orca_common.address import join_address
+from orca_common.api_keys import ApiKeys
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition
 from orca_common.roles import Role
 from orca_common.service import in_thread
 from orca_common.settings import variable
-from orca_common.tls import transport_of
-from orca_pool.reach import check_reachable
-from orca_worker.models.families import check_partition
+from orca_common.tls import Certificates, transport_of
+from orca_worker.machine import check_gpus, compile_kernels, kernels_needed
+from orca_worker.models.families import check_partition, check_type, family_of
 
 from .child import MODULE, Child, RedisChild
 from .keeping import keep
@@ -127,12 +128,19 @@ class Stack:
     async def start(self) -> None:
         """Returns when a request would be answered. Raises FailedPrecondition with a sentence when it cannot be."""
         settings = self._settings
-        self._folder = RunFolder(self._run_dir)
+        self._model = str(await in_thread(partial(resolve_model, self._model, check_type)))
+        checkpoint = read_checkpoint(self._model)
+        check_partition(checkpoint, settings.tp, settings.pp)
+        check_gpus(settings.device, 0, settings.tp * settings.pp * settings.engines)
+        self._check_secrets()
         check_ports(settings)
-        self._model = str(await in_thread(partial(resolve_model, self._model)))
-        check_partition(read_checkpoint(self._model), settings.tp, settings.pp)
+        self._folder = RunFolder(self._run_dir)
         if settings.redis_url is not None:
+            from orca_pool.reach import check_reachable  # half a second that an embedded Redis does without
+
             await check_reachable(settings.redis_url, REDIS_SECONDS, self._own_certificate)
+        if family_of(checkpoint).needs_torch and kernels_needed(settings.device, settings.kernels):
+            await in_thread(partial(compile_kernels, self._tell_compiling))
         try:
             async with asyncio.timeout(settings.start_timeout):
                 await self._start_all()
@@ -141,6 +149,18 @@ class Stack:
             limit = f"{settings.start_timeout:g} s (start_timeout)"
             raise FailedPrecondition(f"not ready within {limit}{why}") from None
         self._say("ready")
+
+    def _check_secrets(self) -> None:
+        """Raises FailedPrecondition when a certificate or the list of keys cannot be used."""
+        ApiKeys(self._settings.api_keys, self._settings.api_keys_file)
+        if self._tls_dir is not None:
+            for role in (Role.ENDPOINT, Role.SCHEDULER, Role.WORKER):
+                Certificates(str(self._tls_dir / role))
+
+    def _tell_compiling(self, state: str) -> None:
+        """Called in a thread."""
+        self._say(state)
+        self._show(state)
 
     async def wait(self) -> None:
         """Returns never. Raises what ended the work of this class: then nobody keeps the processes any more."""
@@ -181,19 +201,18 @@ class Stack:
 
     async def _start_all(self) -> None:
         settings = self._settings
-        if settings.redis_url is None:
-            assert self._folder is not None
-            self._redis = RedisChild(
-                self._run_dir / "redis",
-                self._folder.log("redis"),
-                self._folder.descriptor,
-                closed=self._tls_dir is not None,
-            )
-            await self._start(self._redis)
         supervisors = [
             await self._child("supervisor", n, "orca_worker.supervisor", ranks=settings.tp, first_gpu=n * settings.tp)
             for n in range(settings.engines * settings.pp)
         ]
+        redis: list[Child] = []
+        if settings.redis_url is None:
+            assert self._folder is not None
+            log, folder = self._folder.log("redis"), self._folder.descriptor
+            self._redis = RedisChild(self._run_dir / "redis", log, folder, closed=self._tls_dir is not None)
+            redis.append(self._redis)
+        # Supervisors need no pool, and their ranks take the longest to start.
+        await self._start(*redis, *supervisors)
         ports = {"port": settings.port, "http_port": settings.http_port}
         endpoints = [
             await self._child(
@@ -206,12 +225,11 @@ class Stack:
             )
             for n in range(settings.endpoints)
         ]
-        await self._start(*supervisors, *endpoints)
         schedulers = [
             await self._child("scheduler", n, "orca_scheduler", workers=await self._workers(n, supervisors))
             for n in range(settings.schedulers)
         ]
-        await self._start(*schedulers)
+        await self._start(*endpoints, *schedulers)
         self._transport = transport_of(self._own_certificate)
         self._tasks += [asyncio.create_task(self._watch_ranks(n, s)) for n, s in enumerate(supervisors)]
         for scheduler in schedulers:

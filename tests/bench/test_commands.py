@@ -16,7 +16,7 @@ NUMBER = r"[\d.,]+"
             "control_plane --batches 1,3 --seconds 0.5",
             [rf"batch   {b}: +{NUMBER} us CPU per iteration .*endpoint {NUMBER}, rank .*tokens/s" for b in (1, 3)],
         ),
-        ("commit 2", [rf"valkey 2 rows: server {NUMBER} us, .*round trip {NUMBER} us"]),
+        ("commit 2x1", [rf"2 rows to 1 endpoints: commit {NUMBER} \({NUMBER}\), floor {NUMBER} .*round trip {NUMBER}"]),
         ("rank --batch 2", [rf"batch 2: rank's CPU {NUMBER} us an iteration; round trip median {NUMBER} us"]),
         (
             "hops --stages 2 --seconds 0.005 --tokens 20",

@@ -1,6 +1,7 @@
 """The raw client resumes as the contract says, and finds each kind of broken promise."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from client.scripted import FINISH, IDS, Act, Endpoint, Script
@@ -16,20 +17,26 @@ REQUEST = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1]), max_new_tokens=len(
 OTHER = [IDS[0], IDS[1] + 1, *IDS[2:]]
 
 
-async def play(*acts: Act, wanted: list[int] | None = IDS, leave_at: int | None = None) -> tuple[Stream, Script]:
+async def play(
+    *acts: Act,
+    wanted: list[int] | None = IDS,
+    leave_at: int | None = None,
+    came: Callable[[Stream], None] = lambda stream: None,
+) -> tuple[Stream, Script]:
     """Runs one stream against a script."""
     script = Script(*acts)
     endpoint = Endpoint("only", script)
     await endpoint.server.start()
     caller = Caller([endpoint.address])
 
-    def came(stream: Stream) -> None:
+    def left(stream: Stream) -> None:
         nonlocal leave_at
+        came(stream)
         if leave_at is not None and len(stream.tokens) > leave_at:
             leave_at = None
             stream.leave(2)
 
-    stream = Stream(caller, REQUEST, wanted, came)
+    stream = Stream(caller, REQUEST, wanted, left)
     try:
         async with asyncio.timeout(30):
             await stream.run()
@@ -58,6 +65,16 @@ async def test_it_leaves_and_reads_tokens_again() -> None:
     stream, script = await play(Act(4, "hang"), FINISH, leave_at=3)
     assert stream.tokens == IDS
     assert script.calls[1].request.from_index == 2
+
+
+async def test_only_new_tokens_are_news() -> None:
+    """A stream that was accepted, or that reads its tokens again, still waits: pauses ended there too early."""
+    news = []
+    acts = (Act(2, Unavailable("x")), Act(2, Unavailable("x")), Act(4, "hang"), FINISH)
+    stream, script = await play(*acts, leave_at=3, came=lambda stream: news.append(len(stream.tokens)))
+    assert len(script.calls) == 4
+    assert news == sorted(set(news))
+    assert stream.tokens == IDS
 
 
 @pytest.mark.parametrize(

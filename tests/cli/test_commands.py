@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -11,10 +12,12 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from orca_cli import serving
 from orca_cli.runs import logs_of, run_folder
 from orca_client import __version__
 from orca_common.errors import FailedPrecondition
 from orca_local.run_folder import RunFolder, new_run
+from orca_local.settings import ServeSettings
 
 ROOT = Path(__file__).parents[2]
 PLAIN = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
@@ -86,7 +89,7 @@ def test_generate_from_a_laptop() -> None:
     """The extra `cli` has all that `orca generate` needs, and no torch."""
     assert "torch" not in distributions({"cli"})
     done = orca_with({"cli"}, "generate", "--address", "127.0.0.1:1", "hello")
-    assert done.stderr.startswith("no answer from 127.0.0.1:1"), done.stderr
+    assert done.stderr == "127.0.0.1:1: nobody listens there\n"
     assert "generate" in orca_with({"cli"}, "--help").stdout
 
 
@@ -110,6 +113,22 @@ def test_completion(typed: str, offered: set[str]) -> None:
     words = typed.split(" ")
     done = orca(_ORCA_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(len(words) - 1))
     assert set(done.stdout.split()) == offered
+
+
+# -- what `orca serve` says to try
+
+
+def test_a_command_that_can_be_pasted(tmp_path: Path) -> None:
+    """It lacked the program's folder, and where keys are needed their option."""
+    program = tmp_path / "my bin/orca"
+    program.parent.mkdir()
+    program.touch(0o755)
+    settings = ServeSettings.load(tls_dir="certs", api_keys_file="keys")
+    said = shlex.split(serving.example("127.0.0.1:1", settings, str(program)))
+    secrets = ["--tls-dir", "certs/client", "--api-key-file", "FILE_WITH_YOUR_KEY"]
+    assert said == [str(program), "generate", "def main(", "--address", "127.0.0.1:1", *secrets]
+    said = serving.example("127.0.0.1:1", ServeSettings.load(), "/nowhere/__main__.py")
+    assert said == "orca generate 'def main(' --address 127.0.0.1:1"
 
 
 # -- runs

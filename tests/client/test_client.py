@@ -6,6 +6,8 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -31,9 +33,13 @@ from orca_client import (
     Timings,
     Token,
     Unavailable,
+    Unreachable,
+    tls_credentials,
 )
+from orca_client.reach import NO_TLS, UNKNOWN_AUTHORITY, WANTS_CERTIFICATE, WANTS_TLS
 from orca_common import errors
 from orca_common.address import split_address
+from orca_local.authority import Authority
 
 Connect = Callable[..., Any]
 ALL = list(range(len(IDS)))
@@ -221,12 +227,51 @@ async def test_resume_timeout(stage: Stage, face: Face, connect: Connect) -> Non
 async def test_nobody_there(stage: Stage, face: Face, connect: Connect) -> None:
     gone = await stage.endpoint(Script())
     await gone.server.stop(0)
-    client = connect(gone.address, connect_timeout=0.3)
-    with pytest.raises(Unavailable, match=f"nothing answered within 0.3 s: {gone.address}: .*Failed to connect"):
-        await face.next(client.generate("x", max_new_tokens=6))
+    for options in ({}, {"connect_timeout": 0.3}):
+        client = connect(gone.address, **options)
+        with pytest.raises(Unreachable, match=f"^{gone.address}: nobody listens there$"):
+            await face.next(client.generate("x", max_new_tokens=6))
     # The bound of a call with a timeout is the timeout: on a busy machine it may have passed before the next try.
-    with pytest.raises((Unavailable, DeadlineExceeded), match="Failed to connect"):
+    with pytest.raises((Unreachable, DeadlineExceeded), match=f"{gone.address}: nobody listens there"):
         await face.run(client.get_model, timeout=0.3)
+    with pytest.raises(Unreachable, match=r"^nobody\.invalid:1: the name does not resolve$"):
+        await face.run(connect("nobody.invalid:1").get_model)
+
+
+async def test_the_other_transport(stage: Stage, face: Face, connect: Connect, tmp_path: Path) -> None:
+    """gRPC said "Socket closed", or a line of OpenSSL's, after the whole timeout."""
+    authority = Authority(tmp_path)
+    folder = authority.issue("endpoint", ["localhost", "127.0.0.1"], timedelta(days=1))
+    stranger = Authority(tmp_path / "stranger").issue("client", ["localhost"], timedelta(days=1))
+    endpoint = await stage.endpoint(Script())
+    certificate = ((folder / "tls.key").read_bytes(), (folder / "tls.crt").read_bytes())
+    server = grpc.aio.server()
+    open_to_all = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([certificate]))
+    authority_file = (folder / "ca.crt").read_bytes()
+    mutual = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([certificate], authority_file, True))
+    await server.start()
+    trusts = grpc.ssl_channel_credentials(authority_file)
+    cases = (
+        (endpoint.address, trusts, NO_TLS),
+        (f"127.0.0.1:{open_to_all}", None, WANTS_TLS),
+        (f"127.0.0.1:{open_to_all}", tls_credentials(stranger), UNKNOWN_AUTHORITY),
+        (f"127.0.0.1:{mutual}", trusts, WANTS_CERTIFICATE),
+    )
+    try:
+        for address, credentials, cause in cases:
+            with pytest.raises(Unreachable) as raised:
+                await face.run(connect(address, credentials=credentials).get_model, timeout=60)
+            assert str(raised.value) == f"{address}: {cause}"
+    finally:
+        await server.stop(0)
+
+
+async def test_an_address_that_nobody_listens_at_beside_one_that_answers(
+    stage: Stage, face: Face, connect: Connect
+) -> None:
+    gone, there = await stage.endpoint(Script()), await stage.endpoint(Script(FINISH))
+    await gone.server.stop(0)
+    assert (await face.run(connect(gone.address, there.address).get_model)).name == "demo"
 
 
 async def test_an_endpoint_that_answered_is_waited_for(stage: Stage, face: Face, connect: Connect) -> None:

@@ -94,8 +94,8 @@ def test_variables_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
         ("max_waitng = 5", "FILE: max_waitng: there is no such setting; did you mean max_waiting?"),
         ("[endpoint]\nport = 5", "FILE: endpoint: there is no such setting; did you mean endpoints?"),
         ('config = "other.toml"', "FILE: config: there is no such setting"),
-        ("max_waiting = ", "ORCA_CONFIG: FILE cannot be read as TOML ("),
-        ('max_waiting = "many"', "ORCA_MAX_WAITING: Input should be a valid integer"),
+        ("max_waiting = ", "--config: FILE cannot be read as TOML ("),
+        ('max_waiting = "many"', "FILE: max_waiting: Input should be a valid integer"),
     ],
 )
 def test_wrong_files(text: str, sentence: str, file: Path) -> None:
@@ -111,8 +111,8 @@ def test_wrong_files(text: str, sentence: str, file: Path) -> None:
         (["--model", "m", "--workers=a:1"], "--workers: there is no such setting"),
         (["--model", "m", "--port"], "argument --port: expected one argument; --help lists all settings"),
         (["--model", "m", "5"], "unrecognized arguments: 5; --help lists all settings"),
-        (["--model", "m", "--port", "70000"], "ORCA_PORT: Input should be less than or equal to 65535 (it is '70000')"),
-        ([], "ORCA_MODEL: is required; --model or the file of --config can give it too"),
+        (["--model", "m", "--port", "70000"], "--port: Input should be less than or equal to 65535 (it is '70000')"),
+        ([], "--model: is required; ORCA_MODEL or the file of --config can give it too"),
     ],
 )
 def test_wrong_flags(arguments: list[str], sentence: str) -> None:
@@ -121,7 +121,23 @@ def test_wrong_flags(arguments: list[str], sentence: str) -> None:
 
 def test_settings_that_do_not_fit_together() -> None:
     sentence = refusal(SchedulerSettings, "--workers", "a:1", "--tp", "4", "--gpus-per-pod", "3")
-    assert sentence == "gpus_per_pod: 3 is no divisor of tp, 4"
+    assert sentence == "--gpus-per-pod: 3 is no divisor of tp, 4"
+
+
+def test_a_sentence_names_a_setting_as_the_user_gave_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that a child process said, which knows all its settings as variables."""
+    file.write_text('model = "m"\ndtype = "float16"\n')
+    monkeypatch.setenv("ORCA_DEVICE", "cuda")
+    settings = ServeSettings.load(["--config", str(file), "--port", "0"])
+    for sentence, said in {
+        "port: cannot listen": "--port: cannot listen",
+        "rank 0: device: GPU 0 is needed": "rank 0: ORCA_DEVICE: GPU 0 is needed",
+        "ORCA_DTYPE: on a CPU": f"{file}: dtype: on a CPU",
+        "model: m holds no config.json": f"{file}: model: m holds no config.json",
+        "http_port: cannot listen": "http_port: cannot listen",
+        "endpoint-0 ended: 5": "endpoint-0 ended: 5",
+    }.items():
+        assert settings.said(sentence) == said
 
 
 def test_the_names_of_all_services_are_known() -> None:
@@ -152,7 +168,7 @@ def test_a_stack_has_the_settings_of_its_services() -> None:
     assert services - DECIDED <= set(ServeSettings.model_fields)
     assert not DECIDED & set(ServeSettings.model_fields)
     assert set(ServeSettings.model_fields) - services == {"endpoints", "engines", "schedulers", "start_timeout"}
-    own = {"drain_seconds", "dtype", "host", "pp", "tp"}
+    own = {"api_keys", "api_keys_file", "device", "drain_seconds", "dtype", "host", "kernels", "pp", "tp"}
     for name in own:
         for kind in KINDS[:3]:
             if name in kind.model_fields:
@@ -173,4 +189,4 @@ def test_a_child_has_what_its_parent_decided(file: Path, monkeypatch: pytest.Mon
     for name, value in environment.items():
         if name.startswith("ORCA_"):
             monkeypatch.setenv(name, value)
-    assert SupervisorSettings.load() == settings.model_copy(update={"config": None})
+    assert SupervisorSettings.load().model_dump() == settings.model_dump() | {"config": None}

@@ -57,7 +57,7 @@ def serving(command: str, run_dir: Path) -> Iterator[Served]:
         for line in process.stdout:
             said.append(line)
             addresses = addresses or re.search(r"gRPC (\S+) +OpenAI API http://(\S+)/v1", line)
-            if "try: orca generate" in line:
+            if "try: " in line:
                 break
         assert addresses is not None, f"{command} did not become ready:\n{''.join(said)}"
         yield Served(addresses[1], addresses[2], run_dir)

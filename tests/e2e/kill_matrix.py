@@ -1,52 +1,48 @@
 """Kills each process of a stack at each moment of a request's life: no stream is harmed, and nothing is left behind.
 
     python tests/e2e/kill_matrix.py --rounds 20 [--seed 1] [--tp 2] [--pp 2] [--victim rank] [--moment increment]
+        [--minutes 30] [--record FILE]
 
 A round takes every pair of a victim and a moment, in an order of the seed. Beside the request that is watched others
 run, which fill the batch. All must have the tokens of an undisturbed run. The pause is the longest time that the
-watched request waited for a token (after its end: until it was read again twice).
+watched request waited for a token (after its end: until it was read again twice). `--record` adds a line for each kill
+to a file, of which `kill_table.py` makes a table. SIGTERM and SIGINT end it after the kill of then, with all checks.
 """
 
 import argparse
 import asyncio
 import itertools
+import json
+import math
 import random
-import statistics
 import sys
-import tempfile
 import time
-from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from enum import StrEnum
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from checkpoints import make_gpt2  # noqa: E402
+from e2e.kill_table import Kill, Moment, table  # noqa: E402
+from stacks import folder_in_memory  # noqa: E402
 
 from orca_chaos.client import Caller, Stream, Violation  # noqa: E402
 from orca_chaos.faults import Fault, Kind, Victim  # noqa: E402
+from orca_chaos.late import WORTH_TELLING, watched  # noqa: E402
 from orca_chaos.local_target import LocalTarget, local_target  # noqa: E402
 from orca_chaos.oracle import Known, learn  # noqa: E402
-from orca_chaos.rounds import healed, nothing_left  # noqa: E402
+from orca_chaos.rounds import HEALED, healed, nothing_left  # noqa: E402
+from orca_common.service import stop_event  # noqa: E402
 from orca_local.settings import ServeSettings  # noqa: E402
 from orca_pool.keys import Keys  # noqa: E402
 from orca_pool.link import Link  # noqa: E402
 
 FILLERS = 2  # requests beside the watched one: as many as a batch holds
+FEW = ("supervisor", "rank")  # roles without a process to spare: all must run before the next kill
 TRIES = 20  # a moment may pass while it is looked for
-LONGEST = 60.0  # seconds until a moment comes
-
-
-class Moment(StrEnum):
-    """Of a request's life, at which a process is killed."""
-
-    QUEUED = "queued"
-    INITIATION = "initiation"
-    INCREMENT = "increment"
-    LAST_TOKEN = "last token"
-    AFTER_FINISH = "after finish"
+LONGEST = 180.0  # seconds until a moment comes
+LOOK = 0.001  # seconds between looks whether it has
 
 
 class Passed(Exception):
@@ -56,38 +52,40 @@ class Passed(Exception):
 class Matrix:
     """Kills processes of one stack, and checks what each must show."""
 
-    def __init__(self, target: LocalTarget, known: Sequence[Known], draw: random.Random) -> None:
-        self._target, self._draw = target, draw
+    def __init__(self, target: LocalTarget, known: Sequence[Known], seed: int) -> None:
+        self._target, self._seed, self._draw = target, seed, random.Random(seed)
         self._known = itertools.cycle(known)
         self._keys, self._link = Keys(target.pool), Link(str(target.redis_url))
-        self.pauses: defaultdict[tuple[str, Moment], list[float]] = defaultdict(list)
+        self._ready: list[str] = []  # endpoints, after the last kill
+        self._endpoint = itertools.cycle(range(len(target.addresses)))  # of the watched request's first call
 
     @property
     def victims(self) -> list[Victim]:
-        """Every process of the engine and around it; of endpoints and schedulers, the one that serves."""
+        """Every process of the engine and around it. One endpoint and one scheduler stand for those that serve."""
         found = [victim for victim in self._target.victims() if Kind.KILL in victim.kinds]
         return [v for v in found if v.role not in ("endpoint", "scheduler") or v.name.endswith("-0")]
 
-    async def cell(self, victim: Victim, moment: Moment) -> float:
-        """Kills one process at one moment, and waits until all is well. Returns the pause in seconds."""
+    async def cell(self, victim: Victim, moment: Moment, number: int = 1) -> Kill:
+        """Kills one process at one moment, and waits until the next may be. number: of the round, for the record."""
         for _ in range(TRIES):
             try:
-                pause = await self._try(victim, moment)
+                return await self._try(victim, moment, number)
             except Passed:
                 continue
-            self.pauses[victim.role, moment].append(pause)
-            return pause
         raise Violation(f"the moment {moment!r} was not met in {TRIES} tries")
 
     async def close(self) -> None:
         await self._link.close()
 
-    async def _try(self, victim: Victim, moment: Moment) -> float:
-        addresses = list(self._target.addresses)  # the first call goes to endpoint-0
+    async def _try(self, victim: Victim, moment: Moment, number: int) -> Kill:
+        self._ready = self._ready or await self._enough()
+        first = next(n for n in self._endpoint if f"endpoint-{n}" in self._ready)
+        addresses = [*self._target.addresses[first:], *self._target.addresses[:first]]
         others, caller = Caller(addresses[::-1]), Caller(addresses)
         seen = asyncio.Event()
         known = next(self._known)
-        gap, last = 0.0, time.monotonic()
+        gap, last, name = 0.0, time.monotonic(), ""
+        begun = last
         goal = self._goal(moment, len(known.tokens))
 
         def came(stream: Stream) -> None:
@@ -98,29 +96,34 @@ class Matrix:
                 seen.set()
 
         stream = Stream(caller, known.request, known.tokens, came)
-        passed = False
         try:
-            async with asyncio.timeout(2 * LONGEST), asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(2 * LONGEST), watched() as late, asyncio.TaskGroup() as tasks:
                 await self._fill(tasks, others, moment)
                 task = tasks.create_task(stream.run())
                 try:
                     await self._wait(moment, stream, seen, task)
                 except Passed:
-                    passed = True
+                    pass
                 else:
-                    gap, last = 0.0, time.monotonic()
-                    await self._kill(victim)
+                    late.seconds = gap = 0.0
+                    begun = last = time.monotonic()
+                    name = await self._kill(victim, first)
                 await task
                 if moment is Moment.AFTER_FINISH:
                     await stream.repeated()
                     gap = time.monotonic() - last
-            await healed(self._target)
+            if victim.role in FEW:
+                await healed(self._target)
+            self._ready = await self._enough()
         finally:
             await others.close()
             await caller.close()
-        if passed:
+        if not name:
             raise Passed
-        return gap
+        took = time.monotonic() - begun
+        shape = self._target.tp, self._target.pp
+        times = (round(seconds, 3) for seconds in (gap, late.seconds, took))
+        return Kill(self._seed, number, *shape, victim.role, name, moment, *times)
 
     def _goal(self, moment: Moment, tokens: int) -> int | None:
         """The number of tokens after which the moment has come."""
@@ -163,59 +166,93 @@ class Matrix:
             while (state := await self._state(stream.request_id)) != wanted:
                 if state == "ended" or stream.tokens or (state == "claimed" and moment is Moment.QUEUED):
                     raise Passed
+                await asyncio.sleep(LOOK)
             if stream.tokens:
                 raise Passed
+
+    async def _enough(self) -> list[str]:
+        """Waits until the engine runs with two endpoints and two schedulers: another one may start meanwhile.
+
+        Returns the endpoints that are ready.
+        """
+        async with asyncio.timeout(HEALED):
+            while True:
+                endpoints, schedulers, engine = await asyncio.gather(
+                    asyncio.to_thread(self._target.ready, "endpoint"),
+                    asyncio.to_thread(self._target.ready, "scheduler"),
+                    asyncio.to_thread(self._target.serves, "engine-0"),
+                )
+                if engine and min(len(endpoints), len(schedulers)) >= 2:
+                    return endpoints
+                await asyncio.sleep(0.1)
 
     async def _state(self, request_id: str) -> str:
         return (await self._link.command("HGET", f"{self._keys.prefix}request:{request_id}", "state") or b"").decode()
 
-    async def _kill(self, victim: Victim) -> None:
+    async def _kill(self, victim: Victim, endpoint: int) -> str:
+        """Returns the name of the process that was killed: the endpoint of the request, the master of the engine."""
+        name = victim.name
+        if victim.role == "endpoint":
+            name = f"endpoint-{endpoint}"
         if victim.role == "scheduler":
             name = await asyncio.to_thread(self._target.master, "engine-0")
-            victim = Victim(victim.role, name, victim.kinds)
-        if not await self._target.begin(Fault(0, Kind.KILL, victim)):
-            raise Violation(f"{victim.name} does not run")
+        if not await self._target.begin(Fault(0, Kind.KILL, Victim(victim.role, name, victim.kinds))):
+            raise Violation(f"{name} does not run")
+        return name
 
 
 @asynccontextmanager
 async def matrix(folder: Path, seed: int, tp: int, pp: int) -> AsyncIterator[Matrix]:
-    """A stack, its requests and their tokens. At the end, nothing of them may be left in the pool or the engine."""
-    model = make_gpt2(folder / "model", heads=6, layers=4, hidden=36, vocab=211, positions=96, seed=7)
-    settings = {"tp": tp, "pp": pp, "endpoints": 2, "schedulers": 2, "max_batch_size": FILLERS, "threads": 1}
+    """A stack, its requests and their tokens. At the end, nothing of them may be left in the pool or the engine.
+
+    The model's few positions keep the requests at 16 to 20 tokens: nothing needs more, and each costs time.
+    """
+    model = make_gpt2(folder / "model", heads=6, layers=4, hidden=36, vocab=211, positions=68, seed=7)
+    settings = {"tp": tp, "pp": pp, "endpoints": 3, "schedulers": 3, "max_batch_size": FILLERS, "threads": 1}
     of_stack = ServeSettings.load(model=str(model), device="cpu", slots=4096, port=0, http_port=0, **settings)
-    async with local_target(of_stack, folder / "run", print) as target:
+    async with local_target(of_stack, folder / "run", print, links=False) as target:
         caller = Caller(target.addresses)
         known = await learn(caller, seed, 12)
         await caller.close()
-        lab = Matrix(target, known, random.Random(seed))
+        lab = Matrix(target, known, seed)
         yield lab
         await lab.close()
+        await healed(target)
         await nothing_left(target)
 
 
-async def main(
-    folder: Path, rounds: int, seed: int, tp: int, pp: int, victims: Sequence[str], moments: Sequence[Moment]
-) -> None:
+async def rounds_of(
+    lab: Matrix, chosen: Sequence[Victim], moments: Sequence[Moment], rounds: int, seed: int
+) -> AsyncIterator[Kill]:
+    """Every pair of a victim and a moment, `rounds` times, each time in another order."""
     draw = random.Random(seed)
-    async with matrix(folder, seed, tp, pp) as lab:
-        chosen = [victim for victim in lab.victims if not victims or victim.role in victims]
-        for number in range(rounds):
-            cells = list(itertools.product(chosen, moments))
-            draw.shuffle(cells)
-            for victim, moment in cells:
-                try:
-                    pause = await lab.cell(victim, moment)
-                except Exception:
-                    print(f"seed {seed}, round {number + 1}: {victim.name} killed, {moment}", flush=True)
-                    raise
-                print(f"round {number + 1}: {victim.name} killed, {moment}: pause {pause:.2f} s", flush=True)
-    print("\n| killed | " + " | ".join(moments) + " |")
-    print("| --- |" + " --- |" * len(moments))
-    for role in sorted({victim.role for victim in chosen}):
-        columns = [lab.pauses[role, moment] for moment in moments]
-        print(f"| {role} | " + " | ".join(f"{statistics.median(c):.1f} s ({max(c):.1f})" for c in columns) + " |")
-    print(f"{rounds} rounds of {len(chosen) * len(moments)} kills passed: medians (longest) of the pauses; tokens")
-    print("equal, no slot reserved, no claim and no key left")
+    for number in range(1, rounds + 1):
+        cells = list(itertools.product(chosen, moments))
+        draw.shuffle(cells)
+        for victim, moment in cells:
+            try:
+                yield await lab.cell(victim, moment, number)
+            except Exception:
+                print(f"seed {seed}, round {number}: {victim.name} killed, {moment}", flush=True)
+                raise
+
+
+async def main(folder: Path, given: argparse.Namespace) -> None:
+    kills: list[Kill] = []
+    end, stop = time.monotonic() + given.minutes * 60, stop_event()
+    async with matrix(folder, given.seed, given.tp, given.pp) as lab:
+        chosen = [v for v in lab.victims if not given.victim or v.role in given.victim or v.name in given.victim]
+        async for kill in rounds_of(lab, chosen, given.moment or list(Moment), given.rounds, given.seed):
+            kills.append(kill)
+            late = f" (this program itself was late by {kill.late:.1f} s)" if kill.late > WORTH_TELLING else ""
+            what = f"round {kill.round}: {kill.name} killed, {kill.moment}: pause {kill.pause:.2f} s"
+            print(f"{what}, on after {kill.took:.1f} s{late}", flush=True)
+            if given.record is not None:
+                with given.record.open("a") as record:
+                    record.write(json.dumps(kill._asdict()) + "\n")
+            if stop.is_set() or time.monotonic() > end:
+                break
+    print(f"\n{table(kills)}\nNo slot is reserved, no claim and no key left.")
 
 
 if __name__ == "__main__":
@@ -225,10 +262,10 @@ if __name__ == "__main__":
     parser.add_argument("--tp", type=int, default=2)
     parser.add_argument("--pp", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="of the logs and journals; a temporary one if not given")
-    parser.add_argument("--victim", action="append", default=[], help="only this role; may be repeated")
+    parser.add_argument("--record", type=Path, help="gets a line for each kill")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no other kill begins")
+    parser.add_argument("--victim", action="append", default=[], help="only this role or process; may be repeated")
     parser.add_argument("--moment", action="append", type=Moment, choices=list(Moment), help="only this one")
-    given = parser.parse_args()
-    moments = given.moment or list(Moment)
-    with tempfile.TemporaryDirectory(prefix="orca-kill-matrix-", ignore_cleanup_errors=True) as temporary:
-        folder = given.folder or Path(temporary)
-        asyncio.run(main(folder, given.rounds, given.seed, given.tp, given.pp, given.victim, moments))
+    arguments = parser.parse_args()
+    with folder_in_memory() as temporary:
+        asyncio.run(main(arguments.folder or Path(temporary), arguments))

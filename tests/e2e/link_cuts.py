@@ -1,34 +1,39 @@
 """Each link between processes on different machines is cut in each direction, under load: streams wait, and are right.
 
-    python tests/e2e/link_cuts.py --rounds 10 [--seed 1] [--seconds 1 --seconds 5] [--only 'scheduler > redis']
+    python tests/e2e/link_cuts.py --rounds 10 [--beside 5] [--seed 1] [--seconds 1] [--only 'scheduler > redis']
 
 Redis, an endpoint, two schedulers and the two stages of an engine run each in a network namespace of its own; the
 client is outside. A round cuts every link for 1, 5 and 30 s in each direction, in an order of the seed. After each cut
-all must run again; at the end nothing may wait, be claimed or be left. It takes root (tests/namespaces.py).
+all must run again; at the round's end nothing may wait, be claimed or be left. Most of a cut is waiting, so `--beside`
+rounds run at a time, each on machines of its own. It takes root (tests/namespaces.py).
 """
 
 import argparse
 import asyncio
 import itertools
 import random
+import shutil
+import signal
 import statistics
 import sys
-import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from checkpoints import make_gpt2  # noqa: E402
-from namespaces import HERE, MISSING, Places, places  # noqa: E402
+from namespaces import HERE, Places, missing, places  # noqa: E402
+from stacks import folder_in_memory  # noqa: E402
 
-from orca_chaos.client import Caller  # noqa: E402
+from orca_chaos.client import Caller, Violation  # noqa: E402
 from orca_chaos.load import Load  # noqa: E402
 from orca_chaos.local_target import reserved  # noqa: E402
 from orca_chaos.oracle import learn  # noqa: E402
-from orca_chaos.rounds import healed, nothing_left  # noqa: E402
+from orca_chaos.rounds import first_of, healed, nothing_left  # noqa: E402
+from orca_chaos.streams import Disturbance  # noqa: E402
+from orca_common.errors import OrcaError  # noqa: E402
 from orca_common.settings import variable  # noqa: E402
 from orca_local import embedded_pool  # noqa: E402
 from orca_local.child import MODULE, Child  # noqa: E402
@@ -47,6 +52,9 @@ LINKS = (
 SECONDS = (1.0, 5.0, 30.0)
 REDIS_PORT = 6379
 DRAIN = 10.0  # seconds for each process to end
+STREAMS = 2  # requests at all times, on each set of machines
+
+Way = tuple[str, ...]  # who sends, and to whom: a direction of a link
 
 
 class Machines:
@@ -81,7 +89,11 @@ class Machines:
         self._children.clear()
         if self._redis is not None and self._redis.returncode is None:
             self._redis.terminate()
-            await self._redis.wait()
+            try:
+                await asyncio.wait_for(self._redis.wait(), DRAIN)
+            except TimeoutError:
+                self._redis.kill()
+                await self._redis.wait()
 
     def driver(self) -> str:
         """The scheduler that drives the engine."""
@@ -141,10 +153,10 @@ async def listens(host: str, port: int) -> bool:
 
 
 @asynccontextmanager
-async def machines(folder: Path) -> AsyncIterator[tuple[Machines, Places]]:
-    """The processes in their places, from ready to ended."""
+async def machines(folder: Path, number: int) -> AsyncIterator[tuple[Machines, Places]]:
+    """The processes in their places, from ready to ended. number: of these machines among those of this program."""
     model = make_gpt2(folder / "model", heads=6, layers=4, hidden=36, vocab=211, positions=96, seed=7)
-    with places(NAMES) as where:
+    with places(NAMES, number) as where:
         target = Machines(where, model, folder / "run")
         try:
             await target.start()
@@ -153,56 +165,106 @@ async def machines(folder: Path) -> AsyncIterator[tuple[Machines, Places]]:
             await target.stop()
 
 
-async def main(folder: Path, rounds: int, seed: int, seconds: Sequence[float], only: Sequence[str]) -> None:
-    draw = random.Random(seed)
-    pauses: defaultdict[tuple[str, float], list[float]] = defaultdict(list)
-    both = [pair for link in LINKS for pair in (link, link[::-1])]
-    chosen = [way for way in both if not only or " > ".join(way) in only]
-    async with machines(folder) as (target, where):
-        caller = Caller(target.addresses)
-        async with Load(caller, await learn(caller, seed, 12), seed, streams=4) as load:
-            for number in range(rounds):
-                cuts = list(itertools.product(chosen, seconds))
-                draw.shuffle(cuts)
-                for way, lasting in cuts:
-                    pause = await cut(target, where, load, way, lasting)
-                    name = " > ".join(way)
-                    pauses[name, lasting].append(pause)
-                    print(f"round {number + 1}: {name} cut for {lasting:g} s: pause {pause:.1f} s", flush=True)
-        await caller.close()
-        await nothing_left(target)
-    print("\n| dropped | " + " | ".join(f"for {lasting:g} s" for lasting in seconds) + " |")
-    print("| --- |" + " --- |" * len(seconds))
-    for name in (" > ".join(way) for way in chosen):
-        columns = [pauses[name, lasting] for lasting in seconds]
-        print(f"| {name} | " + " | ".join(f"{statistics.median(c):.1f} s ({max(c):.1f})" for c in columns) + " |")
-    print(f"{rounds} rounds passed: medians (longest) of the pauses; tokens equal, nothing claimed, no key left")
+class Cuts:
+    """The rounds, some of them at a time, and what they have shown so far."""
+
+    def __init__(self, folder: Path, seed: int, seconds: Sequence[float], ways: Sequence[Way]) -> None:
+        self._folder, self._seed, self._seconds, self._ways = folder, seed, seconds, ways
+        self._pauses: defaultdict[tuple[Way, float], list[float]] = defaultdict(list)
+        self.passed: list[int] = []
+        self.failed: dict[int, str] = {}
+
+    async def run(self, rounds: int, beside: int) -> None:
+        """A round that fails ends alone, and keeps its folder."""
+        numbers = iter(range(1, rounds + 1))
+        async with asyncio.TaskGroup() as lanes:
+            for lane in range(beside):
+                lanes.create_task(self._lane(lane, numbers))
+
+    def table(self) -> str:
+        """Medians and longest of the pauses so far, with the number of cuts."""
+        lines = ["| dropped | " + " | ".join(f"for {lasting:g} s" for lasting in self._seconds) + " |"]
+        lines.append("| --- |" + " --- |" * len(self._seconds))
+        for way in self._ways:
+            cells = [self._cell(self._pauses[way, lasting]) for lasting in self._seconds]
+            lines.append(f"| {' > '.join(way)} | {' | '.join(cells)} |")
+        return "\n".join(lines)
+
+    @staticmethod
+    def _cell(pauses: Sequence[float]) -> str:
+        return f"{statistics.median(pauses):.1f} s ({max(pauses):.1f}), {len(pauses)}" if pauses else "-"
+
+    async def _lane(self, lane: int, numbers: Iterator[int]) -> None:
+        for number in numbers:
+            folder = self._folder / f"round-{number}"
+            folder.mkdir(parents=True)
+            try:
+                await self._round(number, folder, lane)
+            except (Violation, BaseExceptionGroup, OSError, OrcaError) as error:
+                self.failed[number] = str(first_of(error) or repr(error))
+                print(f"round {number} FAILED: {self.failed[number]}; its logs: {folder}", flush=True)
+            else:
+                self.passed.append(number)
+                print(f"round {number} passed: tokens equal, nothing claimed, no key left", flush=True)
+                shutil.rmtree(folder, ignore_errors=True)
+
+    async def _round(self, number: int, folder: Path, lane: int) -> None:
+        draw = random.Random(f"round {self._seed}/{number}")
+        cuts = list(itertools.product(self._ways, self._seconds))
+        draw.shuffle(cuts)
+        async with machines(folder, lane) as (target, where):
+            caller = Caller(target.addresses)
+            try:
+                async with Load(caller, await learn(caller, number, 12), number, streams=STREAMS) as load:
+                    for way, lasting in cuts:
+                        seen = await cut(target, where, load, way, lasting)
+                        self._pauses[way, lasting].append(seen.pause)
+                        name = f"round {number}: {' > '.join(way)} cut for {lasting:g} s"
+                        print(f"{name}: pause {seen.pause:.1f} s, well after {seen.seconds:.1f} s", flush=True)
+            finally:
+                await caller.close()
+            await nothing_left(target)
 
 
-async def cut(target: Machines, where: Places, load: Load, way: Sequence[str], seconds: float) -> float:
-    """Cuts one direction of a link. Returns the longest pause of a stream until all was well again."""
+async def cut(target: Machines, where: Places, load: Load, way: Way, seconds: float) -> Disturbance:
+    """Cuts one direction of a link. Returns what the streams saw until all was well again."""
     driver = await asyncio.to_thread(target.driver)
     source, destination = (driver if name == "scheduler" else name for name in way)
     async with load.disturbed() as seen:
+        load.faults += 1
         where.cut(source, destination)
         try:
             await asyncio.sleep(seconds)
         finally:
             where.mend(source, destination)
         await healed(target)
-    return seen.pause
+    return seen
+
+
+def main(given: argparse.Namespace, folder: Path) -> None:
+    both = [way for link in LINKS for way in (link, link[::-1])]
+    ways = [way for way in both if not given.only or " > ".join(way) in given.only]
+    cuts = Cuts(folder, given.seed, given.seconds or SECONDS, ways)
+    try:
+        asyncio.run(cuts.run(given.rounds, min(given.beside, given.rounds)))
+    finally:
+        print(f"\n{cuts.table()}\nmedian (longest) of the pauses, and the number of cuts")
+        print(f"{len(cuts.passed)} of {given.rounds} rounds passed: tokens equal, nothing claimed, no key left")
+    if cuts.failed:
+        raise SystemExit("".join(f"round {number}: {why}\n" for number, why in cuts.failed.items()))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--beside", type=int, default=5, help="rounds at a time, at most 16")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, action="append", help="how long a cut lasts; may be repeated")
     parser.add_argument("--only", action="append", default=[], help="only this direction; may be repeated")
     parser.add_argument("--folder", type=Path, help="of the logs and journals; a temporary one if not given")
     given = parser.parse_args()
-    if MISSING is not None:
-        raise SystemExit(f"not run: {MISSING}")
-    with tempfile.TemporaryDirectory(prefix="orca-link-cuts-", ignore_cleanup_errors=True) as temporary:
-        lasting = given.seconds or SECONDS
-        asyncio.run(main(given.folder or Path(temporary), given.rounds, given.seed, lasting, given.only))
+    if (why := missing()) is not None:
+        raise SystemExit(f"not run: {why}")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores for what runs in the background
+    with folder_in_memory() as temporary:
+        main(given, given.folder or Path(temporary))

@@ -14,6 +14,7 @@ recovery   seconds from the load's end until a request comes that is served in t
 memory     resident MB of each process after a third of the time, and at the end
 
 and ends with 1 when a goodput is below 90 % of the best, a recovery longer than 5 s, or a refusal has no RetryInfo.
+A request that has not ended after two minutes, and a recovery that has not come by then, end it with TimeoutError.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from stacks import Running, folder_in_memory, generation, running  # noqa: E402
 ITERATION, BATCH, TOKENS = 0.02, 4, 40  # seconds; requests; new tokens of each: 0.8 s, 5 requests a second
 NEAR = 0.5  # seconds between a refusal and the accepted request that it is compared with
 RECOVERY, GOODPUT = 5.0, 0.9
+LONGEST = 120.0  # seconds that a request may take, and a recovery
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,12 @@ class Load:
         prompt = [self._draw.randrange(1, 200) for _ in range(8)]
         call = self._stub.Generate(generation(prompt, TOKENS, ignore_eos=True), timeout=self._deadline)
         try:
-            async for response in call:
-                if response.accepted.HasField("starts_in"):
-                    starts_in = response.accepted.starts_in.ToNanoseconds() / 1e9
-                if response.finished.HasField("timings"):
-                    waited = response.finished.timings.claimed.ToNanoseconds() / 1e9
+            async with asyncio.timeout(LONGEST):
+                async for response in call:
+                    if response.accepted.HasField("starts_in"):
+                        starts_in = response.accepted.starts_in.ToNanoseconds() / 1e9
+                    if response.finished.HasField("timings"):
+                        waited = response.finished.timings.claimed.ToNanoseconds() / 1e9
         except grpc.aio.AioRpcError as error:
             outcome = Outcome(begun, time.monotonic() - begun, error.code(), retry=retry_of(error), starts_in=starts_in)
         else:
@@ -148,11 +151,13 @@ async def overload(stack: Running, args: argparse.Namespace, deadline: float | N
     tasks = await load.open(best * args.factor, args.seconds)
     ended, after = time.monotonic(), memory(stack)
     probe = Load(stack, args.deadline, random.Random(args.seed + 1))
-    while (await probe.request()).code is not grpc.StatusCode.OK or probe.outcomes[-1].seconds > 2 * args.alone:
-        await asyncio.sleep(0.1)
+    async with asyncio.timeout(LONGEST):
+        while (await probe.request()).code is not grpc.StatusCode.OK or probe.outcomes[-1].seconds > 2 * args.alone:
+            await asyncio.sleep(0.1)
     recovery = next(o.begun for o in probe.outcomes if o.code is grpc.StatusCode.OK) - ended
     empty = probe.outcomes[-1].begun - ended
-    await asyncio.wait([*tasks, sampling])
+    await asyncio.gather(*tasks)
+    await sampling
     # The first requests fill the queue, so goodput counts from the moment at which the first of them must have ended.
     since = begun + 2 * args.alone
     good = [o for o in load.outcomes if o.code is grpc.StatusCode.OK and since <= o.begun + o.seconds <= ended]

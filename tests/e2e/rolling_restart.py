@@ -9,101 +9,69 @@ before. It prints for each process how long it took to end, and the longest time
 
 import argparse
 import asyncio
-import itertools
 import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from checkpoints import make_timed  # noqa: E402
 from stacks import Running, folder_in_memory, generation, running  # noqa: E402
 
-from orca.v1 import orca_pb2 as pb  # noqa: E402
-from orca.v1.orca_pb2_grpc import OrcaStub  # noqa: E402
+from orca_chaos.client import Caller, Stream  # noqa: E402
+from orca_chaos.streams import Streams  # noqa: E402
 from orca_client import AsyncOrcaClient, Token  # noqa: E402
 
 ITERATION, TOKENS = 0.02, 60
 ROLES = ("endpoint", "scheduler", "supervisor", "rank")
-PAUSE = 0.1  # seconds after which the raw client calls again
+LONGEST = 240.0  # seconds until everything runs again and every stream has a token, and until the last requests end
 
 
-class Streams:
-    """Streams that never stop: when one ends, its client begins the next."""
+class Clients(Streams):
+    """The two kinds of clients. Each stream repeats one prompt, and must get the same tokens each time."""
 
-    def __init__(self, addresses: list[str], count: int) -> None:
-        self._addresses, self._count = addresses, count
-        self._stopped = False
-        self._last: dict[int, float] = {}
-        self.finished, self.resumed, self.gap = 0, 0, 0.0
-        self._known: dict[int, list[int]] = {}  # prompt -> its tokens
+    def __init__(self, addresses: Sequence[str], streams: int) -> None:
+        super().__init__(streams)
+        self.finished = self.resumed = 0
+        self._library = AsyncOrcaClient("ipv4:" + ",".join(addresses))
+        self._raw = Caller(addresses)
+        self._known: dict[int, list[int]] = {}  # tokens of a stream's prompt
 
-    def stop(self) -> None:
-        """Each stream ends with the request that it has."""
-        self._stopped = True
+    async def close(self) -> None:
+        await self._library.close()
+        await self._raw.close()
 
-    async def library(self, n: int) -> None:
-        async with AsyncOrcaClient("ipv4:" + ",".join(self._addresses)) as client:
-            while not self._stopped:
-                got: list[int] = []
-                async for event in client.generate([n + 1, 7, 9], max_new_tokens=TOKENS, ignore_eos=True):
-                    if isinstance(event, Token):
-                        self._came(n)
-                        got.append(event.token_id)
-                self._ended(n, got)
-
-    async def raw(self, n: int) -> None:
-        channels = [grpc.aio.insecure_channel(address) for address in self._addresses]
-        stubs = itertools.cycle([OrcaStub(channel) for channel in channels])
-        for number in itertools.count():
-            if self._stopped:
-                break
-            name, got = f"raw-{n}-{number}", list[int]()
-            request = generation(
-                [n + 1, 7, 9], TOKENS, ignore_eos=True, request_id=name, detach_grace=Duration(seconds=30)
-            )
-            accepted = done = False
-            while not done:
-                stub = next(stubs)
-                resume = pb.ResumeRequest(request_id=name, from_index=len(got))
-                call = stub.Resume(resume) if accepted else stub.Generate(request)
-                try:
-                    async for response in call:
-                        accepted = accepted or response.HasField("accepted")
-                        for token in response.tokens:
-                            self._came(n)
-                            assert token.index == len(got), f"{name}: {token.index} after {len(got) - 1}"
-                            got.append(token.token_id)
-                        done = done or response.HasField("finished")
-                except grpc.aio.AioRpcError as error:
-                    if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                        raise
-                    self.resumed += 1
-                    await asyncio.sleep(PAUSE)
-            self._ended(n, got)
-        for channel in channels:
-            await channel.close()
-
-    def _came(self, n: int) -> None:
-        now = time.monotonic()
-        self.gap = max(self.gap, now - self._last.get(n, now))
-        self._last[n] = now
-
-    def _ended(self, n: int, got: list[int]) -> None:
+    async def _request(self, n: int) -> None:
+        got = await (self._of_raw_client(n) if n % 2 else self._of_library(n))
         assert len(got) == TOKENS
         assert self._known.setdefault(n, got) == got, f"stream {n} has other tokens than before"
         self.finished += 1
 
-    async def flows(self) -> None:
-        """Returns when every stream has had a token from now on."""
-        now = time.monotonic()
-        while len(self._last) < self._count or any(last <= now for last in self._last.values()):
-            await asyncio.sleep(0.05)
+    async def _of_library(self, n: int) -> list[int]:
+        got: list[int] = []
+        async for event in self._library.generate(_prompt(n), max_new_tokens=TOKENS, ignore_eos=True):
+            if isinstance(event, Token):
+                self._came(n, event.engine)
+                got.append(event.token_id)
+        return got
+
+    async def _of_raw_client(self, n: int) -> list[int]:
+        request = generation(_prompt(n), TOKENS, ignore_eos=True)
+        stream = Stream(
+            self._raw, request, came=lambda stream: self._came(n, stream.engine), again=(grpc.StatusCode.UNAVAILABLE,)
+        )
+        await stream.run()
+        self.resumed += stream.calls - 1
+        return stream.tokens
+
+
+def _prompt(n: int) -> list[int]:
+    return [n + 1, 7, 9]
 
 
 def pids(stack: Running, role: str) -> list[int]:
@@ -123,16 +91,16 @@ def ready(stack: Running) -> bool:
     return all("status" in child.addresses and child.unready() is None for child in asked)
 
 
-async def restart(stack: Running, streams: Streams, role: str, pid: int) -> None:
+async def restart(stack: Running, clients: Clients, role: str, pid: int) -> None:
     """Ends one process with SIGTERM, and waits until another one is there and every stream goes on."""
-    streams.gap, count, begun = 0.0, len(pids(stack, role)), time.monotonic()
-    os.kill(pid, signal.SIGTERM)
-    await stack.until(lambda: not alive(pid), 60)
-    ended = time.monotonic() - begun
-    await stack.until(lambda: len([p for p in pids(stack, role) if p != pid and alive(p)]) >= count, 60)
-    await stack.until(lambda: ready(stack), 60)
-    await streams.flows()
-    print(f"{role:<11} ended after {ended:5.2f} s, the longest gap {streams.gap:5.2f} s", flush=True)
+    count, begun = len(pids(stack, role)), time.monotonic()
+    async with asyncio.timeout(LONGEST), clients.disturbed() as seen:
+        os.kill(pid, signal.SIGTERM)
+        await stack.until(lambda: not alive(pid), 60)
+        ended = time.monotonic() - begun
+        await stack.until(lambda: len([p for p in pids(stack, role) if p != pid and alive(p)]) >= count, 60)
+        await stack.until(lambda: ready(stack), 60)
+    print(f"{role:<11} ended after {ended:5.2f} s, the longest gap {seen.pause:5.2f} s", flush=True)
 
 
 async def main() -> int:
@@ -148,18 +116,16 @@ async def main() -> int:
     with folder_in_memory() as folder:
         model = make_timed(Path(folder) / "model", seconds=ITERATION)
         async with running(Path(folder) / "run", model, max_batch_size=args.streams, **settings) as stack:
-            streams = Streams(stack.stack.grpc_addresses, args.streams)
-            async with asyncio.TaskGroup() as load:
-                for n in range(args.streams):
-                    load.create_task(streams.raw(n) if n % 2 else streams.library(n))
-                await streams.flows()
+            clients = Clients(stack.stack.grpc_addresses, args.streams)
+            async with asyncio.timeout(None) as limit, clients:
                 for _ in range(args.rounds):
                     for role in ROLES:
                         for pid in pids(stack, role):
                             if alive(pid):
-                                await restart(stack, streams, role, pid)
-                streams.stop()
-            print(f"{streams.finished} requests finished, {streams.resumed} times resumed by raw clients, no error")
+                                await restart(stack, clients, role, pid)
+                limit.reschedule(asyncio.get_running_loop().time() + LONGEST)
+            await clients.close()
+            print(f"{clients.finished} requests finished, {clients.resumed} times resumed by raw clients, no error")
     return 0
 
 

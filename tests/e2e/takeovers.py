@@ -24,6 +24,7 @@ from checkpoints import make_gpt2  # noqa: E402
 
 from orca_chaos.client import Caller  # noqa: E402
 from orca_chaos.faults import Fault, Kind, Victim  # noqa: E402
+from orca_chaos.late import WORTH_TELLING  # noqa: E402
 from orca_chaos.load import Load  # noqa: E402
 from orca_chaos.local_target import LocalTarget, local_target  # noqa: E402
 from orca_chaos.oracle import learn  # noqa: E402
@@ -93,7 +94,7 @@ class Takeovers:
             await asyncio.sleep(seconds)
             await self._target.end(fault)
             await healed(self._target)
-        if seen.late > 0.5:
+        if seen.late > WORTH_TELLING:
             print(f"  (this program itself was late by {seen.late:.1f} s)")
         return seen.pause
 
@@ -141,7 +142,7 @@ async def main(folder: Path, rounds: int, seed: int, stopped: float, outage: flo
     settings = ServeSettings.load(
         model=str(model), device="cpu", slots=4096, threads=1, port=0, http_port=0, **processes
     )
-    async with local_target(settings, folder / "run", print) as target:
+    async with local_target(settings, folder / "run", print, links=False) as target:
         caller = Caller(target.addresses)
         async with Load(caller, await learn(caller, seed, 12), seed, streams=6) as load:
             lab = Takeovers(target, load, folder / "run")

@@ -30,7 +30,7 @@ def served(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, str]]:
         said = []
         for line in process.stdout:
             said.append(line)
-            if "try: orca generate" in line:
+            if "try: " in line:
                 break
         else:
             pytest.fail("".join(said))
@@ -57,6 +57,11 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
     def generate(*arguments: str) -> str:
         command = [ORCA, "generate", "--address", address, "--max-new-tokens", "6", *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True, env=WIDE, timeout=60).stdout
+
+    shown = orca("status", "--run-dir", str(run_dir))
+    rank = next(line for line in shown.stdout.splitlines() if line.startswith("engine-0 rank 0 "))
+    assert (shown.returncode, rank.split()[-1]) == (0, "yes"), shown.stdout
+    assert f"try: {ORCA} generate " in said
 
     events = [json.loads(line) for line in generate("--json", "import ").splitlines()]
     assert [next(iter(event.keys() - {"request_id"})) for event in events] == ["accepted", *["token"] * 6, "finished"]
@@ -150,11 +155,11 @@ def test_errors_are_plain_sentences(command: str, tmp_path: Path) -> None:
     """Also where they hold what a terminal library would take for its markup."""
     folder = tmp_path / "[/bold]"
     wrong = orca(command, "--model", str(folder), ORCA_RUN_DIR=str(tmp_path))
-    sentence = f"model: {folder} is not a checkpoint folder (it holds no config.json)\n"
+    sentence = f"--model: {folder} is not a checkpoint folder (it holds no config.json)\n"
     assert (wrong.returncode, wrong.stderr) == (1, sentence)
 
 
 def test_topology_has_the_settings_of_serve() -> None:
     shown = orca("topology", "--pp", "2", ORCA_TP="3")
     assert "tp 3 x pp 2, auto" in shown.stdout
-    assert orca("topology", "--dtype", "float8").stderr.startswith("ORCA_DTYPE: Input should be 'auto', ")
+    assert orca("topology", "--dtype", "float8").stderr.startswith("--dtype: Input should be 'auto', ")

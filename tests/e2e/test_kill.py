@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from e2e.kill_matrix import Moment, matrix
+from e2e.kill_matrix import matrix
+from e2e.kill_table import Moment
 
 SAMPLE = {
     "redis": Moment.INITIATION,
@@ -19,4 +20,5 @@ async def test_no_token_is_lost_and_nothing_is_left(tmp_path: Path) -> None:
     async with matrix(tmp_path, seed=3, tp=1, pp=2) as lab:
         for role, moment in SAMPLE.items():
             victim = [victim for victim in lab.victims if victim.role == role][-1]
-            print(f"{victim.name} killed, {moment}: pause {await lab.cell(victim, moment):.1f} s")
+            kill = await lab.cell(victim, moment)
+            print(f"{kill.name} killed, {moment}: pause {kill.pause:.1f} s")

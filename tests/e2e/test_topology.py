@@ -110,7 +110,7 @@ def test_timeline(tmp_path: Path) -> None:
     stages = [line for line in shown.stdout.splitlines() if line.startswith("stage ")]
     assert [line[:8] for line in stages] == ["stage 0 ", "stage 1 "]
     assert all(line.count("A") == 2 and line.count("B") == 1 for line in stages)
-    assert "A first, B second" in shown.stdout
+    assert "requests: A first B second A block: " in " ".join(shown.stdout.split())
     assert "A block: the stage ran one iteration" in " ".join(shown.stdout.split()), "there is a legend"
     lines = [line for line in shown.stdout.splitlines() if str(trace) not in line]  # a path may be longer
     assert max(map(len, lines)) <= 80, "it fits the terminal"
@@ -138,6 +138,8 @@ def test_a_timeline_of_many_long_names_fits_any_terminal(tmp_path: Path, columns
     lines = shown.getvalue().splitlines()
     assert max(map(len, lines)) <= columns
     assert len(lines[0]) == columns, "and it fills the terminal"
+    named = [line.strip() for line in lines if " a-request" in line]
+    assert named == ["A a-request-with-a-long-name-1", "B a-request-with-a-long-name-2"], "a line each"
 
 
 def test_a_timeline_finds_the_last_run_by_itself(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from tokenizers import decoders
 from orca.v1 import orca_pb2 as pb
 from orca_endpoint.delivery import DETACHES
 from orca_pool.records import Attached, Claimed, Committed, Reason, Refusal
+from orca_pool.wire import ADDRESS
 
 CODE = grpc.StatusCode
 
@@ -54,8 +55,9 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
         yield client
 
 
-async def listen(redis: Redis, orca: World, request: Claimed, listener: str) -> None:
-    """Whom the next commit tells of a request, as '<attempt> <endpoint>'."""
+async def listen(redis: Redis, orca: World, request: Claimed, attempt: int, endpoint: str) -> None:
+    """Whom the next commit tells of a request."""
+    listener = ADDRESS.pack(attempt, len(request.request_id)) + f"{request.request_id}{endpoint}".encode()
     await redis.hset(f"orca:{{{orca.name}}}:listeners:engine-0", str(request.claim), listener)
 
 
@@ -76,9 +78,9 @@ async def test_a_missed_packet(orca: World, redis: Redis) -> None:
     request, neighbour = sorted(claimed, key=lambda r: r.request_id)
     await orca.engine.commit(request, 0, [10])
     seen = await read(call, 2)
-    await listen(redis, orca, request, "1 ")
+    await listen(redis, orca, request, 1, "")
     await orca.engine.commit(request, 1, [11])  # nobody hears it
-    await listen(redis, orca, request, f"{attempt} {endpoint}")
+    await listen(redis, orca, request, attempt, endpoint)
     await lose_entry(redis, orca.name, endpoint)
     await orca.engine.commit(neighbour, 0, [20])
     seen += await read(call, 1)
@@ -94,9 +96,9 @@ async def test_packets_of_another_attempt(orca: World, redis: Redis) -> None:
     request = await orca.engine.claim()
     await read(call, 1)
     endpoint = orca.serving.app.delivery.incarnation
-    await listen(redis, orca, request, f"6 {endpoint}")
+    await listen(redis, orca, request, 6, endpoint)
     await orca.engine.commit(request, 0, [10])
-    await listen(redis, orca, request, f"5 {endpoint}")
+    await listen(redis, orca, request, 5, endpoint)
     await orca.engine.commit(request, 1, [11], Reason.LENGTH)
     assert ids_of(await collect(call)) == [10, 11]
 

@@ -2,7 +2,10 @@
 
 import asyncio
 import hashlib
+import os
 import struct
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -707,8 +710,19 @@ async def test_a_client_may_ping_a_silent_stream(orca: World) -> None:
         assert ids_of([accepted, *await collect(call)]) == [10]  # type: ignore[list-item]
 
 
+def open_files() -> Counter[str]:
+    """What this process has open by a path: no sockets, of which gRPC keeps some."""
+    names = Counter[str]()
+    for entry in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the listing's own
+            names[os.readlink(f"/proc/self/fd/{entry}")] += 1
+    return Counter({name: number for name, number in names.items() if name.startswith("/")})
+
+
 async def test_leaving(orca: World) -> None:
     """A drain ends streams UNAVAILABLE after its bound. Their requests go on and are resumed elsewhere."""
+
+    before = open_files()
     async with serving(orca.redis_url, orca.name, orca.model, drain_seconds=0.3) as other:
         call = other.stub.Generate(generation(max_new_tokens=2, request_id="drained"))
         request = await orca.engine.claim()
@@ -723,6 +737,7 @@ async def test_leaving(orca: World) -> None:
         assert (error.code(), reason_of(error)) == (CODE.UNAVAILABLE, "ENDPOINT_LEAVING")
         await draining
         assert await orca.engine.commit(request, 1, [11], Reason.LENGTH) == Committed.OK
+    assert open_files() <= before
     rest = await collect(orca.stub.Resume(pb.ResumeRequest(request_id="drained", from_index=1)))
     assert ids_of(rest) == [11]
 

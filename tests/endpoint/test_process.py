@@ -143,7 +143,7 @@ async def test_wrong_settings(redis_url: str, model: Path) -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert f"status_port: cannot listen on 127.0.0.1:{port}" in await refusal(status_port=port)
+        assert f"ORCA_STATUS_PORT: cannot listen on 127.0.0.1:{port}" in await refusal(status_port=port)
     sentences = await asyncio.gather(
         refusal(model="/nowhere"),
         refusal(port="70000"),

@@ -1,11 +1,13 @@
-"""Fuzzes the parsers at length: `python tests/fuzz/run.py --seconds 600`, or `make fuzz`.
+"""Fuzzes the parsers at length: `python tests/fuzz/run.py --seconds 600 --count 1000000`, or `make fuzz`.
 
 Each target runs in a process of its own, with bounds on memory and on the CPU time of an input. The process keeps the
 present input in memory that the parent shares, so an input that kills it or never ends is found too. Inputs that fail
-are written to --out, and the program ends with status 1. --input runs one such file again.
+are written to --out, and the program ends with status 1. --input runs one such file again. At the end a table tells how
+many inputs each parser had.
 """
 
 import argparse
+import asyncio
 import hashlib
 import mmap
 import multiprocessing
@@ -17,6 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -75,9 +78,16 @@ def trouble_of(target: Target, raw: bytes) -> str | None:
 def fuzz(name: str, seed: int, seconds: float, count: int, present: Present, out: Path, folder: Path) -> None:
     """A process: runs inputs until the time or the count is over. Writes those that fail, and ends with 1 then."""
     bound_process()
-    target, chance = targets(folder)[name], random.Random(f"{name} {seed}")
+    with asyncio.Runner() as runner:
+        failures = _inputs(targets(folder, runner)[name], name, seed, seconds, count, present, out)
+    sys.exit(1 if failures else 0)
+
+
+def _inputs(target: Target, name: str, seed: int, seconds: float, count: int, present: Present, out: Path) -> int:
+    """Runs inputs. Returns how many of them failed."""
+    chance = random.Random(f"{name} {seed}")
     inputs, failures, number = corpus(name), 0, 0
-    ends = time.monotonic() + seconds
+    first, ends = len(inputs), time.monotonic() + seconds
     for raw in list(inputs):
         number += 1
         present.write(number, raw)
@@ -93,10 +103,10 @@ def fuzz(name: str, seed: int, seconds: float, count: int, present: Present, out
             failures += 1
         elif chance.random() < 0.02:  # a generation of inputs that are further from the corpus
             if len(inputs) >= KEPT:
-                inputs[chance.randrange(len(corpus(name)), KEPT)] = raw
+                inputs[chance.randrange(first, KEPT)] = raw
             else:
                 inputs.append(raw)
-    sys.exit(1 if failures else 0)
+    return failures
 
 
 def report(out: Path, name: str, raw: bytes, trouble: str) -> None:
@@ -107,11 +117,30 @@ def report(out: Path, name: str, raw: bytes, trouble: str) -> None:
     path.with_suffix(".txt").write_text(trouble)
 
 
-def supervise(name: str, seed: int, seconds: float, count: int, out: Path, folder: Path) -> bool:
-    """Runs one target. Whether nothing was found."""
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one target."""
+
+    name: str
+    inputs: int
+    seconds: float
+    cpu: float  # seconds of them on a core: the rest belonged to this machine's other load
+    well: bool
+
+    def __str__(self) -> str:
+        rate, said = self.inputs / self.seconds, "nothing found" if self.well else "FAILED"
+        return f"| {self.name} | {self.inputs:,} | {self.seconds:.0f} s | {self.cpu:.0f} s | {rate:,.0f} | {said} |"
+
+
+HEADER = ["| parser | inputs | time | on a core | inputs a second | |", "| --- | ---: | ---: | ---: | ---: | --- |"]
+
+
+def supervise(name: str, seed: int, seconds: float, count: int, out: Path, folder: Path) -> Outcome:
+    """Runs one target."""
     present = Present()
     given = (name, seed, seconds, count, present, out, folder)
     process = multiprocessing.get_context("fork").Process(target=fuzz, args=given)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     process.start()
     started = moved = time.monotonic()
     last, hung = 0, False
@@ -127,28 +156,32 @@ def supervise(name: str, seed: int, seconds: float, count: int, out: Path, folde
     if hung or process.exitcode not in (0, 1):
         report(out, name, raw, "it hangs" if hung else f"the process ended with {process.exitcode}")
     well = process.exitcode == 0 and not hung
-    print(f"{name}: {number} inputs in {time.monotonic() - started:.0f} s, {'well' if well else 'FAILED'}", flush=True)
-    return well
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    return Outcome(name, number, time.monotonic() - started, cpu, well)
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--target", action="append", help="one of them, may be repeated; all if not given")
-    arguments.add_argument("--seconds", type=float, default=600.0, help="for each target")
+    arguments.add_argument("--seconds", type=float, default=600.0, help="for each target, at most")
     arguments.add_argument("--count", type=int, default=1_000_000, help="inputs for each target at most")
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--out", type=Path, default=Path("fuzz-failures"))
     arguments.add_argument("--input", type=Path, help="run this file instead, in this process, on the one --target")
     given = arguments.parse_args()
     names = given.target or sorted(path.name for path in CORPUS.iterdir())
-    results = []
+    results = list[Outcome]()
     for name in names:  # in memory where there is some: every input is a file for many of them
         with tempfile.TemporaryDirectory(prefix="orca-fuzz-", dir=SHM if SHM.is_dir() else None) as folder:
             if given.input is not None:
-                targets(Path(folder))[name](given.input.read_bytes())
+                with asyncio.Runner() as runner:
+                    targets(Path(folder), runner)[name](given.input.read_bytes())
                 return
             results.append(supervise(name, given.seed, given.seconds, given.count, given.out, Path(folder)))
-    sys.exit(0 if all(results) else 1)
+            print(f"{name}: {results[-1].inputs:,} inputs in {results[-1].seconds:.0f} s", flush=True)
+    print("\n".join([f"\nseed {given.seed}", "", *HEADER, *map(str, results)]))
+    sys.exit(0 if all(result.well for result in results) else 1)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def corpus(name: str) -> list[bytes]:
     return [path.read_bytes() for path in sorted((CORPUS / name).iterdir())]
 
 
-def targets(folder: Path) -> dict[str, Target]:
+def targets(folder: Path, runner: asyncio.Runner) -> dict[str, Target]:
     """By name; each has a folder of this name in the corpus. folder: an empty one, for the files that they parse."""
     doors = folder / "doors"
     return {
@@ -38,10 +38,10 @@ def targets(folder: Path) -> dict[str, Target]:
         "tokenizer": _tokenizer(folder / "tokenizer"),
         "safetensors": _safetensors(folder / "safetensors"),
         "index": _index(folder / "index"),
-        "generate": _message(doors, pb.GenerateRequest, lambda check, request: asyncio.run(check.generate(request))),
+        "generate": _message(doors, pb.GenerateRequest, lambda check, request: runner.run(check.generate(request))),
         "resume": _message(doors, pb.ResumeRequest, lambda check, request: check.resume(request)),
         "cancel": _message(doors, pb.CancelRequest, lambda check, request: check.cancel(request)),
-        "completions": _completions(doors),
+        "completions": _completions(doors, runner),
     }
 
 
@@ -50,9 +50,10 @@ def targets(folder: Path) -> dict[str, Target]:
 
 def _config(folder: Path) -> Target:
     folder.mkdir(parents=True)
+    path = folder / "config.json"
 
     def target(raw: bytes) -> None:
-        (folder / "config.json").write_bytes(raw)
+        path.write_bytes(raw)
         with suppress(OrcaError):
             checkpoint = read_checkpoint(folder)
             check_partition(checkpoint, 1, 1)
@@ -64,9 +65,10 @@ def _config(folder: Path) -> Target:
 def _generation_config(folder: Path) -> Target:
     folder.mkdir(parents=True)
     (folder / "config.json").write_bytes(corpus("config")[0])
+    path = folder / "generation_config.json"
 
     def target(raw: bytes) -> None:
-        (folder / "generation_config.json").write_bytes(raw)
+        path.write_bytes(raw)
         with suppress(OrcaError):
             read_checkpoint(folder)
 
@@ -119,12 +121,13 @@ def _index(folder: Path) -> Target:
     folder.mkdir(parents=True)
     (folder / "config.json").write_bytes(corpus("config")[0])
     (folder / "one.safetensors").write_bytes(corpus("safetensors")[0])
+    path, device = folder / "model.safetensors.index.json", torch.device("cpu")
     slices = slices_of(GPT2Config.read(read_checkpoint(folder)), SINGLE)
 
     def target(raw: bytes) -> None:
-        (folder / "model.safetensors.index.json").write_bytes(raw)
+        path.write_bytes(raw)
         with suppress(OrcaError):
-            Weights(folder, "transformer.", slices, torch.float32, torch.device("cpu"))
+            Weights(folder, "transformer.", slices, torch.float32, device)
 
     return target
 
@@ -151,7 +154,7 @@ def _message(folder: Path, kind: type[Message], check: Callable[[Validator, Any]
     return target
 
 
-def _completions(folder: Path) -> Target:
+def _completions(folder: Path, runner: asyncio.Runner) -> Target:
     validator, settings = _endpoint(folder)
 
     async def check(raw: bytes) -> None:
@@ -160,6 +163,6 @@ def _completions(folder: Path) -> Target:
 
     def target(raw: bytes) -> None:
         with suppress(OrcaError):
-            asyncio.run(check(raw))
+            runner.run(check(raw))
 
     return target

@@ -1,7 +1,8 @@
 """A sample of `make fuzz`: the corpus and some changes of it, for each parser that takes bytes from outside."""
 
+import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 from fuzz.mutations import mutated
@@ -12,8 +13,9 @@ COUNT = 150
 
 
 @pytest.fixture(scope="module")
-def parsers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Target]:
-    return targets(tmp_path_factory.mktemp("fuzz"))
+def parsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Target]]:
+    with asyncio.Runner() as runner:
+        yield targets(tmp_path_factory.mktemp("fuzz"), runner)
 
 
 def test_every_parser_has_a_corpus(parsers: Mapping[str, Target]) -> None:

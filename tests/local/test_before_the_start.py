@@ -12,6 +12,7 @@ from orca_local.run_folder import RunFolder
 from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
 from orca_pool.reach import check_reachable
+from orca_worker.machine import gpus
 
 
 async def refusal(run_dir: Path, **settings: object) -> str:
@@ -45,6 +46,34 @@ async def test_no_redis(tmp_path: Path) -> None:
     assert "Connect call failed" in sentence
 
 
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"tls_dir": "/nowhere"}, "tls_dir: /nowhere/endpoint cannot be used ([Errno 2] No such file or directory)"),
+        ({"api_keys_file": "/nowhere"}, "api_keys_file: "),
+        ({"api_keys": "research"}, "api_keys: "),
+    ],
+)
+async def test_certificates_and_keys(tmp_path: Path, settings: dict[str, str], sentence: str) -> None:
+    """A process told it, after some seconds."""
+    assert (await refusal(tmp_path, **settings)).startswith(sentence)
+
+
+@pytest.mark.skipif(gpus() > 0, reason="this machine has a GPU")
+async def test_no_gpu(tmp_path: Path) -> None:
+    """A rank told it, after it had imported torch."""
+    sentence = await refusal(tmp_path, device="cuda", tp=2)
+    assert sentence == "device: GPUs 0 to 1 are needed, counted from 0; there are 0"
+
+
+async def test_another_architecture(tmp_path: Path) -> None:
+    """It is refused before anything else: other configurations have other fields."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        sentence = await refusal(tmp_path / "run", model=str(tmp_path), port=taken.getsockname()[1], tp=7)
+    assert sentence == f"model: {tmp_path.name} is of type llama; Orca has gpt2, orca_timed"
+
+
 @pytest.fixture(scope="module")
 def redis() -> object:
     with redis_server() as server:
@@ -71,7 +100,7 @@ async def test_a_redis_that_answers(redis: RedisServer) -> None:
 
 
 def test_less_than_a_block() -> None:
-    with pytest.raises(SystemExit, match=r"^slots: 7 are less than a block, which has 8 \(block_size\)"):
+    with pytest.raises(SystemExit, match=r"^--slots: 7 are less than a block, which has 8 \(block_size\)"):
         ServeSettings.load(["--slots", "7", "--block-size", "8"])
 
 

@@ -13,7 +13,7 @@ from orca_pool.keys import Keys
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, Busy, ClaimAnswer, CommitRow, CommittedToken, EngineInfo, Reason, Refusal
 from orca_pool.scripts import Constants, sources
-from orca_pool.wire import RECORD_OVERHEAD, pack_tokens, unpack_packets, unpack_tokens
+from orca_pool.wire import ADDRESS, RECORD_OVERHEAD, pack_tokens, unpack_packets, unpack_tokens
 
 CLOCK = """  local time = call('TIME')
   return time[1] * 1000000 + time[2]
@@ -186,9 +186,10 @@ class Lab:
             # A call that was detached because its endpoint was gone is not in the set, also if the name came back.
             must = {i for i, r in listening.items() if r["detach_at"] == ""}
             assert must <= calls.get(endpoint, set()) <= set(listening)
-        listeners: dict[str, dict[int, str]] = {}
-        for r in (r for _, r in requests if r["state"] == "claimed"):
-            listeners.setdefault(r["engine"], {})[r["claim"]] = f"{r['attempt']} {r['endpoint']}"
+        listeners: dict[str, dict[int, bytes]] = {}
+        for i, r in ((i, r) for i, r in requests if r["state"] == "claimed"):
+            to = ADDRESS.pack(r["attempt"], len(i)) + f"{i}{r['endpoint']}".encode()
+            listeners.setdefault(r["engine"], {})[r["claim"]] = to
         assert single.pop("listeners") == listeners
 
     # -- the whole state
@@ -245,7 +246,7 @@ class Lab:
                 case "calls":
                     single["calls"][name] = {i.decode() for i in content}
                 case "listeners":
-                    single["listeners"][name] = {int(k): v.decode() for k, v in _pairs(content)}
+                    single["listeners"][name] = {int(k): v for k, v in _pairs(content)}
                 case "orphans":
                     pass
                 case _:

@@ -47,7 +47,7 @@ RULES = {
     "endpoint_grace": "a call that its endpoint ends (death, drain, late loop) gets max(detach_grace, 30 s)",
     "digest": "Resume and finish_at carry a digest of the tokens seen; another prefix is DATA_LOSS",
     "acquire_cas": "acquire names the owner, term and counter that it saw, and changes nothing when they moved",
-    "lease_reads": "a takeover needs reads without a hole: a failed or late read starts the count again",
+    "lease_reads": "a takeover needs reads without a hole: a failed or very late one starts the count again",
     "sweep_gap": "a sweep that comes late after the one before (an outage) only renews every lease",
     "unknown_size": "until an engine has formed, submit answers UNAVAILABLE, not FAILED_PRECONDITION",
     "registered": "attach and submit change nothing for an endpoint incarnation that is not registered",
@@ -465,7 +465,7 @@ class Scheduler(Proc):
         sim.spawn(self, self.lease())
 
     def lease(self):
-        seen, now = {}, 0
+        seen, now = {}, 0  # engine -> its lease, and for how long it has not moved
         while not (self.draining and not self.masters):
             engines, live = yield "engines", self.name
             known = {e for e, g in self.sim.engines.items() if not g.gone} | (
@@ -476,9 +476,13 @@ class Scheduler(Proc):
                 state = engines.get(e)
                 if e in self.masters or self.draining:
                     continue
-                if state not in (seen.get(e) or (0,))[:1] or (now - last > 75 and "lease_reads" in self.sim.on):
-                    seen[e] = (state, now)
-                stale = state is None or state[0] is None or state[0] == self.name or now - seen[e][1] > LEASE
+                pause = now - last
+                if "lease_reads" in self.sim.on and pause > 75:
+                    pause = 40 if pause <= LEASE else None
+                before = seen.get(e)
+                same = before is not None and before[0] == state and pause is not None
+                seen[e] = (state, before[1] + pause if same else 0)
+                stale = state is None or state[0] is None or state[0] == self.name or seen[e][1] > LEASE
                 if stale and len(self.masters) < -(-len(known) // max(1, live)):
                     term = yield "acquire", e, self.name, state
                     if term and e not in self.masters:

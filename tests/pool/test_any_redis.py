@@ -133,6 +133,42 @@ def test_a_url_of_sentinels_names_the_service() -> None:
     assert Primary("rediss+sentinel://user:word@one,two:7/orca/3", 1.0).url == "rediss://user:word@primary.invalid/3"
 
 
+@contextmanager
+def slow_reader(folder: Path) -> Iterator[str]:
+    """A server that takes a second to read its file. Its URL."""
+    first, url = embedded_pool.start(folder, None)
+    first.kill()
+    first.wait()
+    (file,) = folder.glob("appendonlydir/*.incr.aof")
+    with file.open("ab") as log:
+        log.write(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n" * 20_000)
+    port = int(url.rsplit(":", 1)[1].split("/")[0])
+    command = [*embedded_pool.command(folder, port), "--key-load-delay", "50"]  # us for each command
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as child:
+        try:
+            yield url
+        finally:
+            child.kill()
+
+
+async def test_a_redis_that_still_reads_its_file_is_not_refused(tmp_path: Path) -> None:
+    """While it does, Valkey says that it had no append-only file."""
+    with slow_reader(tmp_path) as url:
+        async with Pool(url, "safe") as pool, asyncio.timeout(30):
+            tries = [str(await reading(pool))]
+            while tries[-1] != "None":
+                tries.append(str(await reading(pool)))
+        assert "the request pool is away: it reads its file" in tries
+
+
+async def reading(pool: Pool) -> Unavailable | str | None:
+    """What a check says now."""
+    try:
+        return await pool.check_durable(False)
+    except Unavailable as away:
+        return away
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "problem"),
     [("appendonly", "no", "no append-only file"), ("maxmemory-policy", "allkeys-lru", "evicts any key")],

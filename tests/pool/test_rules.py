@@ -237,7 +237,7 @@ async def a_late_attach_does_not_undo_its_detach(lab: Lab) -> None:
     assert isinstance(await lab.pool.attach("a", endpoint="e", attempt=3), Attached)
 
 
-@rule("packet_attempt", "prelude", "#id, attempt, first", "#id, 0, first")
+@rule("packet_attempt", "prelude", "struct.pack(ADDRESS, attempt, #id)", "struct.pack(ADDRESS, 0, #id)")
 async def a_packet_names_its_call(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a", attempt=5)
@@ -553,7 +553,7 @@ async def a_renewal_tells_the_claims_when_they_moved(lab: Lab) -> None:
 
 
 # -- committing and giving back
-@rule("engine_check", "commit", "listeners[row], ", "(listeners[row] or '1 '), ")
+@rule("engine_check", "commit", "= listeners[row], ", "= listeners[row] or address(id, 1), ")
 async def only_the_engine_that_claimed_commits(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a")
@@ -572,7 +572,7 @@ async def a_claim_that_was_given_back_commits_nothing(lab: Lab) -> None:
     assert await lab.commit("a", new, 1, 1) == -1
 
 
-@rule("committing, base", "commit", "if length == behind then", "if true then")
+@rule("committing, base", "commit", "length ~= base * TOKEN_SIZE + #tokens and take_back", "false and take_back")
 async def a_commit_sent_twice_appends_once(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a", 2)

@@ -43,7 +43,7 @@ async def test_lua_gets_the_numbers_of_python(server: RedisServer) -> None:
     """
     async with Lab(server.url) as lab:
         *single, tables = await lab.redis("EVAL", shared_numbers(constants) + reply, 0)
-    assert single == [1_250_000, 500_000, 2_000_000, 3, 4, 16, 4]
+    assert single == [1_250_000, 500_000, 2_000_000, b"3", b"4", 16, 4]
     for numbers, flat in zip(TABLES.values(), tables, strict=True):
         assert {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)} == dict(numbers.__members__)
 

@@ -16,7 +16,7 @@ from orca_common.service import LoopPulse, StatusPort, cancel
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
 from orca_pool.keys import Keys
-from orca_pool.leases import GAP_SECONDS, LEASE_SECONDS
+from orca_pool.leases import GAP_SECONDS, LEASE_SECONDS, RENEW_SECONDS
 from orca_pool.pool import Pool
 from orca_pool.records import EngineInfo
 from orca_scheduler import timers
@@ -71,14 +71,15 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench() -> AsyncIterator[Bench]:
+async def bench(looks: bool = True) -> AsyncIterator[Bench]:
+    """looks: whether it looks at the leases by itself."""
     with redis_server() as redis:
         async with Pool(redis.url, "bench", patience=2) as pool:
             settings, pulse = SchedulerSettings(workers=NOWHERE), LoopPulse()
             scheduler = Scheduler("me", pool, Told(), settings, Telemetry("test"), pulse, Plaintext())
             engines = lambda: {"engines": scheduler.engines()}  # noqa: E731
             status = StatusPort("127.0.0.1", 0, scheduler.unready, pulse.alive, engines)
-            running = asyncio.create_task(scheduler.run())
+            running = asyncio.create_task(scheduler.run() if looks else asyncio.Event().wait())
             try:
                 yield Bench(redis, pool, scheduler, status)
             finally:
@@ -166,8 +167,8 @@ async def test_a_takeover_counts_a_loss_and_a_hand_over_none(released: bool) -> 
 
 
 async def test_a_lease_that_could_not_be_read_is_not_taken() -> None:
-    """A hole between two looks starts the count again: the owner may have renewed in it, and been forgotten. So an
-    outage of Redis does not end in a race for engines."""
+    """A hole that is longer than a lease, or a failed read, starts the count again: the owner may have renewed in it,
+    and been forgotten. So an outage of Redis does not end in a race for engines."""
     async with bench() as this:
         loop = asyncio.get_running_loop()
         assert await this.pool.acquire("engine-0", "another", None) is not None
@@ -177,7 +178,7 @@ async def test_a_lease_that_could_not_be_read_is_not_taken() -> None:
                 await asyncio.sleep(0.02)
         for hole in ("late look", "failed read"):
             sight = this.scheduler._sights["engine-0"]
-            sight.since = loop.time() - 2 * LEASE_SECONDS  # the next look would take it
+            sight.unmoved = 2 * LEASE_SECONDS  # the next look would take it
             if hole == "late look":
                 this.scheduler._last_look = loop.time() - 2 * GAP_SECONDS
             else:
@@ -193,7 +194,21 @@ async def test_a_lease_that_could_not_be_read_is_not_taken() -> None:
             assert not this.scheduler.engines()
         while not this.scheduler.engines():
             await asyncio.sleep(0.01)
-        assert loop.time() - again.since > LEASE_SECONDS, "it is taken after a whole lease's silence"
+        assert again.unmoved > LEASE_SECONDS, "it is taken after a whole lease's silence"
+
+
+async def test_looks_that_are_always_late_still_find_a_dead_master() -> None:
+    """Where a scheduler waits for a core, each of its looks is late. Each counts as one renewal's time."""
+    async with bench(looks=False) as this:
+        assert await this.pool.acquire("engine-0", "another", None) is not None
+        this.scheduler.discovered([Candidate("engine-0", (NOWHERE,))])
+        looks = 0
+        while not this.scheduler.engines():
+            this.scheduler._last_look = asyncio.get_running_loop().time() - (GAP_SECONDS + LEASE_SECONDS) / 2
+            await this.scheduler._look()
+            looks += 1
+            assert looks <= 2 + LEASE_SECONDS / RENEW_SECONDS
+        assert looks > LEASE_SECONDS / RENEW_SECONDS
 
 
 async def test_an_engine_that_cannot_form_leaves_its_scheduler_ready() -> None:

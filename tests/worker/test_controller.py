@@ -293,7 +293,7 @@ async def test_formations(rank: Rank) -> None:
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Timed models compute until this event is set."""
     gate = threading.Event()
-    monkeypatch.setattr("orca_worker.models.timed.time", SimpleNamespace(sleep=lambda seconds: gate.wait(60)))
+    monkeypatch.setattr("orca_worker.models.timed.model.time", SimpleNamespace(sleep=lambda seconds: gate.wait(60)))
     yield gate
     gate.set()
 

@@ -7,13 +7,19 @@ loaded. So one library serves all machines of an architecture.
 """
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).parent
 SOURCES = PACKAGE / "src"
@@ -87,12 +93,28 @@ def build(folder: Path) -> Path:
         return Path(made, "kernels.so").replace(folder / name())  # ranks that start together may all build it
 
 
-def library_path() -> Path:
-    """The built library: the package's own, or the cache's, which is built if it is not there. Raises CannotBuild."""
+def library_path(tell: Callable[[str], None] = log.info) -> Path:
+    """The built library: the package's own, or the cache's, which is built if it is not there. Raises CannotBuild.
+
+    tell: is given a line when a build begins, and one with its time when it has ended.
+    """
     if (packaged := PACKAGE / name()).exists():
         return packaged
     cache = Path.home() / ".cache" / "orca"
-    return path if (path := cache / name()).exists() else build(cache)
+    if (path := cache / name()).exists():
+        return path
+    compiler()
+    tell("compiling kernels for this machine, once, about half a minute")
+    began = time.monotonic()
+    path = build(cache)
+    tell(f"compiled kernels in {time.monotonic() - began:.0f} s")
+    return path
+
+
+def built(tell: Callable[[str], None]) -> None:
+    """Has the library built where it is not. Where that fails, whoever loads it is told why."""
+    with suppress(CannotBuild, OSError, RuntimeError):
+        library_path(tell)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class ApiKeys:
 
     def __init__(self, given: str | None, file: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         """given: a list in a setting. file: the path of a list. Both count. Raises FailedPrecondition."""
-        self._given = parse(given, "ORCA_API_KEYS") if given is not None else {}
+        self._given = parse(given, "api_keys") if given is not None else {}
         self._file = Path(file) if file is not None else None
         self._clock, self._next_look = clock, 0.0
         self._seen: object = None  # which version of the file was read last

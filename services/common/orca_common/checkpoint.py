@@ -1,7 +1,7 @@
 """What a service must know of a Hugging Face checkpoint folder, without torch."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,16 +44,10 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     """Reads the configuration. Raises FailedPrecondition with a sentence when the folder is not a checkpoint."""
     folder = Path(folder)
     path = folder / "config.json"
-    try:
-        raw = read_bounded(path, CONFIG_BYTES)
-    except FileNotFoundError:
-        raise FailedPrecondition(f"model: {folder} holds no config.json") from None
-    config = json_object(raw, path)
+    raw, config = _config(path)
+    kind = _type(config, path)
     vocab_size = _size(config, "vocab_size", path)
     positions = "n_positions" if config.get("n_positions") is not None else "max_position_embeddings"
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str):
-        raise FailedPrecondition(f"model: {path} has a missing or wrong field (model_type is {shown(model_type)})")
     digest = hashlib.sha256(raw)
     with suppress(FileNotFoundError):
         digest.update(read_bounded(folder / "tokenizer.json", TOKENIZER_BYTES))
@@ -61,12 +55,33 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
         folder=folder,
         name=public_name(folder),
         config=config,
-        model_type=model_type,
+        model_type=kind,
         vocab_size=vocab_size,
         max_positions=_size(config, positions, path),
         eos_token_ids=_end_tokens(folder, config, vocab_size),
         digest=digest.hexdigest()[:16],
     )
+
+
+def model_type(folder: Path) -> str:
+    """The type that a folder's config.json names. Raises FailedPrecondition when it names none."""
+    path = folder / "config.json"
+    return _type(_config(path)[1], path)
+
+
+def _config(path: Path) -> tuple[bytes, dict[str, Any]]:
+    try:
+        raw = read_bounded(path, CONFIG_BYTES)
+    except FileNotFoundError:
+        raise FailedPrecondition(f"model: {path.parent} holds no config.json") from None
+    return raw, json_object(raw, path)
+
+
+def _type(config: Mapping[str, Any], path: Path) -> str:
+    found = config.get("model_type")
+    if not isinstance(found, str):
+        raise FailedPrecondition(f"model: {path} has a missing or wrong field (model_type is {shown(found)})")
+    return found
 
 
 def public_name(folder: Path) -> str:
@@ -107,23 +122,27 @@ def _end_tokens(folder: Path, config: Mapping[str, Any], vocab_size: int) -> tup
     return tuple(i for i in ids if 0 <= i < vocab_size)
 
 
-def resolve_model(model: str) -> Path:
+def resolve_model(model: str, accept: Callable[[Path], None] = lambda folder: None) -> Path:
     """The folder of a model. `model` is that folder, or a name on the hub; then its files are downloaded first.
 
-    Raises FailedPrecondition when it is neither.
+    accept: raises FailedPrecondition for a model that is not wanted. It is given a folder with config.json, before
+    gigabytes of weights are downloaded. Raises FailedPrecondition also when `model` is neither.
     """
     try:
         here, there = (Path(model) / "config.json").exists(), Path(model).exists()
     except OSError as error:  # a name that is too long, a folder that is not ours
         raise FailedPrecondition(f"model: {model[:SHOWN]} cannot be read ({error.strerror})") from None
     if here:
+        accept(Path(model))
         return Path(model)
     if there or model.startswith((".", "/")):
         raise FailedPrecondition(f"model: {model} is not a checkpoint folder (it holds no config.json)")
     try:
-        return download_from_hub(model, (*TOKENIZER_FILES, *WEIGHT_FILES))
+        config = download_from_hub(model, ("config.json",))
     except FailedPrecondition as error:
         raise FailedPrecondition(f"model: {model} is no folder here, and {error}") from None
+    accept(config)
+    return download_from_hub(model, (*TOKENIZER_FILES, *WEIGHT_FILES))
 
 
 def download_from_hub(
@@ -138,5 +157,8 @@ def download_from_hub(
 
     try:
         return Path(snapshot_download(name, revision=revision, local_dir=local_dir, allow_patterns=list(patterns)))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        if isinstance(error, LocalEntryNotFoundError) and not isinstance(error.__cause__, HfHubHTTPError):
+            why = "is not in the hub's cache, and the hub cannot be reached; give a folder with the model"
+            raise FailedPrecondition(f"{name} {why}") from None
         raise FailedPrecondition(f"the hub does not provide {name} ({error})") from None

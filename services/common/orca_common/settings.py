@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -40,6 +40,7 @@ run_ahead run_dir schedulers served_model_name slots spare start_timeout status_
 tenant_waiting_tokens threads tls_dir tp worker_namespace worker_port worker_statefulset workers write_timeout
 """
 KNOWN = frozenset(NAMES.split())
+NAMED = re.compile(r"(?:(?<=^)|(?<=: ))(ORCA_[A-Z_]+|[a-z_]+)(?=: )")  # what a sentence is about
 CREDENTIALS = re.compile(r"(?<=://)[^/]*@")  # in a URL
 
 
@@ -81,6 +82,8 @@ class Settings(BaseSettings):
     config: str | None = None
     """TOML file with settings; flags and the environment override it."""
 
+    _names: dict[str, str] = PrivateAttr(default_factory=dict[str, str])  # of the settings, as the user gave them
+
     @classmethod
     def load(cls, arguments: Sequence[str] | None = None, /, **given: Any) -> Self:
         """Settings from a command line's arguments, from what is given by name (None: not given), then
@@ -89,17 +92,27 @@ class Settings(BaseSettings):
         Raises SystemExit with a sentence that names the wrong setting. `--help` prints all settings and ends with 0.
         """
         values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        names: dict[str, str] = {}
         try:
+            flags: dict[str, Any] = {}
             if arguments is not None:
-                values["_cli_settings_source"] = _parsed(cls, arguments)
+                values["_cli_settings_source"] = source = _parsed(cls, arguments)
+                flags = source()
             variables = [name.upper() for name in os.environ if name.upper().startswith(PREFIX)]
             check_names(variables, {variable(name) for name in KNOWN})
-            return cls(**values)
+            names = _names_given(cls, flags, given)
+            settings = cls(**values)
+            settings._names = names
+            return settings
         except SettingsError as error:
             problem = str(error).removeprefix("error parsing CLI: ")
             raise SystemExit(f"{problem}; --help lists all settings") from None
         except ValidationError as error:
-            raise SystemExit(sentence(error)) from None
+            raise SystemExit(sentence(error, names)) from None
+
+    def said(self, sentence: str) -> str:
+        """A sentence about a setting, `NAME: what is wrong`, with the name that the user gave: a flag, say."""
+        return renamed(sentence, self._names)
 
     @classmethod
     def settings_customise_sources(
@@ -131,9 +144,10 @@ class Settings(BaseSettings):
 class FileSource(PydanticBaseSettingsSource):
     """The TOML file that `config` names. Keys of other services are left out, unknown keys are refused."""
 
-    def __init__(self, settings_cls: type[BaseSettings], path: str | None = None) -> None:
+    def __init__(self, settings_cls: type[BaseSettings], path: str | None = None, named_by: str = "config") -> None:
+        """path: instead of that of `config`. named_by: what the user gave it with."""
         super().__init__(settings_cls)
-        self._path = path
+        self._path, self._named_by = path, named_by
 
     def __call__(self) -> dict[str, Any]:
         path = self._path or self.current_state.get("config")
@@ -143,7 +157,7 @@ class FileSource(PydanticBaseSettingsSource):
             with open(path, "rb") as file:
                 found = tomllib.load(file)
         except (OSError, ValueError) as error:
-            raise SystemExit(f"{variable('config')}: {path} cannot be read as TOML ({error})") from None
+            raise SystemExit(f"{self._named_by}: {path} cannot be read as TOML ({error})") from None
         check_names(found, KNOWN - {"config"}, f"{path}: ")
         return {name: value for name, value in found.items() if name in self.settings_cls.model_fields}
 
@@ -191,16 +205,37 @@ def check_names(names: Iterable[str], known: Iterable[str], where: str = "") -> 
             )
 
 
-def sentence(error: ValidationError) -> str:
-    """The first of the errors, with the setting's name and value."""
+def sentence(error: ValidationError, names: Mapping[str, str]) -> str:
+    """The first of the errors, with the setting's value, and its name as the user gave it."""
     first = error.errors()[0]
     problem = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:  # several settings that do not fit together: the message names them
-        return problem
+        return renamed(problem, names)
     name = str(first["loc"][0])
     if first["type"] == "missing":
-        return f"{variable(name)}: is required; {flag(name)} or the file of --config can give it too"
-    return f"{variable(name)}: {problem} (it is {first['input']!r})"
+        return f"{flag(name)}: is required; {variable(name)} or the file of --config can give it too"
+    return f"{names.get(name, name)}: {problem} (it is {first['input']!r})"
+
+
+def renamed(sentence: str, names: Mapping[str, str]) -> str:
+    """A sentence `NAME: ..`, perhaps after `rank 0: ` or the like, with the first setting's name as the user gave it.
+
+    A child process knows its settings as variables, so it may say ORCA_NAME where its parent was given a flag.
+    """
+    for found in NAMED.finditer(sentence):
+        name = found[1].removeprefix(PREFIX).lower()
+        if name in KNOWN:
+            return sentence[: found.start()] + names.get(name, found[1]) + sentence[found.end() :]
+    return sentence
+
+
+def _names_given(kind: type[Settings], flags: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
+    """Each setting that was given, as the user wrote it: `--name`, `ORCA_NAME`, or `FILE: name`."""
+    variables = EnvSettingsSource(kind)()
+    names = {name: variable(name) for name in variables} | {name: flag(name) for name in flags}
+    path = flags.get("config") or given.get("config") or variables.get("config")
+    in_file = FileSource(kind, path, names.get("config", "config"))() if path is not None else {}
+    return {name: f"{path}: {name}" for name in in_file} | names
 
 
 class ConnectionSettings(Settings):

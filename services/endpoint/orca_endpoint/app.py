@@ -180,4 +180,4 @@ def main(settings: EndpointSettings | None = None) -> None:
     try:
         service.run(lambda: service.serve(lambda: EndpointApp(settings)))
     except OrcaError as error:
-        raise SystemExit(f"orca-endpoint: {error}") from None
+        raise SystemExit(f"orca-endpoint: {settings.said(str(error))}") from None

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 # A Resume finds room up to so many times `max_calls`: its request runs, and its endpoint may have died. Two full
 # endpoints can so take over from each other.
 RESUME_ROOM = 2
-WATCH = 0.5  # seconds between looks at whether an engine has formed
+WATCH = 0.1  # seconds between looks at whether an engine has formed
 
 
 class Endpoint:

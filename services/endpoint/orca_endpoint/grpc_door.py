@@ -1,16 +1,15 @@
 """The gRPC door: `orca.v1.Orca`, health and reflection. It translates and delegates.
 
 A message costs 30 us or so. 25 of them are grpc.aio's own for a `context.write` of bytes, which is the cheapest way
-that it offers (a generator costs 3 us more). So what is there together is one message.
+that it offers (a generator costs 3 us more). So what is there together is one message, and what is written together
+leaves together (bursts.py).
 """
 
 import asyncio
 import math
-import os
 import socket
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from contextlib import asynccontextmanager, closing, suppress
 from typing import TypeVar
 
 import grpc
@@ -40,6 +39,7 @@ from orca_pool.records import Times
 
 from .access import AUTHORIZATION, KeyInterceptor
 from .bodies import IN_LOOP
+from .bursts import Bursts, accepted, calm_poller
 from .call import Call
 from .call_line import grpc_line
 from .endpoint import Endpoint
@@ -74,8 +74,8 @@ OPTIONS = [
 class OrcaServicer:
     """The methods of orca.v1.Orca. Errors become statuses in the server's StatusInterceptor."""
 
-    def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits) -> None:
-        self._endpoint, self._keys, self._limits = endpoint, keys, limits
+    def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits, bursts: Bursts) -> None:
+        self._endpoint, self._keys, self._limits, self._bursts = endpoint, keys, limits, bursts
         self._messages = Messages(endpoint.settings.body_seconds, endpoint.large)
 
     async def generate(self, _: object, context: Context) -> None:
@@ -132,13 +132,15 @@ class OrcaServicer:
     async def _stream(self, call: Call, context: Context, held: Held) -> None:
         encode, now = Encoder().encode, asyncio.get_running_loop().time
         patience = self._endpoint.settings.write_timeout
-        async with call, reading(patience) as writing:
-            async for piece in call.pieces():
-                writing.reschedule(now() + patience)
-                # Serialized messages one after the other are one message: protobuf merges them.
-                await context.write(b"".join([encode(event) for event in piece]))
-                writing.reschedule(None)
-                held.release()  # the first piece says that the pool has the request
+        with self._bursts.stream(context.peer()) as connection:
+            async with call, reading(patience) as writing:
+                async for piece in call.pieces():
+                    connection.gather()
+                    writing.since = now()
+                    # Serialized messages one after the other are one message: protobuf merges them.
+                    await context.write(b"".join([encode(event) for event in piece]))
+                    writing.since = None
+                    held.release()  # the first piece says that the pool has the request
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Handlers without serializers: the methods read their request and reply with bytes.
@@ -184,12 +186,36 @@ class Messages:
             raise InvalidArgument("message", problem, reason=ErrorReason.UNREADABLE_MESSAGE) from None
 
 
+class Writing:
+    """Bounds each write of a stream. It looks a few times within the bound: a timer for each write took 7 % of the
+    endpoint's time."""
+
+    LOOKS = 4
+
+    def __init__(self, seconds: float, timeout: asyncio.Timeout) -> None:
+        self.since: float | None = None  # when the present write began, on the loop's clock; None: nothing is written
+        self._seconds, self._timeout = seconds, timeout
+        self._loop = asyncio.get_running_loop()
+        self._look()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if self.since is not None and now - self.since >= self._seconds:
+            self._timeout.reschedule(now)
+        else:
+            self._timer = self._loop.call_later(self._seconds / self.LOOKS, self._look)
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+
 @asynccontextmanager
-async def reading(seconds: float) -> AsyncIterator[asyncio.Timeout]:
-    """A bound that its user sets before each write. Raises Cancelled when the client does not read in time."""
+async def reading(seconds: float) -> AsyncIterator[Writing]:
+    """The bound of a stream's writes. Raises Cancelled when the client does not read in time."""
     try:
         async with asyncio.timeout(None) as timeout:
-            yield timeout
+            with closing(Writing(seconds, timeout)) as writing:
+                yield writing
     except TimeoutError:
         raise Cancelled(f"the client read nothing for {seconds:g} s", reason=ErrorReason.CLIENT_LEFT) from None
 
@@ -309,9 +335,9 @@ class GrpcDoor:
         roles = transport.interceptors(ALLOWED) if self._certificates else []
         interceptors = [StatusInterceptor(grpc_line), *roles, KeyInterceptor(keys)]
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
-        self._port = 0
+        self._bursts = Bursts()
         self._health = HealthServicer()
-        self._server.add_generic_rpc_handlers((OrcaServicer(endpoint, keys, limits).handlers(),))
+        self._server.add_generic_rpc_handlers((OrcaServicer(endpoint, keys, limits, self._bursts).handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._server.add_generic_rpc_handlers(tuple(Reflection((ORCA, HEALTH)).handlers()))
 
@@ -324,7 +350,8 @@ class GrpcDoor:
         except RuntimeError as error:
             raise Unavailable(f"port: cannot listen on {host}:{port} ({error})") from None
         await self._server.start()
-        self._port = bound
+        self._bursts.port = bound
+        calm_poller()
         return bound
 
     async def serving(self, yes: bool) -> None:
@@ -339,12 +366,9 @@ class GrpcDoor:
         gRPC's own stop answers CANCELLED to a call that arrives at the same moment. A client whose connection ends
         hears UNAVAILABLE, which is true: it may call again.
         """
-        descriptors = Path("/proc/self/fd")
-        for name in os.listdir(descriptors) if descriptors.exists() else ():
-            with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
-                inet = connection.family in (socket.AF_INET, socket.AF_INET6)
-                if inet and connection.getsockname()[1] == self._port:
-                    connection.shutdown(socket.SHUT_RDWR)
+        for connection in accepted(self._bursts.port):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     async def stop(self, grace: float) -> None:
         """Accepts nothing more, and cancels what is left after `grace` seconds.

@@ -30,14 +30,35 @@ class ConnectionLimits:
     write_timeout: float  # for a client to read something of what is written
     peers: Counter[str] = field(default_factory=Counter)
 
+    def take(self, peer: str) -> "Place | None":
+        """The place of one connection more of a peer; None when the peer, or all together, have too many."""
+        if self.peers.get(peer, 0) >= self.peer_connections or self.peers.total() >= self.connections:
+            return None
+        return Place(self, peer)
+
+
+class Place:
+    """What one connection takes of the limits."""
+
+    def __init__(self, limits: ConnectionLimits, peer: str) -> None:
+        self._limits, self._peer, self._held = limits, peer, True
+        limits.peers[peer] += 1
+
+    def leave(self) -> None:
+        """The connection has ended. Once or more often."""
+        if self._held:
+            self._held = False
+            self._limits.peers[self._peer] -= 1
+            if not self._limits.peers[self._peer]:
+                del self._limits.peers[self._peer]
+
 
 class GuardedConnection(HttpToolsProtocol):
     """uvicorn's protocol for one connection, within `ConnectionLimits`."""
 
-    def __init__(self, *arguments: Any, limits: ConnectionLimits, **options: Any) -> None:
+    def __init__(self, *arguments: Any, limits: ConnectionLimits, place: Place, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._limits = limits
-        self._peer = ""
+        self._limits, self._place = limits, place
         self._head: int | None = 0  # bytes of the header that is being read; None: a header is complete
         self._reading: asyncio.TimerHandle | None = None  # bounds the header or the body
         self._writing: asyncio.TimerHandle | None = None
@@ -46,18 +67,10 @@ class GuardedConnection(HttpToolsProtocol):
     # -- connections
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        limits, name = self._limits, transport.get_extra_info("peername")
-        self._peer = str(name[0]) if name else ""
-        limits.peers[self._peer] += 1
-        if limits.peers[self._peer] > limits.peer_connections or limits.peers.total() > limits.connections:
-            transport.abort()
-            return
-        self._await(limits.header_seconds)
+        self._await(self._limits.header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._limits.peers[self._peer] -= 1
-        if not self._limits.peers[self._peer]:
-            del self._limits.peers[self._peer]
+        self._place.leave()
         for timer in (self._reading, self._writing):
             if timer is not None:
                 timer.cancel()

@@ -7,8 +7,8 @@ import asyncio
 import contextlib
 import math
 import socket
-import ssl
-from functools import partial
+from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import uvicorn
@@ -29,7 +29,8 @@ from .call_line import LineMiddleware, note_error
 from .completion_answer import failure
 from .completions import Completions
 from .endpoint import Endpoint
-from .http_connection import ConnectionLimits, GuardedConnection
+from .http_connection import ConnectionLimits, GuardedConnection, Place
+from .http_listener import HttpListener
 from .limits import Limits
 from .pages import Door, Pages
 from .request_ids import HEADER as REQUEST_ID
@@ -62,7 +63,7 @@ class HttpDoor:
         settings = endpoint.settings
         self._transport, self._certificates = transport, settings.client_certificates
         mutual = isinstance(transport, MutualTls)
-        connection = CertifiedConnection if mutual and self._certificates else GuardedConnection
+        self._connection = CertifiedConnection if mutual and self._certificates else GuardedConnection
         self.connections = ConnectionLimits(
             connections,
             settings.max_peer_connections,
@@ -71,12 +72,9 @@ class HttpDoor:
             settings.body_seconds,
             settings.write_timeout,
         )
-        guarded: Any = partial(connection, limits=self.connections)
         keyed = KeyMiddleware(BodyMiddleware(app, limits, settings.max_message_bytes), keys)
         config = uvicorn.Config(
             LineMiddleware(RequestIds(with_cors(keyed, settings.cors_origins))),
-            http=guarded,
-            ssl_context_factory=self._context if mutual else None,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -84,12 +82,7 @@ class HttpDoor:
             server_header=False,
             timeout_graceful_shutdown=math.ceil(settings.drain_seconds) + STOP_SECONDS,
         )
-        self._server = Server(config)
-
-    def _context(self, config: object, default: object) -> ssl.SSLContext:
-        """uvicorn's ssl_context_factory."""
-        assert isinstance(self._transport, MutualTls)
-        return self._transport.certificates.server_context(client_certificates=self._certificates)
+        self._server = Server(config, self._listen)
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
@@ -105,11 +98,27 @@ class HttpDoor:
         assert self._socket is not None
         self._served = asyncio.Event()
         try:
-            await self._server.serve(sockets=[self._socket])
+            await self._server.serve(sockets=[])
         finally:
-            for listening in self._server.servers:  # after a cancellation: the next socket may get the same number
-                listening.close()
+            await self._server.stop_listening()  # a cancellation leaves that to us
             self._served.set()
+
+    def _listen(self) -> HttpListener:
+        assert self._socket is not None
+        context = None
+        if isinstance(self._transport, MutualTls):
+            context = self._transport.certificates.server_context(client_certificates=self._certificates)
+        return HttpListener(self._socket, self.connections, self._protocol, context)
+
+    def _protocol(self, place: Place) -> GuardedConnection:
+        server = self._server
+        return self._connection(
+            config=server.config,
+            server_state=server.server_state,
+            app_state=server.lifespan.state,
+            limits=self.connections,
+            place=place,
+        )
 
     async def stop(self) -> None:
         """Accepts nothing more, and waits some seconds for the answers under way."""
@@ -134,16 +143,29 @@ def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handlers: `service.serve` handles the signals."""
+    """uvicorn without its signal handlers, which `service.serve` has, and without its sockets, which a listener has."""
 
-    servers: list[asyncio.Server]
-
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, listen: Callable[[], HttpListener]) -> None:
         super().__init__(config)
-        self.servers = []  # uvicorn sets them when it listens
+        self._listen = listen
+        self._listener: HttpListener | None = None
 
     def capture_signals(self) -> Any:
         return contextlib.nullcontext()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listener = self._listen()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Lets nobody in any more, then ends as uvicorn does: answers under way are waited for."""
+        await self.stop_listening()
+        await super().shutdown(sockets)
+
+    async def stop_listening(self) -> None:
+        """Lets nobody in any more, once or more often."""
+        if self._listener is not None:
+            await self._listener.close()
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
@@ -157,10 +179,19 @@ async def answer_error(request: Request, error: Exception) -> Response:
 async def answer_http_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of unknown paths and methods: the error in OpenAI's shape."""
     assert isinstance(error, HTTPException)
-    refusal = NotFound(f"{request.method} {echo(request.url.path)}: {error.detail}")
+    problem = instead(request) if error.status_code == HTTPStatus.NOT_FOUND else error.detail
+    refusal = NotFound(f"{request.method} {echo(request.url.path)}: {problem}")
     note_error(refusal)
     _, _, body = failure(refusal)
     return JSONResponse(body, error.status_code, error.headers)
+
+
+def instead(request: Request) -> str:
+    """What to call instead of a path that there is not."""
+    base = echo(str(request.base_url).rstrip("/"))
+    if request.url.path.startswith("/v1/chat"):
+        return f"Orca serves completions, not chats; POST a prompt to {base}/v1/completions"
+    return f"there is no such path; Orca serves completions, at {base}/v1/completions; {base}/docs lists all paths"
 
 
 async def answer_bug(request: Request, error: Exception) -> Response:

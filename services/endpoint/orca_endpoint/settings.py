@@ -70,7 +70,7 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     max_body_bytes: int = Field(default=1 << 28, ge=1)
     """Bytes of all bodies in an endpoint's memory together; requests that would need more are refused."""
     header_seconds: float = Field(default=10.0, gt=0)
-    """Seconds for a header to come; over gRPC for a connection to be made."""
+    """Seconds for a header to come, before it for a TLS handshake; over gRPC for a connection to be made."""
     body_seconds: float = Field(default=30.0, gt=0)
     """Seconds for a body to come."""
     write_timeout: float = Field(default=30.0, gt=0)

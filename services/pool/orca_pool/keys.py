@@ -10,7 +10,7 @@ The keys of a pool share the hash tag `{POOL}`, so a Redis Cluster keeps them on
 |                       |            | slots that wait, its requests that live               |                     |
 | waiting               | sorted set | ids in the queue by arrival number: position = rank   | until claimed       |
 | claimed:ENGINE        | sorted set | ids that an engine has claimed, by arrival number     | until given back    |
-| listeners:ENGINE      | hash       | '<attempt> <endpoint>' of each claim number           | until given back    |
+| listeners:ENGINE      | hash       | wire.ADDRESS, id and endpoint of each claim number    | until given back    |
 | asking                | sorted set | engines that found nothing to claim, by free slots    | until hinted        |
 | request:ID            | hash       | one request: record, state, numbers, listener, times  | retention after end |
 | tokens:ID             | string     | the committed tokens (wire.TOKEN), append only        | with its request    |
@@ -19,7 +19,9 @@ The keys of a pool share the hash tag `{POOL}`, so a Redis Cluster keeps them on
 | prompt:ID             | string     | the logprobs of the prompt, where asked for           | with its request    |
 | due                   | sorted set | ids by the moment of a deadline or a grace's end      | with its request    |
 | ended                 | sorted set | ids of ended requests by the moment of their end      | with its request    |
-| delivery:ENDPOINT     | stream     | id 0-NUMBER, e: engine, p: packets (wire.PACKET)      | until read          |
+| delivery:ENDPOINT     | stream     | id 0-NUMBER, e: engine, p: packets (wire.ADDRESS ...) | until read          |
+| read                  | string     | who read last, with `redis_replicas`: WAITAOF waits   | the release         |
+|                       |            | for it, and for all that was read                     |                     |
 | control:ENGINE        | stream     | h: '' (requests wait), or the id of one that ended    | until retired       |
 | engine:ID             | hash       | epoch, reserved iterations, last claim, tp, pp, load  | until retired       |
 | leases                | hash       | '<counter> <term> <owner>' of all engines             | the release         |
@@ -65,6 +67,7 @@ class Keys:
             raise ValueError(f"pool: a name without braces is needed, it is {pool!r}")
         self.prefix = f"orca:{{{pool}}}:"
         self.pool = f"{self.prefix}pool"
+        self.read = f"{self.prefix}read"
 
     def delivery(self, endpoint: str) -> str:
         """The delivery stream of an endpoint's incarnation."""

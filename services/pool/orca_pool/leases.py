@@ -24,8 +24,8 @@ RENEW_SECONDS = 0.4
 LEASE_SECONDS = 1.5
 
 # After a longer pause between two looks at the leases, nobody can tell a death from an outage of the pool or of the one
-# who looks. A sweep then counts the pause as one renewal, or as nothing when it was longer than a lease. A candidate
-# starts to count again. An endpoint whose own renewal paused so long counts the calls that end as ended by itself.
+# who looks. A sweep and a candidate then count the pause as one renewal; when it was longer than a lease, every count
+# starts again. An endpoint whose own renewal paused so long counts the calls that end as ended by itself.
 GAP_SECONDS = 0.75
 
 # A request lives on at least so long when its endpoint ended the call (it died, drained, or its own loop was late).

@@ -11,7 +11,7 @@ must not expire behind a storm of attaches.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -132,7 +132,8 @@ class Link:
     async def _turn(self) -> AsyncGenerator[None]:
         """One of the `width` exchanges at the same time. Raises Unavailable when none ends in time."""
         try:
-            async with asyncio.timeout(self._patience):
+            # Without a wait there is nothing to bound, and a timer costs more than the turn.
+            async with asyncio.timeout(self._patience) if self._turns.locked() else nullcontext():
                 await self._turns.acquire()
         except TimeoutError:
             raise Unavailable(f"the request pool is busy: there was no turn within {self._patience:g} s") from None

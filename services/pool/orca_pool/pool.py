@@ -1,12 +1,13 @@
 """The request pool: all its operations, on one Redis. See docs/pool.md and docs/design.md, "The request pool"."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, cast
 
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from orca_common.errors import FailedPrecondition
+from orca_common.errors import ErrorReason, FailedPrecondition, Unavailable
 from orca_common.settings import PoolSettings
 
 from .keys import Keys
@@ -21,6 +22,7 @@ from .records import (
     Claimed,
     CommitAnswer,
     CommitRow,
+    Committed,
     CommittedToken,
     Delivery,
     EngineInfo,
@@ -34,7 +36,7 @@ from .records import (
     Renewed,
     Times,
 )
-from .scripts import SCHEMA, Constants, build, sources
+from .scripts import SCHEMA, Constants, build, standard
 from .wire import pack_tokens, unpack_packets, unpack_tokens
 
 READ_ENTRIES = 256  # entries of a stream that one answer holds at most
@@ -73,7 +75,7 @@ class Pool:
         self._keys = Keys(pool)
         self._replicas = replicas
         self._link = Link(redis_url, patience, tls_dir=tls_dir)
-        self._scripts = build(sources() if lua is None else lua, constants)
+        self._scripts = standard(constants) if lua is None else build(lua, constants)
 
     @classmethod
     def of(cls, settings: PoolSettings) -> Self:
@@ -121,7 +123,7 @@ class Pool:
             if str(error).startswith(SCHEMA_ERROR):
                 raise FailedPrecondition(
                     f"the pool {self._keys.prefix} has keys of schema {str(error).split()[1]}, this service works with "
-                    f"{SCHEMA}: end the other release first, or give this one a pool of another name"
+                    f"{SCHEMA}: end the other release and delete its keys, or give this one a pool of another name"
                 ) from None
             raise
 
@@ -145,6 +147,8 @@ class Pool:
         """Raises FailedPrecondition where Redis may forget what it acknowledged; allowed, returns the sentence."""
         memory = _info(await self._link.command("INFO", "memory"))
         persistence = _info(await self._link.command("INFO", "persistence"))
+        if persistence.get("loading") == "1":  # then it also says that it had no append-only file
+            raise Unavailable("the request pool is away: it reads its file", reason=ErrorReason.POOL_AWAY)
         problems: list[str] = []
         policy = memory.get("maxmemory_policy", "")
         if policy.startswith("allkeys"):  # the pool's keys have no expiry: volatile-* finds none of them
@@ -221,9 +225,12 @@ class Pool:
         rest += [max_tokens if new_tokens is None else new_tokens, tenant, max_waiting]
         rest += ["" if limit is None else limit for limit in limits]
         try:
-            return _submitted(await self._run("submit", request_id, record, *rest))
+            answer = _submitted(await self._run("submit", request_id, record, *rest))
         except OutOfMemoryError:
-            return _submitted(await self._run("submit_known", request_id, b"", *rest))
+            answer = _submitted(await self._run("submit_known", request_id, b"", *rest))
+        if isinstance(answer, Attached) and not answer.record:  # the request is new
+            return replace(answer, record=record)
+        return answer
 
     async def attach(
         self,
@@ -278,7 +285,7 @@ class Pool:
         entries = await self._read_stream(self._keys.delivery(endpoint), cursor, wait)
         if entries and self._replicas:
             # A write of our own: WAITAOF waits for what this connection wrote, and all before it.
-            await self._link.command("HSET", self._keys.pool, "read", endpoint, replicas=self._replicas)
+            await self._link.command("SET", self._keys.read, endpoint, replicas=self._replicas)
         return [
             Delivery(entry, int(entry.partition(b"-")[2]), unpack_packets(packets, engine.decode()))
             for entry, (_, engine, _, packets) in entries
@@ -383,14 +390,19 @@ class Pool:
         the master any more, and nothing was changed.
         """
         args: list[Argument] = [engine, owner, term, len(rows)]
-        scores: list[Argument] = []
+        more: list[Argument] = []
         for n, row in enumerate(rows, 1):
-            finish = "" if row.finish is None else int(row.finish)
-            args += (row.request_id, row.claim, row.base, finish, row.tokens)
-            if row.tops or row.prompt:
-                scores += (n, row.tops, row.prompt)
-        answer = await self._run("commit", *args, *scores)
-        return None if answer is None else CommitAnswer(answer[1:], answer[0])
+            args += (row.claim, row.request_id, row.base, row.tokens)
+            if row.finish is not None or row.tops or row.prompt:
+                more += (n, "" if row.finish is None else int(row.finish), row.tops, row.prompt)
+        answer = await self._run("commit", *args, *more)
+        if answer is None:
+            return None
+        needs, *others = answer
+        answers: list[int] = [Committed.OK] * len(rows)
+        for n, told in zip(others[::2], others[1::2], strict=True):
+            answers[n - 1] = told
+        return CommitAnswer(answers, needs)
 
     async def give_back(self, engine: str, owner: str, term: int, rows: Mapping[str, tuple[int, bool]]) -> None:
         """Returns claimed requests to the queue, each to its old place.

@@ -17,10 +17,13 @@ TOKEN_ID = struct.Struct("<I")
 # (1,850 on Valkey 9, measured by orca_bench.pool_memory).
 RECORD_OVERHEAD = 1850
 
-# The head of a packet: bytes of the request id, attempt, index of the first token, number of tokens, bytes of the
-# finish (0: the request goes on), bytes of the tops (orca_common.scores.TOP; 0: they were not asked for). The request
-# id, the tokens, the finish and the tops follow.
-PACKET = struct.Struct("<HdIIBI")
+# Whom a packet is for: attempt, bytes of the request id. The id follows. All packets for a call begin with the same
+# bytes, so `listeners:ENGINE` keeps them ready.
+ADDRESS = struct.Struct("<dH")
+
+# What comes then: index of the first token, number of tokens, bytes of the finish (0: the request goes on), bytes of
+# the tops (orca_common.scores.TOP; 0: they were not asked for). The tokens, the finish and the tops follow.
+CONTENT = struct.Struct("<IIBI")
 
 # The end of a request: reason, output tokens, then the moments submitted, claimed, first token, finished.
 FINISH = struct.Struct("<BIdddd")
@@ -39,14 +42,16 @@ def unpack_tokens(data: bytes) -> list[CommittedToken]:
 def unpack_packets(data: bytes, engine: str) -> list[Packet]:
     """The packets of one delivery entry. `engine` made the tokens in them."""
     packets: list[Packet] = []
-    head, head_size, token_size, size = PACKET.unpack_from, PACKET.size, TOKEN.size, len(data)
+    address, content, token_size, size = ADDRESS.unpack_from, CONTENT.unpack_from, TOKEN.size, len(data)
     at = 0
     while at < size:
-        id_size, attempt, first, count, finish_size, tops_size = head(data, at)
-        at += head_size
-        tokens_at = at + id_size
+        attempt, id_size = address(data, at)
+        id_at = at + ADDRESS.size
+        at = id_at + id_size
+        request_id = data[id_at:at].decode()
+        first, count, finish_size, tops_size = content(data, at)
+        tokens_at = at + CONTENT.size
         finish_at = tokens_at + count * token_size
-        request_id = data[at:tokens_at].decode()
         finish = None
         if finish_size:
             reason, output, *times = FINISH.unpack_from(data, finish_at)

@@ -15,6 +15,7 @@ from orca_common.errors import OrcaError, Unavailable
 from orca_common.service import LoopPulse, StatusPort
 from orca_common.telemetry import Telemetry
 from orca_common.tls import transport_of
+from orca_pool.outage import Outage
 from orca_pool.pool import Pool
 from orca_pool.retry import reached
 
@@ -35,6 +36,7 @@ class SchedulerApp:
         self._settings = settings
         self._telemetry, self._pulse = Telemetry("orca-scheduler", name), LoopPulse()
         self._pool = Pool.of(settings)
+        self._outage = Outage(asyncio.get_running_loop().time)  # until the pool has answered for the first time
         self._discovery = discovery_of(settings)
         transport = transport_of(settings.tls_dir)
         self._scheduler = Scheduler(
@@ -64,12 +66,22 @@ class SchedulerApp:
         return {"status": join_address(settings.host, self._status.port)}
 
     async def run(self) -> None:
-        warning = await reached(lambda: self._pool.check_durable(self._settings.allow_volatile_redis))
+        warning = await reached(self._check_pool)
         if warning is not None:
             log.warning(warning)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._discovery.run(self._scheduler.discovered))
             tasks.create_task(self._scheduler.run())
+
+    async def _check_pool(self) -> str | None:
+        """What the log should warn of. Raises Unavailable while the pool is away, which the log tells once."""
+        try:
+            warning = await self._pool.check_durable(self._settings.allow_volatile_redis)
+        except Unavailable as error:
+            self._outage.away(error)
+            raise
+        self._outage.back()
+        return warning
 
     async def drain(self) -> None:
         """Hands the engines over. Without the pool their leases run out by themselves."""
@@ -105,4 +117,4 @@ def main(settings: SchedulerSettings | None = None) -> None:
     try:
         service.run(lambda: service.serve(lambda: SchedulerApp(settings)))
     except OrcaError as error:
-        raise SystemExit(f"orca-scheduler: {error}") from None
+        raise SystemExit(f"orca-scheduler: {settings.said(str(error))}") from None

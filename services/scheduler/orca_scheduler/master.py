@@ -287,8 +287,6 @@ class EngineMaster:
     def _step_core(self, event: core.Event, report: pb.IterationReport | None = None) -> None:
         """Steps the core and does what it says."""
         actions = self.core.step(event)
-        if self._journal is not None and (actions or not isinstance(event, core.Tick)):
-            self._journal.core_step(event, actions)
         for action in actions:
             match action:
                 case ScheduleBatch():
@@ -297,6 +295,8 @@ class EngineMaster:
                     self._commit(action, report)
                 case GiveBack():
                     self._give_back(action)
+        if self._journal is not None and (actions or not isinstance(event, core.Tick)):
+            self._journal.core_step(event, actions)  # last: the ranks wait for a batch, nobody for the journal
         self._ledger.claimable()
         if not self.core.in_flight:
             self._check_invariants()

@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Sight:
-    """A lease as our reads saw it, and since when it has not moved."""
+    """A lease as our reads saw it, and for how many seconds of our looks it has not moved."""
 
     state: EngineState
-    since: float
+    unmoved: float = 0.0
 
 
 class Scheduler:
@@ -130,10 +130,8 @@ class Scheduler:
     async def _look(self) -> None:
         engines, living = await self._pool.renew_scheduler(self._name)
         now = self._loop.time()
-        if self._last_look is None or now - self._last_look > GAP_SECONDS:
-            self._sights.clear()
-            if self._last_look is not None:
-                log.warning("late look at the leases", extra={"seconds": round(now - self._last_look, 2)})
+        if self._last_look is not None:
+            self._count(now - self._last_look)
         self._last_look, self._reached = now, time.monotonic()
         if self._candidates is None:  # an engine that is no candidate would be retired, so nothing is taken yet
             await self._pool.leave_scheduler(self._name)  # so that the others keep no share free for this one
@@ -144,7 +142,7 @@ class Scheduler:
             return
         known = sorted(engines.keys() | self._candidates.keys())
         others = [engine for engine in known if engine not in self._masters]
-        free = [engine for engine in others if self._free(engine, engines.get(engine), now)]
+        free = [engine for engine in others if self._free(engine, engines.get(engine))]
         held = Counter(filter(None, (engines[engine].owner for engine in others if engine not in free)))
         held[self._name] = len(self._masters)
         for engine in free:
@@ -155,6 +153,19 @@ class Scheduler:
             self._too_much = None
         else:
             self._release_one(now)
+
+    def _count(self, seconds: float) -> None:
+        """Adds the time since the look before to each lease's silence.
+
+        A late look counts as one renewal's time, so that looks which are always late still find a dead master; after a
+        longer pause than a lease every count starts again (`sweep_gap` of docs/pool.md is the same for processes).
+        """
+        if seconds > GAP_SECONDS:
+            log.warning("late look at the leases", extra={"seconds": round(seconds, 2)})
+        if seconds > LEASE_SECONDS:
+            self._sights.clear()
+        for sight in self._sights.values():
+            sight.unmoved += seconds if seconds <= GAP_SECONDS else RENEW_SECONDS
 
     def _give_up_unreached(self, now: float, living: int) -> None:
         """Releases engines whose pods this scheduler cannot reach: it may be cut off from them, and another one not."""
@@ -180,15 +191,15 @@ class Scheduler:
         log.info("engine released to another scheduler", extra={"engine": self._releasing})
         self._masters[self._releasing][0].leave()
 
-    def _free(self, engine: str, state: EngineState | None, now: float) -> bool:
+    def _free(self, engine: str, state: EngineState | None) -> bool:
         """Whether the lease is nobody's, or its owner has not renewed it for long enough."""
         if state is None or state.owner is None or state.owner == self._name:
             return True
         sight = self._sights.get(engine)
         if sight is None or sight.state != state:
-            self._sights[engine] = Sight(state, now)
+            self._sights[engine] = Sight(state)
             return False
-        return now - sight.since > LEASE_SECONDS
+        return sight.unmoved > LEASE_SECONDS
 
     async def _take(self, engine: str, state: EngineState | None) -> None:
         term = await self._pool.acquire(engine, self._name, state)

@@ -26,7 +26,7 @@ def choose_dtype(asked: str, device: torch.device | None, compute: Compute) -> s
     if device is None:
         return "float32" if asked == "auto" else asked
     if device.type == "cpu" and asked == "float16":
-        raise FailedPrecondition("dtype float16: on a CPU the weights are bfloat16 or float32")
+        raise FailedPrecondition("dtype: on a CPU the weights are bfloat16 or float32, not float16")
     if asked != "auto":
         return asked
     import torch
@@ -50,7 +50,7 @@ def kernels_are_used(compute: Compute) -> bool:
         library()
     except CannotBuild as error:
         if compute.kernels != "auto":
-            raise FailedPrecondition(f"kernels {compute.kernels}: {error}") from None
+            raise FailedPrecondition(f"kernels: {compute.kernels} cannot be had: {error}") from None
         log.warning("no compiled kernels, plain torch runs the model: %s", error)
         return False
     return True

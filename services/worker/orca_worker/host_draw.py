@@ -77,5 +77,5 @@ class Row:
             largest = np.sort(np.partition(candidates, -n)[-n:])[::-1].copy()
             reached = torch.from_numpy(largest).exp().numpy().cumsum(dtype=np.float64) >= least
             if reached.any():  # never: rounding, and nothing is cut
-                self._keep(largest[reached.argmax()])
+                self._keep(largest[int(reached.argmax())])
                 return

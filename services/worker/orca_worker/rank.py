@@ -31,7 +31,8 @@ from orca_common.tls import transport_of
 
 from .controller import Controller
 from .dtype import choose_dtype, kernels_are_used
-from .models.families import family_of
+from .machine import kernels_needed
+from .models.families import check_type, family_of
 from .models.model import Compute
 from .process import die_with_parent
 from .rendezvous import Rendezvous
@@ -61,7 +62,7 @@ def open_device(name: str, gpu: int) -> torch.device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if gpu >= torch.cuda.device_count():
-        raise SystemExit(f"ORCA_DEVICE: GPU {gpu} is needed, counted from 0; there are {torch.cuda.device_count()}")
+        raise SystemExit(f"device: GPU {gpu} is needed, counted from 0; there are {torch.cuda.device_count()}")
     device = torch.device("cuda", gpu)
     torch.cuda.set_device(device)
     torch.zeros(1, device=device)
@@ -71,18 +72,18 @@ def open_device(name: str, gpu: int) -> torch.device:
 def prepare(settings: RankSettings) -> Checkpoint:
     """Does ahead of time what is slow and the same for all ranks. Raises SystemExit with a sentence."""
     try:
-        checkpoint = read_checkpoint(resolve_model(settings.model))
+        checkpoint = read_checkpoint(resolve_model(settings.model, check_type))
         family = family_of(checkpoint)
     except FailedPrecondition as error:
-        raise SystemExit(f"ORCA_MODEL: {error}") from None
+        raise SystemExit(str(error)) from None
     if family.needs_torch:  # whose import takes 1 to 2 s
         for module in ("orca_worker.process_groups", *family.modules):
             import_module(module)
-        if settings.device != "cuda":
+        if kernels_needed(settings.device, settings.kernels):
             try:  # loads them; a checkout's first start builds them
                 kernels_are_used(Compute(settings.threads, settings.kernels))
             except FailedPrecondition as error:
-                raise SystemExit(f"ORCA_KERNELS: {error}") from None
+                raise SystemExit(str(error)) from None
     gc.collect()
     gc.freeze()  # modules stay: no later collection looks at them, which saves 70 ms when a model is loaded
     return checkpoint
@@ -122,7 +123,7 @@ class RankApp:
         try:
             dtype = choose_dtype(settings.dtype, device, compute)
         except FailedPrecondition as error:
-            raise SystemExit(f"ORCA_DTYPE: {error}") from None
+            raise SystemExit(str(error)) from None
         stage = Stage(checkpoint, dtype, device, settings.slots, compute)
         rendezvous = Rendezvous(host, device, settings.host)
         transport = transport_of(settings.tls_dir)

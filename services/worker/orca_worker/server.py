@@ -46,4 +46,4 @@ def listen(server: grpc.aio.Server, transport: Transport, host: str, port: int) 
     try:
         return transport.listen(server, address)
     except RuntimeError as error:
-        raise SystemExit(f"ORCA_PORT: cannot listen on {address} ({error})") from None
+        raise SystemExit(f"port: cannot listen on {address} ({error})") from None

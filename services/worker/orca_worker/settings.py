@@ -7,6 +7,8 @@ from pydantic_settings import SettingsConfigDict
 
 from orca_common.settings import ServiceSettings
 
+Kernels = Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "portable", "torch"]
+
 
 class WorkerSettings(ServiceSettings):
     """Settings that a rank and its supervisor share."""
@@ -27,7 +29,7 @@ class WorkerSettings(ServiceSettings):
     """Tokens whose keys and values a rank holds at most; what its memory holds if not given."""
     threads: int = Field(default=0, ge=0)
     """Threads of a rank on a CPU; 0: one for each core that the process may use."""
-    kernels: Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "portable", "torch"] = "auto"
+    kernels: Kernels = "auto"
     """Kernels on a CPU, by instruction set; auto: the best that the machine runs; torch: plain torch, on a GPU too."""
     cuda_graphs: bool = True
     """On a GPU: iterations of increments alone run as CUDA graphs, where a rank is a whole stage."""

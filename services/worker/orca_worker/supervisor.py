@@ -20,6 +20,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Any
 
 import grpc
 
@@ -27,12 +28,13 @@ from orca.v1 import worker_pb2, worker_pb2_grpc
 from orca_common import logs, service
 from orca_common.address import join_address
 from orca_common.checkpoint import read_checkpoint, resolve_model
-from orca_common.errors import FailedPrecondition, InvalidArgument, OrcaError
+from orca_common.errors import InvalidArgument, OrcaError
 from orca_common.settings import child_environment
 from orca_common.tls import transport_of
 
 from . import memory_limit
-from .models.families import family_of
+from .machine import check_gpus, compile_kernels, kernels_needed
+from .models.families import check_type, family_of
 from .process import TORCH_DISTRIBUTED, reserve_port
 from .rank_process import RankProcess
 from .server import listen, new_server
@@ -62,6 +64,7 @@ class Rank:
         self.last_end = ""  # why its last process ended
         self.refusal = ""  # why that one could not work with its settings
         self.loading: str | None = None  # how far it had read its weights when it was last asked
+        self.unready: str | None = None  # why it was not ready then
 
     @property
     def pid(self) -> int:
@@ -238,7 +241,7 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
         answers: dict[int, str | None] = {}
 
         def ask(rank: Rank) -> None:
-            answers[rank.number] = rank.ready()
+            answers[rank.number] = rank.unready = rank.ready()
 
         asking = [threading.Thread(target=ask, args=(rank,), name="ask", daemon=True) for rank in self._ranks]
         for thread in asking:
@@ -252,6 +255,10 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
     def refused(self) -> str | None:
         """Why a rank cannot work with its settings. May be called in any thread."""
         return next(filter(None, (rank.refused for rank in self._ranks)), None)
+
+    def unready(self) -> dict[int, str | None]:
+        """Why each rank was not ready when `ready` last asked; None: it was. May be called in any thread."""
+        return {rank.number: rank.unready for rank in self._ranks}
 
     def starting(self) -> str | None:
         """What a rank still does before it can be a member of an epoch, as of the last `ready`."""
@@ -300,11 +307,13 @@ class SupervisorApp:
         self._settings = settings
         self._open = AsyncExitStack()
         self._supervisor: Supervisor | None = None  # None: the model is being found
+        self._compiling: str | None = None  # what is done before the ranks start
 
     async def start(self) -> dict[str, str]:
         """Finds the model, which may be a download, and listens. Probes are answered meanwhile.
 
-        Raises SystemExit when there is no such model or the port is taken, Unavailable when the status port is taken.
+        Raises FailedPrecondition when there is no such model or GPU, SystemExit when the port is taken, Unavailable
+        when the status port is.
         """
         settings = self._settings
         transport = transport_of(settings.tls_dir)
@@ -312,11 +321,11 @@ class SupervisorApp:
         self._open.callback(pulse.close)
         status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive, self._told)
         self._open.callback(status.close)
-        try:  # once, not by each rank
-            folder = await service.in_thread(partial(resolve_model, settings.model))
-            family_of(read_checkpoint(folder))
-        except FailedPrecondition as error:
-            raise SystemExit(f"ORCA_MODEL: {error}") from None
+        check_gpus(settings.device, settings.first_gpu, settings.ranks)
+        folder = await service.in_thread(partial(resolve_model, settings.model, check_type))  # once, not by each rank
+        self._needs_kernels = family_of(read_checkpoint(folder)).needs_torch and kernels_needed(
+            settings.device, settings.kernels
+        )
         self._supervisor = supervisor = Supervisor(settings.model_copy(update={"model": str(folder)}))
         self._open.callback(supervisor.close)
         server, self._health = await new_server(SERVICE, transport)
@@ -328,18 +337,28 @@ class SupervisorApp:
         return {"address": address, "status": join_address(settings.host, status.port)}
 
     def _not_ready(self) -> str | None:
+        if self._compiling:
+            return self._compiling
         return self._supervisor.ready() if self._supervisor is not None else "the model is being found"
 
-    def _told(self) -> dict[str, str | None]:
+    def _told(self) -> dict[str, Any]:
         """What the status port tells besides."""
         supervisor = self._supervisor
         if supervisor is None:
-            return {"refused": None, "starting": None}
-        return {"refused": supervisor.refused(), "starting": supervisor.starting()}
+            return {"refused": None, "starting": None, "ranks": {}}
+        starting = self._compiling or supervisor.starting()
+        return {"refused": supervisor.refused(), "starting": starting, "ranks": supervisor.unready()}
 
     async def run(self) -> None:
         assert self._supervisor is not None
+        if self._needs_kernels:  # once, not by each rank
+            await service.in_thread(partial(compile_kernels, self._tell))
+            self._compiling = None
         await self._supervisor.run()
+
+    def _tell(self, state: str) -> None:
+        self._compiling = state
+        log.info(state)
 
     async def drain(self) -> None:
         assert self._supervisor is not None
@@ -358,7 +377,7 @@ def main(settings: SupervisorSettings | None = None) -> None:
     try:
         service.run(lambda: service.serve(lambda: SupervisorApp(settings)))
     except OrcaError as error:
-        raise SystemExit(f"orca-supervisor: {error}") from None
+        raise SystemExit(f"orca-supervisor: {settings.said(str(error))}") from None
 
 
 if __name__ == "__main__":

@@ -9,39 +9,63 @@
 --
 -- An engine that took all there is asks for more (`asking`), and gets a hint.
 local PAGE = 16 -- ids read from the queue at once
+local ABOUT = { 'max_tokens', 'new', 'tenant', 'losses', 'deadline', 'detach_at', 'engines', 'submitted', 'claimed_at',
+  'attempt', 'endpoint' } -- what is asked of a request in the queue
 local engine, owner, term, heard, count, slots, total, block = unpack(ARGV)
 heard, count, slots = tonumber(heard), tonumber(count), tonumber(slots)
 total, block = tonumber(total), tonumber(block)
 if fenced(engine, owner, term) then
   return false
 end
-local held_key, time, ids = CLAIMED .. engine, now(), {}
+local held_key, time, reply = CLAIMED .. engine, now(), {}
 local last = tonumber(call('HGET', ENGINE .. engine, 'last_claim'))
+local taken = { tokens = 0, slots = 0, bytes = 0, tenants = {} } -- what waits no more
 
--- Collects what was claimed after `heard`.
-local function collect_unheard()
+-- Tells what was claimed after `heard`.
+local function tell_unheard()
   for _, id in ipairs(call('ZRANGE', held_key, 0, -1)) do
     if (tonumber(call('HGET', REQUEST .. id, 'claim')) or 0) > heard then
-      ids[#ids + 1] = id
+      add_held(reply, id, time)
     end
   end
 end
 
--- Moves one request from the queue to the engine.
-local function take(id, arrival, engines)
-  last = math.max(last + 1, number(call('HGET', POOL, 'claim')))
-  call('HSET', POOL, 'claim', int(last))
-  call('HSET', ENGINE .. engine, 'last_claim', int(last))
-  dequeue(id)
+-- Moves one request from the queue to the engine. Its claim number is noted at the end, with the last of this call.
+local function take(id, arrival, request)
+  if #reply == 0 then
+    last = math.max(last, number(call('HGET', POOL, 'claim')) - 1)
+  end
+  last = last + 1
+  local key, claim = REQUEST .. id, int(last)
+  local record, tokens = call('HGET', key, 'record'), call('GET', TOKENS .. id) or ''
+  local from = #tokens / TOKEN_SIZE
+  call('ZREM', WAITING, id)
+  taken.tokens, taken.slots = taken.tokens + math.max(request.new - from, 0), taken.slots + request.max_tokens
+  taken.bytes = taken.bytes + #record
+  taken.tenants[request.tenant] = (taken.tenants[request.tenant] or 0) + request.max_tokens
   call('ZADD', held_key, arrival, id)
   -- `engines` has a line '<index of the first token> <engine>' for each claim. A claim that brought no token has the
   -- same index as the next one, and its line is replaced.
-  local from = committed(id)
-  engines = ('\n' .. engines):gsub('\n' .. from .. ' [^\n]*\n$', '\n'):sub(2) .. from .. ' ' .. engine .. '\n'
-  call('HSET', REQUEST .. id, 'state', 'claimed', 'claim', int(last), 'engine', engine, 'engines', engines)
-  local attempt, endpoint = fields(REQUEST .. id, 'attempt', 'endpoint')
-  call('HSET', LISTENERS .. engine, int(last), attempt .. ' ' .. endpoint)
-  ids[#ids + 1] = id
+  local engines = ('\n' .. request.engines):gsub('\n' .. from .. ' [^\n]*\n$', '\n'):sub(2)
+  engines = engines .. from .. ' ' .. engine .. '\n'
+  local first = request.claimed_at == '0' and int(time) or request.claimed_at
+  call('HSET', key, 'state', 'claimed', 'claim', claim, 'engine', engine, 'engines', engines, 'claimed_at', first)
+  call('HSET', LISTENERS .. engine, claim, listener_of(id, request.attempt, request.endpoint))
+  reply[#reply + 1] =
+    held_entry(id, claim, arrival, record, tokens, request.losses, request.deadline, request.submitted, time)
+end
+
+-- Notes what was taken: the last claim number, and what waits no more.
+local function note_taken()
+  if #reply > 0 then
+    call('HSET', POOL, 'claim', int(last))
+    call('HSET', ENGINE .. engine, 'last_claim', int(last))
+    local load = { 'tokens', -taken.tokens, 'slots', -taken.slots, 'bytes', -taken.bytes }
+    for tenant, slots in pairs(taken.tenants) do
+      load[#load + 1], load[#load + 2] = 'tokens:' .. tenant, -slots
+    end
+    add_load(unpack(load))
+  end
 end
 
 -- Whether a request could no longer end before its deadline if it began now. Not known before the engine has told its
@@ -68,15 +92,15 @@ local function walk_queue()
     local page = call('ZRANGEBYSCORE', WAITING, after, '+inf', 'WITHSCORES', 'LIMIT', 0, PAGE)
     for i = 1, #page, 2 do
       local id, arrival = page[i], page[i + 1]
-      local max_tokens, losses, deadline, detach_at, engines, claimed_at, new =
-        fields(REQUEST .. id, 'max_tokens', 'losses', 'deadline', 'detach_at', 'engines', 'claimed_at', 'new')
-      if not max_tokens then
+      local request = named(REQUEST .. id, ABOUT)
+      if not request.max_tokens then
         call('ZREM', WAITING, id) -- Redis has evicted the record
-        max_tokens, losses = math.huge, 0
+        request.max_tokens, request.losses = math.huge, 0
       end
-      local size, suspect = math.ceil(max_tokens / block) * block, tonumber(losses) >= SUSPECT_LOSSES
-      local reason = overdue(deadline, detach_at, time)
-        or (new and too_late(id, deadline, new, pace, length) and REASON.DEADLINE)
+      local size = math.ceil(request.max_tokens / block) * block
+      local suspect = tonumber(request.losses) >= SUSPECT_LOSSES
+      local reason = overdue(request.deadline, request.detach_at, time)
+        or (request.new and too_late(id, request.deadline, request.new, pace, length) and REASON.DEADLINE)
       if reason then
         end_early(id, reason, committed(id))
       elseif size <= total then -- a larger request is left to a larger engine
@@ -85,10 +109,7 @@ local function walk_queue()
         elseif count == 0 or size > slots then
           return size
         end
-        take(id, arrival, engines)
-        if claimed_at == '0' then
-          call('HSET', REQUEST .. id, 'claimed_at', int(time))
-        end
+        take(id, arrival, request)
         count, slots, alone, empty = count - 1, slots - size, suspect, false
       end
       after = '(' .. arrival
@@ -104,17 +125,14 @@ end
 
 local needs
 if heard < last then
-  collect_unheard()
+  tell_unheard()
   needs = head_needs(engine)
 else
   call('ZREM', ASKING, engine)
   needs = walk_queue()
+  note_taken()
   if needs > 0 then
     hint_waiting(needs) -- another engine may have room for it
   end
 end
-local reply = { int(last), needs }
-for _, id in ipairs(ids) do
-  add_held(reply, id, time)
-end
-return reply
+return { int(last), needs, unpack(reply) }

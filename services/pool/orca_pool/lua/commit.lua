@@ -2,11 +2,12 @@
 -- endpoint concerned.
 --
 -- KEYS: the pool hash.
--- ARGV: engine, owner, term, number of rows, then five for each row: request id, claim number, base (the index of its
---   first token), reason of the request's end or '', tokens in their binary form. Then three for each row whose request
---   asked for them: number of the row, tops of its tokens, logprobs of its prompt or ''.
--- Returns {slots that the head of the queue needs or 0, then for each row COMMITTED.OK, COMMITTED.GONE, or how many tokens
---   the pool has when that is not the base}; nil when the master has lost the lease, and nothing was changed.
+-- ARGV: engine, owner, term, number of rows, then four for each row: claim number, request id, base (the index of its
+--   first token), tokens in their binary form. Then four for each row that has more to say: number of the row, reason of the
+--   request's end or '', tops of its tokens, logprobs of its prompt or ''.
+-- Returns {slots that the head of the queue needs or 0, then two for each row that is not COMMITTED.OK: number of the row,
+--   and COMMITTED.GONE, or how many tokens the pool has when that is not the base}; nil when the master has lost the lease,
+--   and nothing was changed.
 --
 -- This script runs for every iteration, so it makes one call for all listeners, and one a row: what APPEND answers tells
 -- whether the base was right.
@@ -14,26 +15,20 @@ local engine, owner, term, rows = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 if fenced(engine, owner, term) then
   return false
 end
-local claims, scores = {}, {}
+local claims, more = {}, {}
 for row = 1, rows do
-  claims[row] = ARGV[5 * row + 1]
+  claims[row] = ARGV[4 * row + 1]
 end
-for i = 5 * rows + 5, #ARGV, 3 do
-  scores[tonumber(ARGV[i])] = { ARGV[i + 1], ARGV[i + 2] }
+for i = 4 * rows + 5, #ARGV, 4 do
+  more[tonumber(ARGV[i])] = { reason = ARGV[i + 1], tops = ARGV[i + 2], prompt = ARGV[i + 3] }
 end
 local listeners = rows > 0 and call('HMGET', LISTENERS .. engine, unpack(claims)) or {}
-local answers, packets, ended = { 0 }, {}, {}
+local answer, packets, ended, pack = { 0 }, {}, {}, struct.pack
+local NOTHING = { reason = '', tops = '', prompt = '' } -- to say beside the tokens
 
--- Appends a row's tokens behind its base. Returns how many tokens the pool has when that is not the base.
-local function append(id, base, tokens)
-  local key, behind = TOKENS .. id, base * TOKEN_SIZE + #tokens
-  if tokens == '' then
-    return call('STRLEN', key) ~= behind and committed(id) or nil
-  end
-  local length = call('APPEND', key, tokens)
-  if length == behind then
-    return nil
-  end
+-- Takes back tokens that were appended behind another base: `length` is what APPEND has answered. Returns how many tokens
+-- the pool has.
+local function take_back(key, tokens, length)
   local before = length - #tokens
   if before == 0 then
     call('DEL', key)
@@ -43,55 +38,58 @@ local function append(id, base, tokens)
   return before / TOKEN_SIZE
 end
 
--- Keeps what a request asked to know beside its tokens. Returns the tops of this row.
-local function keep_scores(id, base, scored)
-  if not scored then
-    return ''
-  end
-  if scored[1] ~= '' then
-    call('APPEND', TOPS .. id, scored[1])
-  end
-  if scored[2] ~= '' and base == 0 then
-    call('SET', PROMPT .. id, scored[2])
-  end
-  return scored[1]
-end
-
 for row = 1, rows do
-  local i = 5 * row
-  local id, base, reason, tokens = ARGV[i], tonumber(ARGV[i + 2]), ARGV[i + 3], ARGV[i + 4]
-  local listener, answer = not ended[id] and listeners[row], COMMITTED.OK
-  if listener and reason ~= '' and call('EXISTS', REQUEST .. id) == 0 then
+  local i = 4 * row + 1
+  local id, base, tokens, said = ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], more[row] or NOTHING
+  local listener, key, count = listeners[row], TOKENS .. id, nil
+  if ended[id] or (listener and said.reason ~= '' and call('EXISTS', REQUEST .. id) == 0) then
     listener = false -- Redis has evicted the record
   end
-  local count = listener and append(id, base, tokens)
   if not listener then
-    answer = COMMITTED.GONE
-  elseif count then
-    answer = count
+    count = COMMITTED.GONE
+  elseif tokens == '' then
+    local length = call('STRLEN', key)
+    count = length ~= base * TOKEN_SIZE and length / TOKEN_SIZE or nil
   else
-    local attempt, endpoint = listener:match('^(%d+) (.*)$')
-    local finish, tops = '', keep_scores(id, base, scores[row])
-    if base == 0 and tokens ~= '' then
+    local length = call('APPEND', key, tokens)
+    count = length ~= base * TOKEN_SIZE + #tokens and take_back(key, tokens, length) or nil
+  end
+  if count then
+    answer[#answer + 1], answer[#answer + 2] = row, count
+  else
+    local finish, behind = '', ADDRESS_SIZE + #id
+    if said.tops ~= '' then
+      call('APPEND', TOPS .. id, said.tops)
+    end
+    if base == '0' and tokens ~= '' then
       call('HSET', REQUEST .. id, 'first_token', int(now()))
     end
-    if reason ~= '' then
-      finish = end_record(id, reason, base + #tokens / TOKEN_SIZE)
+    if base == '0' and said.prompt ~= '' then
+      call('SET', PROMPT .. id, said.prompt)
+    end
+    if said.reason ~= '' then
+      finish = end_record(id, said.reason, base + #tokens / TOKEN_SIZE)
       ended[id] = true
     end
+    local endpoint = listener:sub(behind + 1)
     if endpoint ~= '' then
-      local list = packets[endpoint]
-      if not list then
-        list = {}
-        packets[endpoint] = list
+      local parts = packets[endpoint]
+      if not parts then
+        parts = {}
+        packets[endpoint] = parts
       end
-      list[#list + 1] = packet(id, attempt, base, tokens, finish, tops)
+      local n = #parts
+      parts[n + 1] = listener:sub(1, behind)
+      parts[n + 2] = pack(CONTENT, base, #tokens / TOKEN_SIZE, #finish, #said.tops)
+      parts[n + 3] = tokens
+      if said ~= NOTHING then
+        parts[n + 4], parts[n + 5] = finish, said.tops
+      end
     end
   end
-  answers[#answers + 1] = answer
 end
-for endpoint, list in pairs(packets) do
-  deliver(endpoint, engine, table.concat(list))
+for endpoint, parts in pairs(packets) do
+  deliver(endpoint, engine, table.concat(parts))
 end
-answers[1] = unhinted_needs(engine)
-return answers
+answer[1] = unhinted_needs(engine)
+return answer

@@ -17,13 +17,16 @@ local LISTENERS = PREFIX .. 'listeners:'
 local DELIVERY, CONTROL = PREFIX .. 'delivery:', PREFIX .. 'control:'
 local LOAD = PREFIX .. 'load'
 
--- Another version of these scripts may still serve the release. Both must not write the same keys.
+-- Another version of these scripts may still serve the release. Both must not write the same keys. A pool without a number
+-- is new, or of the version that had none: 1.
 do
   local stands = call('HGET', POOL, 'schema')
-  if not stands then
+  if stands ~= SCHEMA then
+    stands = stands or (call('EXISTS', POOL) == 1 and '1')
+    if stands then
+      return redis.error_reply('SCHEMA ' .. stands)
+    end
     call('HSET', POOL, 'schema', SCHEMA)
-  elseif tonumber(stands) ~= SCHEMA then
-    return redis.error_reply('SCHEMA ' .. stands)
   end
 end
 
@@ -54,6 +57,15 @@ end
 -- The named fields of a hash, in this order; false for each that is missing.
 local function fields(key, ...)
   return unpack(call('HMGET', key, ...))
+end
+
+-- The same as a table by their names.
+local function named(key, names)
+  local values, found = call('HMGET', key, unpack(names)), {}
+  for i, name in ipairs(names) do
+    found[name] = values[i]
+  end
+  return found
 end
 
 -- A number that was never given before. The time makes that true even after Redis lost its last second.
@@ -146,20 +158,35 @@ local function unhinted_needs(engine)
   return room and tonumber(room) >= slots and 0 or slots
 end
 
--- Adds `n` to a count of `load`. A count that is 0 has no field.
-local function add_load(field, n)
-  if n ~= 0 and call('HINCRBY', LOAD, field, int(n)) == 0 then
-    call('HDEL', LOAD, field)
+-- Adds to counts of `load`: two arguments for each, its field and a number. A count that is 0 has no field.
+local function add_load(...)
+  local names, changed, gone = {}, {}, {}
+  for i = 1, select('#', ...), 2 do
+    names[#names + 1] = (select(i, ...))
+  end
+  local had = call('HMGET', LOAD, unpack(names))
+  for i, name in ipairs(names) do
+    local count = (had[i] or 0) + select(2 * i, ...)
+    if count ~= 0 then
+      changed[#changed + 1], changed[#changed + 2] = name, int(count)
+    elseif had[i] then
+      gone[#gone + 1] = name
+    end
+  end
+  if #changed > 0 then
+    call('HSET', LOAD, unpack(changed))
+  end
+  if #gone > 0 then
+    call('HDEL', LOAD, unpack(gone))
   end
 end
 
 -- Counts a request in (sign 1) or out (-1) of the queue. `load` says how much waits: its new tokens, slots and bytes.
 local function weigh(id, sign)
   local new, slots, tenant = fields(REQUEST .. id, 'new', 'max_tokens', 'tenant')
-  add_load('tokens', sign * math.max(new - committed(id), 0))
-  add_load('slots', sign * slots)
-  add_load('bytes', sign * call('HSTRLEN', REQUEST .. id, 'record'))
-  add_load('tokens:' .. tenant, sign * slots)
+  local bytes = call('HSTRLEN', REQUEST .. id, 'record')
+  add_load('tokens', sign * math.max(new - committed(id), 0), 'slots', sign * slots, 'bytes', sign * bytes,
+    'tokens:' .. tenant, sign * slots)
 end
 
 -- Puts a request into the queue, at its place.
@@ -238,16 +265,27 @@ local function finish_part(reason, output, submitted, claimed, first_token, fini
   return struct.pack(FINISH, reason, output, submitted, claimed, first_token, finished)
 end
 
--- A packet for one call (wire.PACKET). `tokens` and their `tops` are in their binary form; `finish` is a finish_part, or
+-- The beginning of all packets for one call: whom they are for (wire.ADDRESS).
+local function address(id, attempt)
+  return struct.pack(ADDRESS, attempt, #id) .. id
+end
+
+-- A packet for one call (wire.CONTENT). `tokens` and their `tops` are in their binary form; `finish` is a finish_part, or
 -- ''.
 local function packet(id, attempt, first, tokens, finish, tops)
-  return struct.pack(PACKET, #id, attempt, first, #tokens / TOKEN_SIZE, #finish, #tops) .. id .. tokens .. finish .. tops
+  local content = struct.pack(CONTENT, first, #tokens / TOKEN_SIZE, #finish, #tops)
+  return address(id, attempt) .. content .. tokens .. finish .. tops
 end
 
 -- Writes an entry into an endpoint's delivery stream. Its id is its number: Redis counts 0-1, 0-2 and so on. A stream
 -- that is gone is not made again: only its endpoint creates it, and nobody reads a dead endpoint's.
 local function deliver(endpoint, engine, packets)
   call('XADD', DELIVERY .. endpoint, 'NOMKSTREAM', 'MAXLEN', DELIVERY_LENGTH, '0-*', 'e', engine, 'p', packets)
+end
+
+-- What a commit must know of a claimed request: the address of its packets, and the endpoint that they go to.
+local function listener_of(id, attempt, endpoint)
+  return address(id, attempt) .. endpoint
 end
 
 -- Makes a call the listener of a request, or nobody (endpoint ''). `before`: the endpoint that listened. `engine`: that
@@ -260,7 +298,7 @@ local function set_listener(id, endpoint, attempt, before, claim, engine)
     call('SADD', CALLS .. endpoint, id)
   end
   if engine ~= '' then
-    call('HSET', LISTENERS .. engine, claim, attempt .. ' ' .. endpoint)
+    call('HSET', LISTENERS .. engine, claim, listener_of(id, attempt, endpoint))
   end
 end
 
@@ -293,14 +331,16 @@ end
 -- Ends the record of a request with `final` tokens, wherever the request is. Returns the finish_part of its packet.
 local function end_record(id, reason, final)
   local key, time = REQUEST .. id, now()
-  local engine, claim, endpoint, submitted, claimed_at, first_token, new, tenant =
-    fields(key, 'engine', 'claim', 'endpoint', 'submitted', 'claimed_at', 'first_token', 'new', 'tenant')
+  local engine, claim, endpoint, submitted, claimed_at, first_token, new, tenant, deadline, detach_at = fields(key,
+    'engine', 'claim', 'endpoint', 'submitted', 'claimed_at', 'first_token', 'new', 'tenant', 'deadline', 'detach_at')
   if engine == '' then
     dequeue(id)
   else
     unclaim(id, claim, engine)
   end
-  call('ZREM', DUE, id)
+  if deadline ~= '' or detach_at ~= '' then
+    call('ZREM', DUE, id)
+  end
   if endpoint ~= '' then
     call('SREM', CALLS .. endpoint, id)
   end
@@ -437,11 +477,16 @@ local function attach(id, endpoint, attempt, known, last, seen, digest)
     fields(key, 'engines', 'reason', 'final', 'submitted', 'claimed_at', 'first_token', 'finished') }
 end
 
--- Appends a claimed request to a reply:
+-- A claimed request as its master hears of it:
 -- {id, claim, arrival, record, tokens, losses, microseconds to its deadline or '', submitted}.
+local function held_entry(id, claim, arrival, record, tokens, losses, deadline, submitted, time)
+  return { id, claim, arrival, record, tokens, losses, deadline == '' and '' or int(deadline - time), submitted }
+end
+
+-- Appends the held_entry of a claimed request to a reply.
 local function add_held(reply, id, time)
   local claim, arrival, record, losses, deadline, submitted =
     fields(REQUEST .. id, 'claim', 'arrival', 'record', 'losses', 'deadline', 'submitted')
-  local left = deadline == '' and '' or int(deadline - time)
-  reply[#reply + 1] = { id, claim, arrival, record, call('GET', TOKENS .. id) or '', losses, left, submitted }
+  local tokens = call('GET', TOKENS .. id) or ''
+  reply[#reply + 1] = held_entry(id, claim, arrival, record, tokens, losses, deadline, submitted, time)
 end

@@ -6,16 +6,17 @@ orca_timed   no model: it waits, for experiments with the control plane; a singl
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orca_common.checkpoint import Checkpoint
+from orca_common.checkpoint import Checkpoint, model_type, public_name
 from orca_common.errors import FailedPrecondition
 
 from ..loading import Loading
 from ..partition import Place, RankShare
 from .gpt2.family import GPT2Family
 from .model import Compute, Family, Model
-from .timed import TimedFamily
+from .timed.family import TimedFamily
 
 if TYPE_CHECKING:
     import torch
@@ -28,11 +29,15 @@ FAMILIES: dict[str, Family] = {
 
 def family_of(checkpoint: Checkpoint) -> Family:
     """Raises FailedPrecondition when no family knows the model."""
-    family = FAMILIES.get(checkpoint.model_type)
-    if family is None:
-        known = ", ".join(FAMILIES)
-        raise FailedPrecondition(f"model: {checkpoint.name} is of type {checkpoint.model_type}; Orca has {known}")
-    return family
+    check_type(checkpoint.folder)
+    return FAMILIES[checkpoint.model_type]
+
+
+def check_type(folder: Path) -> None:
+    """Raises FailedPrecondition when no family knows the model in a folder, of which only config.json is read."""
+    kind = model_type(folder)
+    if kind not in FAMILIES:
+        raise FailedPrecondition(f"model: {public_name(folder)} is of type {kind}; Orca has {', '.join(FAMILIES)}")
 
 
 def load_model(

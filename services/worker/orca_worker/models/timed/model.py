@@ -15,52 +15,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orca_common.bounded_file import shown
 from orca_common.checkpoint import Checkpoint
-from orca_common.errors import FailedPrecondition
 from orca_common.scores import NOTHING, SCORE, TOP
 
-from ..batch import Batch
-from ..data_plane import DataPlane
-from ..kv import KVManager, KVShape
-from ..loading import Loading
-from ..partition import Place, RankShare
-from .model import Compute, Model, Output, Scored
+from ...batch import Batch
+from ...data_plane import DataPlane
+from ...kv import KVManager, KVShape
+from ...partition import Place
+from ..model import Output, Scored
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 TWENTY_NINE, THIRTY_TWO, MULTIPLIER = np.uint64(29), np.uint64(32), np.uint64(0x94D049BB133111EB)
-
-
-class TimedFamily:
-    """`Family` of `model_type` "orca_timed"."""
-
-    needs_torch = False
-    modules = ()
-
-    def check(self, checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
-        """It can be cut in any way."""
-        seconds = checkpoint.config.get("seconds", 0)
-        if type(seconds) not in (int, float) or not 0 <= seconds < 3600:
-            raise FailedPrecondition(
-                f"model: config.json of {checkpoint.name} gives seconds {shown(seconds)}, not a number from 0 to 3600"
-            )
-
-    def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:
-        return RankShare(place.stage, place.tensor_rank, range(0), {}, weight_bytes=0, slot_bytes=0)
-
-    def load(
-        self,
-        checkpoint: Checkpoint,
-        place: Place,
-        dtype: str,
-        device: torch.device | None,
-        compute: Compute,
-        loading: Loading,
-    ) -> tuple[Model, int]:
-        return TimedModel(checkpoint, place), 0
 
 
 class TimedModel:

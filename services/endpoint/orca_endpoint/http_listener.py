@@ -1,0 +1,94 @@
+"""Accepts the HTTP door's connections: each is counted before it says anything, and a TLS handshake has an end.
+
+uvicorn's own server would count a connection of TLS only after its handshake, for which asyncio gives it a minute. So a
+stranger could hold descriptors that nobody counts.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from functools import partial
+
+from orca_common.service import cancel
+
+from .http_connection import ConnectionLimits, GuardedConnection, Place
+
+AT_ONCE = 64  # connections that are accepted before others have their turn on the loop
+PAUSE_SECONDS = 0.5  # when the system refuses a connection: no descriptor is left
+
+log = logging.getLogger(__name__)
+
+
+class HttpListener:
+    """A listening socket, and the connections that were accepted but are not yet made."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        limits: ConnectionLimits,
+        make: Callable[[Place], GuardedConnection],
+        context: ssl.SSLContext | None,
+    ) -> None:
+        """Accepts at once. make: the protocol of a connection that has this place. context: None for plaintext."""
+        self._socket, self._limits, self._make, self._context = listening, limits, make, context
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        listening.setblocking(False)
+        self._listen()
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                connection, address = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                log.error("no connection can be accepted", extra={"error": str(error)})
+                self._loop.remove_reader(self._socket)
+                self._pause = self._loop.call_later(PAUSE_SECONDS, self._listen)
+                return
+            place = self._limits.take(str(address[0]))
+            if place is None:
+                connection.close()
+                continue
+            task = self._loop.create_task(self._connect(connection, place))
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._connected, connection, place))
+
+    async def _connect(self, connection: socket.socket, place: Place) -> None:
+        """Makes the connection, by TLS after its handshake. Raises OSError when that fails or takes too long."""
+        bound = self._limits.header_seconds if self._context is not None else None
+        await self._loop.connect_accepted_socket(
+            partial(self._make, place),
+            connection,
+            ssl=self._context,
+            ssl_handshake_timeout=bound,
+            ssl_shutdown_timeout=bound,
+        )
+
+    def _connected(self, connection: socket.socket, place: Place, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None and not task.cancelled():
+            return  # the protocol leaves the place
+        place.leave()
+        connection.close()
+        if isinstance(error, OSError):  # among them ssl.SSLError: the client's fault, or its end
+            log.debug("a handshake failed: %s", error)
+        elif error is not None:
+            log.error("a connection could not be made", exc_info=error)
+
+    async def close(self) -> None:
+        """Accepts nothing more, and ends the handshakes. Connections that are made go on."""
+        if self._pause is not None:
+            self._pause.cancel()
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+        self._socket.close()
+        await cancel(*self._tasks)

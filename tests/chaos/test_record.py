@@ -1,0 +1,57 @@
+"""A run that was stopped goes on with the rounds that it has not run; the report counts all of them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orca_chaos.faults import OF_LINKS, OF_PROCESSES, Victim, plan
+from orca_chaos.record import Record
+from orca_chaos.report import Report, Round
+from orca_common.errors import FailedPrecondition, InvalidArgument
+
+VICTIMS = [Victim("rank", "rank-0.0", OF_PROCESSES), Victim("scheduler > redis", "scheduler-0 > redis", OF_LINKS)]
+
+
+def ended(number: int, pause: float, late: float = 0.0) -> Round:
+    faults = tuple(plan(7, number, VICTIMS))
+    return Round(number, faults, (True,) * len(faults), pause, 5.0, late)
+
+
+def test_a_record_is_read_again(tmp_path: Path) -> None:
+    record = Record(tmp_path / "rounds", 7)
+    for number in range(1, 30):
+        assert not record.has(number, plan(7, number, VICTIMS))
+        record.add(ended(number, number / 10))
+    again = Record(tmp_path / "rounds", 7)
+    assert again.rounds == record.rounds
+    assert all(again.has(number, plan(7, number, VICTIMS)) for number in range(1, 30))
+    assert str(Report(again.rounds.values())) == str(Report(record.rounds.values()))
+
+
+def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rounds"
+    Record(path, 7).add(ended(1, 0.1))
+    with pytest.raises(FailedPrecondition, match="rounds of seed 7"):
+        Record(path, 8)
+    with pytest.raises(FailedPrecondition, match=r"round 1 .* had other faults"):
+        Record(path, 7).has(1, plan(7, 1, VICTIMS[1:]))
+    path.write_text("{}\n")
+    with pytest.raises(InvalidArgument, match="line 1"):
+        Record(path, 7)
+
+
+def test_the_report_counts_faults_and_leaves_out_what_this_program_was_late_for() -> None:
+    alone = next(n for n in range(1, 100) if [f.label for f in plan(7, n, VICTIMS)] == ["stop rank"])
+    several = next(n for n in range(1, 100) if len(plan(7, n, VICTIMS)) > 1)
+    lasted = plan(7, alone, VICTIMS)[0].seconds
+    missed = replace(ended(alone, 60.0), hit=(False,))
+    rounds = [ended(alone, lasted + 1.25), ended(alone, 50.0, late=20.0), missed, ended(several, 9.5)]
+    report = Report(rounds)
+    assert report.longest() == pytest.approx(1.25)
+    row = next(line for line in report.table().splitlines() if line.startswith("| stop rank |"))
+    assert row.split(" | ")[2:] == ["1", f"{lasted + 1.25:.1f} s", "1.2 s |"]
+    said = str(report)
+    assert said.startswith(f"4 rounds, {2 + len(rounds[3].faults)} faults (1 found nothing to hit)")
+    assert "longest pause of rounds with several faults: 9.5 s" in said
+    assert "1 rounds tell no pause" in said
