@@ -60,7 +60,7 @@ Way = tuple[str, ...]  # who sends, and to whom: a direction of a link
 class Machines:
     """The processes, each in its place: the `Target` of the checks."""
 
-    engines = 1
+    engines = endpoints = 1
     pool = "default"
 
     def __init__(self, where: Places, model: Path, folder: Path) -> None:
