@@ -18,7 +18,7 @@ from orca.v1.adjustments_pb2 import Adjustments
 from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import formed
 from orca_worker import device_model, graphs
-from orca_worker.device_model import DeviceModel
+from orca_worker.device_model import DeviceModel, Made
 from orca_worker.graphs import BUCKETS, CudaGraphs, Recorder, bucket_of
 from orca_worker.models.gpt2.cuda import FusedGPT2
 from orca_worker.models.gpt2.model import GPT2
@@ -31,7 +31,7 @@ T = TypeVar("T")
 SLOTS, BLOCK = 960, 16
 
 
-class Again(Recorder):
+class Again:
     """A recording that is called again."""
 
     bytes = 0
@@ -87,7 +87,7 @@ def test_tokens_of_buckets_are_those_of_the_batch_alone() -> None:
         with stage_with(make) as (stage, model):
             for bucket, one in model._recorded.items():
 
-                def replay(bucket: int = bucket, one: Callable[[], object] = one.replay) -> object:
+                def replay(bucket: int = bucket, one: Callable[[], Made] = one.replay) -> Made:
                     replayed.append(bucket)
                     return one()
 
@@ -122,8 +122,9 @@ def test_padding_changes_no_bit_and_writes_no_slot() -> None:
             before = stage._kv.keys.clone(), stage._kv.values.clone()
             seen, replay = [], model._recorded[4].replay
 
-            def look(seen: list[torch.Tensor] = seen, replay: Callable[[], object] = replay) -> object:
+            def look(seen: list[torch.Tensor] = seen, replay: Callable[[], Made] = replay) -> Made:
                 made = replay()
+                assert made.logits is not None
                 seen.append(made.logits[:3].clone())
                 return made
 
