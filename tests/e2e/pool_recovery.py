@@ -9,19 +9,22 @@ has shown it, each token exactly once.
 
 import argparse
 import asyncio
-import tempfile
+import sys
 import time
 from pathlib import Path
 
-from orca.v1.pool_pb2 import PoolRequest
-from orca_endpoint.call import Call, CallLimits
-from orca_endpoint.delivery import Delivery
-from orca_endpoint.events import Token
-from orca_endpoint.transcript import Transcript
-from orca_local import embedded_pool
-from orca_pool.pool import Pool
-from orca_pool.records import Attached, CommitRow, CommittedToken, EngineInfo, Reason
-from orca_pool.wire import pack_tokens
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+from servers import redis_server  # noqa: E402
+
+from orca.v1.pool_pb2 import PoolRequest  # noqa: E402
+from orca_endpoint.call import Call, CallLimits  # noqa: E402
+from orca_endpoint.delivery import Delivery  # noqa: E402
+from orca_endpoint.events import Token  # noqa: E402
+from orca_endpoint.transcript import Transcript  # noqa: E402
+from orca_pool.pool import Pool  # noqa: E402
+from orca_pool.records import Attached, CommitRow, CommittedToken, EngineInfo, Reason  # noqa: E402
+from orca_pool.wire import pack_tokens  # noqa: E402
 
 TOGETHER = 64  # rows of a commit
 
@@ -100,13 +103,8 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=4096)
     parser.add_argument("--tokens", type=int, default=1000)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="orca-pool-recovery-") as folder:
-        child, url = embedded_pool.start(Path(folder), None)
-        try:
-            took = asyncio.run(measure(url, given.streams, given.tokens))
-        finally:
-            child.terminate()
-            child.wait()
+    with redis_server() as server:
+        took = asyncio.run(measure(server.url, given.streams, given.tokens))
     print(f"all showed the next token {took:.2f} s after the connections were lost")
 
 

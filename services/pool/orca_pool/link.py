@@ -31,7 +31,8 @@ from redis.exceptions import (
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from orca_common.errors import ErrorReason, Unavailable
+from orca_common.errors import ErrorReason, PermissionDenied, Unavailable
+from orca_common.roles import check_redis
 from orca_common.tls import AUTHORITY, CERTIFICATE, KEY
 
 from .primary import Primary
@@ -236,6 +237,7 @@ class Link:
 
     async def _on_connect(self, connection: Connection) -> None:
         """Signs in on a new connection, and tells another server process or dataset from the one before."""
+        _check_certificate(connection)
         await connection.on_connect()
         server: list[bytes] = []
         for section, name in (("server", b"run_id:"), ("replication", b"master_replid:")):
@@ -245,6 +247,15 @@ class Link:
         if self._away or self._server not in (None, server):
             self.generation += 1
         self._away, self._server = False, server
+
+
+def _check_certificate(connection: Connection) -> None:
+    """Raises redis's ConnectionError when a service of ours, and not Redis, is at the other end of a TLS connection."""
+    shown: dict[str, Any] = cast(Any, connection)._writer.get_extra_info("peercert") or {}
+    try:
+        check_redis(name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS")
+    except PermissionDenied as error:
+        raise ConnectionError(str(error)) from None
 
 
 def _certificates(url: str, tls_dir: str | None) -> dict[str, str]:

@@ -444,9 +444,9 @@ def _exact(attempt: int) -> int:
 
 
 def _submitted(answer: Any) -> Attached | Refusal | Busy:
-    if isinstance(answer, list) and len(cast(list[Any], answer)) == 2:
-        why, wait = cast(list[Any], answer)
-        return Busy(Refusal(why), _seconds(wait))
+    if isinstance(answer, list) and len(cast(list[Any], answer)) == 3:
+        why, wait, due = cast(list[Any], answer)
+        return Busy(Refusal(why), _seconds(wait), _seconds(due))
     return _attached(answer)
 
 
