@@ -193,7 +193,7 @@ def timeline(
     """Draws a run's stages over time as in the paper's Figure 8, and shows what each stage spent its time on."""
 
     from orca_cli.runs import run_folder
-    from orca_cli.timeline import drawing, plane_table, share_table
+    from orca_cli.timeline import drawing, life_table, plane_table, share_table
     from orca_common.errors import FailedPrecondition
     from orca_lab.timeline import read_run, trace_events
 
@@ -209,6 +209,8 @@ def timeline(
             count = sum(len(life.iterations) for life in run.lives)
             console.print(f"{count} iterations in {perfetto}", style="dim", soft_wrap=True)
         console.print(drawing(run, run.last, last, width or console.width), soft_wrap=width is not None)
+        if len(run.lives) > 1:
+            console.print(life_table(run))
         console.print(share_table(run.last))
         console.print(plane_table(run.last))
 
