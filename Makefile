@@ -14,8 +14,8 @@ PART ?= kubernetes
 PYTEST = $(BIN)/pytest -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix takeovers links restart overload lint audit docs
-.PHONY: simulate bench bench-pool gpu protos locks images push
+.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload lint audit docs
+.PHONY: simulate mutations bench bench-pool gpu protos locks images push
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -59,6 +59,9 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0.
 	$(BIN)/python tests/simulator/simulate.py --seeds $(SEEDS) --first $(or $(FIRST),0)
 
+mutations: $(STAMP) ## Break the pool's rules one line at a time, and see which tests find it: ONLY=words, an hour for all.
+	$(BIN)/python tests/mutations/run.py --only "$(ONLY)"
+
 fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside: INPUTS=1000000, FUZZ=600 seconds at most; `make test` runs a sample.
 	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ) --count $(INPUTS)
 
@@ -67,6 +70,9 @@ matrix: $(STAMP) ## Kill every process at every moment of a request's life, ROUN
 
 takeovers: $(STAMP) ## Stop and kill schedulers and stop Redis under load, ROUNDS=30 times each.
 	$(BIN)/python tests/e2e/takeovers.py --rounds $(ROUNDS)
+
+sentinel: $(STAMP) ## Kill the primary of a Redis with a replica and Sentinels under load, ROUNDS=30 times, without WAITAOF and with it.
+	$(BIN)/python tests/e2e/failovers.py --rounds $(ROUNDS)
 
 links: $(STAMP) ## As root: cut each link between machines for 1, 5 and 30 s in each direction, ROUNDS=30 times.
 	$(BIN)/python tests/e2e/link_cuts.py --rounds $(ROUNDS)

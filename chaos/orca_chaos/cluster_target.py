@@ -64,6 +64,10 @@ class ClusterTarget:
         self.addresses, self.redis_url, self.engines = addresses, redis_url, engines
         self.pool = f"{namespace}.{release}"
 
+    @property
+    def endpoints(self) -> int:
+        return self._count["endpoint"]
+
     async def look(self) -> None:
         """Counts the pods as they are meant to be."""
         self._count = Counter(component for component, _ in await asyncio.to_thread(self._pods))
@@ -126,11 +130,12 @@ class ClusterTarget:
 
     def _signal(self, pod: str, number: int, pid: str) -> str:
         """Sends a signal to a rank of a pod: to the one of this number, "0": to the first. Returns its number or ""."""
-        command = ["python3", "-c", SIGNAL, str(number), pid]
-        said: str = stream(
-            self._api.connect_get_namespaced_pod_exec,
-            *(pod, self._namespace),
-            command=command,
-            **{"stdin": False, "stdout": True, "stderr": True, "tty": False, "_request_timeout": ASK},
-        )
+        command = ["python", "-c", SIGNAL, str(number), pid]
+        with client.ApiClient() as own:  # `stream` changes its client while it runs, and faults overlap
+            said: str = stream(
+                client.CoreV1Api(own).connect_get_namespaced_pod_exec,
+                *(pod, self._namespace),
+                command=command,
+                **{"stdin": False, "stdout": True, "stderr": False, "tty": False, "_request_timeout": ASK},
+            )
         return said.strip()

@@ -88,7 +88,7 @@ async def nothing_left(target: Watched) -> None:
     """Raises Violation when something of the ended requests is left: in the pool, or reserved in an engine."""
     found = []
     if target.redis_url is not None:
-        found += await leftovers(target.redis_url, target.pool, target.engines, len(target.addresses))
+        found += await leftovers(target.redis_url, target.pool, target.engines, target.endpoints)
     found += await target.leftovers()
     if found:
         raise Violation("at the end: " + "; ".join(found[:10]))

@@ -73,9 +73,11 @@ class Streams(ABC):
         """Records what the streams see while the block runs, and until every stream goes on after it."""
         seen = self._disturbance = Disturbance(name)
         begun = time.monotonic()
+        self._last = [max(last, begun) for last in self._last]  # what came before is not its doing
         async with watched() as late:
             yield seen
             await self.flows()
+            await self.flows()  # a stream that waits long just now must not hand its wait to the next disturbance
         seen.late = late.seconds
         seen.seconds = time.monotonic() - begun
         self._disturbance = None

@@ -11,7 +11,12 @@ class Watched(Protocol):
 
     @property
     def addresses(self) -> Sequence[str]:
-        """Of the endpoints' gRPC doors."""
+        """Of the endpoints' gRPC doors. Several endpoints may have one."""
+        ...
+
+    @property
+    def endpoints(self) -> int:
+        """How many there are."""
         ...
 
     @property

@@ -201,19 +201,18 @@ class Stack:
 
     async def _start_all(self) -> None:
         settings = self._settings
-        if settings.redis_url is None:
-            assert self._folder is not None
-            self._redis = RedisChild(
-                self._run_dir / "redis",
-                self._folder.log("redis"),
-                self._folder.descriptor,
-                closed=self._tls_dir is not None,
-            )
-            await self._start(self._redis)
         supervisors = [
             await self._child("supervisor", n, "orca_worker.supervisor", ranks=settings.tp, first_gpu=n * settings.tp)
             for n in range(settings.engines * settings.pp)
         ]
+        redis: list[Child] = []
+        if settings.redis_url is None:
+            assert self._folder is not None
+            log, folder = self._folder.log("redis"), self._folder.descriptor
+            self._redis = RedisChild(self._run_dir / "redis", log, folder, closed=self._tls_dir is not None)
+            redis.append(self._redis)
+        # Supervisors need no pool, and their ranks take the longest to start.
+        await self._start(*redis, *supervisors)
         ports = {"port": settings.port, "http_port": settings.http_port}
         endpoints = [
             await self._child(
@@ -226,12 +225,11 @@ class Stack:
             )
             for n in range(settings.endpoints)
         ]
-        await self._start(*supervisors, *endpoints)
         schedulers = [
             await self._child("scheduler", n, "orca_scheduler", workers=await self._workers(n, supervisors))
             for n in range(settings.schedulers)
         ]
-        await self._start(*schedulers)
+        await self._start(*endpoints, *schedulers)
         self._transport = transport_of(self._own_certificate)
         self._tasks += [asyncio.create_task(self._watch_ranks(n, s)) for n, s in enumerate(supervisors)]
         for scheduler in schedulers:

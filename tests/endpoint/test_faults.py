@@ -385,6 +385,33 @@ async def test_a_call_that_breaks_while_its_stop_is_recorded_detaches(
     assert await orca.engine.commit(request, len(ids), [20]) == Committed.GONE
 
 
+async def test_a_call_that_leaves_during_its_attach_detaches_after_the_answer(
+    orca: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool may refuse the attach. A detach of its attempt would then end the stream that has the request."""
+    pool, delivery = orca.serving.app._pool, orca.serving.app.delivery
+    attach, asked, may_go = pool.attach, asyncio.Event(), asyncio.Event()
+
+    async def late(*args: Any, **options: Any) -> Attached | Refusal:
+        asked.set()
+        await may_go.wait()
+        return await attach(*args, **options)
+
+    call = orca.stub.Generate(generation(max_new_tokens=2, request_id="right", attempt=1))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10])
+    seen = await read(call, 2)
+    monkeypatch.setattr(pool, "attach", late)
+    wrong = orca.stub.Resume(pb.ResumeRequest(request_id="right", from_index=1, digest=b"x" * 20, attempt=2))
+    await asyncio.wait_for(asked.wait(), 10)
+    wrong.cancel()
+    await until(lambda: delivery.count == 1)
+    may_go.set()
+    await delivery.settled(10)
+    await orca.engine.commit(request, 1, [11], Reason.LENGTH)
+    assert ids_of([*seen, *await collect(call)]) == [10, 11]
+
+
 async def test_a_panic_of_the_tokenizer_library_ends_the_call_with_a_status(redis_url: str, tmp_path: Path) -> None:
     """At both doors. The panic is no Exception; without care the caller would hear nothing of it."""
     tokenizer = make_tokenizer()

@@ -213,6 +213,23 @@ async def test_a_wait_for_a_turn_has_a_bound(own: RedisServer) -> None:
         assert await pool.cancel("nobody") is None
 
 
+async def test_an_exchange_that_ends_after_close_leaves_no_connection(own: RedisServer, pool: Pool) -> None:
+    """A read may be under way when its process leaves."""
+    async with Pool(own.url, "other") as other:
+
+        async def connections() -> list[bytes]:
+            return [line for line in (await other._link.command("CLIENT", "LIST")).splitlines() if b"cmd=xread" in line]
+
+        read = asyncio.create_task(pool.read("e", None, wait=0.3))
+        async with asyncio.timeout(10):
+            while not await connections():
+                await asyncio.sleep(0.01)
+            await pool.close()
+            assert await read == []
+            while await connections():
+                await asyncio.sleep(0.01)
+
+
 async def test_an_idle_connection_that_the_server_closed_is_no_outage(own: RedisServer, pool: Pool) -> None:
     """As Redis's own `timeout` does. It is the same server process, so it has forgotten nothing."""
     async with Pool(own.url, "other") as other:

@@ -29,7 +29,7 @@ from orca_pool.pool import Pool
 from orca_pool.records import Attached, Reason
 from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.journal import Line, read, scheduled
-from orca_worker.models.timed import mix
+from orca_worker.models.timed.model import mix
 
 VOCAB, ENDPOINT = 256, "test"
 TOLD_SCHEDULER = Path(__file__).parent / "told_scheduler.py"

@@ -15,17 +15,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orca_common.bounded_file import shown
 from orca_common.checkpoint import Checkpoint
-from orca_common.errors import FailedPrecondition
 from orca_common.scores import NOTHING, SCORE, TOP
 
-from ..batch import Batch
-from ..data_plane import DataPlane
-from ..kv import KVManager, KVShape
-from ..loading import Loading
-from ..partition import Place, RankShare
-from .model import CPU, Model, Output, Scored
+from ...batch import Batch
+from ...data_plane import DataPlane
+from ...kv import KVManager, KVShape
+from ...partition import Place
+from ..model import Output, Scored
 
 if TYPE_CHECKING:
     import torch
@@ -34,37 +31,10 @@ if TYPE_CHECKING:
 TWENTY_NINE, THIRTY_TWO, MULTIPLIER = np.uint64(29), np.uint64(32), np.uint64(0x94D049BB133111EB)
 
 
-class TimedFamily:
-    """`Family` of `model_type` "orca_timed"."""
-
-    needs_torch = False
-    modules = ()
-
-    def check(self, checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
-        """It can be cut in any way."""
-        seconds = checkpoint.config.get("seconds", 0)
-        if type(seconds) not in (int, float) or not 0 <= seconds < 3600:
-            raise FailedPrecondition(
-                f"model: config.json of {checkpoint.name} gives seconds {shown(seconds)}, not a number from 0 to 3600"
-            )
-
-    def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:
-        return RankShare(place.stage, place.tensor_rank, range(0), {}, weight_bytes=0, slot_bytes=0)
-
-    def load(
-        self,
-        checkpoint: Checkpoint,
-        place: Place,
-        dtype: str,
-        device: torch.device | None,
-        cpu: CPU,
-        loading: Loading,
-    ) -> tuple[Model, int]:
-        return TimedModel(checkpoint, place), 0
-
-
 class TimedModel:
     """`Model` that waits."""
+
+    tokens = None
 
     def __init__(self, checkpoint: Checkpoint, place: Place) -> None:
         self._place = place
@@ -84,6 +54,9 @@ class TimedModel:
     @property
     def kv_shape(self) -> KVShape | None:
         return None
+
+    def prepare(self, kv: KVManager) -> None:
+        pass
 
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
         return None if self._one is None else ((1,), self._one.dtype)

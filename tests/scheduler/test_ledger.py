@@ -1,0 +1,160 @@
+"""In which order the ledger asks a real pool: nothing overtakes what must come before, and nothing is forgotten."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any
+
+import pytest
+from servers import RedisServer, redis_server
+
+from orca.v1.pool_pb2 import PoolRequest
+from orca_common.errors import Unavailable
+from orca_pool.pool import Pool
+from orca_pool.records import NO_LOAD, Attached, CommittedToken, EngineInfo
+from orca_pool.wire import pack_tokens
+from orca_scheduler.core import Room
+from orca_scheduler.ledger import Ledger, News
+from orca_scheduler.lifecycle_events import Claimed, Opened
+
+NAMES = count()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+class Gated(Pool):
+    """A pool whose operations can be held up. `begun` names those that were asked for, in their order."""
+
+    def __init__(self, url: str, name: str) -> None:
+        super().__init__(url, name)
+        self.begun: list[str] = []
+        self.gates: dict[str, asyncio.Event] = {}
+        self.away = 0  # so many commits are done, and their answers lost
+
+    async def _gate(self, name: str) -> None:
+        self.begun.append(name)
+        if name in self.gates:
+            await self.gates[name].wait()
+
+    async def commit(self, *args: Any, **options: Any) -> Any:
+        await self._gate("commit")
+        if self.away:
+            self.away -= 1
+            raise Unavailable("no answer")
+        return await super().commit(*args, **options)
+
+    async def give_back(self, *args: Any, **options: Any) -> None:
+        await self._gate("give_back")
+        await super().give_back(*args, **options)
+
+    async def release(self, *args: Any, **options: Any) -> None:
+        await self._gate("release")
+        await super().release(*args, **options)
+
+
+class Books:
+    """The ledger of an engine that has claimed one request, and has no room for more."""
+
+    def __init__(self, pool: Gated, ledger: Ledger, claim: int) -> None:
+        self.pool, self.ledger, self.claim, self.made = pool, ledger, claim, 0
+
+    def iterate(self) -> None:
+        """The request gets a token."""
+        self.ledger.outputs.append(self.claim, pack_tokens([CommittedToken(self.made, -0.5, self.made)]), None)
+        self.made += 1
+        self.ledger.committable()
+
+    async def committed(self) -> int:
+        answer = await self.pool.attach("r", endpoint="e", attempt=1)
+        assert isinstance(answer, Attached)
+        return len(answer.tokens)
+
+    async def waits(self) -> bool:
+        answer = await self.pool.attach("r", endpoint="e", attempt=1)
+        return isinstance(answer, Attached) and answer.position == 1
+
+
+@asynccontextmanager
+async def books(server: RedisServer) -> AsyncIterator[Books]:
+    news: asyncio.Queue[News] = asyncio.Queue()
+    room = [Room(1, 9)]
+    async with Gated(server.url, f"ledger{next(NAMES)}") as pool:
+        await pool.renew_endpoint("e", register=True)
+        term = await pool.acquire("g", "s", None)
+        assert term is not None
+        ledger = Ledger(pool, "g", "s", term, 1, lambda: room[0], lambda: NO_LOAD, news.put_nowait)
+        running = asyncio.create_task(ledger.run(False))
+        assert isinstance(await news.get(), Opened)
+        await ledger.formed(EngineInfo("g", 1, 1, 64, 0), 0)
+        record = PoolRequest(max_new_tokens=8).SerializeToString()
+        call = {"deadline_in": None, "detach_grace": 60.0, "endpoint": "e", "attempt": 1, "max_waiting": 8}
+        assert isinstance(await pool.submit("r", record, "d", 9, **call), Attached)
+        claimed = await news.get()
+        assert isinstance(claimed, Claimed)
+        room[0] = Room(0, 0)
+        ledger.admitted()
+        try:
+            yield Books(pool, ledger, claimed.claims[0])
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_give_back_comes_after_the_tokens(server: RedisServer) -> None:
+    """Otherwise the next engine would make them again."""
+    async with books(server) as this:
+        this.pool.gates["commit"] = asyncio.Event()
+        this.iterate()
+        await until(lambda: "commit" in this.pool.begun)
+        giving = asyncio.create_task(this.ledger.give_back({this.claim: False}))
+        await asyncio.wait([giving], timeout=0.05)
+        assert "give_back" not in this.pool.begun
+        this.pool.gates["commit"].set()
+        await giving
+        assert await this.committed() == 1
+        assert await this.waits()
+
+
+async def test_a_release_comes_after_the_give_backs(server: RedisServer) -> None:
+    """After it the pool takes nothing from this term: the request would stay claimed until the engine has a master."""
+    async with books(server) as this:
+        this.pool.gates["give_back"] = asyncio.Event()
+        giving = asyncio.create_task(this.ledger.give_back({this.claim: False}))
+        await until(lambda: "give_back" in this.pool.begun)
+        releasing = asyncio.create_task(this.ledger.release(retire=False))
+        await asyncio.wait([releasing], timeout=0.05)
+        assert "release" not in this.pool.begun
+        this.pool.gates["give_back"].set()
+        await asyncio.gather(giving, releasing)
+        assert await this.waits()
+
+
+async def test_rows_of_a_commit_without_an_answer_are_sent_again(server: RedisServer) -> None:
+    """Also when the request makes no token meanwhile."""
+    async with books(server) as this:
+        this.pool.away = 1
+        this.iterate()
+        await this.ledger.give_back({})  # returns when everything is committed
+        assert await this.committed() == 1
+
+
+async def test_tokens_that_redis_lost_are_sent_again_at_once(server: RedisServer) -> None:
+    async with books(server) as this:
+        this.iterate()
+        await this.ledger.give_back({})
+        await this.pool._link.command("DEL", f"{this.pool._keys.prefix}tokens:r")
+        this.iterate()
+        async with asyncio.timeout(10):
+            while await this.committed() < 2:
+                await asyncio.sleep(0.01)
