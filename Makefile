@@ -14,7 +14,7 @@ PART ?= kubernetes
 PYTEST = $(BIN)/pytest -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix takeovers links restart overload lint audit docs
+.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload lint audit docs
 .PHONY: simulate mutations bench bench-pool gpu protos locks images push
 
 help: ## Show this help.
@@ -70,6 +70,9 @@ matrix: $(STAMP) ## Kill every process at every moment of a request's life, ROUN
 
 takeovers: $(STAMP) ## Stop and kill schedulers and stop Redis under load, ROUNDS=30 times each.
 	$(BIN)/python tests/e2e/takeovers.py --rounds $(ROUNDS)
+
+sentinel: $(STAMP) ## Kill the primary of a Redis with a replica and Sentinels under load, ROUNDS=30 times, without WAITAOF and with it.
+	$(BIN)/python tests/e2e/failovers.py --rounds $(ROUNDS)
 
 links: $(STAMP) ## As root: cut each link between machines for 1, 5 and 30 s in each direction, ROUNDS=30 times.
 	$(BIN)/python tests/e2e/link_cuts.py --rounds $(ROUNDS)

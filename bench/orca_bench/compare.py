@@ -94,7 +94,7 @@ class Sitting:
         """The cases are chosen as by `chosen_cases`. Raises FailedPrecondition."""
         self.options, self.lines = options, list[Line]()
         self.checkpoint, self.cases = chosen_cases(options, cases, names)
-        self.threads = options.cpu.threads
+        self.threads = options.compute.threads
 
     def rounds(
         self, commands: Sequence[Sequence[str] | str], number: int, about_to: Callable[[str], None]

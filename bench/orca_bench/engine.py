@@ -21,7 +21,7 @@ from orca_local.stack import DEMO_MODEL
 from orca_scheduler.core import ScheduleBatch
 from orca_scheduler.request import Phase
 from orca_worker.dtype import choose_dtype
-from orca_worker.models.model import CPU
+from orca_worker.models.model import Compute
 from orca_worker.partition import ITEM_BYTES
 from orca_worker.rank import open_device
 from orca_worker.stage import Stage
@@ -76,11 +76,11 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
             raise InvalidArgument("dtype", f"is {self.dtype}; there are {', '.join(ITEM_BYTES)}")
-        object.__setattr__(self, "dtype", choose_dtype(self.dtype, open_device(self.device, 0), self.cpu))
+        object.__setattr__(self, "dtype", choose_dtype(self.dtype, open_device(self.device, 0), self.compute))
 
     @property
-    def cpu(self) -> CPU:
-        return CPU(self.threads or cores(), self.kernels)
+    def compute(self) -> Compute:
+        return Compute(self.threads or cores(), self.kernels)
 
     def checkpoint(self) -> Checkpoint:
         """Raises FailedPrecondition when there is no such model."""
@@ -94,7 +94,7 @@ class Engine:
         """Raises FailedPrecondition when the model cannot be loaded, or the memory is too small."""
         self.options, self.checkpoint, self.slots = options, checkpoint, slots
         self.device = open_device(options.device, 0)
-        self.stage = Stage(checkpoint, options.dtype, self.device, slots, options.cpu)
+        self.stage = Stage(checkpoint, options.dtype, self.device, slots, options.compute)
         memory = self.stage.form(BLOCK_SIZE)
         if memory.slots < slots:
             raise FailedPrecondition(f"slots: {slots} are needed; the memory holds {memory.slots}")
@@ -126,7 +126,7 @@ class Engine:
         device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
         options = self.options
         isa_used = isa(options.kernels)
-        return {"dtype": options.dtype, "threads": options.cpu.threads, "device": device, "isa": isa_used}
+        return {"dtype": options.dtype, "threads": options.compute.threads, "device": device, "isa": isa_used}
 
     def line(self, name: str, run: Run, number: int) -> dict[str, Any]:
         """What the bench prints of a run."""

@@ -179,7 +179,7 @@ def lines(options: EngineOptions, only: str = "", seconds: float = TIMED) -> Ite
         raise FailedPrecondition(f"model: the kernels of {checkpoint.model_type} are not known to the bench")
     largest = max(*(batch * (context + 1 + BLOCK_SIZE) for batch, context in DECODES), PREFILL + 1 + BLOCK_SIZE)
     engine = Engine(options, checkpoint, largest - largest % BLOCK_SIZE)
-    on = of_device(engine.device, engine.options.cpu.threads)
+    on = of_device(engine.device, engine.options.compute.threads)
     if on is not None:
         rates = {f"{dtype}_GFLOP_per_s": round(peak / 1e9, 1) for dtype, peak in on.peak.items()}
         yield {"ceilings": on.name, "read_GB_per_s": round(on.bandwidth / 1e9, 2), **rates, **engine.where}

@@ -11,10 +11,8 @@ half.
 import argparse
 import asyncio
 import itertools
-import tempfile
-from pathlib import Path
 
-from orca_local import embedded_pool
+from orca_bench.pool import server
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, CommitRow, CommittedToken, EngineInfo, Reason
 from orca_pool.scripts import Constants
@@ -66,13 +64,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--retain", type=int, default=2_000)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="orca-pool-memory-") as folder:
-        child, url = embedded_pool.start(Path(folder), None)
-        try:
-            memory = asyncio.run(run(url, given.requests, given.retain))
-        finally:
-            child.terminate()
-            child.wait()
+    with server() as url:
+        memory = asyncio.run(run(url, given.requests, given.retain))
     raise SystemExit(0 if memory[-1] <= GROWTH * memory[4] else "the memory still grows")
 
 

@@ -46,6 +46,10 @@ class Poisoned(Violation):
     """A request ended because engines were lost with it three times. That is allowed when so many faults hit it."""
 
 
+class Lost(Violation):
+    """A request ended DATA_LOSS. That is allowed where a Redis that lags behind may become the primary."""
+
+
 class Caller:
     """The endpoints, called in turn."""
 
@@ -223,6 +227,8 @@ class Stream:
             raise self._violation(f"its newest call ended ABORTED: {error.details()}")
         if code is grpc.StatusCode.INTERNAL and reason_of(error) == "ENGINES_LOST":
             raise Poisoned(f"request {self.request_id}: {error.details()}")
+        if code is grpc.StatusCode.DATA_LOSS:
+            raise Lost(f"request {self.request_id}: {error.details()}")
         if code not in self._again:
             raise self._violation(f"{code.name}: {error.details()}")
 

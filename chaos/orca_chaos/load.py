@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from orca.v1 import orca_pb2 as pb
 
-from .client import Caller, Poisoned, Stream, Violation
+from .client import Caller, Lost, Poisoned, Stream, Violation
 from .oracle import Known
 from .streams import Streams
 
@@ -16,11 +16,17 @@ FATAL_LOSSES = 3  # so many faults may end a request
 
 
 class Load(Streams):
-    """Requests with known tokens, some of whose clients leave and come back, or cancel."""
+    """Requests with known tokens, some of whose clients leave and come back, or cancel.
 
-    def __init__(self, caller: Caller, known: Sequence[Known], seed: int, streams: int) -> None:
+    may_lose: requests may end DATA_LOSS; they are counted.
+    """
+
+    def __init__(
+        self, caller: Caller, known: Sequence[Known], seed: int, streams: int, *, may_lose: bool = False
+    ) -> None:
         super().__init__(streams)
-        self.finished = self.cancelled = self.poisoned = self.calls = 0
+        self.finished = self.cancelled = self.poisoned = self.lost = self.calls = 0
+        self._may_lose = may_lose
         self.faults = 0  # that have begun: who does them counts here
         self._caller = caller
         self._asked = itertools.cycle(known)
@@ -50,6 +56,11 @@ class Load(Streams):
             if self.faults - faults < FATAL_LOSSES:
                 raise Violation(f"{poisoned}, after {self.faults - faults} faults") from None
             self.poisoned += 1
+            return
+        except Lost:
+            if not self._may_lose:
+                raise
+            self.lost += 1
             return
         finally:
             self.calls += stream.calls

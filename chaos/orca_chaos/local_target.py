@@ -52,8 +52,9 @@ class LocalTarget:
         self.engines, self.endpoints = settings.engines, settings.endpoints
         self.tp, self.pp = settings.tp, settings.pp
         self.pool: str = settings.model_dump()["pool"]
-        redis = next(child for child in stack.children if child.role == REDIS)
-        self.redis_url: str | None = f"redis://{redis.address}/0"
+        redis = next((child for child in stack.children if child.role == REDIS), None)  # None: it is the user's
+        self._own_redis = redis is not None
+        self.redis_url: str | None = settings.redis_url if redis is None else f"redis://{redis.address}/0"
 
     # -- who can be hit
 
@@ -67,7 +68,7 @@ class LocalTarget:
         supervisors = [f"supervisor-{pod}" for pod in pods]
         processes = [
             Victim(name.partition("-")[0], name, OF_PROCESSES)
-            for name in (*endpoints, *schedulers, *supervisors, *ranks, REDIS)
+            for name in (*endpoints, *schedulers, *supervisors, *ranks, *([REDIS] if self._own_redis else []))
         ]
         if self._network is None:
             return processes

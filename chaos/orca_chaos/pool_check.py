@@ -15,7 +15,7 @@ SINGLE = {
 
 async def leftovers(redis_url: str, pool: str, engines: int, endpoints: int) -> list[str]:
     """A sentence for each thing that is left. Looks again for up to SETTLED seconds, until there is none."""
-    link = Link(redis_url)
+    link = Link(redis_url, patience=SETTLED)  # a busy machine is nothing that is left
     end = time.monotonic() + SETTLED
     try:
         while (found := await _look(link, Keys(pool).prefix, engines, endpoints)) and time.monotonic() < end:

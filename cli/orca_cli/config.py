@@ -14,6 +14,7 @@ def listing(settings: Settings, arguments: Sequence[str]) -> str:
     origins = settings.origins(arguments)
     lines = []
     for name, value in settings.model_dump(mode="json", exclude={"config"}).items():
-        shown = f"{name} = {json.dumps(value)}" if value is not None else f"# {name} is not set"
-        lines.append(f"{without_password(shown):<40} # {origins[name]}")
+        said = without_password(value) if isinstance(value, str) else value
+        shown = f"{name} = {json.dumps(said)}" if value is not None else f"# {name} is not set"
+        lines.append(f"{shown:<40} # {origins[name]}")
     return "\n".join(lines)

@@ -5,6 +5,7 @@ import importlib
 import json
 import signal
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from orca_cli.credentials import certs, key
 from orca_cli.generate import generate
-from orca_cli.settings_command import KINDS, SettingsCommand, settings_of
+from orca_cli.settings_command import KINDS, SettingsCommand, redis_url_of, settings_of
 from orca_client import __version__
 
 app = typer.Typer(
@@ -64,7 +65,8 @@ def serve(context: typer.Context) -> None:
     """Starts everything on this machine, as the processes that a cluster runs, until Ctrl-C."""
     from orca_cli import serving
 
-    _run(serving.serve(settings_of("serve").load(context.args)))
+    with suppress(Interrupted):  # the end that it waits for
+        _run(serving.serve(settings_of("serve").load(context.args)))
 
 
 @app.command()
@@ -191,7 +193,7 @@ def timeline(
     """Draws a run's stages over time as in the paper's Figure 8, and shows what each stage spent its time on."""
 
     from orca_cli.runs import run_folder
-    from orca_cli.timeline import drawing, plane_table, share_table
+    from orca_cli.timeline import drawing, life_table, plane_table, share_table
     from orca_common.errors import FailedPrecondition
     from orca_lab.timeline import read_run, trace_events
 
@@ -207,6 +209,8 @@ def timeline(
             count = sum(len(life.iterations) for life in run.lives)
             console.print(f"{count} iterations in {perfetto}", style="dim", soft_wrap=True)
         console.print(drawing(run, run.last, last, width or console.width), soft_wrap=width is not None)
+        if len(run.lives) > 1:
+            console.print(life_table(run))
         console.print(share_table(run.last))
         console.print(plane_table(run.last))
 
@@ -239,7 +243,10 @@ def chaos(
     address: Annotated[
         list[str] | None, typer.Option(help="Of the release's endpoints, host:port; may be repeated.")
     ] = None,
-    redis_url: Annotated[str | None, typer.Option(help="Of the release's pool, to look at what is left in it.")] = None,
+    redis_url: Annotated[
+        str | None,
+        typer.Option(help="Of the release's pool, to look at what is left in it. With a password: as ORCA_REDIS_URL."),
+    ] = None,
 ) -> None:
     """Does harm to Orca under load, at random moments, and checks that no stream notices but by a pause.
 
@@ -257,7 +264,7 @@ def chaos(
     elif not address:
         raise typer.BadParameter("a release needs the --address of its endpoints")
     else:
-        _run(command.on_a_cluster(plan, release, namespace, address, redis_url, console))
+        _run(command.on_a_cluster(plan, release, namespace, address, redis_url_of(redis_url), console))
 
 
 @app.command()
@@ -271,7 +278,8 @@ def doctor(
         Path | None, typer.Option(help="Instead of a cluster: a file with what `helm template` prints, or - for stdin.")
     ] = None,
     redis_url: Annotated[
-        str | None, typer.Option(help="Ask the request pool's Redis from here, not from a pod of the release.")
+        str | None,
+        typer.Option(help="Ask this Redis of the pool from here, not from a pod. With a password: as ORCA_REDIS_URL."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
@@ -282,8 +290,9 @@ def doctor(
         if rendered is not None:
             command.show(command.check_rendered(rendered, release), as_json)
         else:
-            command.show(await command.check_cluster(release, namespace, context, redis_url), as_json)
+            command.show(await command.check_cluster(release, namespace, context, asked), as_json)
 
+    asked = redis_url_of(redis_url)
     _run(body())
 
 
@@ -313,20 +322,34 @@ except ModuleNotFoundError:
         importlib.import_module("orca_cli.bench")  # `__main__` says which extra brings what this lacks
 
 
+class Interrupted(typer.Exit):
+    """A signal has ended a command: its status is the shell's, 130 for Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+
+
 def _run(body: Coroutine[None, None, None]) -> None:
-    """Runs a command to its end; SIGINT and SIGTERM cancel it, and it then ends in order."""
+    """Runs a command to its end; SIGINT and SIGTERM cancel it, and it then ends in order. Raises Interrupted."""
     from orca_common.errors import OrcaError
+
+    came: list[int] = []
 
     async def guarded() -> None:
         task = asyncio.ensure_future(body)
+
+        def stop(number: int) -> None:
+            came.append(number)
+            task.cancel()
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+            asyncio.get_running_loop().add_signal_handler(number, stop, number)
         await task
 
     try:
         asyncio.run(guarded())
     except asyncio.CancelledError:
-        raise typer.Exit(0) from None
+        raise Interrupted(came[0]) from None
     except OrcaError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None

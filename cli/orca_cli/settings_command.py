@@ -21,6 +21,18 @@ def settings_of(command: str) -> Any:
     return getattr(import_module(module), name)
 
 
+def redis_url_of(flag: str | None) -> str | None:
+    """The Redis that a command asks by itself, from its flag or from the settings; None where neither names one.
+
+    Raises SystemExit for a flag with a password: everybody could read it in the list of processes.
+    """
+    from orca_common.settings import PoolSettings
+
+    arguments = [] if flag is None else ["--redis-url", flag]
+    settings = PoolSettings.load(arguments)
+    return None if settings.origins(arguments)["redis_url"] == "default" else settings.redis_url
+
+
 class SettingsCommand(TyperCommand):
     """Leaves its arguments to the settings, which know more than the shell's completion asks for."""
 

@@ -316,9 +316,7 @@ spec:
     {{- toYaml . | nindent 4 }}
   usages: [server auth, client auth]
   dnsNames:
-    {{- if ne (last $) "redis" }}
     - {{ last $ }}.orca.internal
-    {{- end }}
     {{- if eq (last $) "endpoint" }}
     - localhost  # of `kubectl port-forward`
     {{- end }}

@@ -37,7 +37,7 @@ from orca_worker.models.families import topology
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.models.gpt2.model import GPT2
 from orca_worker.models.gpt2.slices import slices_of
-from orca_worker.models.model import CPU, Model
+from orca_worker.models.model import Compute, Model
 from orca_worker.partition import ITEM_BYTES, Place, RankShare, Slice
 from orca_worker.process_groups import Group, ProcessGroups, open_store
 from orca_worker.rank import open_device
@@ -50,6 +50,7 @@ from .shapes import SHAPES, Shape
 
 BLOCK_SIZE = 16
 INITIATION, INCREMENT = "initiation", "increment"
+DEFAULT = Compute()
 WARM_UP = 3  # iterations: libraries are loaded and kernels chosen in the first
 
 
@@ -71,15 +72,17 @@ class RandomWeights(WeightSource):
         return tensor + 1 if name.endswith(("ln_1.weight", "ln_2.weight", "ln_f.weight")) else tensor
 
 
-def load_random(config: GPT2Config, place: Place, dtype: str, device: torch.device) -> tuple[Model, int]:
+def load_random(
+    config: GPT2Config, place: Place, dtype: str, device: torch.device, compute: Compute
+) -> tuple[Model, int]:
     """A model with random weights, and the bytes of its weights. The counterpart of `load_model`."""
     kind = getattr(torch, dtype)
     weights = RandomWeights(slices_of(config, place), kind, device)
     model = GPT2(config, place, weights, kind, device)
-    if device.type == "cuda" and torch.cuda.is_available():
+    if device.type == "cuda" and torch.cuda.is_available() and compute.kernels != "torch":
         from orca_worker.models.gpt2.cuda import on_cuda
 
-        return on_cuda(model, place), weights.bytes_made
+        return on_cuda(model, place, compute), weights.bytes_made
     return (SamplingModel(model) if place.is_last else HiddenModel(model)), weights.bytes_made
 
 
@@ -172,11 +175,13 @@ class Row:
 
 
 @contextmanager
-def formed(shape: Shape, place: Place, dtype: str, device: torch.device, slots: int) -> Iterator[Stage]:
+def formed(
+    shape: Shape, place: Place, dtype: str, device: torch.device, slots: int, compute: Compute = DEFAULT
+) -> Iterator[Stage]:
     """A rank that has formed an engine alone. Raises SystemExit when its memory is too small."""
     config = shape.config
-    load = partial(load_random, config, dtype=dtype, device=device)
-    stage = Stage(config.checkpoint(shape.name), dtype, device, slots, CPU(), load)
+    load = partial(load_random, config, dtype=dtype, device=device, compute=compute)
+    stage = Stage(config.checkpoint(shape.name), dtype, device, slots, compute, load)
     plane = FakeGroups(place, device) if place.ranks > 1 else Loopback()
     try:
         memory = stage.form(BLOCK_SIZE, place, plane)
@@ -207,12 +212,18 @@ def synchronize(device: torch.device) -> None:
 
 
 def measure_place(
-    shape: Shape, place: Place, dtype: str, device: torch.device, todo: Sequence[Case], repetitions: int
+    shape: Shape,
+    place: Place,
+    dtype: str,
+    device: torch.device,
+    todo: Sequence[Case],
+    repetitions: int,
+    compute: Compute = DEFAULT,
 ) -> list[Row]:
     share = share_of(shape, place, dtype)
     on = accelerator(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     rows = []
-    with formed(shape, place, dtype, device, max(case.slots for case in todo)) as stage:
+    with formed(shape, place, dtype, device, max(case.slots for case in todo), compute) as stage:
         for case in todo:
             times = worker_pb2.StageTimes()
             iteration = case.message(shape.config.vocab_size)
@@ -300,6 +311,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=ITEM_BYTES, default="bfloat16")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--repetitions", type=int, default=20)
+    parser.add_argument("--no-graphs", action="store_true", help="on a GPU: launch every kernel by itself")
     parser.add_argument("--json", type=Path, help="file to write all results to")
     parser.add_argument("--floors", action="store_true", help="only compute the floors of known GPUs")
     given = parser.parse_args()
@@ -313,10 +325,16 @@ def main() -> None:
         return
     device = open_device(given.device, 0)
     torch.manual_seed(0)
+    compute = Compute(graphs=not given.no_graphs)
     rows: list[Row] = []
     for place in places(tp, pp):
-        rows += measure_place(shape, place, given.dtype, device, todo, given.repetitions)
-    console.print(measured_table(f"{title}, {given.repetitions} repetitions, without communication", rows))
+        rows += measure_place(shape, place, given.dtype, device, todo, given.repetitions, compute)
+    console.print(
+        measured_table(
+            f"{title}, {given.repetitions} repetitions, without communication{', without graphs' * given.no_graphs}",
+            rows,
+        )
+    )
     if given.json is not None:
         given.json.write_text(record(shape, given.dtype, device, rows))
 

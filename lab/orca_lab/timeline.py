@@ -16,7 +16,7 @@ scheduler, the selection and the control message's way count as waiting for the 
 run-ahead, one batch more may be in flight, and a request counts as returned when its batch is the oldest in flight.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -271,6 +271,22 @@ class Block:
     first: int
     last: int  # the column behind it
     iteration: Iteration
+
+
+def drawable(life: Life, count: int, width: int) -> list[Iteration]:
+    """The last `count` iterations, or fewer: no column of `width` may stand for more time than a typical one of them
+    took, so that a block is as long as its iteration and a pause as long as it was."""
+    end = max(t.sent for t in life.iterations[-1].times.values())
+    drawn: list[Iteration] = []
+    lengths: list[int] = []  # of the blocks of stage 0, in ns, sorted
+    for iteration in reversed(life.iterations[-count:]):
+        first = iteration.times[0, 0]
+        insort(lengths, first.sent - first.started)
+        begin = min(t.started for t in iteration.times.values())
+        if drawn and end - begin > width * lengths[len(lengths) // 2]:
+            break
+        drawn.append(iteration)
+    return drawn[::-1]
 
 
 def blocks(life: Life, stage: int, begin: int, end: int, width: int) -> list[Block]:

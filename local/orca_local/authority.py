@@ -22,11 +22,10 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from orca_common.errors import FailedPrecondition
-from orca_common.roles import Role
+from orca_common.roles import DOMAIN, REDIS, Role
 from orca_common.tls import AUTHORITY, CERTIFICATE, KEY
 
 AUTHORITY_KEY = "ca.key"
-REDIS = "redis"  # no role of ours: its certificate holds only its host's names
 HOLDERS = (*(role.value for role in Role), REDIS)
 HERE = ("localhost", "127.0.0.1", "::1")
 SKEW = timedelta(minutes=5)  # by which the clocks of two machines may differ
@@ -79,8 +78,7 @@ class Authority:
         one that has expired.
         """
         key = ec.generate_private_key(ec.SECP256R1())
-        names: list[x509.GeneralName] = [] if holder == REDIS else [x509.DNSName(Role(holder).dns_name)]
-        names += [host_name(host) for host in hosts]
+        names: list[x509.GeneralName] = [x509.DNSName(f"{holder}.{DOMAIN}"), *map(host_name, hosts)]
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"orca-{holder}")])
         unsigned = builder(self.certificate.subject, subject, key.public_key(), lasts)
         unsigned = unsigned.add_extension(x509.SubjectAlternativeName(names), critical=False)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +117,13 @@ class Child:
         """Drains the process; after `seconds` it is killed. Returns whether it ended by itself."""
         if self._process is None or self._process.returncode is not None:
             return True
-        self._process.terminate()
+        with suppress(ProcessLookupError):  # it ends at this moment
+            self._process.terminate()
         try:
             await asyncio.wait_for(self._process.wait(), seconds)
         except TimeoutError:
-            self._process.kill()
+            with suppress(ProcessLookupError):
+                self._process.kill()
             await self._process.wait()
             return False
         return True

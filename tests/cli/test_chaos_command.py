@@ -1,13 +1,18 @@
 """What `orca chaos` refuses before it starts anything."""
 
+import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 from orca_cli.chaos import Plan, on_this_machine
-from orca_cli.main import app
+from orca_cli.main import _run, app
+from orca_cli.settings_command import redis_url_of
 from orca_common.errors import FailedPrecondition
 
 PLAN = Plan(seed=1, rounds=1, first=1, streams=1, only=())
@@ -27,6 +32,38 @@ async def test_what_a_stack_under_chaos_cannot_have(setting: str, value: str, tm
     with pytest.raises(FailedPrecondition, match=rf"^{setting}: .* run it without"):
         await on_this_machine(PLAN, arguments, Console())
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("url", ["redis://:secret@127.0.0.1:1/0", "redis://127.0.0.1:1/0?password=secret"])
+@pytest.mark.parametrize("command", [["doctor"], ["chaos", "--release", "orca", "--address", "127.0.0.1:1"]])
+def test_a_password_in_a_flag_is_refused(
+    command: list[str], url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    done = CliRunner().invoke(app, [*command, "--redis-url", url])
+    assert done.exit_code == 1
+    said = done.output + str(done.exception)
+    assert "--redis-url: everybody could read the password" in said
+    assert "ORCA_REDIS_URL" in said
+    assert "secret" not in said
+
+
+def test_a_redis_comes_from_the_flag_or_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert redis_url_of(None) is None
+    monkeypatch.setenv("ORCA_REDIS_URL", "redis://:secret@a:1/0")
+    assert redis_url_of(None) == "redis://:secret@a:1/0"
+    assert redis_url_of("redis://b:1/0") == "redis://b:1/0"
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_that_is_interrupted_says_so_by_its_status(number: signal.Signals, status: int) -> None:
+    async def body() -> None:
+        os.kill(os.getpid(), number)
+        await asyncio.Event().wait()
+
+    with pytest.raises(typer.Exit) as ended:
+        _run(body())
+    assert ended.value.exit_code == status
 
 
 def test_a_redis_without_a_release() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -18,10 +19,10 @@ from cryptography.hazmat.primitives.serialization import (
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from orca_common.errors import FailedPrecondition
-from orca_common.roles import Role, roles_in
+from orca_common.errors import FailedPrecondition, PermissionDenied
+from orca_common.roles import REDIS, Role, check_redis, roles_in
 from orca_common.tls import Certificates, MutualTls
-from orca_local.authority import REDIS, Authority
+from orca_local.authority import Authority
 
 
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
@@ -173,7 +174,17 @@ async def test_new_channels_and_running_servers_follow_a_change_of_authority(tmp
     await server.stop(0)
 
 
-def test_redis_has_no_role(tmp_path: Path) -> None:
+def test_redis_has_a_name_and_no_role(tmp_path: Path) -> None:
     """So its certificate opens no port of a service."""
     pem = (Authority(tmp_path / "ca").issue(REDIS) / "tls.crt").read_bytes()
-    assert b"orca.internal" not in ssl.PEM_cert_to_DER_cert(pem.decode())
+    names = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    found = names.get_values_for_type(x509.DNSName)
+    assert "redis.orca.internal" in found
+    assert roles_in(found) == set()
+
+
+def test_who_may_be_redis() -> None:
+    check_redis(["redis.orca.internal", "localhost"])
+    check_redis(["redis.example"])  # from elsewhere
+    with pytest.raises(PermissionDenied, match=r"redis_url: .* is that of worker, not of Redis"):
+        check_redis(["worker.orca.internal", "localhost"])

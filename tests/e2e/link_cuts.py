@@ -16,31 +16,23 @@ import shutil
 import signal
 import statistics
 import sys
-from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
-from checkpoints import make_gpt2  # noqa: E402
-from namespaces import HERE, Places, missing, places  # noqa: E402
+from machines import WORKERS, Machines, machines  # noqa: E402
+from namespaces import HERE, Places, missing  # noqa: E402
 from stacks import folder_in_memory  # noqa: E402
 
 from orca_chaos.client import Caller, Violation  # noqa: E402
 from orca_chaos.load import Load  # noqa: E402
-from orca_chaos.local_target import reserved  # noqa: E402
 from orca_chaos.oracle import learn  # noqa: E402
 from orca_chaos.rounds import first_of, healed, nothing_left  # noqa: E402
 from orca_chaos.streams import Disturbance  # noqa: E402
 from orca_common.errors import OrcaError  # noqa: E402
-from orca_common.settings import variable  # noqa: E402
-from orca_local import embedded_pool  # noqa: E402
-from orca_local.child import MODULE, Child  # noqa: E402
 
-SCHEDULERS = ("scheduler-0", "scheduler-1")
-WORKERS = ("worker-0", "worker-1")  # a stage each
-NAMES = ("redis", "endpoint", *SCHEDULERS, *WORKERS)
 # "scheduler" is the one that drives the engine when the link is cut.
 LINKS = (
     (HERE, "endpoint"),
@@ -50,119 +42,10 @@ LINKS = (
     WORKERS,
 )
 SECONDS = (1.0, 5.0, 30.0)
-REDIS_PORT = 6379
-DRAIN = 10.0  # seconds for each process to end
+LATE = 2.0  # seconds that this program stood still itself, from which on a pause says nothing of Orca
 STREAMS = 2  # requests at all times, on each set of machines
 
 Way = tuple[str, ...]  # who sends, and to whom: a direction of a link
-
-
-class Machines:
-    """The processes, each in its place: the `Target` of the checks."""
-
-    engines = endpoints = 1
-    pool = "default"
-
-    def __init__(self, where: Places, model: Path, folder: Path) -> None:
-        self._where, self._model, self._folder = where, model, folder
-        self._children: list[Child] = []
-        self._redis: asyncio.subprocess.Process | None = None
-        self.redis_url = f"redis://{where.address('redis')}:{REDIS_PORT}/0"
-        self.addresses: Sequence[str] = ()
-
-    async def start(self) -> None:
-        (self._folder / "logs").mkdir(parents=True)
-        await self._start_redis()
-        workers = [self._child(name, "orca_worker.supervisor", ranks=1) for name in WORKERS]
-        endpoint = self._child("endpoint", "orca_endpoint")
-        await asyncio.gather(*(child.start() for child in (*workers, endpoint)))
-        told = ",".join(worker.address for worker in workers)
-        for name in SCHEDULERS:
-            await self._child(name, "orca_scheduler", workers=told, pp=2, max_batch_size=4, slots=4096).start()
-        self.addresses = (endpoint.addresses["grpc"],)
-        await healed(self)
-
-    async def stop(self) -> None:
-        for child in reversed(self._children):
-            if not await child.end(DRAIN + 5):
-                print(f"{child.name} did not drain and was killed")
-        self._children.clear()
-        if self._redis is not None and self._redis.returncode is None:
-            self._redis.terminate()
-            try:
-                await asyncio.wait_for(self._redis.wait(), DRAIN)
-            except TimeoutError:
-                self._redis.kill()
-                await self._redis.wait()
-
-    def driver(self) -> str:
-        """The scheduler that drives the engine."""
-        schedulers = (child for child in self._children if child.name in SCHEDULERS)
-        return next((child.name for child in schedulers if "engine-0" in child.engines()), SCHEDULERS[0])
-
-    async def ailing(self) -> str | None:
-        return await asyncio.to_thread(self._ailing)
-
-    async def leftovers(self) -> list[str]:
-        await self.stop()
-        return await asyncio.to_thread(reserved, self._folder)
-
-    def _ailing(self) -> str | None:
-        told: dict[str, str | None] = {}
-        for child in self._children:
-            if child.pid is None:
-                return f"{child.name} has ended: {child.last_words()}"
-            if (why := child.unready()) is not None:
-                return f"{child.name}: {why}"
-            engines = child.engines() if child.name in SCHEDULERS else {}
-            if told.keys() & engines.keys():
-                return "two schedulers believe that they drive engine-0"
-            told |= engines
-        return told.get("engine-0", "nobody drives engine-0")
-
-    def _child(self, name: str, module: str, **settings: object) -> Child:
-        own = {"host": self._where.address(name), "model": self._model, "redis_url": self.redis_url, "threads": 1}
-        own |= {"run_dir": self._folder, "device": "cpu", "drain_seconds": DRAIN, **settings}
-        environment = {variable(key): str(value) for key, value in own.items()}
-        command = [*self._where.inside(name), *MODULE, module]
-        child = Child(name.partition("-")[0], name, command, environment, self._folder / "logs" / f"{name}.log")
-        self._children.append(child)
-        return child
-
-    async def _start_redis(self) -> None:
-        """Returns when it listens."""
-        address = self._where.address("redis")
-        command = embedded_pool.command(self._folder / "redis", REDIS_PORT)
-        command[command.index("--bind") + 1] = address
-        with (self._folder / "logs" / "redis.log").open("wb") as log:
-            self._redis = await asyncio.create_subprocess_exec(
-                *(*self._where.inside("redis"), *command, "--protected-mode", "no"), stdout=log, stderr=log
-            )
-        async with asyncio.timeout(30):
-            while not await listens(address, REDIS_PORT):
-                await asyncio.sleep(0.05)
-
-
-async def listens(host: str, port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection(host, port)
-    except OSError:
-        return False
-    writer.close()
-    return True
-
-
-@asynccontextmanager
-async def machines(folder: Path, number: int) -> AsyncIterator[tuple[Machines, Places]]:
-    """The processes in their places, from ready to ended. number: of these machines among those of this program."""
-    model = make_gpt2(folder / "model", heads=6, layers=4, hidden=36, vocab=211, positions=96, seed=7)
-    with places(NAMES, number) as where:
-        target = Machines(where, model, folder / "run")
-        try:
-            await target.start()
-            yield target, where
-        finally:
-            await target.stop()
 
 
 class Cuts:
@@ -171,6 +54,7 @@ class Cuts:
     def __init__(self, folder: Path, seed: int, seconds: Sequence[float], ways: Sequence[Way]) -> None:
         self._folder, self._seed, self._seconds, self._ways = folder, seed, seconds, ways
         self._pauses: defaultdict[tuple[Way, float], list[float]] = defaultdict(list)
+        self._cuts: Counter[tuple[Way, float]] = Counter()
         self.passed: list[int] = []
         self.failed: dict[int, str] = {}
 
@@ -182,17 +66,23 @@ class Cuts:
                 lanes.create_task(self._lane(lane, numbers))
 
     def table(self) -> str:
-        """Medians and longest of the pauses so far, with the number of cuts."""
+        """Medians and longest of the pauses so far, without those when the machine stood still, and the cuts."""
         lines = ["| dropped | " + " | ".join(f"for {lasting:g} s" for lasting in self._seconds) + " |"]
         lines.append("| --- |" + " --- |" * len(self._seconds))
         for way in self._ways:
-            cells = [self._cell(self._pauses[way, lasting]) for lasting in self._seconds]
+            cells = [self._cell(self._pauses[way, lasting], self._cuts[way, lasting]) for lasting in self._seconds]
             lines.append(f"| {' > '.join(way)} | {' | '.join(cells)} |")
         return "\n".join(lines)
 
+    def _say(self, number: int, way: Way, lasting: float, seen: Disturbance) -> None:
+        self._cuts[way, lasting] += 1
+        late = f"; this machine stood still for {seen.late:.1f} s" if seen.late >= LATE else ""
+        name = f"round {number}: {' > '.join(way)} cut for {lasting:g} s"
+        print(f"{name}: pause {seen.pause:.1f} s, well after {seen.seconds:.1f} s{late}", flush=True)
+
     @staticmethod
-    def _cell(pauses: Sequence[float]) -> str:
-        return f"{statistics.median(pauses):.1f} s ({max(pauses):.1f}), {len(pauses)}" if pauses else "-"
+    def _cell(pauses: Sequence[float], cuts: int) -> str:
+        return f"{statistics.median(pauses):.1f} s ({max(pauses):.1f}), {cuts}" if pauses else f"-, {cuts}"
 
     async def _lane(self, lane: int, numbers: Iterator[int]) -> None:
         for number in numbers:
@@ -203,6 +93,8 @@ class Cuts:
             except (Violation, BaseExceptionGroup, OSError, OrcaError) as error:
                 self.failed[number] = str(first_of(error) or repr(error))
                 print(f"round {number} FAILED: {self.failed[number]}; its logs: {folder}", flush=True)
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    raise
             else:
                 self.passed.append(number)
                 print(f"round {number} passed: tokens equal, nothing claimed, no key left", flush=True)
@@ -218,9 +110,9 @@ class Cuts:
                 async with Load(caller, await learn(caller, number, 12), number, streams=STREAMS) as load:
                     for way, lasting in cuts:
                         seen = await cut(target, where, load, way, lasting)
-                        self._pauses[way, lasting].append(seen.pause)
-                        name = f"round {number}: {' > '.join(way)} cut for {lasting:g} s"
-                        print(f"{name}: pause {seen.pause:.1f} s, well after {seen.seconds:.1f} s", flush=True)
+                        if seen.late < LATE:
+                            self._pauses[way, lasting].append(seen.pause)
+                        self._say(number, way, lasting, seen)
             finally:
                 await caller.close()
             await nothing_left(target)

@@ -7,8 +7,8 @@ at `factor` times that rate, as a Poisson process, each on its own; none is sent
 
 goodput    requests that ended in time, a second, while the load lasted, and of the best
 refused    how many were refused, and how long their refusals took
-retry      the RetryInfo of the refusals against the time that the request which was accepted nearest to them waited in
-           the queue: the median of the ratio, and of its error either way
+retry      the RetryInfo of the refusals against the time until the next request was accepted: the median of the ratio,
+           and of its error either way
 starts     the predictions of the accepted requests against the time they waited
 recovery   seconds from the load's end until a request comes that is served in time; and until one begins at once
 memory     resident MB of each process after a third of the time, and at the end
@@ -36,7 +36,6 @@ from checkpoints import make_timed  # noqa: E402
 from stacks import Running, folder_in_memory, generation, running  # noqa: E402
 
 ITERATION, BATCH, TOKENS = 0.02, 4, 40  # seconds; requests; new tokens of each: 0.8 s, 5 requests a second
-NEAR = 0.5  # seconds between a refusal and the accepted request that it is compared with
 RECOVERY, GOODPUT = 5.0, 0.9
 LONGEST = 120.0  # seconds that a request may take, and a recovery
 
@@ -166,9 +165,9 @@ async def overload(stack: Running, args: argparse.Namespace, deadline: float | N
     served = [o for o in load.outcomes if o.waited is not None]
     retries: list[tuple[float, float]] = []
     for refusal in refusals:
-        near = min(served, key=lambda o: abs(o.begun - refusal.begun), default=None)
-        if near is not None and near.waited is not None and abs(near.begun - refusal.begun) < NEAR and refusal.retry:
-            retries.append((refusal.retry, near.waited))
+        following = min((o.begun for o in served if o.begun > refusal.begun), default=None)
+        if following is not None and refusal.retry:
+            retries.append((refusal.retry, following - refusal.begun))
     starts = [(o.starts_in, o.waited) for o in served if o.starts_in is not None and o.waited is not None]
     silent = sum(o.retry is None for o in refusals)
     kind = "no deadline" if deadline is None else f"deadlines of {deadline:g} s"

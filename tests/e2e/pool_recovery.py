@@ -1,33 +1,36 @@
-"""How long an endpoint's streams stand still when it loses its connections to Redis.
+"""How long an endpoint's streams stand still when it loses its connections to Redis, or a packet.
 
     python tests/e2e/pool_recovery.py [--streams 4096] [--tokens 1000]
 
 An endpoint's real calls and delivery have shown `--tokens` tokens to each of `--streams` clients. Redis closes every
-connection of the endpoint, and an engine commits one token more for each request. Prints the seconds until every stream
-has shown it, each token exactly once.
+connection of the endpoint, and an engine commits one token more for each request. Then the same once more after a
+missed packet: all calls attach again. Prints the seconds until every stream has shown its token, each exactly once.
 """
 
 import argparse
 import asyncio
-import tempfile
+import sys
 import time
 from pathlib import Path
 
-from orca.v1.pool_pb2 import PoolRequest
-from orca_endpoint.call import Call, CallLimits
-from orca_endpoint.delivery import Delivery
-from orca_endpoint.events import Token
-from orca_endpoint.transcript import Transcript
-from orca_local import embedded_pool
-from orca_pool.pool import Pool
-from orca_pool.records import Attached, CommitRow, CommittedToken, EngineInfo, Reason
-from orca_pool.wire import pack_tokens
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+from servers import redis_server  # noqa: E402
+
+from orca.v1.pool_pb2 import PoolRequest  # noqa: E402
+from orca_endpoint.call import Call, CallLimits  # noqa: E402
+from orca_endpoint.delivery import Delivery  # noqa: E402
+from orca_endpoint.events import Token  # noqa: E402
+from orca_endpoint.transcript import Transcript  # noqa: E402
+from orca_pool.pool import Pool  # noqa: E402
+from orca_pool.records import Attached, CommitRow, CommittedToken, EngineInfo, Reason  # noqa: E402
+from orca_pool.wire import pack_tokens  # noqa: E402
 
 TOGETHER = 64  # rows of a commit
 
 
-async def measure(url: str, streams: int, tokens: int) -> float:
-    """Returns the seconds of the standstill."""
+async def measure(url: str, streams: int, tokens: int) -> tuple[float, float]:
+    """Returns the seconds of both standstills."""
     async with Pool(url, "bench", patience=60) as engine, Pool(url, "bench") as pool:
         await engine._link.command("CONFIG", "SET", "appendfsync", "no")
         term = await engine.acquire("g", "s", None)
@@ -68,24 +71,33 @@ async def measure(url: str, streams: int, tokens: int) -> float:
                             shown[name] += 1
 
         calls = [asyncio.create_task(show(name)) for name in names]
+
+        async def shown_by_all(count: int) -> None:
+            while min(shown.values()) < count:
+                await asyncio.sleep(0.01)
+                for call in calls:
+                    if call.done():
+                        call.result()
+
         await commit(0, tokens, None)
-        while min(shown.values()) < tokens:
-            await asyncio.sleep(0.05)
-            for call in calls:
-                if call.done():
-                    call.result()
+        await shown_by_all(tokens)
         print(f"{streams} streams have shown {tokens} tokens each", flush=True)
-        await asyncio.sleep(1.0)
         start = time.monotonic()
         await engine._link.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        await commit(tokens, 1, Reason.LENGTH)
+        await commit(tokens, 1, None)
+        await shown_by_all(tokens + 1)
+        closed = time.monotonic() - start
+        start = time.monotonic()
+        # The next entry's number is not the one that the endpoint waits for.
+        await engine._link.command("XSETID", engine._keys.delivery(delivery.incarnation), f"0-{2**30}")
+        await commit(tokens + 1, 1, Reason.LENGTH)
         await asyncio.gather(*calls)
-        took = time.monotonic() - start
+        missed = time.monotonic() - start
         for task in (*tasks, sweeping):
             task.cancel()
         await delivery.close()
-        assert set(shown.values()) == {tokens + 1}
-        return took
+        assert set(shown.values()) == {tokens + 2}
+        return closed, missed
 
 
 async def sweep(pool: Pool) -> None:
@@ -100,14 +112,10 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=4096)
     parser.add_argument("--tokens", type=int, default=1000)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="orca-pool-recovery-") as folder:
-        child, url = embedded_pool.start(Path(folder), None)
-        try:
-            took = asyncio.run(measure(url, given.streams, given.tokens))
-        finally:
-            child.terminate()
-            child.wait()
-    print(f"all showed the next token {took:.2f} s after the connections were lost")
+    with redis_server() as server:
+        closed, missed = asyncio.run(measure(server.url, given.streams, given.tokens))
+    print(f"all showed the next token {closed:.2f} s after the connections were lost")
+    print(f"all attached again and showed the next token {missed:.2f} s after a packet was missed")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from orca_cli.timeline import drawing
-from orca_lab.timeline import Life, Run, read_run, shares
+from orca_lab.timeline import Life, Run, drawable, read_run, shares
 from orca_scheduler.selection import Stop
 
 ORCA = [sys.executable, "-c", "from orca_cli.main import main; main()"]
@@ -140,6 +140,24 @@ def test_a_timeline_of_many_long_names_fits_any_terminal(tmp_path: Path, columns
     assert len(lines[0]) == columns, "and it fills the terminal"
     named = [line.strip() for line in lines if " a-request" in line]
     assert named == ["A a-request-with-a-long-name-1", "B a-request-with-a-long-name-2"], "a line each"
+
+
+def test_a_pause_is_drawn_as_long_as_it_was(tmp_path: Path) -> None:
+    """Iterations of 10 ms on each stage, the last one 23 ms after the one before."""
+    found = life(tmp_path)
+    assert [iteration.number for iteration in drawable(found, 24, 72)] == [1, 2, 3]
+    assert [iteration.number for iteration in drawable(found, 24, 8)] == [2, 3], "a column is no longer than 10 ms"
+    assert [iteration.number for iteration in drawable(found, 24, 3)] == [3]
+
+
+def test_a_timeline_tells_of_earlier_lives(tmp_path: Path) -> None:
+    first = journal(tmp_path) / "journal-engine-0-77.jsonl"
+    whole = first.read_text().removesuffix('{"torn')
+    first.write_text(whole + json.dumps({"note": {"lost": "rank 1 ended"}}) + "\n")
+    (tmp_path / "journal-engine-0-78.jsonl").write_text(whole)
+    shown = orca("timeline", str(tmp_path), environment={"COLUMNS": "80"})
+    assert "2 lives of engine-0" in shown.stdout
+    assert [line.count("rank 1 ended") for line in shown.stdout.splitlines() if "rank 1" in line] == [1]
 
 
 def test_a_timeline_finds_the_last_run_by_itself(tmp_path: Path) -> None:

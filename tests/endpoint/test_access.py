@@ -8,7 +8,8 @@ import grpc
 import httpx2 as httpx
 import openai
 import pytest
-from endpoint.harness import World, generation, world
+from endpoint.harness import World, detail_of, generation, world
+from google.rpc import error_details_pb2
 
 from orca.v1 import orca_pb2 as pb
 from orca_client import AsyncOrcaClient, Unauthenticated
@@ -40,6 +41,9 @@ async def test_grpc_calls_without_a_valid_key_are_refused(locked: World) -> None
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call(metadata=metadata)
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, name
+            bearer = metadata and metadata[0][1].startswith("Bearer ")
+            reason = detail_of(refused.value, error_details_pb2.ErrorInfo()).reason
+            assert reason == ("WRONG_KEY" if bearer else "NO_KEY")
     health = channel.unary_unary("/grpc.health.v1.Health/Check")
     assert await health(b"") == b"\x08\x01", "probes have no key"
 

@@ -27,6 +27,7 @@ from orca_common.errors import InvalidArgument, OrcaError, ResourceExhausted
 from orca_endpoint.bodies import MAX_VALUES, check_values
 from orca_endpoint.limits import Limits
 from orca_endpoint.settings import EndpointSettings
+from orca_endpoint.threads import Threads
 from orca_pool.records import Reason
 
 PATH = "/orca.v1.Orca/Generate"
@@ -186,6 +187,58 @@ async def test_a_grpc_body_counts_until_the_pool_has_its_request(small: World, m
     await small.engine.claim()
     await until(lambda: limits._calls.total() == 1 and limits._bytes == 0)
     call.cancel()
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"n": 2}], ids=str)
+async def test_an_http_body_counts_until_the_pool_has_its_requests(small: World, more: dict[str, object]) -> None:
+    """However long its answer takes."""
+    limits: Limits = small.serving.app.limits
+    host, _, port = small.serving.addresses["http"].rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(post(json.dumps({"prompt": [5] * 100, "max_tokens": 1, **more}).encode()))
+    await small.engine.claim()
+    await until(lambda: limits._calls.total() == 1 and limits._bytes == 0)
+    writer.close()
+    await small.serving.quiet()
+
+
+async def test_a_stream_gets_no_window_beyond_its_message(orca: World) -> None:
+    """A client that sends fast is not taken at its word: gRPC's probes of the network are off."""
+    piece = http2.frame(http2.DATA, 0, 1, b"x" * 16_000)
+    async with Http2.connected(orca.serving.addresses["grpc"]) as client:
+        client.write(http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.call(PATH)))
+        client.write(http2.frame(http2.DATA, 0, 1, http2.message(b"")[:1] + (1 << 20).to_bytes(4)))
+        windows, sent = [65_535], 5
+        async with asyncio.timeout(20):
+            async for frame in client.frames():
+                pairs = [frame.payload[n : n + 6] for n in range(0, len(frame.payload), 6)]
+                if frame.kind == http2.SETTINGS and not frame.flags & http2.ACK:
+                    windows += [int.from_bytes(p[2:]) for p in pairs if int.from_bytes(p[:2]) == http2.INITIAL_WINDOW]
+                if frame.kind == http2.WINDOW_UPDATE and frame.stream == 1:
+                    while sent + 16_000 < 1 << 20:
+                        client.write(piece)
+                        sent += 16_000
+                    client.write(http2.frame(http2.PING, 0, 0, b"barriers"))
+                elif frame.kind == http2.PING and frame.payload == b"barriers":
+                    break
+        assert max(windows) < 1 << 17
+
+
+async def test_large_inputs_wait_in_a_queue_with_a_size() -> None:
+    threads, go = Threads("tokenizing", 1, 1), threading.Event()
+    try:
+        running, waiting = (asyncio.create_task(threads.run(go.wait)) for _ in range(2))
+        await asyncio.sleep(0)
+        with pytest.raises(ResourceExhausted, match="2 large inputs") as refused:
+            await threads.run(go.wait)
+        assert refused.value.reason == "ENDPOINT_FULL"
+        go.set()
+        assert await running
+        assert await waiting
+        assert await threads.run(go.wait)
+    finally:
+        go.set()
+        threads.close()
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,29 @@ async def test_several_choices(orca: World, client: AsyncOpenAI) -> None:
     assert sorted(record.request_id for record in seen[:6]) == [f"{answer.id}-{k}" for k in range(6)]
 
 
+async def test_the_generations_of_a_prompt_are_tokenized_once(
+    orca: World, client: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocabulary, seen = orca.serving.app.vocabulary, list[str]()
+    prompts: list[list[int]] = []
+    assert vocabulary is not None
+    encode = vocabulary.encode
+
+    def counting(text: str, special: bool = True) -> list[int]:
+        seen.append(text)
+        return encode(text, special)
+
+    def script(record: PoolRequest) -> list[int]:
+        prompts.append(list(record.prompt_ids))
+        return [10]
+
+    monkeypatch.setattr(vocabulary, "encode", counting)
+    async with orca.background(script):
+        await client.completions.create(model="tiny", prompt=["the", "pool"], n=2, best_of=3, max_tokens=1)
+    assert seen == ["the", "pool"]
+    assert sorted(prompts) == sorted([encode("the")] * 3 + [encode("pool")] * 3)
+
+
 async def test_several_choices_of_a_stream(orca: World, client: AsyncOpenAI) -> None:
     async with orca.background(lambda record: [10, 11]):
         stream = await client.completions.create(model="tiny", prompt="a", n=2, max_tokens=2, stream=True)

@@ -26,9 +26,9 @@ def test_refusals(refusal: Refusal) -> None:
 
 
 @pytest.mark.parametrize("why", BUSY)
-@pytest.mark.parametrize(("wait", "after"), [(None, 1.0), (0.0, 0.1), (16.4, 16.4)])
-def test_a_busy_queue_says_how_long(why: Refusal, wait: float | None, after: float) -> None:
-    error = busy_error(Busy(why, wait), "acme")
+@pytest.mark.parametrize(("due", "after"), [(None, 1.0), (0.0, 0.1), (6.4, 6.4)])
+def test_a_busy_queue_says_when_to_try_again(why: Refusal, due: float | None, after: float) -> None:
+    error = busy_error(Busy(why, None if due is None else 16.4, due), "acme")
     assert isinstance(error, ResourceExhausted)
     assert (error.reason, error.retry_after) == (BUSY[why], after)
     assert f"{after} s" in str(error)

@@ -12,12 +12,18 @@ from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition, InvalidArgument
 from orca_endpoint.settings import EndpointSettings
 from orca_endpoint.text import Vocabulary
+from orca_endpoint.threads import Threads
 from orca_endpoint.validation import HTTP_NAMES, Validator, body_digest
 
 
 @pytest.fixture
 def validator(model: Path) -> Validator:
-    return Validator(EndpointSettings(model=str(model)), read_checkpoint(model), Vocabulary(model / "tokenizer.json"))
+    return Validator(
+        EndpointSettings(model=str(model)),
+        read_checkpoint(model),
+        Vocabulary(model / "tokenizer.json"),
+        Threads("tokenizing", 1, 8),
+    )
 
 
 def sampling(**fields: float) -> pb.GenerateRequest:
@@ -156,7 +162,9 @@ def test_the_same_body() -> None:
 
 async def test_without_a_tokenizer(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "ids", tokenizer=False)
-    validator = Validator(EndpointSettings(model=str(folder)), read_checkpoint(folder), None)
+    validator = Validator(
+        EndpointSettings(model=str(folder)), read_checkpoint(folder), None, Threads("tokenizing", 1, 8)
+    )
     with pytest.raises(FailedPrecondition, match="no tokenizer"):
         await validator.generate(pb.GenerateRequest(text="a", max_new_tokens=1))
     with pytest.raises(FailedPrecondition, match="no tokenizer"):

@@ -14,6 +14,7 @@ from orca_common.errors import Internal, OrcaError
 from orca_endpoint.completion_request import parse
 from orca_endpoint.settings import EndpointSettings
 from orca_endpoint.text import Vocabulary
+from orca_endpoint.threads import Threads
 from orca_endpoint.validation import Validator
 from orca_worker.models.families import check_partition, family_of
 from orca_worker.models.gpt2.configuration import GPT2Config
@@ -141,7 +142,7 @@ def _endpoint(folder: Path) -> tuple[Validator, EndpointSettings]:
     (folder / "tokenizer.json").write_bytes(corpus("tokenizer")[0])
     settings = EndpointSettings(model=str(folder))
     checkpoint: Checkpoint = read_checkpoint(folder)
-    return Validator(settings, checkpoint, Vocabulary(folder / "tokenizer.json")), settings
+    return Validator(settings, checkpoint, Vocabulary(folder / "tokenizer.json"), Threads("tokenizing", 1, 8)), settings
 
 
 def _message(folder: Path, kind: type[Message], check: Callable[[Validator, Any], object]) -> Target:

@@ -31,9 +31,14 @@ fi
 
 status=0
 # The kernels first: without them no token is right. Neither they nor this part of the script have run on a GPU yet.
-timeout 200 "$PYTHON" -m pytest tests/kernels/triton_kernels tests/gpu/test_triton.py -rs -p no:cacheprovider \
+timeout 200 "$PYTHON" -m pytest tests/kernels/triton_kernels tests/gpu/test_triton.py tests/gpu/test_graphs.py -rs -p no:cacheprovider \
     --durations=5 "${warnings[@]}" 2>&1 | tee "$OUT/kernels.log" || status=1
 timeout 60 "$PYTHON" -m orca_lab.cuda_kernels --model gpt3-13b --dtype float16 2>&1 | tee "$OUT/kernels.jsonl" || status=1
+# What graphs are worth: the iterations of a whole 13B, replayed and launched kernel by kernel.
+for graphs in "" --no-graphs; do
+    timeout 60 "$PYTHON" -m orca_lab.shards --model gpt3-13b --device cuda --dtype float16 --batch 1 8 32 --prompt 128 512 \
+        $graphs --json "$OUT/graphs$graphs.json" 2>&1 | tee -a "$OUT/graphs.txt" || status=1
+done
 timeout 200 "$PYTHON" -m pytest tests/gpu/test_cuda.py -rs -p no:cacheprovider --durations=5 "${warnings[@]}" 2>&1 |
     tee "$OUT/tests.log" || status=1
 for model in 175b 13b 101b 341b; do

@@ -309,7 +309,7 @@ def test_with_certificates_every_connection_is_mtls(option: str) -> None:
     for certificate in release.of_kind("Certificate"):
         holder = certificate["metadata"]["labels"]["app.kubernetes.io/component"]
         roles = [name for name in certificate["spec"]["dnsNames"] if name.endswith(".orca.internal")]
-        assert roles == ([] if holder == "redis" else [f"{holder}.orca.internal"])
+        assert roles == [f"{holder}.orca.internal"]
 
 
 def test_api_keys_are_read_from_the_secret() -> None:

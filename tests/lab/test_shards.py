@@ -18,7 +18,7 @@ from orca_lab.shapes import SHAPES, Shape, gpt
 from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, RandomWeights, Row, formed, measure_place, places
 from orca_worker.models.gpt2.model import GPT2
 from orca_worker.models.gpt2.slices import slices_of
-from orca_worker.models.model import CPU, Model
+from orca_worker.models.model import Compute, Model
 from orca_worker.partition import SINGLE, Place
 from orca_worker.sampling import SamplingModel
 from orca_worker.stage import Stage
@@ -95,7 +95,7 @@ def test_random_weights_make_the_model_that_transformers_knows() -> None:
     def load(place: Place) -> tuple[Model, int]:
         return SamplingModel(GPT2(config, place, kept, torch.float32, DEVICE)), kept.bytes_made
 
-    stage = Stage(config.checkpoint("random"), "float32", DEVICE, 480, CPU(1), load)
+    stage = Stage(config.checkpoint("random"), "float32", DEVICE, 480, Compute(1), load)
     stage.form(4)
     stage.allocate(480, 4)
     chance = random.Random(3)

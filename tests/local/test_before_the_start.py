@@ -8,6 +8,7 @@ import pytest
 from servers import RedisServer, redis_server
 
 from orca_common.errors import FailedPrecondition
+from orca_common.settings import without_password
 from orca_local.run_folder import RunFolder
 from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
@@ -104,9 +105,23 @@ def test_less_than_a_block() -> None:
         ServeSettings.load(["--slots", "7", "--block-size", "8"])
 
 
+@pytest.mark.parametrize("url", ["redis://me:secret@10.0.0.1:6379/0", "redis://10.0.0.1:6379/0?db=1&password=secret"])
 @pytest.mark.parametrize("flag", ["--redis-url={}", "--redis-url {}"])
-def test_no_password_on_the_command_line(flag: str) -> None:
-    arguments = flag.format("redis://me:secret@10.0.0.1:6379/0").split()
+def test_no_password_on_the_command_line(flag: str, url: str) -> None:
+    arguments = flag.format(url).split()
     with pytest.raises(SystemExit, match=r"^--redis-url: everybody could read .* use ORCA_REDIS_URL") as raised:
         ServeSettings.load(arguments)
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://me:secret@a:1/0", "redis://***@a:1/0"),
+        ("redis://a:1/0?password=secret&db=2", "redis://a:1/0?password=***&db=2"),
+        ("rediss+sentinel://a,b/main/0?db=2&password=secret", "rediss+sentinel://a,b/main/0?db=2&password=***"),
+        ("redis://a:1/0", "redis://a:1/0"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert without_password(url) == shown

@@ -88,14 +88,56 @@ async def test_a_deadline_that_would_pass_is_refused_at_once(lab: Lab) -> None:
     await busy(lab, 6)
     late = await lab.submit("late", 12, new_tokens=10, deadline_in=5.0, max_waiting=99)
     assert isinstance(late, Busy)
-    assert (late.why, late.wait) == (Refusal.LATE, pytest.approx(4.0))
+    # In 5 / 1.15 s it could wait for 3.35 s: so long is the queue in 0.65 s.
+    assert (late.why, late.wait, late.due) == (Refusal.LATE, pytest.approx(4.0), pytest.approx(0.65, abs=0.01))
     assert await starts_in(lab, "patient", deadline_in=6.0) == pytest.approx(4.0)
     assert await lab.pool.attach("late", endpoint="e", attempt=2) is Refusal.UNKNOWN
 
 
-async def test_a_full_queue_says_when_a_request_would_begin(lab: Lab) -> None:
+async def refusal(lab: Lab, **more: Any) -> tuple[Refusal, float, float]:
+    answer = await lab.submit("more", 12, new_tokens=10, **more)
+    assert isinstance(answer, Busy)
+    assert answer.wait is not None
+    assert answer.due is not None
+    return answer.why, round(answer.wait, 3), round(answer.due, 3)
+
+
+@pytest.mark.parametrize(("most", "due"), [(6, 1.0), (5, 1.5), (1, 3.5)])
+async def test_a_full_queue_says_when_a_place_is_due(lab: Lab, most: int, due: float) -> None:
+    """Six wait, and the last of them begins in 3.5 s. Where more wait than may, as many must begin first."""
     await busy(lab, 6)
-    assert await lab.submit("more", 12, new_tokens=10, max_waiting=6) == Busy(Refusal.FULL, pytest.approx(4.0))  # type: ignore[arg-type]
+    assert await refusal(lab, max_waiting=most) == (Refusal.FULL, 4.0, due)
+
+
+async def test_a_queue_of_many_bytes_says_when_there_is_room(lab: Lab) -> None:
+    await busy(lab, 6)
+    size = len(b"record of wait0")
+    assert await refusal(lab, limits=QueueLimits(6 * size, None, None)) == (Refusal.FULL, 4.0, 1.0)
+    assert await refusal(lab, limits=QueueLimits(4 * size, None, None)) == (Refusal.FULL, 4.0, 2.0)
+
+
+async def test_a_full_tenant_says_when_one_of_its_places_is_due(lab: Lab) -> None:
+    """Of its two requests one runs, and makes room in 1 s. Nobody waits, so the queue has no length."""
+    await lab.endpoint()
+    await lab.engine()
+    await loaded(lab)
+    for name in ("run0", "run1"):
+        await lab.submit(name, 12, new_tokens=10, tenant="a")
+    await lab.claim(count=2)
+    await loaded(lab, room_in=1.0, free=40)
+    two = QueueLimits(None, 2, None)
+    assert await refusal(lab, tenant="a", limits=two) == (Refusal.TENANT_FULL, 1.0, 1.0)
+
+
+async def test_a_tenant_whose_requests_wait_hears_when_they_begin(lab: Lab) -> None:
+    """Six of another tenant wait, then two of its own."""
+    await busy(lab, 6)
+    for name in ("own0", "own1"):
+        await lab.submit(name, 12, new_tokens=10, tenant="a", max_waiting=99)
+    slots = QueueLimits(None, None, 24)
+    why, wait, due = await refusal(lab, tenant="a", limits=slots)
+    assert (why, wait) == (Refusal.TENANT_FULL, 5.0)
+    assert 1.0 <= due <= 4.0, "one of them must begin; where they stand in the queue is not looked up"
 
 
 async def test_a_request_that_can_no_longer_end_in_time_is_not_claimed(lab: Lab) -> None:

@@ -1,6 +1,7 @@
 """The pool on what users have: a primary that Sentinel replaces, a cluster, and a server that may forget."""
 
 import asyncio
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from pool.lab import tokens_of
 from redis import Redis
+from replicated import sentinel, server
 from servers import redis_server
 
 from orca_common.errors import FailedPrecondition, Unavailable
@@ -20,23 +22,6 @@ from orca_pool.retry import reached
 from orca_pool.wire import pack_tokens
 
 CALL = {"deadline_in": None, "detach_grace": 60.0, "endpoint": "e", "attempt": 1, "max_waiting": 8}
-
-
-@contextmanager
-def server(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A server with more options than the embedded one has. Its process and port."""
-    folder.mkdir()
-    port = embedded_pool.free_port()
-    command = [*embedded_pool.command(folder, port), *options]
-    with open(folder / "log", "wb") as log:
-        child = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        while not embedded_pool.answers(port):
-            assert child.poll() is None, (folder / "log").read_text()
-        yield child, port
-    finally:
-        child.kill()
-        child.wait()
 
 
 async def until(condition: object, seconds: float = 20) -> None:
@@ -61,33 +46,12 @@ async def stream(pool: Pool) -> CommitRow:
     return CommitRow("r", claim, 2, pack_tokens(tokens_of(2, 1)), None)
 
 
-@contextmanager
-def sentinel(folder: Path, primary: int) -> Iterator[int]:
-    """A Sentinel that replaces the primary after half a second. Its port."""
-    port = embedded_pool.free_port()
-    folder.mkdir()
-    (folder / "sentinel.conf").write_text(
-        f"port {port}\nbind 127.0.0.1\nsentinel monitor orca 127.0.0.1 {primary} 1\n"
-        "sentinel down-after-milliseconds orca 500\nsentinel failover-timeout orca 2000\n"
-    )
-    with open(folder / "log", "wb") as log:
-        command = [str(embedded_pool.binary()), str(folder / "sentinel.conf"), "--sentinel"]
-        child = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        while not embedded_pool.answers(port):
-            assert child.poll() is None, (folder / "log").read_text()
-        yield port
-    finally:
-        child.kill()
-        child.wait()
-
-
 async def test_what_a_client_saw_survives_the_primary(tmp_path: Path) -> None:
     """Sentinel makes the replica the primary. The pool finds it, and says that something may be lost."""
     with ExitStack() as servers:
-        primary, a = servers.enter_context(server(tmp_path / "a"))
-        _, b = servers.enter_context(server(tmp_path / "b", "--replicaof", f"127.0.0.1 {a}"))
-        port = servers.enter_context(sentinel(tmp_path / "s", a))
+        primary = servers.enter_context(server(tmp_path / "a"))
+        b = servers.enter_context(server(tmp_path / "b", *primary.as_replica)).port
+        port = servers.enter_context(sentinel(tmp_path / "s", primary.port))
         replica, asked = Redis(port=b), Redis(port=port, decode_responses=True)
         await until(lambda: replica.info("replication")["master_link_status"] == "up")
         await until(lambda: [r["port"] for r in asked.sentinel_slaves("orca")] == [b])
@@ -110,17 +74,32 @@ async def test_what_a_client_saw_survives_the_primary(tmp_path: Path) -> None:
                 await pool.cancel("r")  # the new primary has no replica, so nothing can be promised
 
 
+async def test_a_replica_that_is_slow_is_asked_again(tmp_path: Path) -> None:
+    """One that is asked while it writes to its disk answers too early; by itself it answers again after a second."""
+    with server(tmp_path / "a") as primary, server(tmp_path / "b", *primary.as_replica) as replica:
+        await until(lambda: replica.replication()["master_link_status"] == "up")
+        asked = Redis(port=primary.port)
+        async with Pool(f"redis://127.0.0.1:{primary.port}/0", "slow", patience=60) as pool:
+            assert await pool._link.command("SET", "a", 1, replicas=1) == b"OK"
+            replica.send_signal(signal.SIGSTOP)
+            writing = asyncio.create_task(pool._link.command("SET", "a", 2, replicas=1))
+            await until(lambda: asked.info("commandstats")["cmdstat_waitaof"]["calls"] >= 4)
+            assert not writing.done()
+            replica.send_signal(signal.SIGCONT)
+            assert await writing == b"OK"
+
+
 async def test_a_cluster_says_where_the_pool_is(tmp_path: Path) -> None:
     """Any node will do: MOVED names the one that has the pool's keys."""
     buses = [str(embedded_pool.free_port()) for _ in range(2)]
     nodes = [("--cluster-enabled", "yes", "--cluster-port", bus) for bus in buses]
-    with server(tmp_path / "a", *nodes[0]) as (_, a), server(tmp_path / "b", *nodes[1]) as (_, b):
-        first, second = Redis(port=a), Redis(port=b)
+    with server(tmp_path / "a", *nodes[0]) as a, server(tmp_path / "b", *nodes[1]) as b:
+        first, second = Redis(port=a.port), Redis(port=b.port)
         second.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-        first.execute_command("CLUSTER", "MEET", "127.0.0.1", b, buses[1])
+        first.execute_command("CLUSTER", "MEET", "127.0.0.1", b.port, buses[1])
         for node in (first, second):
             await until(lambda node=node: "cluster_state:ok" in str(node.execute_command("CLUSTER", "INFO")))
-        async with Pool(f"redis://127.0.0.1:{a}/0", "sharded") as pool:
+        async with Pool(f"redis://127.0.0.1:{a.port}/0", "sharded") as pool:
             await stream(pool)
             await pool.renew_scheduler("s")
         assert first.dbsize() == 0

@@ -12,8 +12,8 @@ import pytest
 from servers import redis_server
 
 from orca_common.errors import Unavailable
-from orca_common.roles import Role
-from orca_local.authority import REDIS, Authority
+from orca_common.roles import REDIS, Role
+from orca_local.authority import Authority
 from orca_pool.pool import Pool
 
 
@@ -59,4 +59,15 @@ async def test_redis_by_mtls(tmp_path: Path) -> None:
                 assert await pool.identity() is not None, "rotated without a restart"
             async with Pool(url, "a") as pool:
                 with pytest.raises(Unavailable):  # no certificate, and an authority that this machine does not know
+                    await pool.identity()
+
+
+async def test_a_service_cannot_pass_for_redis(tmp_path: Path) -> None:
+    """Its certificate is of the right authority and for the right host, and names another role."""
+    authority = Authority(tmp_path / "ca")
+    with redis_server() as redis:
+        async with proxy(redis.port, authority.issue(Role.WORKER)) as port:
+            folder = str(authority.issue(Role.SCHEDULER))
+            async with Pool(f"rediss://localhost:{port}/0", "a", tls_dir=folder) as pool:
+                with pytest.raises(Unavailable, match="is that of worker, not of Redis"):
                     await pool.identity()

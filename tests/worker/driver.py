@@ -11,7 +11,7 @@ import torch
 
 from orca.v1 import worker_pb2
 from orca_common.checkpoint import read_checkpoint
-from orca_worker.models.model import CPU
+from orca_worker.models.model import Compute
 from orca_worker.stage import Stage
 
 
@@ -31,7 +31,7 @@ class Sampled:
 def make_stage(
     folder: Path, slots: int, block_size: int, dtype: str = "float32", kernels: str = "auto", threads: int = 1
 ) -> Stage:
-    stage = Stage(read_checkpoint(folder), dtype, torch.device("cpu"), slots, CPU(threads, kernels))
+    stage = Stage(read_checkpoint(folder), dtype, torch.device("cpu"), slots, Compute(threads, kernels))
     assert stage.form(block_size).slots == slots // block_size * block_size
     stage.allocate(slots, block_size)
     return stage

@@ -28,7 +28,7 @@ from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
 from orca_worker.controller import Controller
 from orca_worker.models.families import family_of
-from orca_worker.models.model import CPU
+from orca_worker.models.model import Compute
 from orca_worker.process import TORCH_DISTRIBUTED
 from orca_worker.rendezvous import Rendezvous
 from orca_worker.server import listen, new_server
@@ -237,7 +237,7 @@ class InProcess:
 async def serve(folder: Path, slots: int | None = None) -> InProcess:
     checkpoint = read_checkpoint(folder)
     device = torch.device("cpu") if family_of(checkpoint).needs_torch else None
-    stage = Stage(checkpoint, "float32", device, slots, CPU(1))
+    stage = Stage(checkpoint, "float32", device, slots, Compute(1))
     failures: list[str] = []
     rendezvous = Rendezvous("127.0.0.1", device)
     controller = Controller(checkpoint, stage, Telemetry("test"), rendezvous, Plaintext(), failures.append)

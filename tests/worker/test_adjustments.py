@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import make_gpt2, make_timed
+from kernels.device_sampled import sampled_on_device
 from reference import TIE, Reference
 from transformers import MinPLogitsWarper
 from worker.driver import Sampled, TinyEngine, make_stage
@@ -18,7 +19,6 @@ from worker.test_sampling import requests_of
 from orca.v1.adjustments_pb2 import Adjustments
 from orca_common.scores import unpack_prompt, unpack_tops
 from orca_worker import scoring
-from orca_worker.device_sampling import sample_on_device
 from orca_worker.rows import Adjusted
 from orca_worker.sampling import sample
 
@@ -239,8 +239,8 @@ def test_on_a_device_adjusted_rows_take_the_plain_way(monkeypatch: pytest.Monkey
     def kernel(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.tensor(plain.token_ids), torch.tensor(plain.logprobs)
 
-    monkeypatch.setattr("orca_kernels.triton.sampling.sample", kernel)
-    output = sample_on_device(logits, table, draws, {1: one})
+    monkeypatch.setattr("orca_worker.device_sampling.sample", kernel)
+    output = sampled_on_device(logits, table, draws, {1: one})
     expected = sample(logits, table, draws, {1: one})
     assert output.token_ids == expected.token_ids
     assert output.logprobs == pytest.approx(expected.logprobs)

@@ -27,7 +27,7 @@ from orca_common.tls import Plaintext
 from orca_worker import lane
 from orca_worker.controller import Controller
 from orca_worker.gpu_thread import GpuThread
-from orca_worker.models.model import CPU
+from orca_worker.models.model import Compute
 from orca_worker.rendezvous import Rendezvous
 from orca_worker.server import listen, new_server
 from orca_worker.stage import Stage
@@ -72,7 +72,7 @@ async def serving(folder: Path, telemetry: Telemetry | None = None) -> AsyncIter
         import torch
 
         torch_device = torch.device("cpu")
-    stage = Stage(checkpoint, "float32", torch_device, None, CPU(1))
+    stage = Stage(checkpoint, "float32", torch_device, None, Compute(1))
     failures: list[str] = []
     rendezvous = Rendezvous("127.0.0.1", torch_device)
     controller = Controller(checkpoint, stage, telemetry or Telemetry("test"), rendezvous, Plaintext(), failures.append)
@@ -382,7 +382,8 @@ async def test_a_message_that_is_none_ends_the_lane(rank: Rank) -> None:
 
 
 async def test_a_stopped_gpu_thread_refuses_calls(tmp_path: Path) -> None:
-    gpu = GpuThread(Stage(read_checkpoint(make_timed(tmp_path)), "float32", None, None, CPU(1)), lambda report: None)
+    stage = Stage(read_checkpoint(make_timed(tmp_path)), "float32", None, None, Compute(1))
+    gpu = GpuThread(stage, lambda report: None)
     called = gpu.call(lambda: 1)
     gpu.stop()
     assert called.result(10) == 1

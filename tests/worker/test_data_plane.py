@@ -83,9 +83,9 @@ def test_operations(pool: Pool) -> None:
         plane.expect_tokens(3)
         plane.expect_tokens(1)
     second[0].send_tokens([4, 5, 6])
-    second[0].send_tokens([7])
-    assert [plane.receive_tokens() for plane in first] == [[4, 5, 6]] * 2
-    assert [plane.receive_tokens() for plane in first] == [[7]] * 2
+    second[0].send_tokens(torch.tensor([7]))  # as a device has them
+    assert [plane.receive_tokens().tolist() for plane in first] == [[4, 5, 6]] * 2
+    assert [plane.receive_tokens().tolist() for plane in first] == [[7]] * 2
     second[0].expect((2,), torch.float32)  # begun before it is sent
     first[0].send(torch.tensor([8.0, 9.0]))
     x = second[0].receive((2,), torch.float32)

@@ -23,7 +23,7 @@ from orca_worker.models.gpt2 import cpu
 from orca_worker.models.gpt2.configuration import ACTIVATIONS, GPT2Config
 from orca_worker.models.gpt2.layers import Layer
 from orca_worker.models.gpt2.model import GPT2
-from orca_worker.models.model import CPU
+from orca_worker.models.model import Compute
 from orca_worker.sampling import EndOfModel, SamplingModel
 from orca_worker.stage import Stage
 
@@ -310,7 +310,7 @@ def test_bfloat16_is_nearer_to_float32_than_that_of_transformers(
 
 def test_a_formation_drops_rows_and_keeps_the_model(tmp_path: Path) -> None:
     folder = make_gpt2(tmp_path, heads=1, layers=1, hidden=8, vocab=97, positions=48, seed=9)
-    stage = Stage(read_checkpoint(folder), "float32", torch.device("cpu"), None, CPU(1))
+    stage = Stage(read_checkpoint(folder), "float32", torch.device("cpu"), None, Compute(1))
     memory = stage.form(16)
     assert memory.slot_bytes == 2 * 8 * 4
     assert 0 < memory.slots * memory.slot_bytes <= memory.free_bytes

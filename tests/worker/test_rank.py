@@ -62,14 +62,14 @@ import sys
 from orca_worker import rank
 from orca_worker.rendezvous import Rendezvous
 from orca_worker.models.families import load_model
-from orca_worker.models.model import CPU
+from orca_worker.models.model import Compute
 from orca_worker.partition import Place, SINGLE
 checkpoint = rank.prepare(rank.RankSettings.load())
 known = set(sys.modules)
 device = rank.open_device("cpu", 0)
 rendezvous = Rendezvous("127.0.0.1", device)
 rendezvous.plane(Place(2, 1, 0, 0), 1, f"127.0.0.1:{rendezvous.open_store().port}", False)
-load_model(checkpoint, SINGLE, "float32", device, CPU())
+load_model(checkpoint, SINGLE, "float32", device, Compute())
 print(sorted(set(sys.modules) - known))
 """
 PREPARE = (

@@ -13,9 +13,9 @@ from transformers import GPT2LMHeadModel
 from worker.borders import nearest_draws, tokens_near
 from worker.driver import Sampled, TinyEngine, make_stage
 
-from orca_worker import sampling
+from orca_worker import host_draw
 from orca_worker.rows import ROW
-from orca_worker.sampling import philox, sample, uniform
+from orca_worker.sampling import _draw, draw_at_once, philox, sample, uniform
 
 
 def requests_of(*given: dict[str, Any]) -> np.ndarray:
@@ -145,8 +145,25 @@ def test_top_p_of_a_flat_distribution_over_a_large_vocabulary(monkeypatch: pytes
     fields = {"temperature": 1.0, "top_p": 0.5, "seed": 3}
     drawn = tokens_of(logits, 200, **fields)
     assert min(drawn) >= 2400
-    monkeypatch.setattr(sampling, "FIRST_GUESS", 5000)
+    monkeypatch.setattr(host_draw, "FIRST_GUESS", 5000)
     assert tokens_of(logits, 200, **fields) == drawn
+
+
+def test_row_by_row_is_as_all_at_once() -> None:
+    """What a CPU does, and what a GPU does, on the same logits; with ties, and with all settings beside one another."""
+    torch.manual_seed(1)
+    chance = np.random.default_rng(1)
+    for vocabulary, scale in ((3000, 3.0), (1024, 0.3), (211, 6.0)):
+        logits = torch.randn(40, vocabulary) * scale
+        logits = logits.round() if vocabulary == 211 else logits
+        table = np.zeros(40, ROW)
+        table["temperature"], table["seed"] = chance.choice([0.3, 0.8, 1.5], 40), np.arange(40)
+        table["top_k"], table["top_p"] = chance.choice([0, 1, 20, 5000], 40), chance.choice([0, 0.1, 0.9, 0.999], 40)
+        min_p = chance.choice([0, 0.05], 40)
+        draws = chance.integers(100, size=40)
+        together = draw_at_once(logits, table, draws, min_p).tolist()
+        assert _draw(logits, table, draws, min_p).tolist() == together
+        assert [int(_draw(logits[i : i + 1], table[[i]], draws[[i]], min_p[[i]])) for i in range(40)] == together
 
 
 def test_logprobs_are_of_the_model_not_of_the_temperature() -> None:

@@ -36,7 +36,7 @@ const (
 // reasons stand in brackets below. Any method may also end with
 //
 //	INVALID_ARGUMENT    bad input [INVALID_FIELD: google.rpc.BadRequest names it; UNREADABLE_MESSAGE]
-//	UNAUTHENTICATED     where the release has API keys: no key in the metadata `authorization`, or a wrong one [WRONG_KEY]
+//	UNAUTHENTICATED     where keys are needed: none in the metadata `authorization` [NO_KEY], or a wrong one [WRONG_KEY]
 //	PERMISSION_DENIED   where the release has mTLS: the certificate has another role than client [WRONG_ROLE]
 //	UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
 //	DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
@@ -163,7 +163,7 @@ func (c *orcaClient) GetModel(ctx context.Context, in *GetModelRequest, opts ...
 // reasons stand in brackets below. Any method may also end with
 //
 //	INVALID_ARGUMENT    bad input [INVALID_FIELD: google.rpc.BadRequest names it; UNREADABLE_MESSAGE]
-//	UNAUTHENTICATED     where the release has API keys: no key in the metadata `authorization`, or a wrong one [WRONG_KEY]
+//	UNAUTHENTICATED     where keys are needed: none in the metadata `authorization` [NO_KEY], or a wrong one [WRONG_KEY]
 //	PERMISSION_DENIED   where the release has mTLS: the certificate has another role than client [WRONG_ROLE]
 //	UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
 //	DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]

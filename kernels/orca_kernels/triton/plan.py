@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..transfer import fill
+
 # Keys of one split. Softmax over a row's keys is computed split by split and merged in order of the splits, in whatever
 # kernel; that is why a row's result is the same bits in all of them. Smaller splits give a small batch more programs,
 # larger ones have fewer partial results. With 256 keys of 128 elements in 16 bits a partial result is 0.8 % of the
@@ -141,11 +143,14 @@ class Plan:
 
     def load(self, plan: HostPlan) -> Plan:
         """Copies a batch's plan to the device, in the order of its stream. The host does not wait."""
-        numbers = torch.from_numpy(plan.packed(self.bounds))
-        if self._numbers.device.type == "cuda":
-            numbers = numbers.pin_memory()
-        self._numbers.copy_(numbers, non_blocking=True)
+        fill(self._numbers, torch.from_numpy(plan.packed(self.bounds)))
         return self
+
+    def clear(self) -> None:
+        """A plan of nothing but padding."""
+        self._numbers.zero_()  # tiles without rows
+        self.slots.fill_(-1)
+        self.positions.fill_(-1)
 
 
 def plan_batch(

@@ -29,7 +29,7 @@ class OrcaStub:
     """Every error is a sentence, and carries a google.rpc.ErrorInfo of the domain "orca.serving" with a stable reason. The
     reasons stand in brackets below. Any method may also end with
     INVALID_ARGUMENT    bad input [INVALID_FIELD: google.rpc.BadRequest names it; UNREADABLE_MESSAGE]
-    UNAUTHENTICATED     where the release has API keys: no key in the metadata `authorization`, or a wrong one [WRONG_KEY]
+    UNAUTHENTICATED     where keys are needed: none in the metadata `authorization` [NO_KEY], or a wrong one [WRONG_KEY]
     PERMISSION_DENIED   where the release has mTLS: the certificate has another role than client [WRONG_ROLE]
     UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
     DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
@@ -73,7 +73,7 @@ class OrcaServicer:
     """Every error is a sentence, and carries a google.rpc.ErrorInfo of the domain "orca.serving" with a stable reason. The
     reasons stand in brackets below. Any method may also end with
     INVALID_ARGUMENT    bad input [INVALID_FIELD: google.rpc.BadRequest names it; UNREADABLE_MESSAGE]
-    UNAUTHENTICATED     where the release has API keys: no key in the metadata `authorization`, or a wrong one [WRONG_KEY]
+    UNAUTHENTICATED     where keys are needed: none in the metadata `authorization` [NO_KEY], or a wrong one [WRONG_KEY]
     PERMISSION_DENIED   where the release has mTLS: the certificate has another role than client [WRONG_ROLE]
     UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
     DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
@@ -176,7 +176,7 @@ class Orca:
     """Every error is a sentence, and carries a google.rpc.ErrorInfo of the domain "orca.serving" with a stable reason. The
     reasons stand in brackets below. Any method may also end with
     INVALID_ARGUMENT    bad input [INVALID_FIELD: google.rpc.BadRequest names it; UNREADABLE_MESSAGE]
-    UNAUTHENTICATED     where the release has API keys: no key in the metadata `authorization`, or a wrong one [WRONG_KEY]
+    UNAUTHENTICATED     where keys are needed: none in the metadata `authorization` [NO_KEY], or a wrong one [WRONG_KEY]
     PERMISSION_DENIED   where the release has mTLS: the certificate has another role than client [WRONG_ROLE]
     UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
     DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]

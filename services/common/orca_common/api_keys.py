@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from .errors import FailedPrecondition, Unauthenticated
+from .errors import ErrorReason, FailedPrecondition, Unauthenticated
 from .file_version import version_of
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class ApiKeys:
         scheme, _, key = (authorization or "").partition(" ")
         key = key.strip()
         if scheme.lower() != "bearer" or not key:
-            raise Unauthenticated("no API key: send `authorization: Bearer KEY`")
+            raise Unauthenticated("no API key: send `authorization: Bearer KEY`", reason=ErrorReason.NO_KEY)
         tenant = self._tenants.get(_digest(key)) if len(key) <= MAX_KEY_BYTES else None
         if tenant is None:
             raise Unauthenticated("the API key is not valid here")

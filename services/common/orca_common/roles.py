@@ -16,6 +16,7 @@ from .errors import PermissionDenied
 from .interceptor import behaviour_of
 
 DOMAIN = "orca.internal"
+REDIS = "redis"  # in the certificate of the pool's Redis: no role, since it calls nobody
 
 
 class Role(StrEnum):
@@ -43,6 +44,17 @@ def roles_in(names: Iterable[str]) -> frozenset[Role]:
 
 def _role_name(name: str) -> str:
     return name.removesuffix(f".{DOMAIN}") if name.endswith(f".{DOMAIN}") else ""
+
+
+def check_redis(names: Iterable[str]) -> None:
+    """Raises PermissionDenied when the server with a certificate of these names is another one of ours than Redis.
+
+    A certificate without any of our names is Redis's own, from elsewhere: the authority and the host's name speak for
+    it.
+    """
+    ours = sorted(filter(None, map(_role_name, names)))
+    if ours and REDIS not in ours:
+        raise PermissionDenied(f"redis_url: the certificate there is that of {', '.join(ours)}, not of Redis")
 
 
 def roles_of(context: grpc.aio.ServicerContext) -> frozenset[Role]:

@@ -32,16 +32,17 @@ EPILOG = "--max-batch-size 8 is also ORCA_MAX_BATCH_SIZE=8 in the environment, a
 NAMES = """
 allow_volatile_redis redis_replicas retain_bytes retain_requests retention
 advertise_host api_keys api_keys_file block_size body_seconds call_buffer client_certificates config connection_age
-cors_origins device drain_seconds dtype endpoints engines first_gpu gpus_per_pod header_seconds host http_port kernels
-local_rank log_level max_batch_size max_body_bytes max_calls max_connections max_detach_grace max_header_bytes
-max_peer_calls max_peer_connections max_prompt_bytes max_prompts max_stop_bytes max_stop_strings max_stop_token_ids
-max_streams max_waiting max_waiting_bytes model pool pool_patience port pp rank_port ranks redis_url run_ahead run_dir
-schedulers served_model_name slots spare start_timeout status_port supervisor_pid tenant_requests tenant_waiting_tokens
-threads tls_dir tp worker_namespace worker_port worker_statefulset workers write_timeout
+cors_origins cuda_graphs device drain_seconds dtype endpoints engines first_gpu gpus_per_pod header_seconds host
+http_port kernels local_rank log_level max_batch_size max_body_bytes max_calls max_connections max_detach_grace
+max_header_bytes max_peer_calls max_peer_connections max_prompt_bytes max_prompts max_stop_bytes max_stop_strings
+max_stop_token_ids max_streams max_waiting max_waiting_bytes model pool pool_patience port pp rank_port ranks redis_url
+run_ahead run_dir schedulers served_model_name slots spare start_timeout status_port supervisor_pid tenant_requests
+tenant_waiting_tokens threads tls_dir tp worker_namespace worker_port worker_statefulset workers write_timeout
 """
 KNOWN = frozenset(NAMES.split())
 NAMED = re.compile(r"(?:(?<=^)|(?<=: ))(ORCA_[A-Z_]+|[a-z_]+)(?=: )")  # what a sentence is about
-CREDENTIALS = re.compile(r"(?<=://)[^/]*@")  # in a URL
+LOGIN = re.compile(r"(?<=://)[^/]*@")  # in a URL
+PASSWORD = re.compile(r"(?<=[?&]password=)[^&#]*", re.IGNORECASE)  # in the query of a URL of redis-py
 
 
 def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
@@ -167,7 +168,13 @@ class FileSource(PydanticBaseSettingsSource):
 
 def without_password(url: str) -> str:
     """A URL that may be shown."""
-    return CREDENTIALS.sub("***@", url)
+    return PASSWORD.sub("***", LOGIN.sub("***@", url))
+
+
+def has_password(text: str) -> bool:
+    """Whether a text is a URL with a password in it."""
+    login = LOGIN.search(text)
+    return (login is not None and ":" in login[0]) or PASSWORD.search(text) is not None
 
 
 def variable(name: str) -> str:
@@ -184,8 +191,7 @@ def _parsed(kind: type[Settings], arguments: Sequence[str]) -> CliSettingsSource
     known = {flag(name) for name in {"help", *kind.model_fields, *switches}}
     check_names([word.partition("=")[0] for word in arguments if word.startswith("--")], known)
     for name, word in zip(["", *arguments], arguments, strict=False):
-        credentials = CREDENTIALS.search(word)
-        if credentials is not None and ":" in credentials[0]:
+        if has_password(word):
             given = (word if word.startswith("--") else name).partition("=")[0]
             better = f"{variable(given.lstrip('-').replace('-', '_'))} or the file of --config"
             raise SystemExit(f"{given}: everybody could read the password in the list of processes; use {better}")

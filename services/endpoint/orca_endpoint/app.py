@@ -4,6 +4,7 @@ import asyncio
 import logging
 import secrets
 import sys
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack, suppress
 
 from orca_common import logs, service
@@ -31,7 +32,10 @@ HEALTH = 0.1  # seconds between looks at the readiness
 # For streams to be handed over. Only where some stay longer is GOAWAY sent before all have ended.
 HAND_OVER_SECONDS = 0.5
 FLUSH_SECONDS = 0.1  # for the statuses of the last calls to be written, before connections are closed
-LEAVE_SECONDS = 3.0  # for each step of a drain: calls end, detaches are sent, the registration is removed
+# Seconds beyond `drain_seconds` for all that a drain still has to do: calls end, connections close, detaches are sent,
+# the registration is removed. The chart's grace has 15 more than `drain_seconds`, and Redis may be frozen.
+LEAVE_SECONDS = 6.0
+STEP_SECONDS = 2.0  # of these for one step
 
 
 class EndpointApp:
@@ -72,6 +76,7 @@ class EndpointApp:
         self._open.push_async_callback(self._pool.close)
         self._open.push_async_callback(self.delivery.close)
         self._open.callback(self.endpoint.large.close)
+        self._open.callback(self.endpoint.tokenizing.close)
         self.limits, connections = Limits(settings), connections_allowed(settings.max_connections)
         self._grpc = GrpcDoor(self.endpoint, keys, transport, self.limits, connections)
         self._http = HttpDoor(self.endpoint, keys, transport, self.limits, connections)
@@ -118,29 +123,25 @@ class EndpointApp:
         end at once. A failed endpoint does not wait for streams: without its background tasks they get no tokens.
         """
         log.info("leaving", extra={"calls": self.delivery.count})
-        bound = 0 if self._failed else self._settings.drain_seconds
+        now = asyncio.get_running_loop().time
+        streams_end = now() + (0 if self._failed else self._settings.drain_seconds)
+        end = streams_end + LEAVE_SECONDS
         self.endpoint.draining = True
         await self._grpc.serving(False)
         closing = [asyncio.create_task(self._http.stop())]
-        with suppress(TimeoutError, Unavailable):
-            await asyncio.wait_for(self.delivery.hand_over(), LEAVE_SECONDS)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.delivery.idle(), min(bound, HAND_OVER_SECONDS))
+        await _until(now() + STEP_SECONDS, self.delivery.hand_over())
+        await _until(min(now() + HAND_OVER_SECONDS, streams_end), self.delivery.idle())
         if self.delivery.count:
-            closing.append(asyncio.create_task(self._grpc.stop(bound + 2 * LEAVE_SECONDS)))
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.delivery.idle(), bound)
+            closing.append(asyncio.create_task(self._grpc.stop(end - now())))
+        await _until(streams_end, self.delivery.idle())
         self.delivery.end_calls()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.delivery.idle(), LEAVE_SECONDS)
+        await _until(now() + STEP_SECONDS, self.delivery.idle())
         await asyncio.sleep(FLUSH_SECONDS)
         self._grpc.cut()
-        await self._grpc.stop(LEAVE_SECONDS)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*closing), LEAVE_SECONDS)
-        await self.delivery.settled(LEAVE_SECONDS)
-        with suppress(TimeoutError, Unavailable):
-            await asyncio.wait_for(self.delivery.leave(), LEAVE_SECONDS)
+        closing.append(asyncio.create_task(self._grpc.stop(STEP_SECONDS)))
+        await _until(end - STEP_SECONDS, asyncio.gather(*closing))
+        await self.delivery.settled(max(end - STEP_SECONDS - now(), 0))
+        await _until(end, self.delivery.leave())
 
     async def close(self) -> None:
         """Frees what is left. Without a drain before, streams end as at the death of the process."""
@@ -171,6 +172,13 @@ class EndpointApp:
                 await self._grpc.serving(ready)
                 shown = ready
             await asyncio.sleep(HEALTH)
+
+
+async def _until(moment: float, work: Awaitable[object]) -> None:
+    """Waits for a step of a drain until a moment of the loop's clock. The drain goes on without what is away."""
+    with suppress(TimeoutError, Unavailable):
+        async with asyncio.timeout_at(moment):
+            await work
 
 
 def main(settings: EndpointSettings | None = None) -> None:

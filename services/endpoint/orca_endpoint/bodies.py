@@ -1,17 +1,17 @@
 """The bodies of HTTP requests: read within bounds of size and memory, parsed without holding up the loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_common.errors import InvalidArgument, OrcaError
 
 from .access import answer
 from .completion_answer import BodyTooLarge
 from .limits import Held, Limits
-from .one_thread import OneThread
+from .threads import Threads
 
 T = TypeVar("T")
 
@@ -21,8 +21,20 @@ IN_LOOP = 1 << 16  # bytes; a body up to this size is parsed on the event loop (
 MAX_VALUES = 1 << 18
 
 
+class Body:
+    """The body of one request, which counts against the limits until it is released."""
+
+    def __init__(self, raw: bytes, held: Held) -> None:
+        self._raw, self.held = raw, held
+
+    def take(self) -> bytes:
+        """The bytes, once: nobody else keeps them."""
+        raw, self._raw = self._raw, b""
+        return raw
+
+
 class BodyMiddleware:
-    """Reads the body of each request, within the limits, before the application sees the request."""
+    """Reads the body of each request, within the limits, before the application sees the request. `body_in` has it."""
 
     def __init__(self, app: ASGIApp, limits: Limits, max_bytes: int) -> None:
         self._app, self._limits, self._max_bytes = app, limits, max_bytes
@@ -30,8 +42,8 @@ class BodyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with self._limits.call(peer_of(scope)) as held:
-                body = await self._read(Request(scope, receive), held)
-                await self._app(scope, with_body(body, receive), send)
+                scope["orca.body"] = Body(await self._read(Request(scope, receive), held), held)
+                await self._app(scope, receive, send)
         except ClientDisconnect:
             pass
         except OrcaError as error:  # the application answers its own errors
@@ -55,22 +67,14 @@ class BodyMiddleware:
         return b"".join(parts)
 
 
-def with_body(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the whole body first, and then what the connection tells."""
-    given = False
-
-    async def receive_body() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive_body
+def body_in(scope: Mapping[str, Any]) -> Body:
+    """The body of a request that the BodyMiddleware has read."""
+    return scope["orca.body"]
 
 
-async def parsed(raw: bytes, parse: Callable[[bytes], T], thread: OneThread) -> T:
+async def parsed(body: Body, parse: Callable[[bytes], T], threads: Threads) -> T:
     """What `parse` makes of a body of JSON. A large one is parsed in a thread. Raises what it raises."""
+    raw = body.take()
     if len(raw) <= IN_LOOP:
         return parse(raw)
 
@@ -78,7 +82,7 @@ async def parsed(raw: bytes, parse: Callable[[bytes], T], thread: OneThread) -> 
         check_values(raw)
         return parse(raw)
 
-    return await thread.run(work)
+    return await threads.run(work)
 
 
 def check_values(raw: bytes) -> None:

@@ -7,7 +7,7 @@ attaches again whenever packets may be missing, and detaches. The transcript dec
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -128,6 +128,12 @@ class Call:
         if self._submission is not None and not self.accepted:
             return len(self._submission.work.record.prompt_ids)
         return self._transcript.prompt_tokens
+
+    @property
+    def prompt_ids(self) -> Sequence[int]:
+        """The prompt of a call that has not submitted its request yet."""
+        assert self._submission is not None
+        return self._submission.work.record.prompt_ids
 
     @property
     def output_tokens(self) -> int:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from orca.v1.orca_pb2 import GenerateRequest
 
 from .access import tenant_in
-from .bodies import parsed
+from .bodies import body_in, parsed
 from .call import Call
 from .completion_answer import Choice, Chunks, Logprobs, completion, finish_reason, usage
 from .completion_request import Completion, parse
@@ -27,25 +27,16 @@ from .request_ids import labels_in
 class Completions(Exchange):
     """The method as an ASGI application."""
 
-    async def _serve(self, raw: bytes, request: Request, answer: Answer) -> None:
+    async def _serve(self, request: Request, answer: Answer) -> None:
         endpoint = self._endpoint
-        deadline, carrier = deadline_of(request), dict(request.headers)
-        wanted = await parsed(raw, lambda body: parse(body, endpoint.settings.max_prompts), endpoint.large)
+        deadline = deadline_of(request)
+        body = body_in(request.scope)
+        wanted = await parsed(body, lambda raw: parse(raw, endpoint.settings.max_prompts), endpoint.large)
         name = f"cmpl-{secrets.token_hex(12)}"
-        tenant = tenant_in(request.scope)
-        calls: list[Call] = []
-        try:
-            for k, sample in enumerate(wanted.samples):
-                sample.request.request_id = name if len(wanted.samples) == 1 else f"{name}-{k}"
-                call = await endpoint.generate(sample.request, deadline, carrier, sample.names, tenant=tenant)
-                call.label({**labels_in(request.scope), **wanted.labels})
-                calls.append(call)
-        except BaseException as error:  # a prompt was refused, or the client has left
-            for call in calls:
-                call.drop(error)
-            raise
+        calls = await self._calls(wanted, name, request, deadline)
         choices = [Choice(self._text_of(sample.request) if wanted.echo else None) for sample in wanted.samples]
-        opened = Single(calls[0]) if len(calls) == 1 else Merged(calls)
+        wanted.samples.clear()  # long prompts need memory, and the calls have them until the pool does
+        opened = Single(calls[0], body.held) if len(calls) == 1 else Merged(calls, body.held)
         async with opened as events, until(deadline):
             if wanted.stream:
                 chunks = Chunks(name, endpoint.name, wanted.include_usage, numbered=len(calls) == 1)
@@ -54,6 +45,26 @@ class Completions(Exchange):
                 await stream.end(counted(choices, wanted.best_of) if wanted.include_usage else None)
             else:
                 await self._whole(events, choices, wanted, name, answer)
+
+    async def _calls(self, wanted: Completion, name: str, request: Request, deadline: float | None) -> list[Call]:
+        """A call for each generation. None is left when one is refused, or the client leaves."""
+        endpoint, carrier, tenant = self._endpoint, dict(request.headers), tenant_in(request.scope)
+        calls: list[Call] = []
+        try:
+            for k, sample in enumerate(wanted.samples):
+                sample.request.request_id = name if len(wanted.samples) == 1 else f"{name}-{k}"
+                # The generations of one prompt are tokenized once.
+                encoded = calls[-1].prompt_ids if k % wanted.best_of else None
+                call = await endpoint.generate(
+                    sample.request, deadline, carrier, sample.names, tenant=tenant, encoded=encoded
+                )
+                call.label({**labels_in(request.scope), **wanted.labels})
+                calls.append(call)
+        except BaseException as error:
+            for call in calls:
+                call.drop(error)
+            raise
+        return calls
 
     async def _whole(
         self, events: Numbered, choices: list[Choice], wanted: Completion, name: str, answer: Answer

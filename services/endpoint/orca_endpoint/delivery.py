@@ -90,6 +90,8 @@ class Delivery:
         self._idle.set()
         self._background: set[asyncio.Task[None]] = set()
         self._detaching = asyncio.Semaphore(DETACHES)
+        self._renewing = asyncio.Lock()
+        self._left = False
 
     # -- what calls use
     @property
@@ -190,8 +192,10 @@ class Delivery:
             await asyncio.wait(self._background, timeout=timeout)
 
     async def leave(self) -> None:
-        """Removes the registration and the stream."""
-        await self._pool.leave_endpoint(self.incarnation)
+        """Removes the registration and the stream, and ends the renewals: one that came later would register again."""
+        self._left = True
+        async with self._renewing:
+            await self._pool.leave_endpoint(self.incarnation)
 
     async def close(self) -> None:
         """Drops what still runs in the background."""
@@ -201,11 +205,13 @@ class Delivery:
 
     # -- the registration
     async def renew(self) -> None:
-        """Registers and renews, for ever."""
-        while True:
+        """Registers and renews, until the endpoint leaves."""
+        while not self._left:
             self._hurry.clear()
             try:
-                await self._renew()
+                async with self._renewing:
+                    if not self._left:
+                        await self._renew()
             except Unavailable as error:
                 self._outage.away(error)
                 self._note_lateness()

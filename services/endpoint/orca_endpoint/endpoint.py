@@ -18,11 +18,12 @@ from orca_pool.retry import reached
 from .call import Call, CallLimits, Submission
 from .call_line import Outcome, current_line
 from .delivery import Delivery
-from .one_thread import OneThread
+from .recent import Recent
 from .refusals import RETRY_AFTER
 from .request_span import RequestSpan
 from .settings import EndpointSettings
 from .text import Vocabulary
+from .threads import Threads
 from .transcript import Transcript
 from .validation import Validator
 
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 # endpoints can so take over from each other.
 RESUME_ROOM = 2
 WATCH = 0.1  # seconds between looks at whether an engine has formed
+WAITING = 1024  # large inputs that may wait for a thread
+TOKENIZING = 4  # threads that tokenize: the library does without Python's lock
+ENGINES_SECONDS = 1.0  # for which the list of engines is told again
 
 
 class Endpoint:
@@ -54,13 +58,16 @@ class Endpoint:
         self.name = settings.served_model_name or checkpoint.name
         self.delivery = delivery
         self._pool, self.vocabulary = pool, vocabulary
-        self._validator = Validator(settings, checkpoint, vocabulary)
+        # Parsing holds Python's lock, so the loop shares it with one thread only.
+        self.large = Threads("large-inputs", 1, WAITING)
+        self.tokenizing = Threads("tokenizing", TOKENIZING, WAITING)
+        self._validator = Validator(settings, checkpoint, vocabulary, self.tokenizing)
+        self._engines = Recent(pool.engine_infos, ENGINES_SECONDS)
         self._limits = CallLimits(settings.pool_patience, settings.call_buffer)
         self._queue_limits = QueueLimits(
             settings.max_waiting_bytes, settings.tenant_requests or None, settings.tenant_waiting_tokens or None
         )
         self._formed = False  # whether an engine has ever formed
-        self.large = OneThread()  # for inputs that would hold up the loop
         self._validating = 0  # requests whose text is being tokenized
         self.draining = False
 
@@ -93,12 +100,13 @@ class Endpoint:
         names: Mapping[str, str] | None = None,
         *,
         tenant: str = "",
+        encoded: Sequence[int] | None = None,
     ) -> Call:
         """A call that will submit the request.
 
         deadline: a moment of the loop's clock. carrier: the caller's metadata, for the trace. names: the caller's names
-        of the request's fields (see `validation`). tenant: whose key the caller sent; empty without keys. Raises what
-        the validation raises, and when no call is admitted.
+        of the request's fields (see `validation`). tenant: whose key the caller sent; empty without keys. encoded: the
+        tokens of its text, where they are known. Raises what the validation raises, and when no call is admitted.
         """
         span = self._span("orca.request", "orca.submit", carrier)
         with refused(span):
@@ -106,7 +114,7 @@ class Endpoint:
             self.check_model(request.model)
             self._validating += 1
             try:
-                work = await self._validator.generate(request, names)
+                work = await self._validator.generate(request, names, encoded)
             finally:
                 self._validating -= 1
         if span is not None:
@@ -178,7 +186,7 @@ class Endpoint:
                     slots=info.slots,
                     epoch=info.epoch,
                 )
-                for info in await self._pool.engine_infos()
+                for info in await self._engines.get()
             ],
         )
 

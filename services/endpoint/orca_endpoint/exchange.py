@@ -34,8 +34,7 @@ class Exchange(ABC):
         request = Request(scope, receive)
         answer = Answer(send)
         try:
-            raw = await request.body()
-            await while_connected(receive, self._serve(raw, request, answer))
+            await while_connected(receive, self._serve(request, answer))
         except ClientDisconnect:
             pass
         except OrcaError as error:
@@ -44,7 +43,7 @@ class Exchange(ABC):
             await answer.fail(internal(error))
 
     @abstractmethod
-    async def _serve(self, raw: bytes, request: Request, answer: "Answer") -> None:
+    async def _serve(self, request: Request, answer: "Answer") -> None:
         """Answers. What it raises is answered as an error."""
 
 

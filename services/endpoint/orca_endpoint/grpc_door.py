@@ -46,9 +46,9 @@ from .endpoint import Endpoint
 from .events import Accepted, Event, Finished, Prompted, Token
 from .grpc_scores import prompt_messages, token_message
 from .limits import Held, Limits
-from .one_thread import OneThread
 from .reflection import SERVICES as REFLECTION
 from .reflection import Reflection
+from .threads import Threads
 
 ORCA, HEALTH = "orca.v1.Orca", "grpc.health.v1.Health"
 Context = grpc.aio.ServicerContext
@@ -68,6 +68,9 @@ OPTIONS = [
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),  # with grpcio 1.85 the timeout above alone takes 2 minutes
     ("grpc.http2.max_pings_without_data", 0),  # no limit: a stream may be silent in the queue for long
+    # A stream's first window stays 64 KB. With probes it grew to what the network carries, 8 to 64 MB, beside what a
+    # message that is being read may take.
+    ("grpc.http2.bdp_probe", 0),
 ]
 
 
@@ -160,9 +163,9 @@ class OrcaServicer:
 
 
 class Messages:
-    """Reads the request of a call."""
+    """Reads the request of a call. gRPC tells of a message only when all of it is there, so only then it counts."""
 
-    def __init__(self, seconds: float, thread: OneThread) -> None:
+    def __init__(self, seconds: float, thread: Threads) -> None:
         """seconds: for a message to come. thread: parses the large ones."""
         self._seconds, self._thread = seconds, thread
 

@@ -28,9 +28,10 @@ class Held:
         self._bytes += size
 
     def release(self) -> None:
-        """The body is not needed any more."""
-        self._limits.take(-self._bytes)
-        self._bytes = 0
+        """The body is not needed any more. Once or more often."""
+        if self._bytes:
+            self._limits.take(-self._bytes)
+            self._bytes = 0
 
 
 class Limits:

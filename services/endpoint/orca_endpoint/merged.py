@@ -6,6 +6,7 @@ from typing import Any
 
 from .call import Call
 from .events import Event
+from .limits import Held
 
 AHEAD = 64  # lists of events that the calls of one request may be ahead of its client
 
@@ -15,12 +16,18 @@ Numbered = AsyncIterator[tuple[int, list[Event]]]  # events that are there toget
 class Single:
     """The events of one call, without the cost of a task and a queue."""
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
+    def __init__(self, call: Call, held: Held) -> None:
+        """held: what the request's body holds of the shared bytes, until the pool has the request."""
+        self._call, self._held = call, held
 
     async def __aenter__(self) -> Numbered:
         await self._call.__aenter__()
-        return ((0, piece) async for piece in self._call.pieces())
+        return self._events()
+
+    async def _events(self) -> Numbered:
+        async for piece in self._call.pieces():
+            self._held.release()
+            yield 0, piece
 
     async def __aexit__(self, *error: Any) -> None:
         await self._call.__aexit__(*error)
@@ -29,8 +36,9 @@ class Single:
 class Merged:
     """The events of several calls as they come. A client that reads slowly slows all of them down."""
 
-    def __init__(self, calls: list[Call]) -> None:
-        self._calls = calls
+    def __init__(self, calls: list[Call], held: Held) -> None:
+        """held: as for `Single`, until the pool has all of them."""
+        self._calls, self._held, self._submitting = calls, held, len(calls)
         self._queue: asyncio.Queue[tuple[int, list[Event] | Exception | None]] = asyncio.Queue(AHEAD)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -46,11 +54,21 @@ class Merged:
     async def _pump(self, n: int, call: Call) -> None:
         try:
             async with call:
+                accepted = False
                 async for piece in call.pieces():
+                    if not accepted:
+                        accepted = True
+                        self._accepted()
                     await self._queue.put((n, piece))
             await self._queue.put((n, None))
         except Exception as error:
             await self._queue.put((n, error))
+
+    def _accepted(self) -> None:
+        """The pool has one request more."""
+        self._submitting -= 1
+        if not self._submitting:
+            self._held.release()
 
     async def _events(self) -> Numbered:
         left = len(self._calls)

@@ -49,9 +49,10 @@ def refusal_error(refusal: Refusal, request_id: str, max_tokens: int, largest_en
 
 
 def busy_error(busy: Busy, tenant: str) -> ResourceExhausted:
-    """The error of a submit that the pool refused because of what waits already. It says when a request would begin."""
-    after = RETRY_AFTER if busy.wait is None else max(busy.wait, RETRY_AT_LEAST)
+    """The error of a submit that the pool refused because of what waits already. It says when to try again."""
+    after = RETRY_AFTER if busy.due is None else max(busy.due, RETRY_AT_LEAST)
     again = f"try again in {after:.1f} s"
+    long = "" if busy.wait is None else f" and {busy.wait:.1f} s long"
     match busy.why:
         case Refusal.TENANT_FULL:
             who = f"tenant {tenant!r}" if tenant else "every caller without a key"
@@ -59,10 +60,12 @@ def busy_error(busy: Busy, tenant: str) -> ResourceExhausted:
                 f"{who} has as many requests as it may; {again}", after, reason=ErrorReason.TENANT_FULL
             )
         case Refusal.LATE:
-            sentence = f"the queue is {after:.1f} s long: the request could not end before its deadline; {again}"
+            sentence = (
+                f"the queue is {busy.wait or 0:.1f} s long: the request could not end before its deadline; {again}"
+            )
             return ResourceExhausted(sentence, after, reason=ErrorReason.QUEUE_LONG)
         case _:
-            return ResourceExhausted(f"the queue is full; {again}", after)
+            return ResourceExhausted(f"the queue is full{long}; {again}", after)
 
 
 def end_error(reason: Reason, request_id: str, trace_id: str) -> OrcaError:

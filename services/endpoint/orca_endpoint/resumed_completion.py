@@ -10,6 +10,7 @@ from orca.v1.orca_pb2 import ResumeRequest
 from orca_common.errors import InvalidArgument
 
 from .access import tenant_in
+from .bodies import body_in
 from .completion_answer import Choice, Chunks, Logprobs
 from .completion_stream import CompletionStream
 from .exchange import Answer, Exchange, deadline_of, until
@@ -23,7 +24,7 @@ UINT32 = (1 << 32) - 1
 class ResumedCompletion(Exchange):
     """The method as an ASGI application."""
 
-    async def _serve(self, raw: bytes, request: Request, answer: Answer) -> None:
+    async def _serve(self, request: Request, answer: Answer) -> None:
         endpoint, deadline = self._endpoint, deadline_of(request)
         from_index, include_usage = asked_in(request)
         wanted = ResumeRequest(request_id=request.path_params["id"], from_index=from_index)
@@ -33,7 +34,7 @@ class ResumedCompletion(Exchange):
         choice.shown_tokens = from_index
         chunks = Chunks(wanted.request_id, endpoint.name, include_usage, numbered=True)
         stream = CompletionStream(answer, chunks, Logprobs(endpoint.spell))
-        async with Single(call) as events, until(deadline):
+        async with Single(call, body_in(request.scope).held) as events, until(deadline):
             await stream.write(events, [choice], wanted.request_id)
             await stream.end((choice.input_tokens, choice.output_tokens) if include_usage else None)
 

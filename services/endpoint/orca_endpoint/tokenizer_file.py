@@ -69,13 +69,16 @@ def expansion(part: Any) -> float:
 
 @contextmanager
 def panics(what: str) -> Iterator[None]:
-    """Makes an error of what the library raises. Raises Internal, whose sentence says what the library was to do."""
+    """Makes an error of what the library raises. Raises Internal, whose sentence says what the library was to do.
+
+    Not what the library says of it: that may quote the prompt, which belongs into no log and no other caller's error.
+    """
     try:
         yield
     except BaseException as error:
         if not is_panic(error) and type(error) is not Exception:  # its errors, as of a missing unknown token, are bare
             raise
-        raise Internal(f"the tokenizer library failed to {what} ({str(error)[:SHOWN]})") from None
+        raise Internal(f"the tokenizer library failed to {what} ({type(error).__name__})") from None
 
 
 def is_panic(error: BaseException) -> bool:

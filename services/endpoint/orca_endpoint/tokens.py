@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from orca_common.errors import ErrorReason, FailedPrecondition, InvalidArgument
 
-from .bodies import parsed
+from .bodies import body_in, parsed
 from .body import check_names, get, load, text
 from .completion_request import token_ids
 from .endpoint import Endpoint
@@ -38,7 +38,7 @@ class Tokens:
             ids = vocabulary.encode(prompt, special)
             return ids, [vocabulary.spell(i) for i in ids] if spelled else None
 
-        ids, names = encoded() if size <= IN_LOOP else await self._endpoint.large.run(encoded)
+        ids, names = encoded() if size <= IN_LOOP else await self._endpoint.tokenizing.run(encoded)
         limit = self._endpoint.checkpoint.max_positions
         return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": names})
 
@@ -56,7 +56,7 @@ class Tokens:
         return JSONResponse({"prompt": "".join(texts)})
 
     async def _body(self, request: Request, known: set[str]) -> Mapping[str, Any]:
-        body = await parsed(await request.body(), load, self._endpoint.large)
+        body = await parsed(body_in(request.scope), load, self._endpoint.large)
         check_names(body, known)
         self._endpoint.check_model(get(body, "model", str, "a string", ""))
         return body

@@ -4,13 +4,13 @@ A `GenerateRequest` becomes `Work`: the pool's record and what a submit needs be
 raised, or FailedPrecondition for what this model cannot do.
 """
 
-import asyncio
 import hashlib
 import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from orca.v1.orca_pb2 import CancelRequest, GenerateRequest, ResumeRequest, Sampling
 from orca.v1.pool_pb2 import PoolRequest
@@ -20,6 +20,7 @@ from orca_common.errors import ErrorReason, FailedPrecondition, InvalidArgument
 from .adjustments import adjustments_of
 from .settings import EndpointSettings
 from .text import Vocabulary
+from .threads import Threads
 
 MAX_ID = 128
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:~-]+")
@@ -65,14 +66,21 @@ class Attempts:
 class Validator:
     """Checks requests against one model and one endpoint's limits."""
 
-    def __init__(self, settings: EndpointSettings, checkpoint: Checkpoint, vocabulary: Vocabulary | None) -> None:
-        self._limits, self._model, self._vocabulary = settings, checkpoint, vocabulary
+    def __init__(
+        self, settings: EndpointSettings, checkpoint: Checkpoint, vocabulary: Vocabulary | None, threads: Threads
+    ) -> None:
+        """threads: tokenize long texts."""
+        self._limits, self._model, self._vocabulary, self._threads = settings, checkpoint, vocabulary, threads
         self._attempts = Attempts()
 
-    async def generate(self, request: GenerateRequest, names: Mapping[str, str] | None = None) -> Work:
-        """The work of a valid request; the caller adds `record.trace`. Raises InvalidArgument and FailedPrecondition.
+    async def generate(
+        self, request: GenerateRequest, names: Mapping[str, str] | None = None, encoded: Sequence[int] | None = None
+    ) -> Work:
+        """The work of a valid request; the caller adds `record.trace`. Raises InvalidArgument, FailedPrecondition, and
+        ResourceExhausted when too many long texts wait.
 
-        names: the caller's names of fields, where they differ from orca.v1's.
+        names: the caller's names of fields, where they differ from orca.v1's. encoded: the tokens of the request's
+        text, where another request had the same.
         """
         check = Fields(names or {})
         request_id = self._request_id(request.request_id) if request.request_id else f"req-{secrets.token_hex(12)}"
@@ -82,7 +90,7 @@ class Validator:
         self._endings(request, check)
         if request.max_new_tokens < 1:
             raise check.error("max_new_tokens", "must be at least 1")
-        prompt_ids = await self._prompt(request, check)
+        prompt_ids = await self._prompt(request, check, encoded)
         seed = request.sampling.seed if request.sampling.HasField("seed") else seed_of(request_id)
         eos = () if request.ignore_eos else self._model.eos_token_ids
         adjustments = adjustments_of(request, self._model.vocab_size, check.error)
@@ -170,7 +178,7 @@ class Validator:
             raise check.error("stop_token_ids", f"has {count} ids; at most {limit} are allowed")
         self._known(request.stop_token_ids, "stop_token_ids", check)
 
-    async def _prompt(self, request: GenerateRequest, check: "Fields") -> Sequence[int]:
+    async def _prompt(self, request: GenerateRequest, check: "Fields", encoded: Sequence[int] | None) -> Sequence[int]:
         kind = request.WhichOneof("prompt")
         if kind is None:
             raise check.error("prompt", "is missing: give text or token ids")
@@ -194,8 +202,9 @@ class Validator:
         if self._vocabulary.longest_token:
             least = -(-size // self._vocabulary.longest_token)
             self._fits(least, request.max_new_tokens, "text", check, "at least ")
-        encode = self._vocabulary.encode
-        encoded = encode(text) if size <= IN_LOOP else await asyncio.to_thread(encode, text)
+        if encoded is None:
+            encode = partial(self._vocabulary.encode, text)
+            encoded = encode() if size <= IN_LOOP else await self._threads.run(encode)
         if not encoded:
             raise check.error("text", "the prompt has no tokens")
         self._fits(len(encoded), request.max_new_tokens, "text", check)

@@ -31,7 +31,8 @@ from redis.exceptions import (
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from orca_common.errors import ErrorReason, Unavailable
+from orca_common.errors import ErrorReason, PermissionDenied, Unavailable
+from orca_common.roles import check_redis
 from orca_common.tls import AUTHORITY, CERTIFICATE, KEY
 
 from .primary import Primary
@@ -40,6 +41,10 @@ from .scripts import Script
 # Error replies of a server that fails over or cannot write now. Some are known by their text alone.
 NOT_NOW = (AskError, ClusterDownError, TryAgainError)
 NOT_NOW_TEXTS = ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED")
+
+# Milliseconds. A replica that gets a write and the question at the same time answers before the write is on its disk.
+# The next answer follows the next question, or comes after a second.
+ASK_AGAIN = 20
 
 Argument = str | bytes | int
 
@@ -206,14 +211,18 @@ class Link:
 
         Raises Unavailable when it is not in time: whoever asked asks again.
         """
-        wait = max(1, round(limit * 500))
-        await connection.send_command("WAITAOF", 1, replicas, wait, check_health=False)
-        here, there = await connection.read_response()
-        if here < 1 or there < replicas:
-            raise Unavailable(
-                f"the request pool has {there} replicas that are up to date, {replicas} are asked for",
-                reason=ErrorReason.POOL_AWAY,
-            )
+        loop = asyncio.get_running_loop()
+        end = loop.time() + limit / 2
+        while True:
+            await connection.send_command("WAITAOF", 1, replicas, ASK_AGAIN, check_health=False)
+            here, there = await connection.read_response()
+            if here >= 1 and there >= replicas:
+                return
+            if loop.time() > end:
+                raise Unavailable(
+                    f"the request pool has {there} replicas that are up to date, {replicas} are asked for",
+                    reason=ErrorReason.POOL_AWAY,
+                )
 
     async def _keep(self, line: _Line) -> None:
         """Keeps a connection for the next exchange, unless others of its time were lost."""
@@ -236,6 +245,7 @@ class Link:
 
     async def _on_connect(self, connection: Connection) -> None:
         """Signs in on a new connection, and tells another server process or dataset from the one before."""
+        _check_certificate(connection)
         await connection.on_connect()
         server: list[bytes] = []
         for section, name in (("server", b"run_id:"), ("replication", b"master_replid:")):
@@ -245,6 +255,15 @@ class Link:
         if self._away or self._server not in (None, server):
             self.generation += 1
         self._away, self._server = False, server
+
+
+def _check_certificate(connection: Connection) -> None:
+    """Raises redis's ConnectionError when a service of ours, and not Redis, is at the other end of a TLS connection."""
+    shown: dict[str, Any] = cast(Any, connection)._writer.get_extra_info("peercert") or {}
+    try:
+        check_redis(name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS")
+    except PermissionDenied as error:
+        raise ConnectionError(str(error)) from None
 
 
 def _certificates(url: str, tls_dir: str | None) -> dict[str, str]:

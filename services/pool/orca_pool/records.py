@@ -99,6 +99,8 @@ class Busy(NamedTuple):
 
     why: Refusal  # FULL, TENANT_FULL or LATE
     wait: float | None  # seconds until the request would begin if it were in the queue; None: nobody knows
+    # Seconds until what it lacks is due: a place in the queue, one of its tenant's, or a queue that is short enough.
+    due: float | None = None
 
 
 class Packet(NamedTuple):

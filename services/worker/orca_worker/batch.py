@@ -16,6 +16,8 @@ from orca_common.errors import FailedPrecondition
 from .kv import KVManager
 from .rows import Adjusted, Rows
 
+HERE = -1  # in place of an increment's token: the device has it in its token table
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -24,7 +26,7 @@ class Batch:
     rows: np.ndarray  # [B]
     query_lengths: list[int]  # [B] tokens of each request in this iteration
     contexts: list[int]  # [B] earlier tokens of each request, whose keys and values are in memory
-    token_ids: np.ndarray  # [T]
+    token_ids: np.ndarray  # [T]; HERE: the row's last token
     positions: np.ndarray  # [T] index of each token in its request
     slots: np.ndarray  # [T] where the token's key and value go
     last: np.ndarray  # [B] flat index of each request's last token
@@ -53,11 +55,17 @@ def token_count(iteration: worker_pb2.Iteration) -> int:
 
 
 def build_batch(
-    iteration: worker_pb2.Iteration, rows: Rows, kv: KVManager, vocab_size: int, max_positions: int
+    iteration: worker_pb2.Iteration,
+    rows: Rows,
+    kv: KVManager,
+    vocab_size: int,
+    max_positions: int,
+    tokens_on_device: bool = False,
 ) -> Batch:
     """The flat batch of an iteration whose initiations have been admitted.
 
-    Increments without tokens (the scheduler runs ahead) continue from the token that the row has made last.
+    Increments without tokens (the scheduler runs ahead) continue from the token that the row has made last. With
+    `tokens_on_device` the host need not know it: HERE stands in its place.
     Raises FailedPrecondition when the message does not fit what this rank holds.
     """
     initiations, tokens = iteration.initiations, list(iteration.increment_tokens)
@@ -73,7 +81,7 @@ def build_batch(
     n_initiations, n_increments = len(initiations), len(iteration.increment_rows)
     continues = not tokens
     if continues:
-        tokens = members["last_token"][n_initiations:].tolist()
+        tokens = [HERE] * n_increments if tokens_on_device else members["last_token"][n_initiations:].tolist()
     contexts = [*(0,) * n_initiations, *iteration.increment_positions]
     if not len(contexts) - n_initiations == len(tokens) == n_increments:
         raise FailedPrecondition(

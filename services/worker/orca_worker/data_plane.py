@@ -56,14 +56,17 @@ class DataPlane(Protocol):
     def send(self, x: Tensor) -> None:
         """Sends x to the same tensor rank of the next stage, without waiting for its arrival."""
 
-    def send_tokens(self, token_ids: list[int]) -> None:
-        """Sends sampled tokens to all ranks of the first stage. Called by the rank that samples."""
+    def send_tokens(self, token_ids: list[int] | Tensor) -> None:
+        """Sends sampled tokens [B] to all ranks of the first stage. Called by the rank that samples."""
 
     def expect_tokens(self, count: int) -> None:
         """Begins to receive the tokens of an iteration of `count` requests."""
 
-    def receive_tokens(self) -> list[int]:
-        """The tokens of the oldest iteration that was expected and not received."""
+    def receive_tokens(self) -> Tensor:
+        """The tokens [B] int32 of the oldest iteration that was expected and not received, on the rank's device.
+
+        On a GPU the host does not wait for them.
+        """
         ...
 
     def abort(self, reason: str) -> None:
@@ -97,13 +100,13 @@ class Loopback:
     def send(self, x: Tensor) -> None:
         raise AssertionError("a single stage sends nothing")
 
-    def send_tokens(self, token_ids: list[int]) -> None:
+    def send_tokens(self, token_ids: list[int] | Tensor) -> None:
         raise AssertionError("a single rank has its tokens")
 
     def expect_tokens(self, count: int) -> None:
         raise AssertionError("a single rank has its tokens")
 
-    def receive_tokens(self) -> list[int]:
+    def receive_tokens(self) -> Tensor:
         raise AssertionError("a single rank has its tokens")
 
     def abort(self, reason: str) -> None:

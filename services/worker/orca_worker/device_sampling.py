@@ -1,4 +1,9 @@
-"""`sample` on a CUDA device, with kernels. **Not run on a GPU yet.**"""
+"""Sampling on a CUDA device, with kernels, and the way of the tokens to the host. **Not run on a GPU yet.**
+
+Greedy rows and those with a temperature alone are drawn by the kernels, inside a graph where there is one. Rows with
+top-k, top-p or adjustments are drawn by plain torch from the same logits, right after. The host waits for neither,
+unless a row is adjusted.
+"""
 
 import math
 from collections.abc import Mapping
@@ -7,46 +12,60 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orca_kernels.transfer import to_device
-from orca_kernels.triton import sampling as kernels
+from orca_kernels.transfer import Arriving, to_device
+from orca_kernels.triton.sampling import sample
 
-from .models.model import Output, Scored
+from .models.model import Output
 from .rows import Adjusted
-from .sampling import PLAIN, not_finite, sample
+from .sampling import choose, not_finite
 
 
-def sample_on_device(
-    logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Mapping[int, Adjusted] = PLAIN
-) -> Output:
-    """As `sample`: logits [B, V], requests [B] of rows.ROW, draws [B], what some rows ask for -> a token each.
-
-    A request's token does not depend on the batch. Those with top-k, top-p or adjustments are left to `sample`, which
-    waits for the device once more.
-    """
-    temperature = requests["temperature"]
+def is_cut(requests: np.ndarray, adjusted: Mapping[int, Adjusted], vocabulary: int) -> np.ndarray:
+    """requests [B] of rows.ROW -> [B] bool: rows that plain torch draws."""
     top_k, top_p = requests["top_k"], requests["top_p"]
-    cut = (temperature > 0) & (((top_k > 0) & (top_k < logits.shape[1])) | ((top_p > 0) & (top_p < 1)))
+    cut = (requests["temperature"] > 0) & (((top_k > 0) & (top_k < vocabulary)) | ((top_p > 0) & (top_p < 1)))
     if adjusted:
         cut[list(adjusted)] = True
-    drawn = (temperature > 0) & ~cut
-    if drawn.any():
-        tokens, logprobs = kernels.sample(
-            logits,
-            to_device(torch.from_numpy(np.where(drawn, temperature, 0).astype(np.float32)), logits.device),
-            to_device(torch.from_numpy(requests["seed"].astype(np.uint64).view(np.int64)), logits.device),
-            to_device(torch.from_numpy(draws.astype(np.int64)), logits.device),
-        )
-    else:
-        tokens, logprobs = kernels.greedy(logits)
-    together = torch.stack([tokens.double(), logprobs.double()]).tolist()  # one copy, exact to 2**53
-    ids = [int(token) for token in together[0]]
-    asked = [p if want else math.nan for p, want in zip(together[1], requests["logprobs"].tolist(), strict=True)]
-    scores: list[Scored] = []
-    if cut.any():
-        at = np.flatnonzero(cut)
-        theirs = {n: adjusted[i] for n, i in enumerate(at.tolist()) if i in adjusted}
-        rest = sample(logits[to_device(torch.from_numpy(at), logits.device)], requests[at], draws[at], theirs)
-        for i, token, logprob in zip(at.tolist(), rest.token_ids, rest.logprobs, strict=True):
-            ids[i], asked[i] = token, logprob
-        scores = [one._replace(member=int(at[one.member])) for one in rest.scores]
-    return Output(ids, asked, not_finite=not_finite(together[1]), scores=scores)
+    return cut
+
+
+def choose_on_device(logits: Tensor, temperatures: Tensor, seeds: Tensor, draws: Tensor) -> Tensor:
+    """Arguments of `sample` -> what `sampling.choose` gives: [3, B] float64, of which the last is NaN where the logits
+    are not finite.
+    """
+    tokens, logprobs = sample(logits, temperatures, seeds, draws)
+    return torch.stack([tokens.double(), logprobs.double(), logprobs.double()])
+
+
+def choose_cut(
+    logits: Tensor, chosen: Tensor, cut: np.ndarray, requests: np.ndarray, draws: np.ndarray,
+    adjusted: Mapping[int, Adjusted],
+) -> None:  # fmt: skip
+    """Puts into `chosen` [3, B or more] what the rows `cut` [B] get. logits [B or more, V]."""
+    where = np.flatnonzero(cut)
+    at = to_device(torch.from_numpy(where), logits.device)
+    theirs = {n: adjusted[i] for n, i in enumerate(where.tolist()) if i in adjusted}
+    rest = choose(logits.index_select(0, at), requests[where], draws[where], theirs)
+    chosen[:2].index_copy_(1, at, rest[:2])
+
+
+class Tokens:
+    """`Later`: what was chosen for a batch, on its way to the host.
+
+    chosen [3, B]; wanted [B] bool: who asks for a log probability.
+    """
+
+    def __init__(self, chosen: Tensor, wanted: np.ndarray) -> None:
+        self._chosen, self._wanted, self._copy = chosen, wanted.tolist(), Arriving(chosen)
+
+    @property
+    def tokens(self) -> Tensor:
+        return self._chosen[0].long()
+
+    def is_there(self) -> bool:
+        return self._copy.is_there()
+
+    def result(self) -> Output:
+        ids, logprobs, finite = self._copy.wait().tolist()
+        asked = [value if want else math.nan for value, want in zip(logprobs, self._wanted, strict=True)]
+        return Output([int(token) for token in ids], asked, not_finite=not_finite(finite))

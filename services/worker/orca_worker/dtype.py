@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from orca_common.errors import FailedPrecondition
 
-from .models.model import CPU
+from .models.model import Compute
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def choose_dtype(asked: str, device: torch.device | None, cpu: CPU) -> str:
+def choose_dtype(asked: str, device: torch.device | None, compute: Compute) -> str:
     """The type for `asked`, which may be "auto". Raises FailedPrecondition when the device cannot use it.
 
     auto     on a GPU     bfloat16, which GPUs since compute capability 8.0 multiply; float16 on older ones
@@ -33,10 +33,10 @@ def choose_dtype(asked: str, device: torch.device | None, cpu: CPU) -> str:
 
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
-    return "bfloat16" if kernels_are_used(cpu) or torch.cpu._is_avx512_bf16_supported() else "float32"
+    return "bfloat16" if kernels_are_used(compute) or torch.cpu._is_avx512_bf16_supported() else "float32"
 
 
-def kernels_are_used(cpu: CPU) -> bool:
+def kernels_are_used(compute: Compute) -> bool:
     """Whether the compiled kernels run a model on this CPU. Where they cannot be built, the log says why.
 
     Raises FailedPrecondition when an instruction set was asked for by name and nothing is built.
@@ -44,13 +44,13 @@ def kernels_are_used(cpu: CPU) -> bool:
     from orca_kernels.cpu.build import CannotBuild
     from orca_kernels.cpu.library import library
 
-    if cpu.kernels == "torch":
+    if compute.kernels == "torch":
         return False
     try:
         library()
     except CannotBuild as error:
-        if cpu.kernels != "auto":
-            raise FailedPrecondition(f"kernels: {cpu.kernels} cannot be had: {error}") from None
+        if compute.kernels != "auto":
+            raise FailedPrecondition(f"kernels: {compute.kernels} cannot be had: {error}") from None
         log.warning("no compiled kernels, plain torch runs the model: %s", error)
         return False
     return True

@@ -240,18 +240,16 @@ class ProcessGroups:
         x = x.contiguous()
         self._start("downstream", x, lambda group: group.send([x], 1, 0))
 
-    def send_tokens(self, token_ids: list[int]) -> None:
-        x = torch.tensor(token_ids, dtype=torch.int32, device=self._device)
+    def send_tokens(self, token_ids: list[int] | Tensor) -> None:
+        x = torch.as_tensor(token_ids, dtype=torch.int32, device=self._device)
         for reader in range(1, self._token_readers + 1):
             self._start("tokens", x, lambda group, reader=reader: group.send([x], reader, 0))
 
     def expect_tokens(self, count: int) -> None:
         self._expect("tokens", torch.empty(count, dtype=torch.int32, device=self._device))
 
-    def receive_tokens(self) -> list[int]:
-        token_ids = self._receive("tokens").tolist()
-        self.check()  # NCCL's operations end without an error when they are aborted
-        return token_ids
+    def receive_tokens(self) -> Tensor:
+        return self._receive("tokens")
 
     def _expect(self, purpose: str, x: Tensor) -> None:
         """Notes that x will be received. With gloo the receive begins here: the sender waits for it, and then x arrives

@@ -33,7 +33,7 @@ from .controller import Controller
 from .dtype import choose_dtype, kernels_are_used
 from .machine import kernels_needed
 from .models.families import check_type, family_of
-from .models.model import CPU
+from .models.model import Compute
 from .process import die_with_parent
 from .rendezvous import Rendezvous
 from .server import listen, new_server
@@ -81,7 +81,7 @@ def prepare(settings: RankSettings) -> Checkpoint:
             import_module(module)
         if kernels_needed(settings.device, settings.kernels):
             try:  # loads them; a checkout's first start builds them
-                kernels_are_used(CPU(settings.threads, settings.kernels))
+                kernels_are_used(Compute(settings.threads, settings.kernels))
             except FailedPrecondition as error:
                 raise SystemExit(str(error)) from None
     gc.collect()
@@ -119,12 +119,12 @@ class RankApp:
         self._open.callback(telemetry.close)
 
         self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        cpu = CPU(settings.threads, settings.kernels)
+        compute = Compute(settings.threads, settings.kernels, settings.cuda_graphs)
         try:
-            dtype = choose_dtype(settings.dtype, device, cpu)
+            dtype = choose_dtype(settings.dtype, device, compute)
         except FailedPrecondition as error:
             raise SystemExit(str(error)) from None
-        stage = Stage(checkpoint, dtype, device, settings.slots, cpu)
+        stage = Stage(checkpoint, dtype, device, settings.slots, compute)
         rendezvous = Rendezvous(host, device, settings.host)
         transport = transport_of(settings.tls_dir)
         self._controller = Controller(checkpoint, stage, telemetry, rendezvous, transport, self._failure.set_result)

@@ -100,8 +100,12 @@ class Rows:
 
         Skips a row that another request has been given since.
         """
-        same = self.table["claim"][rows] == claims
+        same = self.still(rows, claims)
         self.table["last_token"][rows[same]] = np.array(token_ids)[same]
+
+    def still(self, rows: np.ndarray, claims: np.ndarray) -> np.ndarray:
+        """-> [B] bool: which of these rows have the same request as then."""
+        return self.table["claim"][rows] == claims
 
     def clear(self) -> None:
         self.table = np.zeros(64, ROW)

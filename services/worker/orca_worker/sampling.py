@@ -15,7 +15,7 @@ three show in the largest logit, which is computed anyway. Minus infinity elsewh
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -26,13 +26,14 @@ from orca_kernels.transfer import to_device
 from .adjusting import adjust, min_ps
 from .batch import Batch
 from .data_plane import DataPlane
+from .device_tokens import DeviceTokens
+from .host_draw import draw_rows
 from .kv import KVManager, KVShape
 from .models.model import Output
 from .rows import Adjusted
 from .scoring import PromptScores, scored, tops, with_prompts
 
 PLAIN: Mapping[int, Adjusted] = {}  # of a batch of plain requests
-FIRST_GUESS = 1024  # candidates that top-p looks at before it sorts a whole vocabulary
 
 LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -64,6 +65,17 @@ def sample(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Ma
     Waits for the device once, at its end. adjusted: what some rows of the batch ask for beyond the plain draw; only
     then there is more to wait for.
     """
+    ids, logprobs, maxima = choose(logits, requests, draws, adjusted).tolist()  # one copy
+    asked = [value if want else math.nan for value, want in zip(logprobs, requests["logprobs"].tolist(), strict=True)]
+    scores = scored(tops(logits, adjusted), {}) if adjusted else ()
+    return Output([int(token) for token in ids], asked, not_finite=not_finite(maxima), scores=scores)
+
+
+def choose(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Mapping[int, Adjusted] = PLAIN) -> Tensor:
+    """As `sample`, without waiting for the device, unless rows are adjusted
+    -> [3, B] float64 there: tokens (exact to 2**53), their log probabilities if any row asks for its own, and a number
+    that is finite where the row's logits are.
+    """
     largest, tokens = logits.max(-1)  # [B] each; max, not argmax: 0.9 against 5.1 ms for 32 x 50257 bf16 on a CPU
     judged, min_p = logits, None
     if adjusted:
@@ -74,16 +86,11 @@ def sample(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Ma
     if len(drawn):
         at = to_device(torch.from_numpy(drawn), logits.device)
         tokens[at] = _draw(judged[at], requests[drawn], draws[drawn], None if min_p is None else min_p[drawn])
-    wanted, results = requests["logprobs"], [tokens.double(), largest.double()]  # exact to 2**53
-    if wanted.any():
+    logprobs = largest
+    if requests["logprobs"].any():
         values = logits.float()
-        results.append((values.gather(1, tokens[:, None])[:, 0] - values.logsumexp(-1)).double())
-    ids, maxima, *logprobs = torch.stack(results).tolist()  # one copy
-    asked = [math.nan] * len(ids)
-    if logprobs:
-        asked = [value if want else math.nan for value, want in zip(logprobs[0], wanted.tolist(), strict=True)]
-    scores = scored(tops(logits, adjusted), {}) if adjusted else ()
-    return Output([int(token) for token in ids], asked, not_finite=not_finite(maxima), scores=scores)
+        logprobs = values.gather(1, tokens[:, None])[:, 0] - values.logsumexp(-1)
+    return torch.stack([tokens.double(), logprobs.double(), largest.double()])
 
 
 def not_finite(values: Iterable[float]) -> list[int]:
@@ -93,6 +100,14 @@ def not_finite(values: Iterable[float]) -> list[int]:
 
 def _draw(logits: Tensor, requests: np.ndarray, draws: np.ndarray, min_p: np.ndarray | None) -> Tensor:
     """logits [b, V] of requests with a temperature -> tokens [b]."""
+    if logits.device.type != "cpu":
+        return draw_at_once(logits, requests, draws, min_p)
+    least, u = np.zeros(len(logits)) if min_p is None else min_p, uniform(requests["seed"], draws)
+    return torch.tensor(draw_rows(logits, requests["temperature"], requests["top_k"], requests["top_p"], least, u))
+
+
+def draw_at_once(logits: Tensor, requests: np.ndarray, draws: np.ndarray, min_p: np.ndarray | None) -> Tensor:
+    """`draw_rows` for a GPU, by the same steps for all rows together: [b] tokens on the device, without waiting."""
     values = logits.float()
     temperature = to_device(torch.from_numpy(requests["temperature"].astype(np.float32)), logits.device)
     values = (values - values.max(-1, keepdim=True).values) / temperature[:, None].clamp(min=1e-30)
@@ -131,12 +146,8 @@ def _keep_top_p(values: Tensor, top_p: np.ndarray) -> Tensor:
     """values [b, V]: keeps the fewest likeliest tokens that together reach top_p; ties with the last one stay."""
     p = to_device(torch.from_numpy(top_p), values.device)[:, None]
     least = p * values.exp().sum(-1, keepdim=True, dtype=torch.float64)  # the largest value is 0
-    n = min(FIRST_GUESS, values.shape[1]) if values.device.type == "cpu" else values.shape[1]
-    largest = values.topk(n, dim=-1).values  # [b, n] descending
+    largest = values.sort(-1, descending=True).values
     reached = largest.exp().double().cumsum(-1) >= least
-    if n < values.shape[1] and not bool((reached[:, -1] | (p[:, 0] > 1)).all()):
-        largest = values.sort(-1, descending=True).values  # 80 ms for 32 x 50257 on a CPU, 12 ms for the first guess
-        reached = largest.exp().double().cumsum(-1) >= least
     # Index of the first that reaches p. If none does (p > 1, or rounding), nothing is cut.
     found = reached.any(-1, keepdim=True)
     floor = largest.gather(1, reached.int().argmax(-1, keepdim=True))
@@ -144,11 +155,10 @@ def _keep_top_p(values: Tensor, top_p: np.ndarray) -> Tensor:
 
 
 EndOfModel = Callable[[np.ndarray], Tensor]  # the end of the last stage: flat indexes [n] -> logits [n, V of this rank]
-Sample = Callable[[Tensor, np.ndarray, np.ndarray, Mapping[int, Adjusted]], Output]
 
 
-class StageModel(Protocol):
-    """The layers of a stage, which make hidden states or, at the last stage, what makes logits of them."""
+class Layers(Protocol):
+    """The layers of a stage."""
 
     vocabulary_shares: list[int]  # how many tokens of the vocabulary each tensor rank has
     kernels: str  # what computes it, in words for the log
@@ -158,13 +168,22 @@ class StageModel(Protocol):
 
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]: ...
 
+
+class StageModel(Layers, Protocol):
+    """Layers that make hidden states or, at the last stage, what makes logits of them."""
+
     def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | EndOfModel: ...
 
 
-class HiddenModel:
-    """`Model` of an earlier stage: its hidden states go to the next stage."""
+L = TypeVar("L", bound=Layers)
 
-    def __init__(self, model: StageModel) -> None:
+
+class OfStage(Generic[L]):
+    """What the models of all stages have in common."""
+
+    tokens: DeviceTokens | None = None  # the host tells all tokens
+
+    def __init__(self, model: L) -> None:
         self.model = model
 
     @property
@@ -178,6 +197,13 @@ class HiddenModel:
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
         return self.model.incoming(tokens)
 
+    def prepare(self, kv: KVManager) -> None:
+        pass
+
+
+class HiddenModel(OfStage[StageModel]):
+    """`Model` of an earlier stage: its hidden states go to the next stage."""
+
     @torch.inference_mode()
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
         hidden = self.model.forward(batch, kv, plane, x)
@@ -185,39 +211,26 @@ class HiddenModel:
         return Output([], [], hidden)
 
 
-class SamplingModel:
+class SamplingModel(OfStage[StageModel]):
     """`Model` of the last stage: its logits are gathered on tensor rank 0, which samples."""
-
-    def __init__(self, model: StageModel, sample: Sample = sample) -> None:
-        self.model, self._sample = model, sample
-
-    @property
-    def kernels(self) -> str:
-        return self.model.kernels
-
-    @property
-    def kv_shape(self) -> KVShape | None:
-        return self.model.kv_shape
-
-    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
-        return self.model.incoming(tokens)
 
     @torch.inference_mode()
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
         head = self.model.forward(batch, kv, plane, x)
         assert not isinstance(head, Tensor), "the last stage makes logits"
         logits = plane.gather(head(batch.last), self.model.vocabulary_shares)
-        prompts = self._score(head, batch, plane) if batch.adjusted else None
+        prompts = score_prompts(head, batch, plane, self.model.vocabulary_shares) if batch.adjusted else None
         if logits is None:
             return Output([], [])
-        output = self._sample(logits, batch.requests, batch.draws, batch.adjusted)
+        output = sample(logits, batch.requests, batch.draws, batch.adjusted)
         return output if prompts is None else with_prompts(output, prompts)
 
-    def _score(self, head: EndOfModel, batch: Batch, plane: DataPlane) -> PromptScores:
-        """The logprobs of the prompts whose requests ask for them; filled in on tensor rank 0 alone."""
-        prompts = PromptScores(batch)
-        for part in prompts.pieces():
-            logits = plane.gather(head(prompts.places[part]), self.model.vocabulary_shares)
-            if logits is not None:
-                prompts.add(part, logits)
-        return prompts
+
+def score_prompts(head: EndOfModel, batch: Batch, plane: DataPlane, vocabulary_shares: list[int]) -> PromptScores:
+    """The logprobs of the prompts whose requests ask for them; filled in on tensor rank 0 alone."""
+    prompts = PromptScores(batch)
+    for part in prompts.pieces():
+        logits = plane.gather(head(prompts.places[part]), vocabulary_shares)
+        if logits is not None:
+            prompts.add(part, logits)
+    return prompts

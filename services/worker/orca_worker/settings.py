@@ -30,7 +30,9 @@ class WorkerSettings(ServiceSettings):
     threads: int = Field(default=0, ge=0)
     """Threads of a rank on a CPU; 0: one for each core that the process may use."""
     kernels: Kernels = "auto"
-    """Kernels on a CPU, by instruction set; auto: the best that the machine runs; torch: plain torch, none of them."""
+    """Kernels on a CPU, by instruction set; auto: the best that the machine runs; torch: plain torch, on a GPU too."""
+    cuda_graphs: bool = True
+    """On a GPU: iterations of increments alone run as CUDA graphs, where a rank is a whole stage."""
 
     @property
     def reachable_host(self) -> str:

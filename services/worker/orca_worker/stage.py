@@ -6,7 +6,8 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from orca.v1 import worker_pb2
@@ -19,7 +20,7 @@ from .kv import KVManager
 from .loading import Loading
 from .memory import SLOTS_OF_NOTHING, free_bytes
 from .models.families import load_model
-from .models.model import CPU, Model, Output
+from .models.model import Compute, Later, Model, Output
 from .partition import SINGLE, Place
 from .rows import Rows
 
@@ -45,6 +46,44 @@ class Owed(NamedTuple):
     claims: np.ndarray  # [B]
 
 
+class Unread(NamedTuple):
+    """An iteration whose tokens are on the device, or on their way from there."""
+
+    rows: np.ndarray  # [B]
+    claims: np.ndarray  # [B]
+    later: Later
+
+
+class Launched(NamedTuple):
+    """An iteration that has been run or, where the output comes later, put on the device. Any thread may read it."""
+
+    output: Output
+    plane: DataPlane
+    times: worker_pb2.StageTimes
+
+    def read(self) -> Output:
+        """Waits for the output, if it comes later. Raises as `Stage.launch` does."""
+        if self.output.later is None:
+            return self.output
+        with as_peer_lost(self.plane):
+            output = self.output.later.result()
+        self.times.computed = self.times.sent = time.time_ns()
+        return output
+
+
+@contextmanager
+def as_peer_lost(plane: DataPlane) -> Iterator[None]:
+    """Raises PeerLost for whatever happened on a plane that no longer works."""
+    try:
+        yield
+        plane.check()  # an abort ends a GPU's operations without an error, and leaves garbage
+    except PeerLost:
+        raise
+    except Exception:
+        plane.check()  # a device's error may be the consequence of an abort
+        raise
+
+
 class Stage:
     """Forms and runs iterations. Only the GPU thread calls it, except for `rows.held` and `loading`.
 
@@ -58,18 +97,19 @@ class Stage:
         dtype: str,
         device: torch.device | None,
         max_slots: int | None,
-        cpu: CPU,
+        compute: Compute,
         load: Callable[[Place], tuple[Model, int]] | None = None,
     ) -> None:
         self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
-        self._max_slots, self._cpu = max_slots, cpu
-        self._load_model = load or (lambda place: load_model(checkpoint, place, dtype, device, cpu, self.loading))
+        self._max_slots, self._compute = max_slots, compute
+        self._load_model = load or (lambda place: load_model(checkpoint, place, dtype, device, compute, self.loading))
         self.loading = Loading()
         self._model: Model | None = None
         self._place = SINGLE  # of the model
         self._plane: DataPlane = Loopback()
         self._kv = KVManager(None)
         self._owed: deque[Owed] = deque()
+        self._unread: deque[Unread] = deque()
         self.rows = Rows()
 
     def form(self, block_size: int, place: Place = SINGLE, plane: DataPlane | None = None) -> Memory:
@@ -79,6 +119,7 @@ class Stage:
         """
         self.rows.clear()
         self._owed.clear()
+        self._unread.clear()
         self._kv.release()
         if self._model is None or self._place != place:
             self._model = None  # frees its memory before the new one is loaded
@@ -98,8 +139,8 @@ class Stage:
         if self._device is not None:
             import torch
 
-            if self._cpu.threads:
-                torch.set_num_threads(self._cpu.threads)
+            if self._compute.threads:
+                torch.set_num_threads(self._compute.threads)
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)  # this thread's current device
         started = time.monotonic()
@@ -121,34 +162,34 @@ class Stage:
         return model
 
     def allocate(self, slots: int, block_size: int) -> None:
-        """Allocates the Attention K/V manager's memory."""
+        """Allocates the Attention K/V manager's memory, and lets the model get ready for it."""
         self._kv.allocate(slots, block_size)
+        if self._model is not None:
+            self._model.prepare(self._kv)
 
-    def run(
+    def run(self, iteration: worker_pb2.Iteration, times: worker_pb2.StageTimes | None = None) -> Output:
+        """Launches one iteration and waits for its output."""
+        return self.launch(iteration, times).read()
+
+    def launch(
         self,
         iteration: worker_pb2.Iteration,
         times: worker_pb2.StageTimes | None = None,
         following: worker_pb2.Iteration | None = None,
-    ) -> Output:
+    ) -> Launched:
         """Runs one iteration: forgets the rows that ended, takes in the new ones, runs the layers, keeps their tokens.
 
-        Fills in its part of `times`. `following` is the next iteration, if it has come already: its hidden states may
-        then arrive while this one computes. Raises PeerLost when the data plane failed, anything else when this rank
-        did.
+        On a GPU it does not wait for them. Fills in its part of `times`. `following` is the next iteration, if it has
+        come already: its hidden states may then arrive while this one computes. Raises PeerLost when the data plane
+        failed, anything else when this rank did.
         """
         times = times if times is not None else worker_pb2.StageTimes()
         times.stage, times.tensor_rank = self._place.stage, self._place.tensor_rank
         sent_before, waited_before = self._plane.sent_bytes, self._plane.waited
+        self._plane.check()
         try:
-            self._plane.check()
-            output = self._run(iteration, times, following)
-            self._plane.check()  # an abort ends a GPU's operations without an error, and leaves garbage
-            return output
-        except PeerLost:
-            raise
-        except Exception:
-            self._plane.check()  # a device's error may be the consequence of an abort
-            raise
+            with as_peer_lost(self._plane):
+                return Launched(self._run(iteration, times, following), self._plane, times)
         finally:
             times.data_bytes = self._plane.sent_bytes - sent_before
             times.waited = self._plane.waited - waited_before
@@ -168,7 +209,16 @@ class Stage:
             self._kv.admit(initiation.row, initiation.blocks)
         if not iteration.increment_tokens:
             self._collect(iteration.increment_rows)
-        batch = build_batch(iteration, self.rows, self._kv, checkpoint.vocab_size, checkpoint.max_positions)
+        needed = self._place.samples and any(row in self.rows.adjusted for row in iteration.increment_rows)
+        self._learn(wait=needed)
+        batch = build_batch(
+            iteration,
+            self.rows,
+            self._kv,
+            checkpoint.vocab_size,
+            checkpoint.max_positions,
+            tokens_on_device=model.tokens is not None and not needed,
+        )
         incoming = model.incoming(len(batch.token_ids))
         x = plane.receive(*incoming) if incoming is not None else None
         times.started = time.time_ns()
@@ -182,13 +232,15 @@ class Stage:
         if plane.returns_tokens:
             self._return_tokens(batch, output)
         self.rows.advance(batch.rows, batch.ends, output.token_ids)
+        if output.later is not None:
+            self._unread.append(Unread(batch.rows, batch.requests["claim"], output.later))
         times.sent = time.time_ns()
         return output
 
     def _return_tokens(self, batch: Batch, output: Output) -> None:
         """Sends the sampled tokens to the first stage, whose next iteration may come without them."""
         if self._place.samples:
-            self._plane.send_tokens(output.token_ids)
+            self._plane.send_tokens(output.later.tokens if output.later is not None else output.token_ids)
         elif self._place.is_first:
             self._owed.append(Owed(batch.rows, batch.requests["claim"]))
             self._plane.expect_tokens(len(batch))
@@ -204,6 +256,20 @@ class Stage:
             raise FailedPrecondition("increments without tokens: this epoch does not return them to the first stage")
         wanted = set(rows)
         last = max((i for i, one in enumerate(owed) if not wanted.isdisjoint(one.rows.tolist())), default=-1)
+        on_device = self._model.tokens if self._model is not None else None
         for _ in range(max(last + 1, len(owed) - place.pipeline_parallel)):
-            one = owed.popleft()
-            self.rows.learn(one.rows, one.claims, self._plane.receive_tokens())
+            one, tokens = owed.popleft(), self._plane.receive_tokens()
+            if on_device is not None:
+                on_device.learn(one.rows, tokens, self.rows.still(one.rows, one.claims))
+            else:
+                self.rows.learn(one.rows, one.claims, tokens.tolist())
+                self._plane.check()  # plain torch on a GPU: an aborted receive has left garbage
+
+    def _learn(self, wait: bool) -> None:
+        """Takes in what has come from the device since; with `wait` all that will.
+
+        The host needs its tokens for adjusted requests, whose penalties depend on them.
+        """
+        while self._unread and (wait or self._unread[0].later.is_there()):
+            one = self._unread.popleft()
+            self.rows.learn(one.rows, one.claims, one.later.result().token_ids)

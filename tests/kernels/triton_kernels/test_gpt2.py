@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from kernels.device_sampled import sampled_on_device
 from kernels.triton_device import DEVICE
 from torch import Tensor
 from worker.driver import Sampled, TinyEngine
@@ -11,15 +12,17 @@ from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import INCREMENT, INITIATION, Case, formed
 from orca_worker.batch import Batch
 from orca_worker.data_plane import DataPlane
-from orca_worker.device_sampling import sample_on_device
+from orca_worker.device_inputs import Inputs, host_plan
 from orca_worker.kv import KVManager
 from orca_worker.models.gpt2.cuda import FusedGPT2
 from orca_worker.models.gpt2.model import GPT2
+from orca_worker.models.model import Compute
 from orca_worker.partition import Place
 from orca_worker.rows import ROW
 from orca_worker.sampling import EndOfModel, HiddenModel, SamplingModel, sample
 
 TINY = Shape("tiny", gpt(2, 36, 4, positions=96, vocab_size=211), 1, 1)
+PLAIN = Compute(kernels="torch")  # on a GPU too
 
 
 class Both(GPT2):
@@ -32,25 +35,29 @@ class Both(GPT2):
 
     def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | EndOfModel:
         plain = super().forward(batch, kv, plane, x)
-        fused = self.fused.forward(batch, kv, plane, x)
-        if isinstance(plain, Tensor) or isinstance(fused, Tensor):
-            torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
-        else:
-            every = np.arange(len(batch.token_ids))
-            torch.testing.assert_close(fused(every), plain(every), rtol=1e-4, atol=1e-4)
+        plan = host_plan(batch, kv, group=1)
+        inputs = Inputs(plan.bounds, DEVICE).load(batch, plan, np.zeros(len(batch)))
+        fused = self.fused.forward(inputs, inputs.given, kv, plane, x)
         self.iterations += 1
         self.mixed += 1 < len(batch) < len(batch.token_ids)
-        return fused
+        if isinstance(plain, Tensor) or isinstance(fused, Tensor):
+            torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
+            return plain
+        every = np.arange(len(batch.token_ids))
+        torch.testing.assert_close(fused(None), plain(every), rtol=1e-4, atol=1e-4)
+        if inputs.last is not None:
+            torch.testing.assert_close(fused(inputs.last), plain(batch.last), rtol=1e-4, atol=1e-4)
+        return plain
 
 
 @pytest.mark.parametrize("place", [Place(1, 1), Place(1, 2, 0), Place(2, 2, 1)], ids=str)
 def test_logits_and_hidden_states(place: Place) -> None:
     torch.use_deterministic_algorithms(False)  # it would poison memory of the fake process groups too
     torch.manual_seed(3)
-    with formed(TINY, place, "float32", DEVICE, 960) as stage:
+    with formed(TINY, place, "float32", DEVICE, 960, PLAIN) as stage:
         held = stage._model
         assert isinstance(held, SamplingModel | HiddenModel)
-        model = held.model._model if isinstance(held.model, FusedGPT2) else held.model  # on a GPU, and elsewhere
+        model = held.model
         assert isinstance(model, GPT2)
         both = held.model = Both(model)
         if place.is_last:
@@ -71,7 +78,7 @@ def test_sampling_of_a_mixed_batch() -> None:
     requests["top_k"][3:8], requests["top_p"][6:] = 20, 0.8
     requests["seed"], requests["logprobs"] = np.arange(12), np.arange(12) % 2
     for rows in (slice(0, 12), slice(0, 3), slice(0, 1)):
-        mine = sample_on_device(logits[rows].to(DEVICE), requests[rows], np.arange(12)[rows])
+        mine = sampled_on_device(logits[rows].to(DEVICE), requests[rows], np.arange(12)[rows])
         right = sample(logits[rows], requests[rows], np.arange(12)[rows])
         assert mine.token_ids == right.token_ids
         assert mine.logprobs == pytest.approx(right.logprobs, abs=1e-5, nan_ok=True)

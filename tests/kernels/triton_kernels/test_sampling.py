@@ -5,11 +5,11 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from kernels.device_sampled import sampled_on_device
 from kernels.triton_device import DEVICE, TYPES
 
 from orca_kernels.triton.launch import launch
 from orca_kernels.triton.sampling import draw_of, greedy, sample
-from orca_worker.device_sampling import sample_on_device
 from orca_worker.rows import ROW
 from orca_worker.sampling import sample as sample_in_torch
 from orca_worker.sampling import uniform
@@ -55,7 +55,7 @@ def test_a_row_without_a_distribution_has_no_log_probability(bad: float, dtype: 
     assert all(0 <= token < 2500 for token in ids.tolist())
     requests = np.zeros(6, ROW)
     requests["temperature"], requests["top_k"] = [0, 1, 0, 0.7, 1, 1], [0, 0, 0, 5, 5, 5]  # some go on to plain torch
-    assert sample_on_device(logits, requests, np.arange(6)).not_finite == [1, 2, 3, 4]
+    assert sampled_on_device(logits, requests, np.arange(6)).not_finite == [1, 2, 3, 4]
     temperatures = torch.tensor([0.0, 1.0, 0.0, 0.7, 1.0, 1.0]).to(DEVICE)
     numbers = torch.arange(6).to(DEVICE)
     ids, logprobs = sample(logits, temperatures, numbers, numbers)

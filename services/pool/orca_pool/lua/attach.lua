@@ -1,14 +1,22 @@
--- Attaches a call to a known request.
+-- Attaches calls to known requests.
 --
 -- KEYS: the pool hash.
--- ARGV: request id, endpoint, attempt, how many tokens the call has, the last of them in its binary form ('' for none), how
---   many its client saw, SHA-1 (hex) of their ids or ''.
--- Returns what `attach` of prelude.lua returns, or a number of REFUSAL.
-local id, endpoint, attempt, known, last, seen, digest = unpack(ARGV)
-if not registered(endpoint) then
-  return REFUSAL.UNREGISTERED
+-- ARGV, for each call: request id, endpoint, attempt, how many tokens the call has, the last of them in its binary form
+--   ('' for none), how many its client saw, SHA-1 (hex) of their ids or ''.
+-- Returns for each call what `attach` of prelude.lua returns, or a number of REFUSAL, or the error of its record alone.
+local function attach_known(id, endpoint, attempt, known, last, seen, digest)
+  if not registered(endpoint) then
+    return REFUSAL.UNREGISTERED
+  end
+  if call('EXISTS', REQUEST .. id) == 0 then
+    return REFUSAL.UNKNOWN
+  end
+  return attach(id, endpoint, attempt, tonumber(known), last, tonumber(seen), digest)
 end
-if call('EXISTS', REQUEST .. id) == 0 then
-  return REFUSAL.UNKNOWN
+
+local answers = {}
+for i = 1, #ARGV, 7 do
+  local _, answer = pcall(attach_known, unpack(ARGV, i, i + 6))
+  answers[#answers + 1] = type(answer) == 'string' and redis.error_reply(answer) or answer
 end
-return attach(id, endpoint, attempt, tonumber(known), last, tonumber(seen), digest)
+return answers

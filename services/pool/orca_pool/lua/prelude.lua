@@ -247,17 +247,17 @@ local function recent_capacity(mean, time)
 end
 
 -- What the queue says of a request behind `ahead` others, which have `tokens` new tokens and `slots` slots together (the
--- request's own slots among them). Returns the microseconds until it begins, and those from one of its tokens to the
--- next. Both are nil while no engine has told its pace; the first is 0 while there is room for all of them.
---
--- Once the first request has made room, `rate` tokens a microsecond leave the queue.
+-- request's own slots among them). Returns the microseconds until it begins, and what that was made of: the microseconds
+-- until the first request makes room, those for each token that leaves the queue then, and how many requests run at a
+-- time. All are nil while no engine has told its pace; the first is 0 while there is room for all of them.
 local function prediction(ahead, tokens, slots, time)
   local room, rate, width, first = recent_capacity(slots / (ahead + 1), time)
   if rate == 0 then
-    return nil, nil
+    return nil
   end
   local length = tonumber(call('HGET', POOL, 'length')) or 1
-  return room > ahead and 0 or math.max(first - time, 0) + tokens * length / rate, width / rate
+  local soonest, each = math.max(first - time, 0), length / rate
+  return room > ahead and 0 or soonest + tokens * each, soonest, each, width
 end
 
 -- The end of a request in its binary form (wire.FINISH).

@@ -6,14 +6,15 @@
 --   limits, '' for none: requests in the queue, their bytes, the tenant's requests (waiting or claimed), its slots in the
 --   queue. The record is '' where Redis has no memory left: then a known request is attached, and a new one refused.
 -- Returns what `attach` of prelude.lua returns (without the record, where the request is new: its endpoint has it), a number
---   of REFUSAL, or {a number of REFUSAL, microseconds until the request would begin if it were in the queue, or ''}.
+--   of REFUSAL, or {a number of REFUSAL, microseconds until the request would begin if it were in the queue, microseconds
+--   until what it lacks is due}; '' for what nobody knows.
 local id, record, body_digest, max_tokens, deadline_in, grace, endpoint, attempt, new, tenant = unpack(ARGV)
 local max_waiting, max_bytes, max_requests, max_queued = unpack(ARGV, 11)
 local MARGIN = 1.15 -- a prediction is an estimate, and what it promises must hold
 
--- Whether a count with `more` would be above its limit.
-local function above(count, more, limit)
-  return (count or 0) + more > (tonumber(limit) or math.huge)
+-- A limit that may be ''.
+local function limit_of(given)
+  return tonumber(given) or math.huge
 end
 local key = REQUEST .. id
 if not registered(endpoint) then
@@ -36,19 +37,50 @@ end
 local time, ahead = now(), call('ZCARD', WAITING)
 local tokens, slots, bytes, requests, queued =
   fields(LOAD, 'tokens', 'slots', 'bytes', 'requests:' .. tenant, 'tokens:' .. tenant)
-local wait, pace = prediction(ahead, tonumber(tokens) or 0, (tonumber(slots) or 0) + max_tokens, time)
-local told = wait and int(wait) or ''
-if above(requests, 1, max_requests) or above(queued, max_tokens, max_queued) then
-  return { REFUSAL.TENANT_FULL, told }
+tokens, slots, bytes = tonumber(tokens) or 0, tonumber(slots) or 0, tonumber(bytes) or 0
+requests, queued = tonumber(requests) or 0, tonumber(queued) or 0
+local wait, soonest, each, width = prediction(ahead, tokens, slots + max_tokens, time)
+
+-- When the first request that makes room, and so many after it, will have done so.
+local function after(others)
+  local mean = ahead > 0 and tokens / ahead or tonumber(new) -- tokens of a request
+  return wait and soonest + math.max(others, 0) * mean * each
 end
-if ahead >= (tonumber(max_waiting) or math.huge) or above(bytes, #record, max_bytes) then
-  return { REFUSAL.FULL, told }
+
+-- When so many of the `ahead` in the queue will have begun.
+local function begun(count)
+  return wait and math.min(after(math.min(math.ceil(count), ahead) - 1), wait)
+end
+
+-- A refusal, with the wait of the whole queue and with the moment at which what the request lacks is due.
+local function refused(why, due)
+  return { why, wait and int(wait) or '', due and int(due) or '' }
+end
+
+-- Of n things that are spread over m, the place of the k-th.
+local function place(k, n, m)
+  return math.ceil(math.min(k, n) * (m + 1) / (n + 1))
+end
+
+if requests + 1 > limit_of(max_requests) then
+  return refused(REFUSAL.TENANT_FULL, after(place(1, requests, math.max(ahead + (width or 0), requests)) - 1))
+end
+if queued + max_tokens > limit_of(max_queued) then
+  local size = math.max(slots / math.max(ahead, 1), 1) -- slots of a request that waits
+  local many = math.ceil((queued + max_tokens - max_queued) / size)
+  return refused(REFUSAL.TENANT_FULL, begun(place(many, math.ceil(queued / size), ahead)))
+end
+if ahead >= limit_of(max_waiting) then
+  return refused(REFUSAL.FULL, begun(ahead - max_waiting + 1))
+end
+if bytes + #record > limit_of(max_bytes) then
+  return refused(REFUSAL.FULL, begun((bytes + #record - max_bytes) / math.max(bytes / math.max(ahead, 1), 1)))
 end
 -- What must wait is accepted only if it can still end in time. What need not wait keeps nobody from anything.
 if deadline_in ~= '' and wait and wait > 0 then
-  local length = tonumber(call('HGET', POOL, 'length')) or 1
-  if (wait + new * length * pace) * MARGIN > tonumber(deadline_in) then
-    return { REFUSAL.LATE, told }
+  local longest = deadline_in / MARGIN - new * each * width -- so long may a request wait that has so much time
+  if wait > longest then
+    return refused(REFUSAL.LATE, wait - math.max(longest, 0))
   end
 end
 local arrival = call('HINCRBY', POOL, 'arrival', 1)
@@ -64,4 +96,4 @@ if deadline ~= '' then
   set_due(id, deadline, '')
 end
 hint_waiting(max_tokens)
-return { '', ahead + 1, told, 0, '', '', '', '', '0', '0', int(time), '0', '0', '0' }
+return { '', ahead + 1, wait and int(wait) or '', 0, '', '', '', '', '0', '0', int(time), '0', '0', '0' }

@@ -15,7 +15,7 @@ from orca_common.errors import FailedPrecondition
 from ..loading import Loading
 from ..partition import Place, RankShare
 from .gpt2.family import GPT2Family
-from .model import CPU, Family, Model
+from .model import Compute, Family, Model
 from .timed.family import TimedFamily
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ def load_model(
     place: Place,
     dtype: str,
     device: torch.device | None,
-    cpu: CPU,
+    compute: Compute,
     loading: Loading | None = None,
 ) -> tuple[Model, int]:
     """Loads a rank's slice: the model, and how many bytes of weights were read.
 
     `device` is None only if the family needs no torch. Raises FailedPrecondition with a sentence.
     """
-    return family_of(checkpoint).load(checkpoint, place, dtype, device, cpu, loading or Loading())
+    return family_of(checkpoint).load(checkpoint, place, dtype, device, compute, loading or Loading())
 
 
 def check_partition(checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:

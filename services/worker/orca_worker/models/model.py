@@ -12,16 +12,18 @@ if TYPE_CHECKING:
 
     from ..batch import Batch
     from ..data_plane import DataPlane
+    from ..device_tokens import DeviceTokens
     from ..kv import KVManager, KVShape
     from ..loading import Loading
     from ..partition import Place, RankShare
 
 
-class CPU(NamedTuple):
-    """How a model uses a CPU."""
+class Compute(NamedTuple):
+    """How a model uses its machine."""
 
-    threads: int = 0  # 0: one for each core that the process may use
+    threads: int = 0  # of a CPU; 0: one for each core that the process may use
     kernels: str = "auto"  # an instruction set of orca_kernels.cpu; auto: the best; torch: plain torch, none of them
+    graphs: bool = True  # CUDA graphs of increments, on a CUDA device
 
 
 class Scored(NamedTuple):
@@ -30,6 +32,23 @@ class Scored(NamedTuple):
     member: int  # row of the batch
     top: bytes  # the most probable tokens at the new token's place
     prompt: bytes  # each token of the prompt
+
+
+class Later(Protocol):
+    """Tokens that are on their way from the device. Any thread may ask and wait."""
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """[B] int64, on the device: what the device's next work reads. Only until the model runs again."""
+        ...
+
+    def is_there(self) -> bool:
+        """Whether `result` returns at once."""
+        ...
+
+    def result(self) -> Output:
+        """Waits for the device. Raises RuntimeError when it has failed."""
+        ...
 
 
 class Output(NamedTuple):
@@ -41,6 +60,7 @@ class Output(NamedTuple):
     # Positions in `token_ids` where there is no token, whatever stands there: the logits give no distribution.
     not_finite: Sequence[int] = ()
     scores: Sequence[Scored] = ()  # of the rows that ask for them, in the batch's order
+    later: Later | None = None  # the iteration has been launched, no more; there are no tokens here until it has run
 
 
 class Model(Protocol):
@@ -56,6 +76,14 @@ class Model(Protocol):
         """What computes it, in words for the log."""
         ...
 
+    @property
+    def tokens(self) -> DeviceTokens | None:
+        """Where it finds the tokens of increments that come without any; None: the host tells it all tokens."""
+        ...
+
+    def prepare(self, kv: KVManager) -> None:
+        """Called when the memory of keys and values has been allocated, before the first iteration with it."""
+
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
         """Shape and type of the hidden states of `tokens` tokens that the stage before sends; None: it sends none."""
         ...
@@ -63,7 +91,8 @@ class Model(Protocol):
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: torch.Tensor | None) -> Output:
         """Runs one iteration of this stage's layers on the hidden states `x` of the stage before.
 
-        The rank that samples returns when the tokens are on the host. No other rank waits for its device.
+        No rank waits for its device, except the one that samples: it returns when the tokens are on the host, unless it
+        says that they come later.
         """
         ...
 
@@ -95,7 +124,7 @@ class Family(Protocol):
         place: Place,
         dtype: str,
         device: torch.device | None,
-        cpu: CPU,
+        compute: Compute,
         loading: Loading,
     ) -> tuple[Model, int]:
         """The slice of a place, and how many bytes of weights were read; `loading` tells how many so far.

@@ -26,7 +26,7 @@ from ...sampling import not_finite, sample
 from ...scoring import PIECE as SCORED_PIECE
 from ...scoring import PromptScores, with_prompts
 from ...weights import WeightSource
-from ..model import CPU, Output
+from ..model import Compute, Output
 from .configuration import GPT2Config
 
 # Tokens that run through the layers at once. It bounds the memory of activations, and keeps them in the level-2 cache
@@ -45,14 +45,16 @@ class Section(NamedTuple):
 class GPT2OnCPU:
     """`Model` of one stage. Raises FailedPrecondition when the machine does not run the kernels that are asked for."""
 
-    def __init__(self, config: GPT2Config, place: Place, weights: WeightSource, dtype: torch.dtype, cpu: CPU):
+    tokens = None
+
+    def __init__(self, config: GPT2Config, place: Place, weights: WeightSource, dtype: torch.dtype, compute: Compute):
         self.config, self.place, self.dtype = config, place, dtype
         self.heads = config.heads // place.tensor_parallel
         self.vocabulary_shares = [
             len(share(config.vocab_size, place.tensor_parallel, rank)) for rank in range(place.tensor_parallel)
         ]
         try:
-            self.program = Program(dtype, cpu.threads, cpu.kernels)
+            self.program = Program(dtype, compute.threads, compute.kernels)
         except ValueError as error:
             raise FailedPrecondition(str(error)) from None
         self._sections: list[Section] = []
@@ -70,6 +72,9 @@ class GPT2OnCPU:
 
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
         return ((tokens, self.config.hidden), torch.float32) if not self.place.is_first else None
+
+    def prepare(self, kv: KVManager) -> None:
+        pass
 
     # Recording
 

@@ -1,6 +1,6 @@
 """GPT-2 on a CUDA device: attention, norms and activations are Triton kernels, linear operations stay with torch.
 
-**Not run on a GPU yet.** tests/kernels/interpreted/test_gpt2.py runs it in Triton's interpreter.
+**Not run on a GPU yet.** tests/kernels/triton_kernels/test_gpt2.py runs it in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -9,26 +9,25 @@ import logging
 import shutil
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from orca_kernels.transfer import to_device
 from orca_kernels.triton.activation import bias_act
 from orca_kernels.triton.attention import split_attention
 from orca_kernels.triton.norm import Norm, add_norm
-from orca_kernels.triton.plan import plan_batch
 from orca_kernels.triton.write_kv import write_kv
 
-from ...batch import Batch
 from ...data_plane import DataPlane
-from ...device_sampling import sample_on_device
+from ...device_inputs import Inputs
+from ...device_model import DeviceModel, Head
+from ...graphs import CudaGraphs
 from ...kv import KVManager, KVShape
 from ...partition import Place
-from ...sampling import EndOfModel, HiddenModel, SamplingModel
-from ..model import Model
-from .layers import Head, Layer, LayerNorm
+from ...sampling import HiddenModel, SamplingModel
+from ..model import Compute, Model
+from . import layers
+from .layers import Layer, LayerNorm
 from .model import GPT2
 
 MAX_HEAD_SIZE = 256  # a row of a tile is in registers
@@ -36,15 +35,14 @@ MAX_HEAD_SIZE = 256  # a row of a tile is in registers
 log = logging.getLogger(__name__)
 
 
-def on_cuda(model: GPT2, place: Place) -> Model:
+def on_cuda(model: GPT2, place: Place, compute: Compute) -> Model:
     """The `Model` of a place, with the kernels, or without where this machine cannot run them. The log says which."""
     problem = obstacle(model)
     if problem is not None:
         log.warning("no Triton kernels: plain torch", extra={"reason": problem})
         return SamplingModel(model) if place.is_last else HiddenModel(model)
     log.info("Triton kernels", extra={"gpu": torch.cuda.get_device_name(model.device)})
-    fused = FusedGPT2(model)
-    return SamplingModel(fused, sample_on_device) if place.is_last else HiddenModel(fused)
+    return DeviceModel(FusedGPT2(model), place, partial(CudaGraphs, model.device) if compute.graphs else None)
 
 
 def obstacle(model: GPT2) -> str | None:
@@ -68,12 +66,14 @@ class FusedLayer:
 
 
 class FusedGPT2:
-    """`StageModel`: the weights are those of a `GPT2`."""
+    """`DeviceLayers`: the weights are those of a `GPT2`."""
 
     kernels = "triton"
+    group = 1
 
     def __init__(self, model: GPT2) -> None:
         self._model = model
+        self.device, self.max_positions = model.device, model.config.positions
         self.vocabulary_shares = model.vocabulary_shares
         self.layers = [FusedLayer(layer, model.config.activation) for layer in model.layers]
         self.head = model.head
@@ -85,17 +85,12 @@ class FusedGPT2:
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
         return self._model.incoming(tokens)
 
-    def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | EndOfModel:
-        """As that of `GPT2`. `x` is the sum without its last term `update`, which the next norm's kernel adds."""
-        plan = plan_batch(
-            kv.block_table(batch.rows, int(batch.ends.max())),
-            batch.query_lengths,
-            batch.contexts,
-            batch.slots,
-            group=1,
-            device=self._model.device,
-        )
-        x, update = self._model.begin(batch, x, plane.all_reduce), None
+    def forward(self, inputs: Inputs, ids: Tensor, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | Head:
+        """`x` is the sum without its last term `update`, which the next norm's kernel adds."""
+        plan, update = inputs.plan, None
+        if self._model.embedding is not None:
+            x = self._model.embedding(ids, plan.positions.clamp(min=0), plane.all_reduce)
+        assert x is not None
         for layer, keys, values in zip(self.layers, kv.keys, kv.values, strict=True):
             y, x = add_norm(x, update, layer.norm_1)
             q = write_kv(layer.qkv(y), keys, values, plan)
@@ -107,10 +102,11 @@ class FusedGPT2:
             return x if update is None else x + update
         return partial(self._logits, self.head, x, update)
 
-    def _logits(self, head: Head, x: Tensor, update: Tensor | None, at: np.ndarray) -> Tensor:
-        """Logits [n, V of this rank] of the tokens that follow flat indexes at [n]."""
-        rows = to_device(torch.from_numpy(at), self._model.device)
-        y, _ = add_norm(x[rows], None if update is None else update[rows], norm(head.norm))
+    def _logits(self, head: layers.Head, x: Tensor, update: Tensor | None, at: Tensor | None) -> Tensor:
+        """Logits [n, V of this rank] of the tokens that follow flat indexes at [n]; None: all of them."""
+        if at is not None:
+            x, update = x[at], None if update is None else update[at]
+        y, _ = add_norm(x, update, norm(head.norm))
         return functional.linear(y, head.weight)
 
 

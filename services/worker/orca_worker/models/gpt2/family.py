@@ -9,7 +9,7 @@ from orca_common.checkpoint import Checkpoint
 from ...dtype import kernels_are_used
 from ...loading import Loading
 from ...partition import ITEM_BYTES, Place, RankShare
-from ..model import CPU, Model
+from ..model import Compute, Model
 from .configuration import GPT2Config
 from .slices import check_cut, slices_of
 
@@ -45,7 +45,7 @@ class GPT2Family:
         place: Place,
         dtype: str,
         device: torch.device | None,
-        cpu: CPU,
+        compute: Compute,
         loading: Loading,
     ) -> tuple[Model, int]:
         import torch
@@ -57,13 +57,13 @@ class GPT2Family:
         assert device is not None
         config, kind = GPT2Config.read(checkpoint), getattr(torch, dtype)
         weights = Weights(checkpoint.folder, "transformer.", slices_of(config, place), kind, device, loading)
-        if device.type == "cpu" and kernels_are_used(cpu):
+        if device.type == "cpu" and kernels_are_used(compute):
             from .cpu import GPT2OnCPU
 
-            return GPT2OnCPU(config, place, weights, kind, cpu), weights.bytes_read
+            return GPT2OnCPU(config, place, weights, kind, compute), weights.bytes_read
         model = GPT2(config, place, weights, kind, device)
-        if device.type == "cuda" and torch.cuda.is_available():
+        if device.type == "cuda" and torch.cuda.is_available() and compute.kernels != "torch":
             from .cuda import on_cuda
 
-            return on_cuda(model, place), weights.bytes_read
+            return on_cuda(model, place, compute), weights.bytes_read
         return (SamplingModel(model) if place.is_last else HiddenModel(model)), weights.bytes_read

@@ -15,7 +15,6 @@ from torch.nn import functional
 from orca_kernels.reference import SplitAttention
 from orca_kernels.transfer import to_device
 
-from ...batch import Batch
 from ...partition import Place
 from ...weights import WeightSource
 from .configuration import GPT2Config
@@ -59,16 +58,14 @@ class LayerNorm:
 class Embedding:
     """Token and position embeddings. Each rank looks up what it holds; the sum over the ranks is the hidden states."""
 
-    def __init__(self, config: GPT2Config, place: Place, weights: WeightSource, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, config: GPT2Config, place: Place, weights: WeightSource) -> None:
         self.vocabulary = place.tensor_share(config.vocab_size)
         self.is_whole = len(self.vocabulary) == config.vocab_size
         self.tokens = weights.get("wte.weight")  # [V of this rank, H]
         self.positions = weights.find("wpe.weight")  # [positions, H], or None
 
-    def __call__(self, batch: Batch, x: Tensor | None, all_reduce: AllReduce) -> Tensor:
-        """-> [T, H]; the first stage has no `x`."""
-        ids = to_device(torch.from_numpy(batch.token_ids), self.device)
+    def __call__(self, ids: Tensor, positions: Tensor, all_reduce: AllReduce) -> Tensor:
+        """ids, positions [T], on the device -> [T, H]."""
         if self.is_whole:
             x = functional.embedding(ids, self.tokens)
         else:
@@ -77,14 +74,8 @@ class Embedding:
             x = functional.embedding(ids.masked_fill(elsewhere, 0), self.tokens)
             x.masked_fill_(elsewhere[:, None], 0)
         if self.positions is not None:
-            x = x + functional.embedding(to_device(torch.from_numpy(batch.positions), self.device), self.positions)
+            x = x + functional.embedding(positions, self.positions)
         return all_reduce(x)
-
-
-def arrived(batch: Batch, x: Tensor | None, all_reduce: AllReduce) -> Tensor:
-    """The beginning of a later stage: the hidden states [T, H] of the stage before, as they are."""
-    assert x is not None
-    return x
 
 
 class Layer:

@@ -15,11 +15,11 @@ from ...partition import Place, share
 from ...sampling import EndOfModel
 from ...weights import WeightSource
 from .configuration import GPT2Config
-from .layers import Embedding, Head, Layer, arrived, hidden_states
+from .layers import Embedding, Head, Layer, hidden_states
 
 
 class GPT2:
-    """One stage: a beginning, its layers, an end."""
+    """One stage: the embedding of the first one, its layers, the head of the last one."""
 
     kernels = "torch"
 
@@ -30,11 +30,10 @@ class GPT2:
         self.vocabulary_shares = [
             len(share(config.vocab_size, place.tensor_parallel, rank)) for rank in range(place.tensor_parallel)
         ]
-        embedding = Embedding(config, place, weights, device) if place.is_first else None
-        self.begin = embedding or arrived
+        self.embedding = Embedding(config, place, weights) if place.is_first else None
         self.layers = [Layer(config, place, index, weights) for index in place.layers(config.layers)]
         self.heads = config.heads // place.tensor_parallel
-        table = embedding.tokens if embedding is not None else None
+        table = self.embedding.tokens if self.embedding is not None else None
         self.head = Head(config, weights, table, device) if place.is_last else None
 
     @property
@@ -58,7 +57,14 @@ class GPT2:
             heads=self.heads,
             block_size=kv.block_size,
         )
-        x = self.begin(batch, x.to(self.dtype) if x is not None else None, plane.all_reduce)
+        if self.embedding is not None:
+            ids, positions = (
+                to_device(torch.from_numpy(each), self.device) for each in (batch.token_ids, batch.positions)
+            )
+            x = self.embedding(ids, positions, plane.all_reduce)
+        else:
+            assert x is not None
+            x = x.to(self.dtype)
         for layer, keys, values in zip(self.layers, kv.keys, kv.values, strict=True):
             x = layer(x, attention, keys, values, plane.all_reduce)
         return hidden_states(x) if self.head is None else partial(self.head, x)

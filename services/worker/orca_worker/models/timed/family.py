@@ -10,7 +10,7 @@ from orca_common.errors import FailedPrecondition
 
 from ...loading import Loading
 from ...partition import Place, RankShare
-from ..model import CPU, Model
+from ..model import Compute, Model
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ class TimedFamily:
         place: Place,
         dtype: str,
         device: torch.device | None,
-        cpu: CPU,
+        compute: Compute,
         loading: Loading,
     ) -> tuple[Model, int]:
         from .model import TimedModel

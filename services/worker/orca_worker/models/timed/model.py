@@ -34,6 +34,8 @@ TWENTY_NINE, THIRTY_TWO, MULTIPLIER = np.uint64(29), np.uint64(32), np.uint64(0x
 class TimedModel:
     """`Model` that waits."""
 
+    tokens = None
+
     def __init__(self, checkpoint: Checkpoint, place: Place) -> None:
         self._place = place
         self._vocab_size = np.uint64(checkpoint.vocab_size)
@@ -52,6 +54,9 @@ class TimedModel:
     @property
     def kv_shape(self) -> KVShape | None:
         return None
+
+    def prepare(self, kv: KVManager) -> None:
+        pass
 
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
         return None if self._one is None else ((1,), self._one.dtype)

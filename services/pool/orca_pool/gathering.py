@@ -1,0 +1,60 @@
+"""Operations that are asked for at the same time go to Redis together: after an outage, thousands of calls attach."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class Gathering(Generic[Item, Answer]):
+    """Sends what has come while the exchange before was under way in one exchange.
+
+    An error of an exchange is the answer of all who wait: who waits behind a pool that is away would wait in vain.
+    """
+
+    def __init__(self, send: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]], most: int) -> None:
+        """send: returns an answer for each item, in their order. most: items of an exchange."""
+        self._send, self._most = send, most
+        self._waiting: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
+        self._together: list[tuple[Item, asyncio.Future[Answer]]] = []  # what the present exchange has
+        self._sending: asyncio.Task[None] | None = None
+
+    async def ask(self, item: Item) -> Answer:
+        """Returns the answer. What is cancelled while it waits is not sent."""
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, answer))
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_all())
+        return await answer
+
+    async def close(self) -> None:
+        """Ends the exchange that is under way; those who wait are cancelled."""
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.wait([self._sending])
+        for _, answer in (*self._together, *self._waiting):
+            answer.cancel()
+
+    async def _send_all(self) -> None:
+        try:
+            while self._waiting:
+                self._together = self._next()
+                answers = await self._send([item for item, _ in self._together]) if self._together else ()
+                for (_, waiting), answer in zip(self._together, answers, strict=True):
+                    if not waiting.done():
+                        waiting.set_result(answer)
+        except Exception as error:
+            for _, waiting in (*self._together, *self._waiting):
+                if not waiting.done():
+                    waiting.set_exception(error)
+            self._waiting.clear()
+        finally:
+            self._sending = None
+
+    def _next(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
+        count = min(self._most, len(self._waiting))
+        taken = (self._waiting.popleft() for _ in range(count))
+        return [(item, answer) for item, answer in taken if not answer.done()]

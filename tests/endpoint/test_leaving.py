@@ -1,0 +1,94 @@
+"""An endpoint that leaves: within its bound though Redis is frozen, and without a trace in the pool."""
+
+import asyncio
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from endpoint.harness import World, generation, read, serving, until, world
+from redis.asyncio import Redis
+from servers import redis_server
+
+from orca_endpoint.app import LEAVE_SECONDS
+from orca_endpoint.delivery import Delivery
+from orca_pool.pool import Pool
+
+DRAIN, SLACK = 0.2, 4.0  # seconds; the slack is for a busy machine
+
+
+async def test_a_drain_has_its_bound_though_redis_is_frozen(model: Path) -> None:
+    """With a stream at each door. The chart gives 15 s beyond `drain_seconds`."""
+    with redis_server() as redis:
+        async with world(redis.url, model, drain_seconds=DRAIN) as orca:
+            stream = orca.stub.Generate(generation(max_new_tokens=3))
+            await read(stream, 1)
+            host, _, port = orca.serving.addresses["http"].rpartition(":")
+            _, writer = await asyncio.open_connection(host, int(port))
+            body = b'{"prompt": [5, 6], "max_tokens": 3, "stream": true}'
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            await until(lambda: orca.serving.app.delivery.count == 2)
+            redis.freeze()
+            try:
+                async with asyncio.timeout(DRAIN + LEAVE_SECONDS + SLACK):
+                    await orca.serving.app.drain()
+                async with asyncio.timeout(SLACK):
+                    await orca.serving.app.close()
+            finally:
+                redis.thaw()
+                writer.close()
+                stream.cancel()
+
+
+async def registered(orca: World) -> int:
+    async with Redis.from_url(orca.redis_url) as redis:
+        return await redis.zcard(f"orca:{{{orca.name}}}:endpoints")
+
+
+async def test_an_endpoint_that_left_is_gone(orca: World) -> None:
+    async with serving(orca.redis_url, orca.name, orca.model) as leaving:
+        await leaving.app.drain()
+        assert await registered(orca) == 1
+
+
+class Held(Pool):
+    """A pool whose renewals wait for `go`."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.go, self.asked = asyncio.Event(), asyncio.Event()
+        self.go.set()
+
+    async def renew_endpoint(self, *arguments: Any, **more: Any) -> int | None:
+        self.asked.set()
+        await self.go.wait()
+        return await super().renew_endpoint(*arguments, **more)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["on its way", "after it"])
+async def test_a_renewal_does_not_register_again(redis_url: str, late: bool) -> None:
+    """Of an endpoint that leaves while a renewal is on its way, or is due just afterwards."""
+    name = f"test-{secrets.token_hex(4)}"
+    async with Held(redis_url, name) as pool, Redis.from_url(redis_url) as redis:
+        delivery = Delivery(pool)
+        renewing = asyncio.create_task(delivery.renew())
+        try:
+            await until(lambda: delivery.registered)
+            if not late:
+                pool.go.clear()
+                pool.asked.clear()
+                await pool.asked.wait()
+            leaving = asyncio.create_task(delivery.leave())
+            await asyncio.sleep(0)
+            if not late:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(leaving), 0.2)
+                pool.go.set()
+            await leaving
+            async with asyncio.timeout(10):
+                await asyncio.wait([renewing], timeout=1.5)
+            assert await redis.zcard(f"orca:{{{name}}}:endpoints") == 0
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)

@@ -1,0 +1,192 @@
+"""The GPU loop: iterations in buckets, as graphs run them, against iterations of the batch's own size.
+
+Without a GPU a graph is the same call once more (`Again`). All else is what a GPU runs: static inputs, padding, the
+token table, sampling, increments that are launched before the host knows their tokens.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import pytest
+import torch
+from kernels.triton_device import DEVICE
+from worker.driver import Sampled, TinyEngine
+
+from orca.v1 import worker_pb2
+from orca.v1.adjustments_pb2 import Adjustments
+from orca_lab.shapes import Shape, gpt
+from orca_lab.shards import formed
+from orca_worker import device_model, graphs
+from orca_worker.device_model import DeviceModel, Made
+from orca_worker.graphs import BUCKETS, CudaGraphs, Recorder, bucket_of
+from orca_worker.models.gpt2.cuda import FusedGPT2
+from orca_worker.models.gpt2.model import GPT2
+from orca_worker.models.model import Compute
+from orca_worker.partition import SINGLE, Place
+from orca_worker.sampling import HiddenModel, SamplingModel
+from orca_worker.stage import Stage
+
+T = TypeVar("T")
+SLOTS, BLOCK = 960, 16
+
+
+class Again:
+    """A recording that is called again."""
+
+    bytes = 0
+
+    def record(self, run: Callable[[], T]) -> Callable[[], T]:
+        run()  # of padding alone, as the calls before a capture
+        return run
+
+
+def recorder() -> Recorder:
+    return Again() if DEVICE.type == "cpu" else CudaGraphs(DEVICE)
+
+
+@contextmanager
+def stage_with(
+    make: Callable[[], Recorder] | None, place: Place = SINGLE, layers: int = 1
+) -> Iterator[tuple[Stage, DeviceModel]]:
+    """A stage of the tiny model with the GPU loop and two buckets. `make` None: no graphs."""
+    torch.manual_seed(3)
+    shape = Shape("tiny", gpt(layers, 32, 2, positions=96, vocab_size=211), 1, 1)
+    with (
+        formed(shape, place, "float32", DEVICE, SLOTS, Compute(kernels="torch")) as stage,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(graphs, "BUCKETS", (2, 4))
+        patch.setattr(device_model, "BUCKETS", (2, 4))
+        held = stage._model
+        assert isinstance(held, SamplingModel | HiddenModel)
+        assert isinstance(held.model, GPT2)
+        model = stage._model = DeviceModel(FusedGPT2(held.model), place, make)
+        stage.allocate(SLOTS, BLOCK)
+        yield stage, model
+
+
+def requests() -> list[Sampled]:
+    adjusted = Adjustments(repetition_penalty=1.3, top_logprobs=2, prompt_logprobs=True)
+    ways = [{}, {"temperature": 0.9}, {"temperature": 0.8, "top_k": 20}, {"temperature": 1.1, "adjustments": adjusted}]
+    return [
+        Sampled([5 + n, 7 * n, 11][: 1 + n % 3], 4, {"seed": n, "logprobs": n % 2 == 0} | ways[n % 4]) for n in range(6)
+    ]
+
+
+def test_buckets() -> None:
+    assert [bucket_of(n) for n in (1, 2, 3, 9, 64, 65)] == [1, 2, 4, 16, 64, None]
+    assert list(BUCKETS) == sorted(set(BUCKETS))
+
+
+def test_tokens_of_buckets_are_those_of_the_batch_alone() -> None:
+    """Greedy, drawn, cut and adjusted requests; batches that fit a bucket, that are padded, that are too large."""
+    made: list[list[Sampled]] = []
+    replayed: list[int] = []
+    for make in (None, recorder):
+        with stage_with(make) as (stage, model):
+            for bucket, one in model._recorded.items():
+
+                def replay(bucket: int = bucket, one: Callable[[], Made] = one.replay) -> Made:
+                    replayed.append(bucket)
+                    return one()
+
+                model._recorded[bucket] = model._recorded[bucket]._replace(replay=replay)
+            made.append(requests())
+            TinyEngine(stage, SLOTS, BLOCK, seed=2).run(made[-1])
+    for eager, graphed in zip(*made, strict=True):
+        assert graphed.made == eager.made
+        assert graphed.logprobs == pytest.approx(eager.logprobs, abs=1e-5, nan_ok=True)
+        assert len(graphed.tops) == len(eager.tops)
+    assert set(replayed) == {2, 4}
+
+
+def initiations(*rows: int) -> worker_pb2.Iteration:
+    return worker_pb2.Iteration(
+        initiations=[
+            worker_pb2.Initiation(
+                row=row, claim=row + 1, token_ids=[row + 1, 3, 5 * row], blocks=[2 * row, 2 * row + 1]
+            )
+            for row in rows
+        ]
+    )
+
+
+def test_padding_changes_no_bit_and_writes_no_slot() -> None:
+    """Three requests in a bucket of four: alone with the padding, and beside a fourth request."""
+    bits = []
+    for rows in ((0, 1, 2), (0, 1, 2, 3)):
+        with stage_with(recorder) as (stage, model):
+            stage.run(initiations(0, 1, 2, 3))
+            stage._kv.keys[:, 8:], stage._kv.values[:, 8:] = 7, 7  # blocks of nobody
+            before = stage._kv.keys.clone(), stage._kv.values.clone()
+            seen, replay = [], model._recorded[4].replay
+
+            def look(seen: list[torch.Tensor] = seen, replay: Callable[[], Made] = replay) -> Made:
+                made = replay()
+                assert made.logits is not None
+                seen.append(made.logits[:3].clone())
+                return made
+
+            model._recorded[4] = model._recorded[4]._replace(replay=look)
+            stage.run(
+                worker_pb2.Iteration(
+                    increment_rows=rows, increment_positions=[3] * len(rows), increment_tokens=[9] * len(rows)
+                )
+            )
+            bits.append(seen[0])
+            for now, then in zip((stage._kv.keys, stage._kv.values), before, strict=True):
+                changed = (now != then).any(-1).any(2).any(0).nonzero()  # [n, 2]: block, offset
+                assert changed.tolist() == [[2 * row, 3] for row in rows]
+    assert torch.equal(*bits)
+
+
+def test_an_iteration_is_launched_before_the_tokens_of_the_one_before_are_read() -> None:
+    """Increments that come without tokens: the device has them, whatever the host knows."""
+    with stage_with(recorder) as (stage, _):
+        right = [stage.run(initiations(0, 1, 2)).token_ids]
+        for position in (3, 4, 5):
+            right.append(
+                stage.run(
+                    worker_pb2.Iteration(
+                        increment_rows=[0, 1, 2], increment_positions=[position] * 3, increment_tokens=right[-1]
+                    )
+                ).token_ids
+            )
+    with stage_with(recorder) as (stage, _):
+        launched = [stage.launch(initiations(0, 1, 2))]
+        for position in (3, 4, 5):
+            stage.rows.table["last_token"] = 1  # the host knows nothing
+            launched.append(
+                stage.launch(worker_pb2.Iteration(increment_rows=[0, 1, 2], increment_positions=[position] * 3))
+            )
+        assert all(one.output.later is not None for one in launched)
+        assert [one.read().token_ids for one in launched] == right
+
+
+def test_a_capture_that_fails_leaves_the_iterations_without_graphs(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Again):
+        def record(self, run: Callable[[], T]) -> Callable[[], T]:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    with stage_with(Broken) as (stage, model):
+        assert not model._recorded
+        assert len(stage.run(initiations(0, 1)).token_ids) == 2
+    assert [record.message for record in caplog.records if "graphs" in record.message] == [
+        "no CUDA graphs: kernels are launched one by one"
+    ]
+
+
+def test_hidden_states_of_an_earlier_stage_are_a_copy() -> None:
+    """The next replay writes where the last one has written, while the data plane may still send."""
+    hidden = []
+    for make in (None, recorder):
+        with stage_with(make, Place(1, 2, 0), layers=2) as (stage, _):
+            stage.run(initiations(0, 1, 2))
+            output = stage.run(
+                worker_pb2.Iteration(increment_rows=[0, 1, 2], increment_positions=[3] * 3, increment_tokens=[4, 5, 6])
+            )
+            assert output.hidden is not None
+            hidden.append(output.hidden.clone())
+    assert hidden[0].shape == (3, 32)
+    torch.testing.assert_close(*hidden)

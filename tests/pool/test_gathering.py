@@ -1,0 +1,82 @@
+"""Attaches that come together share a script, and nothing else: not their answers, not their errors."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from pool.lab import Lab, tokens_of
+from redis.exceptions import ResponseError
+
+from orca_common.errors import Unavailable
+from orca_pool.gathering import Gathering
+from orca_pool.records import Attached, Refusal
+from orca_pool.wire import pack_tokens
+
+
+async def test_what_comes_during_an_exchange_goes_together() -> None:
+    sent: list[list[int]] = []
+    go = asyncio.Event()
+
+    async def send(items: Sequence[int]) -> list[int]:
+        sent.append(list(items))
+        await go.wait()
+        return [10 * item for item in items]
+
+    gathering = Gathering[int, int](send, 3)
+    tasks = [asyncio.create_task(gathering.ask(item)) for item in range(6)]
+    while not sent:
+        await asyncio.sleep(0)
+    tasks[4].cancel()  # it waits: it is not sent
+    tasks[0].cancel()  # it is under way: its answer is for nobody
+    go.set()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [answer for answer in answers if not isinstance(answer, BaseException)] == [10, 20, 30, 50]
+    assert sorted(item for items in sent for item in items) == [0, 1, 2, 3, 5]
+    assert max(map(len, sent)) <= 3
+
+
+async def test_an_error_ends_the_waiting_of_all() -> None:
+    """Behind a pool that is away nobody waits for one patience after the other. Later ones are sent again."""
+    sent: list[int] = []
+
+    async def send(items: Sequence[int]) -> list[int]:
+        sent.append(len(items))
+        await asyncio.sleep(0)
+        if len(sent) == 1:
+            raise Unavailable("the request pool is away")
+        return list(items)
+
+    gathering = Gathering[int, int](send, 2)
+    answers = await asyncio.gather(*(gathering.ask(item) for item in range(9)), return_exceptions=True)
+    assert all(isinstance(answer, Unavailable) for answer in answers)
+    assert await gathering.ask(5) == 5
+    assert len(sent) == 2
+
+
+async def test_those_who_wait_at_the_end_are_cancelled() -> None:
+    gathering = Gathering[int, int](lambda items: asyncio.Event().wait(), 2)  # type: ignore[arg-type, return-value]
+    tasks = [asyncio.create_task(gathering.ask(item)) for item in range(5)]
+    await asyncio.sleep(0)
+    await gathering.close()
+    assert all(isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*tasks, return_exceptions=True))
+
+
+async def test_each_call_gets_its_own_answer(lab: Lab) -> None:
+    """Known, unknown, unregistered and broken records in one exchange."""
+    await lab.endpoint()
+    await lab.engine()
+    for n in range(3):
+        await lab.submit(f"r{n}")
+    await lab.redis("APPEND", f"{lab.keys.prefix}tokens:r1", pack_tokens(tokens_of(0, 2)))
+    await lab.redis("SET", f"{lab.keys.prefix}request:broken", "no hash")
+    asked = [("r0", "e"), ("none", "e"), ("r1", "e"), ("r2", "ghost"), ("broken", "e"), ("r2", "e")]
+    found = await asyncio.gather(
+        *(lab.pool.attach(name, endpoint=endpoint, attempt=2) for name, endpoint in asked), return_exceptions=True
+    )
+    assert found[1] is Refusal.UNKNOWN
+    assert found[3] is Refusal.UNREGISTERED
+    assert isinstance(found[4], ResponseError)
+    tokens = [answer.tokens for answer in found if isinstance(answer, Attached)]
+    assert tokens == [[], tokens_of(0, 2), []]
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        await lab.pool.attach("broken", endpoint="e", attempt=3)
