@@ -69,7 +69,9 @@ def read_values(files: Iterable[Path]) -> EngineValues:
     for file in files:
         try:
             found = yaml.safe_load(file.read_text())
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except OSError as error:
+            raise FailedPrecondition(f"values: {file} cannot be read ({error.strerror})") from None
+        except (UnicodeDecodeError, yaml.YAMLError) as error:
             raise FailedPrecondition(f"values: {file} cannot be read as YAML ({error})") from None
         if not isinstance(found, dict | None):
             raise FailedPrecondition(f"values: {file} holds no map of values")

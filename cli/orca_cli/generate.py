@@ -34,11 +34,13 @@ from orca_client import (
     FinishReason,
     OrcaError,
     Token,
+    Unauthenticated,
     Unreachable,
     message_of,
     tls_credentials,
 )
 from orca_client import Prompt as PromptEvent
+from orca_client.reach import NOBODY
 
 Prompt = str | list[int]
 HELLO_TIMEOUT = 5.0  # seconds for the first answer of an endpoint; later outages are waited out
@@ -55,9 +57,12 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 64,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample from this many likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this total share.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Sample from the likeliest tokens of this total share.")
+    ] = None,
     min_p: Annotated[
-        float, typer.Option(help="Drop tokens less likely than this share of the likeliest one's probability.")
+        float,
+        typer.Option(min=0, max=1, help="Drop tokens less likely than this share of the likeliest one's probability."),
     ] = 0.0,
     repetition_penalty: Annotated[
         float | None, typer.Option(help="Above 1: fewer tokens of the prompt and the output again.")
@@ -113,13 +118,13 @@ def generate(
         "prompt_logprobs": prompt_logprobs,
         "timeout": timeout,
     }
+    option = "--tls-dir"
     try:
-        secrets = {
-            "credentials": tls_credentials(tls_dir) if tls_dir is not None else None,
-            "api_key": read_key(api_key_file) if api_key_file is not None else None,
-        }
+        credentials = tls_credentials(tls_dir) if tls_dir is not None else None
+        option = "--api-key-file"
+        secrets = {"credentials": credentials, "api_key": read_key(api_key_file) if api_key_file is not None else None}
     except OSError as error:
-        typer.echo(str(error), err=True)
+        typer.echo(f"{option}: {error.filename}: {error.strerror}", err=True)
         raise typer.Exit(1) from None
     try:
         failures = asyncio.run(generate_all(address or ["127.0.0.1:50051"], given, arguments, as_json, secrets))
@@ -204,10 +209,13 @@ async def generate_all(
     async with made as client:
         try:
             spells = (await client.get_model(timeout=HELLO_TIMEOUT)).has_tokenizer
+        except Unauthenticated as error:
+            return [f"{', '.join(addresses)}: {error} (--api-key-file FILE)"]
         except Unreachable as error:
-            return [str(error)]
+            return [f"{error}; `orca serve` starts a server" if str(error).endswith(NOBODY) else str(error)]
         except OrcaError as error:
-            return [f"no answer from {', '.join(addresses)}: {error}"]
+            said = "" if error.reason else "no answer from "  # a reason is the server's word: it has answered
+            return [f"{said}{', '.join(addresses)}: {error}"]
         output = output_for(prompts, spells, as_json)
         try:
             async with asyncio.TaskGroup() as group:
@@ -220,7 +228,22 @@ async def generate_all(
             output.close()
     if closed:
         return ["stdout was closed by its reader; the requests were cancelled"]
-    return [f"prompt {n + 1}: {failures[n]}" if len(prompts) > 1 else failures[n] for n in sorted(failures)]
+    return told_once(failures, len(prompts))
+
+
+def told_once(failures: dict[int, str], count: int) -> list[str]:
+    """Each sentence once, with the prompts, of `count`, that it is about: a server's death ends all of them alike."""
+    if count == 1:
+        return list(failures.values())
+    about: dict[str, list[int]] = {}
+    for n in sorted(failures):
+        about.setdefault(failures[n], []).append(n + 1)
+    return [
+        f"{'prompt' if len(numbers) == 1 else 'prompts'} {', '.join(map(str, numbers))}: {sentence}"
+        if len(numbers) < count
+        else f"all {count} prompts: {sentence}"
+        for sentence, numbers in about.items()
+    ]
 
 
 # -- what is shown

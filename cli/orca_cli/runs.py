@@ -91,7 +91,11 @@ def _started(pid: int) -> float | None:
 
 
 def logs_of(folder: Path, service: str | None) -> list[Path]:
-    """The logs of a run: of one process (`endpoint-0`), of one role (`endpoint`), or all. Raises FailedPrecondition."""
+    """The logs of a run: of one process (`endpoint-0`), of one role (`endpoint`), or all. Raises FailedPrecondition.
+
+    A worker's supervisor logs for its ranks too, so all three are names of one role."""
+    if service in ("worker", "rank"):
+        service = "supervisor"
     every = sorted((folder / "logs").glob("*.log"))
     found = [path for path in every if service is None or path.stem == service or path.stem.split("-")[0] == service]
     if not found:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from orca_common.checkpoint import resolve_model
-from orca_common.errors import FailedPrecondition
+from orca_common.errors import Aborted, FailedPrecondition
 from orca_common.roles import Role
 from orca_common.service import in_thread
 from orca_local.run_folder import new_run
@@ -23,6 +23,7 @@ from orca_local.stack import DEMO_MODEL, Stack
 from orca_worker.models.families import check_type
 
 console = Console(highlight=False, markup=False)
+USUAL_ADDRESS = "127.0.0.1:50051"  # that `orca generate` takes when it is given none
 KEY_FILE = "FILE_WITH_YOUR_KEY"  # the hashes that the stack knows tell no key
 
 
@@ -56,14 +57,16 @@ async def running(settings: StackSettings) -> AsyncIterator[tuple[Stack, Path]]:
             yield stack, folder
         finally:
             began = stack.began
-            status.start()
-            status.update("draining; Ctrl-C again kills everything")
+            if began:
+                status.start()
+                status.update(f"draining, {stack.longest_end:g} s at most; Ctrl-C again kills everything")
             try:
                 await stack.stop()
             except asyncio.CancelledError:
                 stack.kill()
-                say("killed")
-            status.stop()
+                raise Aborted(f"killed before all was drained; logs and journals: {folder}") from None
+            finally:
+                status.stop()
             if began:
                 said = f"ended, nothing is left running; logs and journals: {folder}"
                 console.print(said, style="dim", soft_wrap=True)
@@ -96,9 +99,11 @@ async def serve(settings: StackSettings) -> None:
 def example(address: str, settings: StackSettings, program: str = sys.argv[0]) -> str:
     """A command that calls the stack, as it can be pasted into the shell that `orca serve` was called from."""
     called = program if os.access(program, os.X_OK) and "/" in program else "orca"
-    command = [called, "generate", "def main(", "--address", address]
+    command = [called, "generate", "def main("]
+    if address != USUAL_ADDRESS:
+        command += ["--address", address]
     if settings.tls_dir is not None:
-        command += ["--tls-dir", str(Path(settings.tls_dir) / Role.CLIENT)]
+        command += ["--tls-dir", str((Path(settings.tls_dir) / Role.CLIENT).absolute())]
     if settings.api_keys or settings.api_keys_file:
         command += ["--api-key-file", KEY_FILE]
     return shlex.join(command)

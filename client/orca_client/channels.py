@@ -11,7 +11,7 @@ from orca.v1.orca_pb2_grpc import OrcaStub
 
 from .addresses import Addresses
 from .errors import Cancelled, OrcaError, Unavailable, Unreachable, error_of
-from .reach import cause_of
+from .reach import NOBODY, cause_of
 from .tracing import Metadata
 
 Rpc = Literal["Generate", "Resume", "Cancel", "GetModel"]
@@ -76,7 +76,9 @@ class Channels:
 
     def _unavailable(self, error: Unavailable, target: str) -> Unavailable:
         """The error with the endpoint's address, and with the likely cause where no endpoint has ever answered."""
-        cause = cause_of(str(error), self._tls) if not self.answered else None
+        cause = cause_of(str(error), self._tls)
+        if self.answered:
+            return Unavailable(f"{target}: {NOBODY} any more" if cause == NOBODY else f"{target}: {error}")
         if cause is None:
             return Unavailable(f"{target}: {error}")
         self._unreached.add(target)

@@ -4,6 +4,7 @@ NOBODY = "nobody listens there"
 NO_NAME = "the name does not resolve"
 WANTS_TLS = "it closes the connection, as a server does that speaks TLS: give --tls-dir, or credentials= in Python"
 NO_TLS = "it does not speak TLS: leave --tls-dir out, or credentials= in Python"
+NO_GRPC = "it does not speak gRPC; is it the port of the OpenAI API?"
 UNKNOWN_AUTHORITY = "its certificate is not signed by the authority of ca.crt, or has another name"
 WANTS_CERTIFICATE = "it closes the connection: it may want a client's certificate, tls.crt and tls.key beside ca.crt"
 
@@ -21,6 +22,8 @@ def cause_of(details: str, tls: bool) -> str | None:
         return NO_NAME
     if not any(words in details for words in NOT_CONNECTED):  # a connection that stood and broke
         return None
+    if "Failed parsing HTTP/2" in details:
+        return NO_GRPC
     if "WRONG_VERSION_NUMBER" in details:
         return NO_TLS
     if "Tls handshake failed" in details or "Hostname Verification" in details:

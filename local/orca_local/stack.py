@@ -122,6 +122,11 @@ class Stack:
         return bool(self._children)
 
     @property
+    def longest_end(self) -> float:
+        """Seconds that `stop` takes at most."""
+        return self._settings.drain_seconds + LATE_SECONDS
+
+    @property
     def grpc_addresses(self) -> list[str]:
         return [child.addresses["grpc"] for child in self._children if child.role == "endpoint"]
 
@@ -180,7 +185,7 @@ class Stack:
     async def stop(self) -> None:
         """Drains and ends everything, the doors first, the pool last, within `drain_seconds` and LATE_SECONDS."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._settings.drain_seconds + LATE_SECONDS
+        until = loop.time() + self.longest_end
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

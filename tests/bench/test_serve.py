@@ -159,7 +159,7 @@ async def test_the_engine_and_a_peer_in_one_table(tmp_path: Path) -> None:
         ("engine --dtype int8", 1, "dtype: is int8; there are float32, bfloat16"),
         ("engine --case none", 1, "there is no none; there are b1_32_32,"),
         ("engine --case paper64", 1, "needs 639 positions; the model has 512"),
-        ("engine --model /none", 1, "is not a checkpoint folder"),
+        ("engine --model /none", 1, "there is no such folder"),
         ("engine --cases /none", 1, "is not a file of cases"),
         ("compare --peer false --case b1_32_32", 1, "`false` ended with 1"),
         ("plot /none --out x.svg", 1, "no file of JSON lines"),

@@ -89,7 +89,7 @@ def test_generate_from_a_laptop() -> None:
     """The extra `cli` has all that `orca generate` needs, and no torch."""
     assert "torch" not in distributions({"cli"})
     done = orca_with({"cli"}, "generate", "--address", "127.0.0.1:1", "hello")
-    assert done.stderr == "127.0.0.1:1: nobody listens there\n"
+    assert done.stderr == "127.0.0.1:1: nobody listens there; `orca serve` starts a server\n"
     assert "generate" in orca_with({"cli"}, "--help").stdout
 
 
@@ -125,10 +125,11 @@ def test_a_command_that_can_be_pasted(tmp_path: Path) -> None:
     program.touch(0o755)
     settings = ServeSettings.load(tls_dir="certs", api_keys_file="keys")
     said = shlex.split(serving.example("127.0.0.1:1", settings, str(program)))
-    secrets = ["--tls-dir", "certs/client", "--api-key-file", "FILE_WITH_YOUR_KEY"]
+    secrets = ["--tls-dir", str(Path("certs/client").absolute()), "--api-key-file", "FILE_WITH_YOUR_KEY"]
     assert said == [str(program), "generate", "def main(", "--address", "127.0.0.1:1", *secrets]
     said = serving.example("127.0.0.1:1", ServeSettings.load(), "/nowhere/__main__.py")
     assert said == "orca generate 'def main(' --address 127.0.0.1:1"
+    assert serving.example("127.0.0.1:50051", ServeSettings.load(), "orca") == "orca generate 'def main('"
 
 
 # -- runs
@@ -158,9 +159,12 @@ def test_logs(state: Path) -> None:
     (run,) = (state / "orca/runs").iterdir()
     assert [path.stem for path in logs_of(run, "endpoint")] == ["endpoint-0"]
     with pytest.raises(
-        FailedPrecondition, match=r"^service: there is no log of worker in .*; there is endpoint-0, sch"
+        FailedPrecondition, match=r"^service: there is no log of router in .*; there is endpoint-0, sch"
     ):
-        logs_of(run, "worker")
+        logs_of(run, "router")
+    (run / "logs/supervisor-0.log").touch()
+    for role in ("supervisor", "worker", "rank"):
+        assert [path.stem for path in logs_of(run, role)] == ["supervisor-0"]
 
 
 def test_the_last_run(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,8 @@ def test_several_releases() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("{", "cannot be read as YAML"), ("a: 1", "holds no workload of a release")]
+    ("text", "says"),
+    [("", "rendered: - is empty"), ("{", "cannot be read as YAML"), ("a: 1", "holds no workload of a release")],
 )
 def test_no_rendered_chart(text: str, says: str) -> None:
     ended = doctor("--rendered", "-", stdin=text)

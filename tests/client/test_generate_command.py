@@ -15,7 +15,7 @@ from client.scripted import IDS, Act, Script
 from typer.testing import CliRunner
 
 from orca.v1 import orca_pb2 as pb
-from orca_cli.generate import generate
+from orca_cli.generate import generate, told_once
 from orca_common import errors
 
 COMMAND = [sys.executable, "-c", "import typer; from orca_cli.generate import generate; typer.run(generate)"]
@@ -193,6 +193,8 @@ def test_a_file_that_holds_no_key_alone(tmp_path: Path, content: bytes) -> None:
     [
         ["x", "--max-new-tokens", "0"],
         ["x", "--temperature", "warm"],
+        ["x", "--top-p", "7"],
+        ["x", "--min-p", "-1"],
         ["x", "--logprobs"],
         ["x", "--token-ids", "1"],
         ["--token-ids", "1,b"],
@@ -205,6 +207,23 @@ def test_usage(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Invalid value" in result.stderr
+
+
+@pytest.mark.parametrize(("option", "file"), [("--tls-dir", "ca.crt"), ("--api-key-file", "")])
+def test_a_file_that_is_not_there(tmp_path: Path, option: str, file: str) -> None:
+    """The option was not named."""
+    app = typer.Typer()
+    app.command()(generate)
+    absent = tmp_path / "absent"
+    result = CliRunner().invoke(app, ["x", option, str(absent)])
+    assert (result.exit_code, result.stderr) == (1, f"{option}: {absent / file}: No such file or directory\n")
+
+
+def test_a_failure_of_all_is_told_once() -> None:
+    """A server that died for good wrote a line for each of 200 prompts."""
+    assert told_once({0: "gone"}, 1) == ["gone"]
+    assert told_once({0: "gone", 1: "gone", 2: "gone"}, 3) == ["all 3 prompts: gone"]
+    assert told_once({2: "gone", 0: "gone", 1: "full"}, 4) == ["prompts 1, 3: gone", "prompt 2: full"]
 
 
 async def test_ctrl_c_cancels(stage: Stage) -> None:

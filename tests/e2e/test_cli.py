@@ -162,7 +162,7 @@ def test_errors_are_plain_sentences(command: str, tmp_path: Path) -> None:
     """Also where they hold what a terminal library would take for its markup."""
     folder = tmp_path / "[/bold]"
     wrong = orca(command, "--model", str(folder), ORCA_RUN_DIR=str(tmp_path))
-    sentence = f"--model: {folder} is not a checkpoint folder (it holds no config.json)\n"
+    sentence = f"--model: {folder}: there is no such folder\n"
     assert (wrong.returncode, wrong.stderr) == (1, sentence)
 
 

@@ -158,7 +158,11 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     absent, broken, text = (tmp_path / name for name in ("absent.yaml", "broken.yaml", "text.yaml"))
     broken.write_text("tp: [")
     text.write_text("tp")
-    for file, complaint in ((absent, "cannot be read as YAML"), (broken, "cannot be read as YAML"), (text, "no map")):
+    for file, complaint in (
+        (absent, "cannot be read (No such file or directory)"),
+        (broken, "cannot be read as YAML"),
+        (text, "no map"),
+    ):
         code, shown = topology(file)
         assert code == 1
         assert complaint in shown

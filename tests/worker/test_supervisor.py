@@ -349,7 +349,7 @@ async def test_a_failed_iteration_ends_the_process_behind_its_report(tmp_path: P
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"MODEL": "/nowhere"}, "orca-supervisor: ORCA_MODEL: /nowhere is not a checkpoint folder"),
+        ({"MODEL": "/nowhere"}, "orca-supervisor: ORCA_MODEL: /nowhere: there is no such folder"),
         ({"DTYPE": "float8"}, "ORCA_DTYPE: "),
         ({"RANKS": "0"}, "ORCA_RANKS: "),
     ],

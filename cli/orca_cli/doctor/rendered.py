@@ -17,9 +17,13 @@ def read_rendered(path: Path, name: str | None) -> Release:
     try:
         text = Path("/dev/stdin" if str(path) == "-" else path).read_text()
         documents = list(yaml.safe_load_all(text))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise FailedPrecondition(f"rendered: {path} cannot be read ({error.strerror})") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         said = " ".join(str(error).split())
         raise FailedPrecondition(f"rendered: {path} cannot be read as YAML ({said})") from None
+    if not text.strip():
+        raise FailedPrecondition(f"rendered: {path} is empty")
     objects = [thing for document in documents for thing in flattened(document)]
     names = sorted({str(found) for thing in objects if (found := at(thing, "metadata", "labels", INSTANCE))})
     if name is None and len(names) > 1:

@@ -135,7 +135,9 @@ def resolve_model(model: str, accept: Callable[[Path], None] = lambda folder: No
     if here:
         accept(Path(model))
         return Path(model)
-    if there or model.startswith((".", "/")):
+    if not there and model.startswith((".", "/")):
+        raise FailedPrecondition(f"model: {model}: there is no such folder")
+    if there:
         raise FailedPrecondition(f"model: {model} is not a checkpoint folder (it holds no config.json)")
     try:
         config = download_from_hub(model, ("config.json",))

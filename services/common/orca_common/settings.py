@@ -39,6 +39,7 @@ max_stop_token_ids max_streams max_waiting max_waiting_bytes model pool pool_pat
 run_ahead run_dir schedulers served_model_name slots spare start_timeout status_port supervisor_pid tenant_requests
 tenant_waiting_tokens threads tls_dir tp worker_namespace worker_port worker_statefulset workers write_timeout
 """
+LIKE = 0.75  # how alike a misspelt name and a known one are; 1: the same
 KNOWN = frozenset(NAMES.split())
 NAMED = re.compile(r"(?:(?<=^)|(?<=: ))(ORCA_[A-Z_]+|[a-z_]+)(?=: )")  # what a sentence is about
 LOGIN = re.compile(r"(?<=://)[^/]*@")  # in a URL
@@ -157,8 +158,13 @@ class FileSource(PydanticBaseSettingsSource):
         try:
             with open(path, "rb") as file:
                 found = tomllib.load(file)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise SystemExit(f"{self._named_by}: {path} cannot be read ({error.strerror})") from None
+        except ValueError as error:
             raise SystemExit(f"{self._named_by}: {path} cannot be read as TOML ({error})") from None
+        for name, value in found.items():
+            if isinstance(value, dict):
+                raise SystemExit(f"{path}: [{name}] is a table; settings stand at the top of the file, in none")
         check_names(found, KNOWN - {"config"}, f"{path}: ")
         return {name: value for name, value in found.items() if name in self.settings_cls.model_fields}
 
@@ -205,7 +211,7 @@ def check_names(names: Iterable[str], known: Iterable[str], where: str = "") -> 
     known = set(known)
     for name in names:
         if name not in known:
-            near = get_close_matches(name, known, 1)
+            near = get_close_matches(name, known, 1, LIKE)
             raise SystemExit(
                 f"{where}{name}: there is no such setting" + (f"; did you mean {near[0]}?" if near else "")
             )

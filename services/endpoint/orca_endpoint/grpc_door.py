@@ -350,8 +350,8 @@ class GrpcDoor:
         try:
             address = join_address(host, port)
             bound = self._transport.listen(self._server, address, client_certificates=self._certificates)
-        except RuntimeError as error:
-            raise Unavailable(f"port: cannot listen on {host}:{port} ({error})") from None
+        except RuntimeError:  # gRPC wrote the reason to the log
+            raise Unavailable(f"port: cannot listen on {host}:{port}; 0 takes a free one") from None
         await self._server.start()
         self._bursts.port = bound
         calm_poller()

@@ -21,6 +21,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AskError,
+    AuthenticationError,
     ClusterDownError,
     ConnectionError,
     MovedError,
@@ -70,6 +71,10 @@ class _Line(NamedTuple):
 
     connection: Connection
     losses: int
+
+
+class NoAnswer(Unavailable):
+    """Nothing came in time, so nobody said why."""
 
 
 class Link:
@@ -194,9 +199,13 @@ class Link:
         except (TimeoutError, RedisTimeoutError):
             await connection.disconnect(nowait=True)
             await self._lose()
-            raise Unavailable(
+            raise NoAnswer(
                 f"the request pool did not answer within {limit:g} s", reason=ErrorReason.POOL_AWAY
             ) from None
+        except AuthenticationError as error:  # a second try would end the same way
+            await connection.disconnect(nowait=True)
+            await self._lose()
+            raise Unavailable(f"the request pool is away: {error}", reason=ErrorReason.POOL_AWAY) from None
         except OSError as error:  # no descriptor is left, the name is unknown, and what else the system refuses
             await connection.disconnect(nowait=True)
             raise ConnectionError(str(error)) from error

@@ -7,7 +7,7 @@ from redis.exceptions import RedisError
 from orca_common.errors import FailedPrecondition, Unavailable
 from orca_common.settings import without_password
 
-from .link import Link
+from .link import Link, NoAnswer
 from .retry import reached
 
 
@@ -20,9 +20,20 @@ async def check_reachable(redis_url: str, seconds: float, tls_dir: str | None = 
         link = Link(redis_url, tls_dir=tls_dir)
     except ValueError as error:
         raise FailedPrecondition(f"redis_url: {error}") from None
+    told: list[Unavailable] = []
+
+    async def ping() -> None:
+        try:
+            await link.command("PING")
+        except Unavailable as error:
+            told.append(error)
+            raise
+
     try:
-        await reached(lambda: link.command("PING"), give_up=asyncio.get_running_loop().time() + seconds)
+        await reached(ping, give_up=asyncio.get_running_loop().time() + seconds)
     except (Unavailable, RedisError) as error:
-        raise FailedPrecondition(f"redis_url: {without_password(redis_url)}: {error}") from None
+        # A wrong password is refused at once, and a try after that may be late.
+        why = next((one for one in reversed(told) if not isinstance(one, NoAnswer)), error)
+        raise FailedPrecondition(f"redis_url: {without_password(redis_url)}: {why}") from None
     finally:
         await link.close()

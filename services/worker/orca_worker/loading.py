@@ -14,4 +14,5 @@ class Loading:
         read, whole = self.read, self.whole
         if read >= whole:
             return None
-        return f"{read / whole:.0%} of {whole / 1e9:.1f} GB of weights are read"
+        size = f"{whole / 1e9:.1f} GB" if whole >= 1e9 else f"{whole / 1e6:.1f} MB"
+        return f"{read / whole:.0%} of {size} of weights are read"

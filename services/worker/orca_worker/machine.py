@@ -24,6 +24,8 @@ def gpus() -> int:
 def check_gpus(device: str, first: int, needed: int) -> None:
     """Raises FailedPrecondition when `device` asks for GPUs that are not there: `needed` of them, from `first` on."""
     if device == "cuda" and (there := gpus()) < first + needed:
+        if not there:
+            raise FailedPrecondition("device: no GPU is visible; --device cpu computes without one")
         which = f"GPU {first} is" if needed == 1 else f"GPUs {first} to {first + needed - 1} are"
         raise FailedPrecondition(f"device: {which} needed, counted from 0; there are {there}")
 

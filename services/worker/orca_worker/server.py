@@ -45,5 +45,5 @@ def listen(server: grpc.aio.Server, transport: Transport, host: str, port: int) 
     address = join_address(host, port)
     try:
         return transport.listen(server, address)
-    except RuntimeError as error:
-        raise SystemExit(f"port: cannot listen on {address} ({error})") from None
+    except RuntimeError:  # gRPC wrote the reason to the log
+        raise SystemExit(f"--port: cannot listen on {address}; 0 takes a free one") from None

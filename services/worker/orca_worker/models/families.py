@@ -37,7 +37,8 @@ def check_type(folder: Path) -> None:
     """Raises FailedPrecondition when no family knows the model in a folder, of which only config.json is read."""
     kind = model_type(folder)
     if kind not in FAMILIES:
-        raise FailedPrecondition(f"model: {public_name(folder)} is of type {kind}; Orca has {', '.join(FAMILIES)}")
+        served = ", ".join(name for name in FAMILIES if not name.startswith("orca_"))  # without our experiments
+        raise FailedPrecondition(f"model: {public_name(folder)} is of type {kind}; Orca has {served}")
 
 
 def load_model(
