@@ -10,7 +10,7 @@ DESCRIPTORS = "/proc/self/fd"
 
 
 def sockets_at(port: int) -> Iterator[socket.socket]:
-    """Each is open until the next one is asked for. None comes where the system tells nothing, or no descriptor is left.
+    """Each is open until the next one is asked for. None comes where nothing is told, or no descriptor is left.
 
     It looks at all descriptors of the process: 10 ms for 1,000 of them.
     """
