@@ -29,16 +29,20 @@ FAMILIES: dict[str, Family] = {
 
 def family_of(checkpoint: Checkpoint) -> Family:
     """Raises FailedPrecondition when no family knows the model."""
-    check_type(checkpoint.folder)
-    return FAMILIES[checkpoint.model_type]
+    return _family(checkpoint.model_type, checkpoint.name)
 
 
 def check_type(folder: Path) -> None:
     """Raises FailedPrecondition when no family knows the model in a folder, of which only config.json is read."""
-    kind = model_type(folder)
-    if kind not in FAMILIES:
-        served = ", ".join(name for name in FAMILIES if not name.startswith("orca_"))  # without our experiments
-        raise FailedPrecondition(f"model: {public_name(folder)} is of type {kind}; Orca has {served}")
+    _family(model_type(folder), public_name(folder))
+
+
+def _family(kind: str, name: str) -> Family:
+    family = FAMILIES.get(kind)
+    if family is None:
+        served = ", ".join(known for known in FAMILIES if not known.startswith("orca_"))  # without our experiments
+        raise FailedPrecondition(f"model: {name} is of type {kind}; Orca has {served}")
+    return family
 
 
 def load_model(
