@@ -1,7 +1,6 @@
 """A raw HTTP/2 client for tests: it writes the frames that it is told to, whatever a decent client would do."""
 
 import asyncio
-import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +10,6 @@ from typing import Self
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
 INITIAL_WINDOW, MAX_STREAMS = 4, 3  # numbers of settings
-DATA_SEGMENTS_IN = 152  # where struct tcp_info has tcpi_data_segs_in
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
@@ -80,12 +78,6 @@ class Http2:
             yield cls(reader, writer)
         finally:
             writer.close()
-
-    @property
-    def packets(self) -> int:
-        """Packets with data that have come so far."""
-        info = self._writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
-        return struct.unpack_from("=I", info, DATA_SEGMENTS_IN)[0]
 
     def write(self, *frames: bytes) -> None:
         """Sends frames."""

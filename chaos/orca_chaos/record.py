@@ -1,5 +1,6 @@
 """The rounds of a seed in a file, a line each: a run that was stopped goes on where it ended."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +26,11 @@ class Record:
         """path: its rounds are read, and new ones written to it. Raises InvalidArgument, FailedPrecondition."""
         self._path, self._seed = path, seed
         self.rounds: dict[int, Round] = {}
-        lines = path.read_bytes().splitlines() if path is not None and path.exists() else []
+        written = path.read_bytes() if path is not None and path.exists() else b""
+        whole = written.rfind(b"\n") + 1
+        if path is not None and whole < len(written):  # killed while it wrote a line: that round is run again
+            os.truncate(path, whole)
+        lines = written[:whole].splitlines()
         for number, raw in enumerate(lines, 1):
             try:
                 line = msgspec.json.decode(raw, type=Line)

@@ -29,6 +29,18 @@ def test_a_record_is_read_again(tmp_path: Path) -> None:
     assert str(Report(again.rounds.values())) == str(Report(record.rounds.values()))
 
 
+def test_a_line_that_was_not_written_to_its_end_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "rounds"
+    record = Record(path, 7)
+    record.add(ended(1, 0.1))
+    record.add(ended(2, 0.1))
+    path.write_bytes(path.read_bytes()[:-7])
+    again = Record(path, 7)
+    assert list(again.rounds) == [1]
+    again.add(ended(2, 0.1))
+    assert Record(path, 7).rounds == record.rounds
+
+
 def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rounds"
     Record(path, 7).add(ended(1, 0.1))

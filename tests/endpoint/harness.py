@@ -109,13 +109,6 @@ class Engine:
         assert answer is not None
         return answer.rows[0]
 
-    async def commit_together(self, requests: Sequence[Claimed], base: int, token_id: int) -> None:
-        """Commits what an iteration of these requests made: one token for each, at index `base`."""
-        self.iteration += 1
-        token = TOKEN.pack(token_id, math.nan, self.iteration)
-        rows = [CommitRow(request.request_id, request.claim, base, token, None) for request in requests]
-        assert await self._pool.commit(self._name, self._owner, self._term, rows) is not None
-
     async def answer(self, request: Claimed, ids: Sequence[int], finish: Reason = Reason.LENGTH) -> None:
         """Commits a whole answer, one token at a time."""
         for n, token in enumerate(ids):

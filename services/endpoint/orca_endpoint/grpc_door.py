@@ -1,8 +1,7 @@
 """The gRPC door: `orca.v1.Orca`, health and reflection. It translates and delegates.
 
 A message costs 30 us or so. 25 of them are grpc.aio's own for a `context.write` of bytes, which is the cheapest way
-that it offers (a generator costs 3 us more). So what is there together is one message, and what is written together
-leaves together (bursts.py).
+that it offers (a generator costs 3 us more). So what is there together is one message.
 """
 
 import asyncio
@@ -39,13 +38,14 @@ from orca_pool.records import Times
 
 from .access import AUTHORIZATION, KeyInterceptor
 from .bodies import IN_LOOP
-from .bursts import Bursts, accepted, calm_poller
 from .call import Call
 from .call_line import grpc_line
 from .endpoint import Endpoint
 from .events import Accepted, Event, Finished, Prompted, Token
 from .grpc_scores import prompt_messages, token_message
 from .limits import Held, Limits
+from .own_sockets import sockets_at
+from .poller import calm_poller
 from .reflection import SERVICES as REFLECTION
 from .reflection import Reflection
 from .threads import Threads
@@ -77,8 +77,8 @@ OPTIONS = [
 class OrcaServicer:
     """The methods of orca.v1.Orca. Errors become statuses in the server's StatusInterceptor."""
 
-    def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits, bursts: Bursts) -> None:
-        self._endpoint, self._keys, self._limits, self._bursts = endpoint, keys, limits, bursts
+    def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits) -> None:
+        self._endpoint, self._keys, self._limits = endpoint, keys, limits
         self._messages = Messages(endpoint.settings.body_seconds, endpoint.large)
 
     async def generate(self, _: object, context: Context) -> None:
@@ -135,15 +135,13 @@ class OrcaServicer:
     async def _stream(self, call: Call, context: Context, held: Held) -> None:
         encode, now = Encoder().encode, asyncio.get_running_loop().time
         patience = self._endpoint.settings.write_timeout
-        with self._bursts.stream(context.peer()) as connection:
-            async with call, reading(patience) as writing:
-                async for piece in call.pieces():
-                    connection.gather()
-                    writing.since = now()
-                    # Serialized messages one after the other are one message: protobuf merges them.
-                    await context.write(b"".join([encode(event) for event in piece]))
-                    writing.since = None
-                    held.release()  # the first piece says that the pool has the request
+        async with call, reading(patience) as writing:
+            async for piece in call.pieces():
+                writing.since = now()
+                # Serialized messages one after the other are one message: protobuf merges them.
+                await context.write(b"".join([encode(event) for event in piece]))
+                writing.since = None
+                held.release()  # the first piece says that the pool has the request
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Handlers without serializers: the methods read their request and reply with bytes.
@@ -338,9 +336,9 @@ class GrpcDoor:
         roles = transport.interceptors(ALLOWED) if self._certificates else []
         interceptors = [StatusInterceptor(grpc_line), *roles, KeyInterceptor(keys)]
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
-        self._bursts = Bursts()
+        self._port = 0
         self._health = HealthServicer()
-        self._server.add_generic_rpc_handlers((OrcaServicer(endpoint, keys, limits, self._bursts).handlers(),))
+        self._server.add_generic_rpc_handlers((OrcaServicer(endpoint, keys, limits).handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._server.add_generic_rpc_handlers(tuple(Reflection((ORCA, HEALTH)).handlers()))
 
@@ -353,7 +351,7 @@ class GrpcDoor:
         except RuntimeError:  # gRPC wrote the reason to the log
             raise Unavailable(f"port: cannot listen on {host}:{port}; 0 takes a free one") from None
         await self._server.start()
-        self._bursts.port = bound
+        self._port = bound
         calm_poller()
         return bound
 
@@ -369,7 +367,7 @@ class GrpcDoor:
         gRPC's own stop answers CANCELLED to a call that arrives at the same moment. A client whose connection ends
         hears UNAVAILABLE, which is true: it may call again.
         """
-        for connection in accepted(self._bursts.port):
+        for connection in sockets_at(self._port):
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 

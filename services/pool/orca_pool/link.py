@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 import hiredis
-from redis.asyncio import ConnectionPool
+from redis.asyncio import ConnectionPool, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -254,20 +254,21 @@ class Link:
 
     async def _on_connect(self, connection: Connection) -> None:
         """Signs in on a new connection, and tells another server process or dataset from the one before."""
-        _check_certificate(connection)
+        if isinstance(connection, SSLConnection):
+            _check_certificate(connection)
         await connection.on_connect()
         server: list[bytes] = []
         for section, name in (("server", b"run_id:"), ("replication", b"master_replid:")):
             await connection.send_command("INFO", section, check_health=False)
-            info: bytes = await connection.read_response()
+            info = cast(bytes, await connection.read_response())
             server += [line for line in info.splitlines() if line.startswith(name)]
         if self._away or self._server not in (None, server):
             self.generation += 1
         self._away, self._server = False, server
 
 
-def _check_certificate(connection: Connection) -> None:
-    """Raises redis's ConnectionError when a service of ours, and not Redis, is at the other end of a TLS connection."""
+def _check_certificate(connection: SSLConnection) -> None:
+    """Raises redis's ConnectionError when a service of ours, and not Redis, is at the other end."""
     shown: dict[str, Any] = cast(Any, connection)._writer.get_extra_info("peercert") or {}
     try:
         check_redis(name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS")
