@@ -14,7 +14,7 @@ PART ?= kubernetes
 PYTEST = $(BIN)/pytest -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload lint audit docs
+.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
 .PHONY: simulate mutations bench bench-pool gpu protos locks images push
 
 help: ## Show this help.
@@ -82,6 +82,9 @@ restart: $(STAMP) ## Restart every process of a stack under 40 streams: no clien
 
 overload: $(STAMP) ## Five times the load that a stack can serve, SECONDS=60, with deadlines and without: goodput, RetryInfo, recovery, memory.
 	$(BIN)/python tests/e2e/overload.py --seconds $(SECONDS)
+
+soak: $(STAMP) ## 20 minutes at 80 % of what a stack can serve: does the memory of a process grow?
+	$(BIN)/python tests/e2e/overload.py --seconds 1200 --factor 0.8 --deadline 0
 
 lint: $(STAMP) ## Check format, style, spelling and types.
 	$(BIN)/ruff format --check .
