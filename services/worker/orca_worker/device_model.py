@@ -93,7 +93,7 @@ class DeviceModel(OfStage[DeviceLayers]):
             self.release()
             log.warning("no CUDA graphs: kernels are launched one by one", exc_info=True)
             return
-        seconds = time.monotonic() - started
+        seconds = round(time.monotonic() - started, 3)
         log.info("CUDA graphs", extra={"buckets": BUCKETS, "bytes": recorder.bytes, "seconds": seconds})
 
     def release(self) -> None:

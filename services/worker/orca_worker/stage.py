@@ -157,7 +157,7 @@ class Stage:
                 "stage": place.stage,
                 "tensor_rank": place.tensor_rank,
                 "bytes_read": bytes_read,
-                "seconds": time.monotonic() - started,
+                "seconds": round(time.monotonic() - started, 3),
             },
         )
         return model
