@@ -2,10 +2,13 @@
 
 import sys
 
+from orca_cli.settings import quiet_grpc
+
 EXTRAS = {"generate": "cli", "bench": "bench"}  # of commands; all others come with the extra `serve`
 
 
 def main() -> None:
+    quiet_grpc()
     try:
         from orca_cli.main import app
 

@@ -15,6 +15,12 @@ from orca_local.stack import DEMO_MODEL
 from orca_scheduler.places import Shape
 
 IN_THE_IMAGES = "/opt/orca/demo_model"  # where they have the demo model
+# The chart's values at the top; helm refuses all others.
+NAMES = """
+apiKeys device dtype endpoint engines gateway global gpuResource gpusPerNode gpusPerPod image ingress jaeger model
+networkPolicy placement pod pp redis scheduler slots test tls tp tracing worker
+"""
+VALUES = frozenset(NAMES.split())
 SOURCES = ("path", "claim", "download", "image", "hub")
 ONE_SOURCE = "model: exactly one of path, claim, download, image and hub says where the checkpoint is"
 
@@ -75,6 +81,9 @@ def read_values(files: Iterable[Path]) -> EngineValues:
             raise FailedPrecondition(f"values: {file} cannot be read as YAML ({error})") from None
         if not isinstance(found, dict | None):
             raise FailedPrecondition(f"values: {file} holds no map of values")
+        unknown = next((name for name in found or {} if name not in VALUES), None)
+        if unknown is not None:
+            raise FailedPrecondition(f"values: {file}: {unknown}: the chart has no such value")
         values = _merged(values, found or {})
     source, model = _model(values.get("model") or {})
     return EngineValues(

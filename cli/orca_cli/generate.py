@@ -203,7 +203,7 @@ async def generate_all(
         output.end(n)
 
     try:
-        made = AsyncOrcaClient(addresses, **secrets or {})
+        made = AsyncOrcaClient(addresses, fail_fast=True, **secrets or {})
     except OrcaError as error:  # an address that is none
         return [str(error)]
     async with made as client:

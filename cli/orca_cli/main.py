@@ -60,6 +60,19 @@ def orca(
     """Takes what is no command's."""
 
 
+@app.command("version", hidden=True)
+def version_of_orca() -> None:
+    """The same as --version."""
+    _show_version(True)
+
+
+@app.command("help", hidden=True)
+def help_of_orca(context: typer.Context) -> None:
+    """The same as --help."""
+    assert context.parent is not None
+    print(context.parent.get_help())
+
+
 @app.command(context_settings=SERVICE, cls=SettingsCommand)
 def serve(context: typer.Context) -> None:
     """Starts everything on this machine, as the processes that a cluster runs, until Ctrl-C."""

@@ -43,7 +43,8 @@ class BaseClient(ABC, Generic[S]):
         credentials: grpc.ChannelCredentials | None = None,
         api_key: str | None = None,
         metadata: Sequence[tuple[str, str]] = (),
-        connect_timeout: float | None = None,
+        connect_timeout: float = CONNECT_TIMEOUT,
+        fail_fast: bool = False,
         resume_timeout: float = 60.0,
         retry_when_full: bool = False,
         keepalive: float = 10.0,
@@ -53,8 +54,9 @@ class BaseClient(ABC, Generic[S]):
 
         addresses: one or several gRPC targets ("host:port", "dns:///name:port"). credentials: for TLS; None: plaintext.
         api_key: of the tenant that calls; goes with every call, as metadata does. connect_timeout: a stream ends as
-        Unavailable after so many seconds in which no endpoint has answered this client at all; None: after 10 s, and as
-        Unreachable almost at once where nobody listens, the name does not resolve, or only one side speaks TLS.
+        Unavailable after so many seconds in which no endpoint has answered this client at all; as Unreachable when none
+        could even be reached. fail_fast: do not wait for that where the cause is sure: nobody listens, the name does
+        not resolve, a certificate is not trusted. It suits a person at a terminal; endpoints may be about to start.
         resume_timeout: the same, once one has answered. retry_when_full: wait while the queue is full, as long as the
         request's timeout allows, instead of raising ResourceExhausted. keepalive: check a connection after so many
         seconds of silence; a frozen endpoint is noticed after one and a half times this. tracer: of OpenTelemetry; each
@@ -63,7 +65,7 @@ class BaseClient(ABC, Generic[S]):
         targets = targets_of(addresses)
         self._rng = random.Random()
         self._addresses = Addresses(targets, self._rng.randrange(len(targets)))
-        self._connect_timeout, self._tracer = connect_timeout, tracer
+        self._connect_timeout, self._fail_fast, self._tracer = connect_timeout, fail_fast, tracer
         self._resume_timeout, self._retry_when_full = resume_timeout, retry_when_full
         new_channel, options = type(self)._new_channel, channel_options(keepalive)
         self._streams: weakref.WeakSet[S] = weakref.WeakSet()  # left when the client is closed
@@ -187,9 +189,8 @@ class BaseClient(ABC, Generic[S]):
     def _patience(self, bound: float, timeout: float | None) -> Patience:
         """bound: seconds without a working endpoint. timeout: seconds for everything."""
         _check_timeout(timeout)
-        given = self._connect_timeout
-        connect = None if self._channels.answered else (CONNECT_TIMEOUT if given is None else given)
-        return Patience(bound, time.monotonic(), timeout, self._rng, connect=connect, hopeful=given is not None)
+        connect = None if self._channels.answered else self._connect_timeout
+        return Patience(bound, time.monotonic(), timeout, self._rng, connect=connect, fail_fast=self._fail_fast)
 
     @staticmethod
     @abstractmethod

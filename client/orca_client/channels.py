@@ -42,7 +42,8 @@ class Channels:
         self.closed = False
         self.answered = False  # whether any endpoint has answered anything
         self._tls = tls
-        self._unreached: set[str] = set()  # addresses that could not be reached, until one answers
+        # Addresses whose last call could not even reach an endpoint, and whether the cause is sure.
+        self._unreached: dict[str, bool] = {}
 
     def pick(self) -> str:
         """The address that the next call goes to."""
@@ -64,6 +65,7 @@ class Channels:
         """The error of a call that an endpoint, or the way to it, ended with this failure."""
         if self.closed:
             return Cancelled("the client was closed")
+        self._unreached.pop(target, None)
         error = error_of(failure.code(), failure.details(), cast(Any, failure.trailing_metadata()))
         if error.reason:
             self.answered = True
@@ -78,11 +80,15 @@ class Channels:
         """The error with the endpoint's address, and with the likely cause where no endpoint has ever answered."""
         cause = cause_of(str(error), self._tls)
         if self.answered:
-            return Unavailable(f"{target}: {NOBODY} any more" if cause == NOBODY else f"{target}: {error}")
+            gone = cause is not None and cause.sentence == NOBODY
+            return Unavailable(f"{target}: {NOBODY} any more" if gone else f"{target}: {error}")
         if cause is None:
             return Unavailable(f"{target}: {error}")
-        self._unreached.add(target)
-        return Unreachable(f"{target}: {cause}", everywhere=self._unreached >= set(self._addresses.targets))
+        self._unreached[target] = cause.sure
+        said = f"{target}: {cause.sentence}"
+        if len(self._unreached) < len(set(self._addresses.targets)):
+            return Unavailable(said)
+        return Unreachable(said, sure=all(self._unreached.values()))
 
     def close(self) -> list[Any]:
         """Refuses all further calls. Returns the channels, which the caller closes."""

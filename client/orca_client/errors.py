@@ -107,11 +107,11 @@ class Unavailable(OrcaError):
 
 
 class Unreachable(Unavailable):
-    """`everywhere`: whether each of the client's addresses has failed so."""
+    """None of the client's addresses could be reached. `sure`: the cause is known for each of them, and no guess."""
 
-    def __init__(self, message: str, everywhere: bool = True) -> None:
+    def __init__(self, message: str, sure: bool = True) -> None:
         super().__init__(message)
-        self.everywhere = everywhere
+        self.sure = sure
 
 
 class Internal(OrcaError):

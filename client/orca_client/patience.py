@@ -6,7 +6,7 @@ from .errors import DeadlineExceeded, OrcaError, Unavailable, Unreachable
 
 # Seconds to wait before a try. The wait doubles from try to try; its upper half is random.
 FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0
-SURE = 0.5  # seconds for which no address can be reached, until a client gives up: one may just be starting again
+SURE = 0.5  # seconds until a client that fails fast gives up where no address can be reached: one may be restarting
 
 
 class Patience:
@@ -20,17 +20,17 @@ class Patience:
         rng: random.Random,
         *,
         connect: float | None = None,
-        hopeful: bool = True,
+        fail_fast: bool = False,
     ) -> None:
         """bound: seconds without a working call since the last progress. timeout: seconds from now for everything.
 
-        connect: the bound until something has answered at all; None: something has. hopeful: it also counts where no
-        address can be reached, as that of servers that are about to start; else SURE is the bound then. Time in which
-        a call works but has nothing to tell yet (a long queue) does not count towards the bounds.
+        connect: the bound until something has answered at all; None: something has. fail_fast: SURE is that bound while
+        no address can be reached and the cause is sure, as for a person who mistyped one. Time in which a call works
+        but has nothing to tell yet (a long queue) does not count towards the bounds.
         """
         self._bound, self._timeout, self._connect, self._rng = bound, timeout, connect, rng
         self._deadline = None if timeout is None else now + timeout
-        self._hopeful, self._failures = hopeful, 0
+        self._fail_fast, self._failures = fail_fast, 0
         self._spent = 0.0  # seconds without a working call since the last progress, before the present outage
         self._down_since: float | None = now
         self._last: OrcaError | None = None
@@ -71,11 +71,13 @@ class Patience:
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2**self._failures) * self._rng.uniform(0.5, 1)
         self._failures = min(self._failures + 1, 30)
         without = self._spent + now - self._down_since + wait
-        nowhere = isinstance(error, Unreachable) and error.everywhere
-        if nowhere and self._connect is not None and without >= (self._connect if self._hopeful else SURE):
-            raise error
-        if self._connect is not None and without >= self._connect:
-            raise Unavailable(f"nothing answered within {self._connect:g} s: {error}") from error
+        if self._connect is not None:
+            if self._fail_fast and isinstance(error, Unreachable) and error.sure and without >= SURE:
+                raise error
+            if without >= self._connect:
+                if isinstance(error, Unreachable):
+                    raise error
+                raise Unavailable(f"nothing answered within {self._connect:g} s: {error}") from error
         if without >= self._bound:
             raise error
         return self._at_most(wait, now)

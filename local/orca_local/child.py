@@ -141,7 +141,7 @@ class Child:
                 lines = log.read().decode(errors="replace").split("\n")
         except OSError as error:
             return f"{self._log}: {error.strerror}"
-        line = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+        line = next((line for line in reversed(lines) if line.strip()), "its log says nothing, or the disk is full")
         return said(line).removeprefix(f"orca-{self.role}: ")
 
     def unready(self) -> str | None:

@@ -31,6 +31,8 @@ def orca(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 def test_version() -> None:
     assert orca("--version").stdout == f"orca {__version__}\n"
+    assert orca("version").stdout == f"orca {__version__}\n"
+    assert "generate" in orca("help").stdout
 
 
 # -- installations with a part of the packages

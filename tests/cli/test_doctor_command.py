@@ -65,7 +65,8 @@ def test_no_rendered_chart(text: str, says: str) -> None:
 def test_no_cluster() -> None:
     ended = doctor()
     assert ended.returncode == 1
-    assert "no cluster is known" in ended.stderr
+    assert ended.stderr.startswith("no cluster is known (")
+    assert ended.stderr.endswith("; for `orca serve` on this machine: orca status\n")
 
 
 def test_a_cluster_that_does_not_answer(tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ class Wire:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._server: asyncio.Server | None = None
+        self.closes = 0  # so many more connections are closed at once, as by an endpoint that has its `max_connections`
 
     async def open(self) -> str:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -173,6 +174,10 @@ class Wire:
             self._server.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.closes:
+            self.closes -= 1
+            writer.transport.abort()
+            return
         there, back = await asyncio.open_connection(self._host, self._port)
         self._writers |= {writer, back}
         await asyncio.gather(self._pump(reader, back), self._pump(there, writer))

@@ -36,13 +36,14 @@ from orca_client import (
     Unreachable,
     tls_credentials,
 )
-from orca_client.reach import NO_TLS, UNKNOWN_AUTHORITY, WANTS_CERTIFICATE, WANTS_TLS
+from orca_client.reach import CLOSES, CLOSES_TLS, NO_TLS, UNKNOWN_AUTHORITY
 from orca_common import errors
 from orca_common.address import split_address
 from orca_local.authority import Authority
 
 Connect = Callable[..., Any]
 ALL = list(range(len(IDS)))
+SHORT = {"connect_timeout": 0.3}
 AWAY = errors.Unavailable("the request pool is away")
 
 
@@ -227,7 +228,7 @@ async def test_resume_timeout(stage: Stage, face: Face, connect: Connect) -> Non
 async def test_nobody_there(stage: Stage, face: Face, connect: Connect) -> None:
     gone = await stage.endpoint(Script())
     await gone.server.stop(0)
-    for options in ({}, {"connect_timeout": 0.3}):
+    for options in ({"connect_timeout": 600, "fail_fast": True}, {"connect_timeout": 0.3}):
         client = connect(gone.address, **options)
         with pytest.raises(Unreachable, match=f"^{gone.address}: nobody listens there$"):
             await face.next(client.generate("x", max_new_tokens=6))
@@ -235,7 +236,42 @@ async def test_nobody_there(stage: Stage, face: Face, connect: Connect) -> None:
     with pytest.raises((Unreachable, DeadlineExceeded), match=f"{gone.address}: nobody listens there"):
         await face.run(client.get_model, timeout=0.3)
     with pytest.raises(Unreachable, match=r"^nobody\.invalid:1: the name does not resolve$"):
-        await face.run(connect("nobody.invalid:1").get_model)
+        await face.run(connect("nobody.invalid:1", fail_fast=True).get_model)
+
+
+async def test_an_endpoint_that_begins_later(
+    stage: Stage, face: Face, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that starts during a rollout: nobody listens yet, where an impatient one would give up at once."""
+    monkeypatch.setattr("orca_client.patience.SURE", 0.0)
+    gone = await stage.endpoint(Script())
+    await gone.server.stop(0)
+    with pytest.raises(Unreachable):
+        await face.next(connect(gone.address, fail_fast=True).generate("x", max_new_tokens=6))
+    client, loop, refused = connect(gone.address), asyncio.get_running_loop(), asyncio.Event()
+    error_of_call = client._channels.error
+
+    def error(failure: grpc.RpcError, target: str) -> Exception:
+        loop.call_soon_threadsafe(refused.set)
+        return error_of_call(failure, target)
+
+    monkeypatch.setattr(client._channels, "error", error)
+    reader = asyncio.create_task(rest(face, client.generate("x", max_new_tokens=6)))
+    await refused.wait()
+    await stage.endpoint(Script(), port=split_address(gone.address)[1])
+    assert indexes(await reader) == ALL
+
+
+async def test_an_endpoint_that_is_full_for_a_while(
+    stage: Stage, face: Face, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It closes connections, as one does that speaks TLS. Even an impatient client tries again."""
+    monkeypatch.setattr("orca_client.patience.SURE", 0.0)
+    wire, address = await stage.wire((await stage.endpoint(Script())).address)
+    wire.closes = 2
+    client = connect(address, fail_fast=True)
+    assert indexes(await rest(face, client.generate("x", max_new_tokens=6))) == ALL
+    assert wire.closes == 0
 
 
 async def test_the_other_transport(stage: Stage, face: Face, connect: Connect, tmp_path: Path) -> None:
@@ -252,15 +288,15 @@ async def test_the_other_transport(stage: Stage, face: Face, connect: Connect, t
     await server.start()
     trusts = grpc.ssl_channel_credentials(authority_file)
     cases = (
-        (endpoint.address, trusts, NO_TLS),
-        (f"127.0.0.1:{open_to_all}", None, WANTS_TLS),
-        (f"127.0.0.1:{open_to_all}", tls_credentials(stranger), UNKNOWN_AUTHORITY),
-        (f"127.0.0.1:{mutual}", trusts, WANTS_CERTIFICATE),
+        (endpoint.address, trusts, NO_TLS, {}),
+        (f"127.0.0.1:{open_to_all}", None, CLOSES, SHORT),
+        (f"127.0.0.1:{open_to_all}", tls_credentials(stranger), UNKNOWN_AUTHORITY, {}),
+        (f"127.0.0.1:{mutual}", trusts, CLOSES_TLS, SHORT),
     )
     try:
-        for address, credentials, cause in cases:
+        for address, credentials, cause, bound in cases:
             with pytest.raises(Unreachable) as raised:
-                await face.run(connect(address, credentials=credentials).get_model, timeout=60)
+                await face.run(connect(address, credentials=credentials, fail_fast=True, **bound).get_model, timeout=60)
             assert str(raised.value) == f"{address}: {cause}"
     finally:
         await server.stop(0)

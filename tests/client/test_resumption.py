@@ -4,6 +4,7 @@ import random
 import re
 from typing import Any
 
+import grpc
 import pytest
 from client.scripted import IDS, token
 from google.protobuf.duration_pb2 import Duration
@@ -13,16 +14,27 @@ from hypothesis import strategies as st
 from orca.v1 import orca_pb2 as pb
 from orca_client.addresses import SUSPECT, Addresses, targets_of
 from orca_client.attempts import Attempts
-from orca_client.errors import DataLoss, DeadlineExceeded, InvalidArgument, NotFound, OrcaError, Unavailable
+from orca_client.channels import Channels
+from orca_client.errors import (
+    DataLoss,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    OrcaError,
+    Unavailable,
+    Unreachable,
+)
 from orca_client.events import Accepted, Event, Finished, Prompt, Token, message_of
-from orca_client.patience import FIRST_WAIT, LONGEST_WAIT, Patience
+from orca_client.patience import FIRST_WAIT, LONGEST_WAIT, SURE, Patience
 from orca_client.resumption import Resumption
 
 AWAY = Unavailable("away")
 
 
-def patience(bound: float = 60, timeout: float | None = None, connect: float | None = None) -> Patience:
-    return Patience(bound, 0, timeout, random.Random(0), connect=connect)
+def patience(
+    bound: float = 60, timeout: float | None = None, connect: float | None = None, fail_fast: bool = False
+) -> Patience:
+    return Patience(bound, 0, timeout, random.Random(0), connect=connect, fail_fast=fail_fast)
 
 
 def served(request: pb.GenerateRequest | pb.ResumeRequest) -> list[pb.GenerateResponse]:
@@ -255,3 +267,56 @@ def test_nothing_ever_answered() -> None:
     patient.working(1)
     patient.failed(AWAY, 2)
     patient.failed(AWAY, 50)
+
+
+def test_nobody_could_be_reached() -> None:
+    """A library waits for endpoints that are about to start. A person at a terminal reads what is wrong at once."""
+    surely, perhaps = Unreachable("nobody listens there"), Unreachable("it may be full", sure=False)
+    for fail_fast, error, bound in ((False, surely, 5), (False, perhaps, 5), (True, surely, SURE), (True, perhaps, 5)):
+        patient = patience(bound=60, connect=5, fail_fast=fail_fast)
+        patient.failed(error, bound - 0.2)
+        with pytest.raises(Unreachable, match=f"^{error}$"):
+            patient.failed(error, bound)
+    patient = patience(bound=60, connect=5, fail_fast=True)
+    patient.failed(AWAY, 1)  # an address that says nothing may still answer
+    patient.working(1)
+    patient.failed(surely, 2)  # something has answered: it is waited for
+    patient.failed(surely, 50)
+
+
+class Failed(grpc.RpcError):
+    """A call that failed before it reached anybody, or after."""
+
+    def __init__(self, details: str, status: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
+        self._details, self._status = details, status
+
+    def code(self) -> grpc.StatusCode:
+        return self._status
+
+    def details(self) -> str:
+        return self._details
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+
+REFUSED = Failed("failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused")
+CLOSED = Failed("failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed")
+SILENT = Failed("failed to connect to all addresses; last error: UNKNOWN: connection attempt timed out")
+EXPIRED = Failed("Deadline Exceeded", grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+def test_what_an_address_did_last_is_what_counts() -> None:
+    channels = Channels(Addresses(["a:1", "b:1"], 0), (), lambda target: None)
+
+    def told(failure: Failed, target: str) -> tuple[type[OrcaError], bool]:
+        error = channels.error(failure, target)
+        return type(error), isinstance(error, Unreachable) and error.sure
+
+    assert told(REFUSED, "a:1") == (Unavailable, False)
+    assert told(REFUSED, "b:1") == (Unreachable, True)
+    assert told(CLOSED, "a:1") == (Unreachable, False)
+    assert told(REFUSED, "b:1") == (Unreachable, False), "the other one may only be full"
+    for other in (SILENT, EXPIRED):
+        told(other, "a:1")
+        assert told(REFUSED, "b:1") == (Unavailable, False), "the other one no longer refuses"

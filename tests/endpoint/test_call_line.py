@@ -22,6 +22,8 @@ FIELDS = {
     "prompt_tokens", "output_tokens", "queue", "first_token", "total",
 }  # fmt: skip
 
+FIELD = {"INVALID_FIELD": "max_new_tokens", "UNREADABLE_MESSAGE": "message"}  # reason of a refusal -> the line's field
+
 
 @pytest.fixture
 async def http(orca: World) -> AsyncIterator[httpx.AsyncClient]:
@@ -72,7 +74,8 @@ async def test_grpc(orca: World, caplog: pytest.LogCaptureFixture) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call()
         line = await one_line(caplog)
-        assert line.keys() == FIELDS
+        assert line.get("field") == FIELD.get(reason)
+        assert None not in line.values()
         assert some(line, "event", "status", "reason") == ("call refused", caught.value.code().name, reason)
     await orca.stub.GetModel(pb.GetModelRequest())
     assert some(await one_line(caplog), "event", "method", "status") == ("call ended", "GetModel", "OK")
@@ -91,10 +94,13 @@ async def test_http(orca: World, http: httpx.AsyncClient, caplog: pytest.LogCapt
     for path, sent, reason in (
         ("/v1/completions", b"{", "INVALID_FIELD"),
         ("/v1/completions", b'{"model": "other", "prompt": "a"}', "UNKNOWN_MODEL"),
+        ("/v1/completions", b'{"max_new_tokens": 8}', "INVALID_FIELD"),
+        ("/v1/completions", b'{"A secret": 8}', "INVALID_FIELD"),
         ("/v1/nothing", b"", "UNKNOWN_REQUEST"),
     ):
         answer = await http.post(path, content=sent)
         line = await one_line(caplog)
+        assert "secret" not in str(line)
         assert some(line, "event", "reason", "http_status") == ("call refused", reason, answer.status_code)
     late = await http.post("/v1/completions", json=body, headers={"x-request-timeout": "0.2"})
     line = await one_line(caplog)

@@ -14,7 +14,7 @@ import yaml
 from helm.chart import DEMO, FOLDER, SHAPES, merged, render
 from typer.testing import CliRunner
 
-from orca_cli.chart_values import EngineValues, read_values
+from orca_cli.chart_values import VALUES, EngineValues, read_values
 from orca_cli.main import app
 from orca_cli.topology import pods_of
 from orca_common.settings import KNOWN, variable
@@ -167,6 +167,14 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         assert code == 1
         assert complaint in shown
         assert "Traceback" not in shown
+
+
+def test_a_value_that_the_chart_does_not_have(tmp_path: Path) -> None:
+    """helm refuses it; the table looked right."""
+    assert set(json.loads((FOLDER / "values.schema.json").read_text())["properties"]) == VALUES
+    file = tmp_path / "values.yaml"
+    file.write_text("tpp: 3")
+    assert topology(FOLDER / "values-cpu.yaml", file) == (1, f"values: {file}: tpp: the chart has no such value")
 
 
 def test_options_come_before_files() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -65,6 +66,7 @@ class Cluster:
         """The cluster of KUBECONFIG, or the one around this pod. Raises FailedPrecondition when there is neither."""
         configuration = Configuration()
         token = SERVICE_ACCOUNT / "token"
+        logging.getLogger("kubernetes").setLevel(logging.ERROR)  # it would warn of what the sentence below says
         try:
             if token.exists() and context is None:
                 InClusterConfigLoader(str(token), str(SERVICE_ACCOUNT / "ca.crt")).load_and_set(configuration)
@@ -75,7 +77,10 @@ class Cluster:
                 )
                 own = loader.current_context["context"].get("namespace", "default")
         except (ConfigException, OSError) as error:
-            raise FailedPrecondition(f"no cluster is known: {error}; set KUBECONFIG") from None
+            why = " ".join(str(error).split())
+            raise FailedPrecondition(
+                f"no cluster is known ({why}); set KUBECONFIG; for `orca serve` on this machine: orca status"
+            ) from None
         cluster = cls(configuration, namespace or own)
         try:
             yield cluster

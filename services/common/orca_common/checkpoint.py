@@ -142,7 +142,8 @@ def resolve_model(model: str, accept: Callable[[Path], None] = lambda folder: No
     try:
         config = download_from_hub(model, ("config.json",))
     except FailedPrecondition as error:
-        raise FailedPrecondition(f"model: {model} is no folder here, and {error}") from None
+        why = str(error).removeprefix(f"{model} ")
+        raise FailedPrecondition(f"model: {model} is no folder here, and {why}") from None
     accept(config)
     return download_from_hub(model, (*TOKENIZER_FILES, *WEIGHT_FILES))
 

@@ -25,6 +25,7 @@ from pydantic_settings import (
 )
 
 PREFIX = "ORCA_"
+VERBOSITY = {"GRPC_VERBOSITY": "ERROR"}
 EPILOG = "--max-batch-size 8 is also ORCA_MAX_BATCH_SIZE=8 in the environment, and max_batch_size = 8 in the file."
 
 # The settings of all services. A service defines only some of them, but all services of a release may share one
@@ -49,15 +50,17 @@ PASSWORD = re.compile(r"(?<=[?&]password=)[^&#]*", re.IGNORECASE)  # in the quer
 def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
     """The environment of a child process: this process's own without its `ORCA_*`, and the child's settings."""
     inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(PREFIX)}
-    return {**inherited, **settings}
+    return {**VERBOSITY, **inherited, **settings}
 
 
 def quiet_grpc() -> None:
     """Keeps gRPC's C core from writing of each connection that ends to standard error, in a form of its own.
 
-    Comes before the first channel or server. Errors are still written; GRPC_VERBOSITY in the environment decides.
+    Comes before the first channel or server; what it writes of handshakes ends only where VERBOSITY was there before
+    gRPC was imported. Errors are still written; GRPC_VERBOSITY in the environment decides.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    for name, value in VERBOSITY.items():
+        os.environ.setdefault(name, value)
 
 
 def fetch_header() -> str | None:
@@ -203,6 +206,7 @@ def _parsed(kind: type[Settings], arguments: Sequence[str]) -> CliSettingsSource
             raise SystemExit(f"{given}: everybody could read the password in the list of processes; use {better}")
     source: CliSettingsSource[Any] = CliSettingsSource(kind, formatter_class=HelpFormatter)
     source.root_parser.epilog = EPILOG
+    source.root_parser.usage = "%(prog)s [--SETTING VALUE ...]"  # argparse would list all of them
     return source(args=list(arguments))
 
 

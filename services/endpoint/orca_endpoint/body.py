@@ -4,10 +4,14 @@ Whoever reads a field here gets InvalidArgument with the field's name for a valu
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from orca_common.errors import InvalidArgument
+
+LIKE = 0.75  # how alike a misspelt name and a known one are; 1: the same
+LONGEST = 64  # letters of a name that is compared
 
 
 def load(raw: bytes) -> dict[str, Any]:
@@ -37,11 +41,13 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def check_names(given: Iterable[str], known: Iterable[str], prefix: str = "") -> None:
+def check_names(given: Iterable[str], known: Collection[str], prefix: str = "") -> None:
     """Raises InvalidArgument for the first name that is not known."""
     for name in given:
         if name not in known:
-            raise InvalidArgument(prefix + text(name, "body"), "is not known to Orca")
+            near = get_close_matches(name, known, 1, LIKE) if len(name) <= LONGEST else []
+            meant = f"; did you mean {prefix}{near[0]}?" if near else ""
+            raise InvalidArgument(prefix + text(name, "body"), "is not known to Orca" + meant)
 
 
 def get(body: Mapping[str, Any], name: str, kind: type, what: str, default: Any, field: str | None = None) -> Any:

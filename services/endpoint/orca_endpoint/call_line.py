@@ -6,6 +6,7 @@ gRPC's interceptors and Starlette's middlewares know when a call ends, but not w
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,13 +17,14 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orca_common.address import join_address
-from orca_common.errors import ErrorReason, OrcaError
+from orca_common.errors import ErrorReason, InvalidArgument, OrcaError
 from orca_common.telemetry import trace_id_of
 from orca_pool.records import Reason, Times
 
 GRPC, HTTP = "grpc", "http"
 METHODS = "/orca.v1.Orca/"  # of gRPC that have lines: probes and reflection have none
 PROBES = {"/health"}  # of HTTP that have none
+NAME = re.compile(r"[a-z][a-z0-9_.\[\]-]{,63}")  # of a field; whoever sends a text as a name finds it in no log
 CLIENT_GONE = "CLIENT_GONE"
 
 log = logging.getLogger(__name__)
@@ -98,6 +100,10 @@ class CallLine:
         }
         if self.answered is not None:
             fields["http_status"] = self.answered
+        cause = self.error or error
+        if isinstance(cause, InvalidArgument) and NAME.fullmatch(cause.field):
+            fields["field"] = cause.field
+        fields = {name: value for name, value in fields.items() if value is not None}
         ended = accepted or outcome.status == "OK" or outcome.reason == CLIENT_GONE
         log.info("call ended" if ended else "call refused", extra=fields)
 

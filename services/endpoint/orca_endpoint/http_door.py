@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import NotFound, OrcaError, Unavailable, echo, internal
+from orca_common.errors import InvalidArgument, NotFound, OrcaError, Unavailable, echo, internal
 from orca_common.tls import MutualTls, Transport
 
 from .access import CertifiedConnection, KeyMiddleware
@@ -179,8 +179,11 @@ async def answer_error(request: Request, error: Exception) -> Response:
 async def answer_http_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of unknown paths and methods: the error in OpenAI's shape."""
     assert isinstance(error, HTTPException)
-    problem = instead(request) if error.status_code == HTTPStatus.NOT_FOUND else error.detail
-    refusal = NotFound(f"{request.method} {echo(request.url.path)}: {problem}")
+    path = echo(request.url.path)
+    refusal: OrcaError = NotFound(f"{request.method} {path}: {instead(request)}")
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        takes = (error.headers or {}).get("Allow", "another method")
+        refusal = InvalidArgument("method", f"is {request.method}; {path} takes {takes}")
     note_error(refusal)
     _, _, body = failure(refusal)
     return JSONResponse(body, error.status_code, error.headers)

@@ -64,7 +64,7 @@ class RankProcess:
                 self._on_listening()
             elif line.startswith('{"refused"'):
                 self.refusal = json.loads(line)["refused"]
-            else:
+            elif line.strip():
                 log.info("rank printed", extra={"rank_pid": self.pid, "line": line})
 
     def _reap(self) -> None:
