@@ -4,12 +4,14 @@ Most tests share one endpoint whose bounds are small.
 """
 
 import asyncio
+import gc
 import json
 import resource
 import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,8 +25,9 @@ from http2 import Http2
 import orca_client
 from orca.v1 import orca_pb2 as pb
 from orca_client import AsyncOrcaClient
-from orca_common.errors import InvalidArgument, OrcaError, ResourceExhausted
+from orca_common.errors import InvalidArgument, OrcaError, ResourceExhausted, Unavailable
 from orca_endpoint.bodies import MAX_VALUES, check_values
+from orca_endpoint.grpc_door import reading
 from orca_endpoint.limits import Limits
 from orca_endpoint.settings import EndpointSettings
 from orca_endpoint.threads import Threads
@@ -241,6 +244,78 @@ async def test_large_inputs_wait_in_a_queue_with_a_size() -> None:
         threads.close()
 
 
+class Input:
+    """A large input; a bytes object would take no weak reference."""
+
+    def read(self) -> None:
+        """What a thread does with it."""
+
+
+async def come_and_go(threads: Threads, inputs: list[Input], kept: weakref.WeakSet[Input]) -> None:
+    kept.update(inputs)
+    waiting = [asyncio.create_task(threads.run(one.read)) for one in inputs]
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    ends = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(end, asyncio.CancelledError) for end in ends)
+
+
+async def test_large_inputs_of_clients_that_left_take_no_memory() -> None:
+    """While the thread is busy they come and go: nothing of them stays, and their places are free."""
+    threads, go = Threads("tokenizing", 1, 4), threading.Event()
+    try:
+        busy = asyncio.create_task(threads.run(go.wait))
+        kept: weakref.WeakSet[Input] = weakref.WeakSet()
+        for _ in range(8):
+            await come_and_go(threads, [Input() for _ in range(4)], kept)
+        await asyncio.sleep(0)  # asyncio itself keeps the last ones until its next turn
+        gc.collect()
+        assert len(kept) == 0
+        go.set()
+        assert await busy
+    finally:
+        go.set()
+        threads.close()
+
+
+async def test_a_large_input_counts_until_its_thread_has_read_it() -> None:
+    """Its client has left, but the thread cannot be stopped."""
+    threads, begun, go = Threads("large-inputs", 1, 0), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go.wait()
+
+    try:
+        running = asyncio.create_task(threads.run(work))
+        await until(begun.is_set)
+        for _ in range(2):
+            running.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(ResourceExhausted):
+            await asyncio.wait_for(threads.run(begun.is_set), 10)
+        assert not running.done()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert await threads.run(begun.is_set)
+    finally:
+        go.set()
+        threads.close()
+
+
+async def test_large_inputs_that_wait_at_the_end_are_refused() -> None:
+    threads, go = Threads("large-inputs", 1, 1), threading.Event()
+    running, waiting = (asyncio.create_task(threads.run(go.wait)) for _ in range(2))
+    await asyncio.sleep(0)
+    threads.close()
+    go.set()
+    assert await running
+    with pytest.raises(Unavailable, match="leaving"):
+        await waiting
+
+
 @pytest.mark.parametrize(
     "raw",
     [
@@ -285,6 +360,13 @@ async def test_half_a_body_is_given_up(small: World) -> None:
     answer = await http(small, post(b"{", length=100))
     assert status_of(answer) == 408
     assert b"body" in answer
+
+
+async def test_only_the_bound_of_a_write_says_that_the_client_read_nothing() -> None:
+    """What else took too long keeps its own words."""
+    with pytest.raises(TimeoutError, match="the pool"):
+        async with reading(20.0):
+            raise TimeoutError("the pool took too long")
 
 
 async def test_half_a_message_is_given_up(small: World) -> None:

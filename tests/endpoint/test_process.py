@@ -150,7 +150,7 @@ async def test_wrong_settings(redis_url: str, model: Path) -> None:
         refusal(max_waiting="many"),
         refusal(host="203.0.113.7"),
     )
-    parts = ["not a checkpoint folder", "ORCA_PORT", "ORCA_MAX_WAITING", "203.0.113.7"]
+    parts = ["there is no such folder", "ORCA_PORT", "ORCA_MAX_WAITING", "203.0.113.7"]
     for sentence, part in zip(sentences, parts, strict=True):
         assert part in sentence
         assert "Traceback" not in sentence

@@ -1,7 +1,9 @@
 """Attaches that come together share a script, and nothing else: not their answers, not their errors."""
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from pool.lab import Lab, tokens_of
@@ -61,6 +63,34 @@ async def test_those_who_wait_at_the_end_are_cancelled() -> None:
     assert all(isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*tasks, return_exceptions=True))
 
 
+async def test_what_takes_long_goes_alone(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis does nothing else while a script runs. A digest is made of all tokens; who knows none gets all of them."""
+    scripts: list[int] = []
+    run = lab.pool._run
+
+    async def counted(script: str, *args: Any, **more: Any) -> Any:
+        scripts.append(len(args) // 7)
+        return await run(script, *args, **more)
+
+    await lab.endpoint()
+    await lab.engine()
+    tokens = tokens_of(0, 4)
+    for n in range(8):
+        await lab.submit(f"r{n}")
+        await lab.redis("APPEND", f"{lab.keys.prefix}tokens:r{n}", pack_tokens(tokens))
+    monkeypatch.setattr(lab.pool, "_run", counted)
+    digest = hashlib.sha1(b"".join(token.token_id.to_bytes(4, "little") for token in tokens)).digest()
+    short: dict[str, Any] = {"known": 4, "last": tokens[-1]}
+    kinds: list[dict[str, Any]] = [short, short, {**short, "seen": 4, "digest": digest}, {}] * 2
+    found = await asyncio.gather(
+        *(lab.pool.attach(f"r{n}", endpoint="e", attempt=2, **kind) for n, kind in enumerate(kinds))
+    )
+    assert not [answer for answer in found if not isinstance(answer, Attached)]
+    answers = [answer.tokens for answer in found if isinstance(answer, Attached)]
+    assert answers == [[], [], [], tokens] * 2
+    assert sorted(scripts) == [1, 1, 1, 1, 4]
+
+
 async def test_each_call_gets_its_own_answer(lab: Lab) -> None:
     """Known, unknown, unregistered and broken records in one exchange."""
     await lab.endpoint()
@@ -70,8 +100,10 @@ async def test_each_call_gets_its_own_answer(lab: Lab) -> None:
     await lab.redis("APPEND", f"{lab.keys.prefix}tokens:r1", pack_tokens(tokens_of(0, 2)))
     await lab.redis("SET", f"{lab.keys.prefix}request:broken", "no hash")
     asked = [("r0", "e"), ("none", "e"), ("r1", "e"), ("r2", "ghost"), ("broken", "e"), ("r2", "e")]
+    one = {"known": 1, "last": tokens_of(5, 1)[0]}  # another than the pool has, which so tells all tokens
     found = await asyncio.gather(
-        *(lab.pool.attach(name, endpoint=endpoint, attempt=2) for name, endpoint in asked), return_exceptions=True
+        *(lab.pool.attach(name, endpoint=endpoint, attempt=2, **one) for name, endpoint in asked),
+        return_exceptions=True,
     )
     assert found[1] is Refusal.UNKNOWN
     assert found[3] is Refusal.UNREGISTERED

@@ -5,7 +5,8 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -23,9 +24,10 @@ from orca_pool.pool import Pool
 from orca_pool.records import NO_LOAD, Attached, EngineInfo, EngineState, Finish, Reason
 from orca_pool.wire import TOKEN
 from orca_scheduler import timers
-from orca_scheduler.core import Room
+from orca_scheduler.core import BatchReturned, Room
 from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.discovery.static import StaticDiscovery
+from orca_scheduler.journal import CoreStep, read
 from orca_scheduler.ledger import MAX_BEHIND, RESERVE, CaughtUp, Deposed, Ledger, News
 from orca_scheduler.lifecycle_events import Claimed, Opened
 from orca_scheduler.master import EngineMaster
@@ -62,12 +64,12 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
         self.iterations: asyncio.Queue[pb.Iteration] = asyncio.Queue()
         self._reports: asyncio.Queue[pb.Report | None] = asyncio.Queue()
 
-    def report(self, iteration: pb.Iteration, *tokens: int, not_finite: Sequence[int] = ()) -> None:
-        """The iteration's batch returns, initiations first. not_finite: positions without a token."""
+    def report(self, iteration: pb.Iteration, *tokens: int, **fields: Sequence[float]) -> None:
+        """The iteration's batch returns, initiations first. fields: others of IterationReport."""
         count = len(iteration.initiations) + len(iteration.increment_rows)
         assert len(tokens) in (0, count)
         result = pb.IterationReport(
-            epoch=iteration.epoch, number=iteration.number, token_ids=tokens or [7] * count, not_finite=not_finite
+            epoch=iteration.epoch, number=iteration.number, token_ids=tokens or [7] * count, **cast(Any, fields)
         )
         self._reports.put_nowait(pb.Report(iteration=result))
 
@@ -145,7 +147,7 @@ class Bench:
     def __init__(self, redis: RedisServer, pool: Pool, rank: Rank) -> None:
         self.redis, self.pool, self.rank, self.pulse = redis, pool, rank, LoopPulse()
 
-    async def start(self, settings: dict[str, int], held: EngineState | None = None) -> None:
+    async def start(self, settings: dict[str, Any], held: EngineState | None = None) -> None:
         """Begins a master's term."""
         term = await self.pool.acquire("engine-0", "me", held)
         assert term is not None
@@ -219,7 +221,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(rank: Rank, **settings: int) -> AsyncIterator[Bench]:
+async def bench(rank: Rank, **settings: Any) -> AsyncIterator[Bench]:
     with redis_server() as redis:
         async with Pool(redis.url, "bench", patience=PATIENCE) as pool:
             this = Bench(redis, pool, rank)
@@ -565,6 +567,19 @@ async def test_logits_that_are_not_finite_end_their_request() -> None:
         assert (ended := await this.finish("bad")) is not None
         assert ended.reason is Reason.NOT_FINITE
         assert this.master.not_finite == 1
+
+
+async def test_the_journal_has_the_step_that_failed(tmp_path: Path) -> None:
+    """A rank reports more logprobs than the batch has requests."""
+    rank = Rank()
+    async with bench(rank, run_dir=str(tmp_path)) as this:
+        await this.submit("r", [1], 3)
+        rank.report(await this.iteration(), 5, logprobs=[-0.5, -0.5])
+        with pytest.raises(ValueError, match="zip"):
+            await asyncio.wait_for(this.running, 5)
+    [path] = tmp_path.iterdir()
+    steps = [line for line in read(path) if isinstance(line, CoreStep)]
+    assert isinstance(steps[-1].event, BatchReturned)
 
 
 async def test_an_unreadable_record_ends_as_poison() -> None:

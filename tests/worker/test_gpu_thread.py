@@ -118,6 +118,41 @@ def test_a_device_that_fails_is_reported_once() -> None:
     rank.close()
 
 
+def test_a_token_that_no_report_can_hold() -> None:
+    """The device has computed nonsense, or what was read is not its memory."""
+    rank = Rank()
+    rank.run(1)
+    rank.run(2)
+    first, second = rank.launched(), rank.launched()
+    first.tokens.fill_(1 << 40)
+    first.ended.set()
+    second.ended.set()
+    report = rank.report()
+    assert "ValueError" in report.error
+    assert not report.token_ids
+    with pytest.raises(Unavailable):
+        rank.gpu.call(lambda: None).result(PATIENCE)
+    assert rank.reports.empty()
+    rank.close()
+
+
+def test_a_report_that_cannot_be_given_does_not_stop_the_reader() -> None:
+    rank = Rank()
+
+    def report(report: worker_pb2.Report) -> None:
+        if report.iteration.number == 1:
+            raise RuntimeError("Event loop is closed")
+        rank.reports.put(report)
+
+    rank.gpu._report = report
+    for number in (1, 2):
+        rank.run(number)
+        rank.launched().ended.set()
+    assert rank.report().number == 2
+    assert rank.gpu.call(lambda: True).result(PATIENCE)
+    rank.close()
+
+
 def test_tokens_that_are_on_their_way_come_before_a_later_failure() -> None:
     rank = Rank()
     rank.run(1)

@@ -213,11 +213,14 @@ class Writing:
 @asynccontextmanager
 async def reading(seconds: float) -> AsyncIterator[Writing]:
     """The bound of a stream's writes. Raises Cancelled when the client does not read in time."""
+    timeout = asyncio.timeout(None)
     try:
-        async with asyncio.timeout(None) as timeout:
+        async with timeout:
             with closing(Writing(seconds, timeout)) as writing:
                 yield writing
     except TimeoutError:
+        if not timeout.expired():  # something else took too long
+            raise
         raise Cancelled(f"the client read nothing for {seconds:g} s", reason=ErrorReason.CLIENT_LEFT) from None
 
 

@@ -25,7 +25,9 @@ class ConnectionLimits:
     connections: int  # in all
     peer_connections: int  # of one host
     header_bytes: int  # of one request: its line and its header
-    header_seconds: float  # for a whole header, from its first byte or from the connection's begin
+    # For a whole header, from its first byte or from the connection's begin; before it for a TLS handshake, and at the
+    # end for the client to close TLS.
+    header_seconds: float
     body_seconds: float  # for a whole body
     write_timeout: float  # for a client to read something of what is written
     peers: Counter[str] = field(default_factory=Counter)

@@ -5,6 +5,7 @@ stranger could hold descriptors that nobody counts.
 """
 
 import asyncio
+import errno
 import logging
 import socket
 import ssl
@@ -16,7 +17,8 @@ from orca_common.service import cancel
 from .http_connection import ConnectionLimits, GuardedConnection, Place
 
 AT_ONCE = 64  # connections that are accepted before others have their turn on the loop
-PAUSE_SECONDS = 0.5  # when the system refuses a connection: no descriptor is left
+NO_MEANS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # no descriptor is left, or no memory
+PAUSE_SECONDS = 0.5  # after one of these, which would come again at once
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +48,11 @@ class HttpListener:
         for _ in range(AT_ONCE):
             try:
                 connection, address = self._socket.accept()
-            except (BlockingIOError, ConnectionAbortedError):
+            except BlockingIOError:
                 return
             except OSError as error:
+                if error.errno not in NO_MEANS:
+                    continue  # of this connection alone: its client has left, or a firewall refuses it
                 log.error("no connection can be accepted", extra={"error": str(error)})
                 self._loop.remove_reader(self._socket)
                 self._pause = self._loop.call_later(PAUSE_SECONDS, self._listen)

@@ -287,16 +287,18 @@ class EngineMaster:
     def _step_core(self, event: core.Event, report: pb.IterationReport | None = None) -> None:
         """Steps the core and does what it says."""
         actions = self.core.step(event)
-        for action in actions:
-            match action:
-                case ScheduleBatch():
-                    self._schedule(action)
-                case Commit():
-                    self._commit(action, report)
-                case GiveBack():
-                    self._give_back(action)
-        if self._journal is not None and (actions or not isinstance(event, core.Tick)):
-            self._journal.core_step(event, actions)  # last: the ranks wait for a batch, nobody for the journal
+        try:
+            for action in actions:
+                match action:
+                    case ScheduleBatch():
+                        self._schedule(action)
+                    case Commit():
+                        self._commit(action, report)
+                    case GiveBack():
+                        self._give_back(action)
+        finally:  # after them, since the ranks wait for a batch; and the step that fails is the one to look for
+            if self._journal is not None and (actions or not isinstance(event, core.Tick)):
+                self._journal.core_step(event, actions)
         self._ledger.claimable()
         if not self.core.in_flight:
             self._check_invariants()

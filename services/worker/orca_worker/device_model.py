@@ -82,7 +82,7 @@ class DeviceModel(OfStage[DeviceLayers]):
     @torch.inference_mode()
     def prepare(self, kv: KVManager) -> None:
         """Records all buckets over this memory. If one fails there are no graphs in this epoch; the log says so."""
-        self._recorded.clear()
+        self.release()
         if self._recorder is None:
             return
         recorder, started = self._recorder(), time.monotonic()
@@ -90,11 +90,15 @@ class DeviceModel(OfStage[DeviceLayers]):
             for bucket in reversed(BUCKETS):  # the largest first: the others fit into its memory
                 self._recorded[bucket] = self._record(recorder, bucket, kv)
         except RuntimeError:
-            self._recorded.clear()
+            self.release()
             log.warning("no CUDA graphs: kernels are launched one by one", exc_info=True)
             return
         seconds = round(time.monotonic() - started, 3)
         log.info("CUDA graphs", extra={"buckets": BUCKETS, "bytes": recorder.bytes, "seconds": seconds})
+
+    def release(self) -> None:
+        """Drops the recordings, and with the last of them the memory that they share."""
+        self._recorded.clear()
 
     def _record(self, recorder: Recorder, bucket: int, kv: KVManager) -> Recorded:
         model = self.model

@@ -134,6 +134,11 @@ class GpuThread:
         where = {"epoch": result.epoch, "iteration": result.number}
         try:
             output = read()
+            made = worker_pb2.IterationReport(
+                token_ids=output.token_ids, logprobs=output.logprobs, not_finite=output.not_finite
+            )
+            for one in output.scores:
+                made.scores.add(member=one.member, top=one.top, prompt=one.prompt)
         except PeerLost as error:
             log.warning("iteration abandoned: %s", error, extra=where)
             result.error, result.peer_lost = str(error), True
@@ -144,11 +149,7 @@ class GpuThread:
             result.error = str(error) if isinstance(error, OrcaError) else f"{type(error).__name__}: {error}"
         else:
             self.iteration = result.number
-            result.token_ids.extend(output.token_ids)
-            result.logprobs.extend(output.logprobs)
-            result.not_finite.extend(output.not_finite)
-            for one in output.scores:
-                result.scores.add(member=one.member, top=one.top, prompt=one.prompt)
+            result.MergeFrom(made)
         if result.error:
             result.times.sent = time.time_ns()
         self._report(report)
@@ -180,5 +181,9 @@ class Reader:
 
     def _main(self) -> None:
         while (read := self._queue.get()) is not None:
-            read()
-            self._queue.task_done()
+            try:
+                read()
+            except Exception:  # the next ones must be done too, or `wait_idle` never returns
+                log.exception("an iteration was not reported")
+            finally:
+                self._queue.task_done()

@@ -1,7 +1,10 @@
 """What this machine has for a rank, found before torch is imported: GPUs, and compiled kernels for its CPU."""
 
 import ctypes
+import runpy
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 
 from orca_common.errors import FailedPrecondition
 from orca_kernels.cpu.build import built
@@ -30,9 +33,17 @@ def check_gpus(device: str, first: int, needed: int) -> None:
         raise FailedPrecondition(f"device: {which} needed, counted from 0; there are {there}")
 
 
+def torch_has_cuda() -> bool:
+    """Whether the torch that is installed was built for CUDA; one for CPUs leaves a GPU alone. Does not import it."""
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        return False
+    return runpy.run_path(str(Path(torch.origin).with_name("version.py"))).get("cuda") is not None
+
+
 def kernels_needed(device: str, kernels: str) -> bool:
     """Whether a rank with these settings computes on a CPU with the compiled kernels, if they can be had."""
-    return kernels != "torch" and device != "cuda" and not (device == "auto" and gpus())
+    return kernels != "torch" and device != "cuda" and not (device == "auto" and gpus() and torch_has_cuda())
 
 
 def compile_kernels(tell: Callable[[str], None]) -> None:

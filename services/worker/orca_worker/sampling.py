@@ -200,6 +200,9 @@ class OfStage(Generic[L]):
     def prepare(self, kv: KVManager) -> None:
         pass
 
+    def release(self) -> None:
+        pass
+
 
 class HiddenModel(OfStage[StageModel]):
     """`Model` of an earlier stage: its hidden states go to the next stage."""

@@ -125,6 +125,7 @@ class Stage:
             self._model = None  # frees its memory before the new one is loaded
             self._model, self._place = self._load(place), place
             self._kv = KVManager(self._model.kv_shape)
+        self._model.release()
         self._plane = plane if plane is not None else Loopback()
         self._plane.join()
         shape = self._model.kv_shape

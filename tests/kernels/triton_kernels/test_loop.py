@@ -7,6 +7,7 @@ token table, sampling, increments that are launched before the host knows their 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -175,6 +176,27 @@ def test_a_capture_that_fails_leaves_the_iterations_without_graphs(caplog: pytes
     assert [record.message for record in caplog.records if "graphs" in record.message] == [
         "no CUDA graphs: kernels are launched one by one"
     ]
+
+
+def test_an_engine_that_forms_again_offers_as_many_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recordings of the epoch before take memory, which is measured before there are new ones."""
+    alive: WeakSet[Callable[[], object]] = WeakSet()
+
+    class Counted(Again):
+        def record(self, run: Callable[[], T]) -> Callable[[], T]:
+            alive.add(run)
+            return run
+
+    with stage_with(Counted) as (stage, model):
+        shape = model.kv_shape
+        assert shape is not None
+        slot_bytes = shape.slot_bytes
+        assert len(alive) == 2
+        monkeypatch.setattr("orca_worker.stage.free_bytes", lambda *_, **__: (SLOTS - BLOCK * len(alive)) * slot_bytes)
+        for _ in range(2):
+            assert stage.form(BLOCK).slots == SLOTS
+            stage.allocate(SLOTS, BLOCK)
+            assert len(alive) == 2
 
 
 def test_hidden_states_of_an_earlier_stage_are_a_copy() -> None:

@@ -84,6 +84,9 @@ class Model(Protocol):
     def prepare(self, kv: KVManager) -> None:
         """Called when the memory of keys and values has been allocated, before the first iteration with it."""
 
+    def release(self) -> None:
+        """Frees what `prepare` made. Called before the memory of the next epoch is measured."""
+
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
         """Shape and type of the hidden states of `tokens` tokens that the stage before sends; None: it sends none."""
         ...

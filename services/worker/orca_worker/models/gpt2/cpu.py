@@ -76,6 +76,9 @@ class GPT2OnCPU:
     def prepare(self, kv: KVManager) -> None:
         pass
 
+    def release(self) -> None:
+        pass
+
     # Recording
 
     def _record(self, weights: WeightSource) -> None:

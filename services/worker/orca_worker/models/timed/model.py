@@ -58,6 +58,9 @@ class TimedModel:
     def prepare(self, kv: KVManager) -> None:
         pass
 
+    def release(self) -> None:
+        pass
+
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
         return None if self._one is None else ((1,), self._one.dtype)
 
