@@ -251,6 +251,20 @@ async def test_iterations_of_another_time_are_refused(
     assert not rank.failures
 
 
+async def test_a_message_that_comes_twice_counts_once(rank: Rank) -> None:
+    await rank.member(epoch=3)
+    run = rank.stub.Run()
+    for number in (10, 10, 11, 11):
+        await rank.iterate(run, 1, 3, number=number, initiations=[initiation(number, 1)])
+    found: list[int] = []
+    while len(found) < 2:
+        report = await run.read()
+        if report.HasField("iteration"):
+            found.append(report.iteration.number)
+    assert found == [10, 11]
+    assert not rank.failures
+
+
 async def test_iterations_need_a_member(rank: Rank) -> None:
     await rank.form(1, 3)
     run = rank.stub.Run()

@@ -35,7 +35,7 @@ from .data_plane import PeerLost
 from .epoch import Epoch
 from .gpu_thread import GpuThread
 from .iterations import Iterations, Origin
-from .lane import Lane, Lanes
+from .lane import Lane, Lanes, once
 from .membership import (
     Action,
     Allocate,
@@ -292,7 +292,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
     ) -> worker_pb2.RelayResponse:
         await context.send_initial_metadata(())  # the sender waits for it before its first iteration
         try:
-            async for iteration in request_iterator:
+            async for iteration in once(request_iterator):
                 self._take(iteration, None)
         except OrcaError as error:
             log.warning("relay refused: %s", error)
@@ -302,7 +302,7 @@ class Controller(worker_pb2_grpc.ControllerServicer):
     async def _read(self, messages: AsyncIterator[worker_pb2.ControlMessage], lane: Lane) -> None:
         """Reads a lane until it ends."""
         try:
-            async for message in messages:
+            async for message in once(messages):
                 lane.heard = time.monotonic()
                 if message.HasField("iteration"):
                     self._take(message.iteration, lane)

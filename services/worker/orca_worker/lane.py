@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from typing import TypeVar
 
 from orca.v1 import worker_pb2
 from orca_common.errors import Aborted, FailedPrecondition, InvalidArgument, OrcaError
@@ -10,6 +12,21 @@ from orca_common.protocol import TERM_METADATA
 SILENCE = 5.0  # seconds without a message from the master, who sends two a second, until the lane counts as not held
 TERM_AHEAD = 86_400e6  # microseconds that a term may lie ahead of this machine's clock: the pool makes terms of its own
 MAX_TIMES = 256  # iterations whose times are kept for the next heartbeat
+
+M = TypeVar("M", worker_pb2.ControlMessage, worker_pb2.Iteration)
+
+
+async def once(messages: AsyncIterator[M]) -> AsyncIterator[M]:
+    """A stream's messages, of which one that comes twice in a row counts once.
+
+    gRPC doubles none. Where something between two processes does, an iteration that came twice would otherwise look
+    like one of another time, and cost the engine its epoch.
+    """
+    before = None
+    async for message in messages:
+        if message != before:
+            yield message
+        before = message
 
 
 class Lane:
