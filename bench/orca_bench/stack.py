@@ -68,7 +68,7 @@ async def rounds(engine: Engine, stack: Stack, run_dir: Path, name: str, case: C
             answers = await closed_case(door, case)
             whole.append(time.perf_counter() - start)
             complain(answers)
-            found = cost(before, seconds_run(run_dir), engine.options.cpu.threads)
+            found = cost(before, seconds_run(run_dir), engine.options.compute.threads)
             roles = ", ".join(f"{role} {seconds / iterations * 1e3:.2f}" for role, seconds in sorted(found.items()))
             print(
                 f"{name}: engine {alone[-1]:.3f} s, stack {whole[-1]:.3f} s; ms of CPU an iteration: {roles}",

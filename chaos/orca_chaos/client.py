@@ -228,7 +228,7 @@ class Stream:
         if code is grpc.StatusCode.INTERNAL and reason_of(error) == "ENGINES_LOST":
             raise Poisoned(f"request {self.request_id}: {error.details()}")
         if code is grpc.StatusCode.DATA_LOSS:
-            raise Lost(f"request {self.request_id}: {error.details()}")
+            raise Lost(f"request {self.request_id}: DATA_LOSS: {error.details()}")
         if code not in self._again:
             raise self._violation(f"{code.name}: {error.details()}")
 

@@ -7,6 +7,7 @@ from orca_pool.keys import Keys
 from orca_pool.link import Link
 
 SETTLED = 30.0  # seconds: what is due by then is swept, and dead processes are forgotten
+PATIENCE = 30.0  # seconds for an answer of Redis: a busy machine is nothing that is left
 SINGLE = {
     *("pool", "read", "waiting", "asking", "due", "ended", "leases"),
     *("engines", "orphans", "endpoints", "schedulers"),
@@ -15,7 +16,7 @@ SINGLE = {
 
 async def leftovers(redis_url: str, pool: str, engines: int, endpoints: int) -> list[str]:
     """A sentence for each thing that is left. Looks again for up to SETTLED seconds, until there is none."""
-    link = Link(redis_url, patience=SETTLED)  # a busy machine is nothing that is left
+    link = Link(redis_url, patience=PATIENCE)
     end = time.monotonic() + SETTLED
     try:
         while (found := await _look(link, Keys(pool).prefix, engines, endpoints)) and time.monotonic() < end:

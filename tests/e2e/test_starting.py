@@ -34,7 +34,7 @@ async def test_a_rank_that_cannot_work(tmp_path: Path) -> None:
     """The sentence was in the rank's log alone, and the rank was started again for ever."""
     sentence, said = await refusal(tmp_path, DEMO_MODEL, device="cpu", dtype="float16")
     assert sentence == "rank 0: dtype: on a CPU the weights are bfloat16 or float32, not float16"
-    assert said[-1].startswith("waiting: ")
+    assert any(line.startswith("waiting: ") for line in said)
 
 
 async def test_a_start_that_takes_too_long(tmp_path: Path) -> None:

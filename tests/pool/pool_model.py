@@ -480,8 +480,10 @@ class Scheduler(Proc):
                 if "lease_reads" in self.sim.on and pause > 75:
                     pause = 40 if pause <= LEASE else None
                 before = seen.get(e)
-                same = before is not None and before[0] == state and pause is not None
-                seen[e] = (state, before[1] + pause if same else 0)
+                counted = 0
+                if before is not None and before[0] == state and pause is not None:
+                    counted = before[1] + pause
+                seen[e] = (state, counted)
                 stale = state is None or state[0] is None or state[0] == self.name or seen[e][1] > LEASE
                 if stale and len(self.masters) < -(-len(known) // max(1, live)):
                     term = yield "acquire", e, self.name, state

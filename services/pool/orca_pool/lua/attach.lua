@@ -1,7 +1,7 @@
 -- Attaches calls to known requests.
 --
 -- KEYS: the pool hash.
--- ARGV, for each call: request id, endpoint, attempt, how many tokens the call has, the last of them in its binary form
+-- ARGV: for each call its request id, endpoint, attempt, how many tokens the call has, the last of them in its binary form
 --   ('' for none), how many its client saw, SHA-1 (hex) of their ids or ''.
 -- Returns for each call what `attach` of prelude.lua returns, or a number of REFUSAL, or the error of its record alone.
 local function attach_known(id, endpoint, attempt, known, last, seen, digest)
