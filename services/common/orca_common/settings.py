@@ -11,7 +11,6 @@ import re
 import tomllib
 from argparse import HelpFormatter
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError
@@ -23,6 +22,8 @@ from pydantic_settings import (
     SettingsConfigDict,
     SettingsError,
 )
+
+from .spelling import meant
 
 PREFIX = "ORCA_"
 VERBOSITY = {"GRPC_VERBOSITY": "ERROR"}
@@ -40,7 +41,6 @@ max_stop_token_ids max_streams max_waiting max_waiting_bytes model pool pool_pat
 run_ahead run_dir schedulers served_model_name slots spare start_timeout status_port supervisor_pid tenant_requests
 tenant_waiting_tokens threads tls_dir tp worker_namespace worker_port worker_statefulset workers write_timeout
 """
-LIKE = 0.75  # how alike a misspelt name and a known one are; 1: the same
 KNOWN = frozenset(NAMES.split())
 NAMED = re.compile(r"(?:(?<=^)|(?<=: ))(ORCA_[A-Z_]+|[a-z_]+)(?=: )")  # what a sentence is about
 LOGIN = re.compile(r"(?<=://)[^/]*@")  # in a URL
@@ -215,10 +215,7 @@ def check_names(names: Iterable[str], known: Iterable[str], where: str = "") -> 
     known = set(known)
     for name in names:
         if name not in known:
-            near = get_close_matches(name, known, 1, LIKE)
-            raise SystemExit(
-                f"{where}{name}: there is no such setting" + (f"; did you mean {near[0]}?" if near else "")
-            )
+            raise SystemExit(f"{where}{name}: there is no such setting{meant(name, known)}")
 
 
 def sentence(error: ValidationError, names: Mapping[str, str]) -> str:

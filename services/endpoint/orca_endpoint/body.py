@@ -5,13 +5,10 @@ Whoever reads a field here gets InvalidArgument with the field's name for a valu
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from orca_common.errors import InvalidArgument
-
-LIKE = 0.75  # how alike a misspelt name and a known one are; 1: the same
-LONGEST = 64  # letters of a name that is compared
+from orca_common.spelling import meant
 
 
 def load(raw: bytes) -> dict[str, Any]:
@@ -45,9 +42,7 @@ def check_names(given: Iterable[str], known: Collection[str], prefix: str = "") 
     """Raises InvalidArgument for the first name that is not known."""
     for name in given:
         if name not in known:
-            near = get_close_matches(name, known, 1, LIKE) if len(name) <= LONGEST else []
-            meant = f"; did you mean {prefix}{near[0]}?" if near else ""
-            raise InvalidArgument(prefix + text(name, "body"), "is not known to Orca" + meant)
+            raise InvalidArgument(prefix + text(name, "body"), "is not known to Orca" + meant(name, known, prefix))
 
 
 def get(body: Mapping[str, Any], name: str, kind: type, what: str, default: Any, field: str | None = None) -> Any:
