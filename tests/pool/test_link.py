@@ -1,6 +1,7 @@
 """The connections of orca_pool.link while Redis is away, frozen, killed or restarted, and when reads are cancelled."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 
@@ -237,6 +238,18 @@ async def test_an_idle_connection_that_the_server_closed_is_no_outage(own: Redis
     for _ in range(3):
         assert await pool.renew_endpoint("e") is not None
     assert pool.generation == 0
+
+
+async def test_a_node_that_went_away_is_forgotten(own: RedisServer, pool: Pool) -> None:
+    """A cluster named it. The address of the URL tells who has the keys now."""
+    own_primary = pool._link._primary
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        own_primary.moved(("127.0.0.1", closed.getsockname()[1]))
+        await pool._link._drop_connections()
+        with pytest.raises(Unavailable, match="away"):
+            await pool.cancel("nobody")
+        assert await pool.cancel("nobody") is None
 
 
 @asynccontextmanager
