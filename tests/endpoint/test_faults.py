@@ -398,13 +398,15 @@ async def test_an_endpoint_leaves_while_a_stop_waits_for_tokens_that_redis_lost(
     orca: World, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client resumes elsewhere at once, and does not wait here until the tokens are made again."""
-    monkeypatch.setattr("orca_endpoint.call.HEALING", 5.0)
+    monkeypatch.setattr("orca_endpoint.call.HEALING", 1.0)
     monkeypatch.setattr("orca_endpoint.call.HEALING_STEP", 0.01)
     async with serving(orca.redis_url, orca.name, orca.model) as leaving:
-        pool, ahead, may_go = leaving.app._pool, asyncio.Event(), asyncio.Event()
+        pool = leaving.app._pool
+        asked, may_go, ahead = asyncio.Event(), asyncio.Event(), asyncio.Event()
         finish_at = pool.finish_at
 
         async def noted(*args: Any) -> str:
+            asked.set()
             await may_go.wait()
             said = await finish_at(*args)
             if said == "ahead":
@@ -420,10 +422,11 @@ async def test_an_endpoint_leaves_while_a_stop_waits_for_tokens_that_redis_lost(
         request = await orca.engine.claim()
         ids = vocabulary.encode("the pool")
         await orca.engine.commit(request, 0, ids)
-        await read(call, 1)
-        await forget(redis, orca, "stopping", 1)
-        may_go.set()
-        await asyncio.wait_for(ahead.wait(), 10)
+        async with asyncio.timeout(10):
+            await asked.wait()
+            await forget(redis, orca, "stopping", 1)
+            may_go.set()
+            await ahead.wait()
         leaving.app.delivery.end_calls()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collect(call)

@@ -2,21 +2,23 @@
 
     python tests/mutations/run.py [--only WORDS]
 
-The named tests run first on the code as it is: they must pass. A mutation survives when its test passes with it. This
-takes minutes, so it is no part of `make test`. A test that fails only because the machine is busy counts as a find: run
-it on a quiet one.
+The named tests run first on the code as it is: they must pass. A mutation survives when its test passes with it. A test
+that fails only because the machine is busy counts as a find: run it on a quiet one.
 """
 
 import argparse
 import os
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from multiprocessing import get_context
 from pathlib import Path
+
+import pytest
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
@@ -26,7 +28,19 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("pool", "scheduler", "endpoint")  # of services/, those that mutations change
 TEST_SECONDS = 30  # of one test: a mutation may let it wait for ever
 RUN_SECONDS = 300  # of one mutation
+REWRITES = "ignore::pytest.PytestAssertRewriteWarning"  # they come too late, and nobody reads what a find asserts
 PASSED, FAILED = 0, 1  # pytest's exit statuses; the others mean that no test has spoken
+
+# Imports take longer than most of the tests. So each run is forked from a process that has done those that no mutation
+# changes.
+FORKS = get_context("forkserver")
+FORKS.set_forkserver_preload(
+    [
+        *("pytest", "hypothesis.strategies", "numpy", "tokenizers", "grpc.aio", "redis.asyncio", "redis.sentinel"),
+        *("httpx2", "uvicorn", "msgspec", "hiredis", "orca_common.telemetry", "orca_common.tls"),
+        *(f"orca.v1.{name}" for name in ("orca_pb2_grpc", "worker_pb2_grpc", "pool_pb2")),
+    ]
+)
 
 
 class NotMade(Exception):
@@ -34,7 +48,7 @@ class NotMade(Exception):
 
 
 def mutated(mutation: Mutation, folder: Path) -> None:
-    """Copies the services to a folder, and applies the mutation there. Raises NotMade when its text is not there once."""
+    """Copies the services to a folder, and applies the mutation there. Raises NotMade where its text is not found."""
     for package in PACKAGES:
         shutil.copytree(ROOT / "services" / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     file = folder / mutation.file
@@ -44,25 +58,38 @@ def mutated(mutation: Mutation, folder: Path) -> None:
     file.write_text(text.replace(mutation.old, mutation.new))
 
 
-def run(tests: Sequence[str], seconds: float, folder: Path | None = None) -> tuple[int, str]:
-    """Runs tests, with the services of a folder if one is given. pytest's exit status, and the last of what it says."""
-    environment = dict(os.environ)
-    if folder is not None:
-        environment["PYTHONPATH"] = os.pathsep.join(str(folder / package) for package in PACKAGES)
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", "--tb=no"]
-    command += [f"--timeout={TEST_SECONDS}", *tests]
-    with tempfile.TemporaryFile("w+") as out:  # no pipe: a test's own processes may outlive it
-        child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
-        try:
-            status = child.wait(seconds)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+def run(tests: Sequence[str], services: Path, seconds: float) -> tuple[int, str]:
+    """Runs tests with the services of this folder. Returns pytest's exit status, and the last of what it says."""
+    with tempfile.TemporaryDirectory(prefix="orca-mutation-") as made:
+        out = Path(made) / "out"
+        child = FORKS.Process(target=_run, args=(tests, services, out))
+        child.start()
+        child.join(seconds)
+        if child.is_alive():
+            assert child.pid is not None
+            os.killpg(child.pid, signal.SIGKILL)  # and the servers of its tests
+            child.join()
             return FAILED, f"no end within {seconds:.0f} s"
-        out.seek(0)
-        lines = out.read().splitlines()
+        lines = out.read_text().splitlines()
     said = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return status, (said or lines or [""])[-1]
+    assert child.exitcode is not None
+    return child.exitcode, (said or lines or [""])[-1]
+
+
+def _run(tests: Sequence[str], services: Path, out: Path) -> None:
+    """The part of `run` that the forked process does."""
+    os.setsid()
+    with out.open("w") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    known = [name for name in sys.modules if name.startswith(tuple(f"orca_{package}" for package in PACKAGES))]
+    assert not known, "what a mutation may change was imported before it was made"
+    folders = [str(services / package) for package in PACKAGES]
+    sys.path[:0] = folders
+    os.environ["PYTHONPATH"] = os.pathsep.join(folders)  # of the processes that a test starts
+    os.chdir(ROOT)
+    options = ["-x", "-q", "-rfE", "-p", "no:cacheprovider", "--tb=no", "-W", REWRITES, f"--timeout={TEST_SECONDS}"]
+    sys.exit(int(pytest.main([*options, *tests])))
 
 
 def told(mutation: Mutation) -> str:
@@ -72,7 +99,7 @@ def told(mutation: Mutation) -> str:
             mutated(mutation, Path(made))
         except NotMade as error:
             return f"not made: {error}"
-        status, said = run([mutation.found_by], RUN_SECONDS, Path(made))
+        status, said = run([mutation.found_by], Path(made), RUN_SECONDS)
     if status == FAILED:
         return "found"
     return "SURVIVES" if status == PASSED else f"not made: exit status {status}: {said}"
@@ -84,7 +111,8 @@ def main() -> None:
     given = parser.parse_args()
     chosen = [mutation for mutation in MUTATIONS if given.only in f"{mutation.file}: {mutation.name}"]
     began = time.monotonic()
-    status, said = run(sorted({mutation.found_by for mutation in chosen}), RUN_SECONDS * len(chosen))
+    tests = sorted({mutation.found_by for mutation in chosen})
+    status, said = run(tests, ROOT / "services", RUN_SECONDS + TEST_SECONDS * len(tests))
     if status != PASSED:
         raise SystemExit(f"without a mutation: {said}")
     ends = Counter[str]()
@@ -95,7 +123,7 @@ def main() -> None:
         seconds = time.monotonic() - before
         print(f"{number}/{len(chosen)} {mutation.file}: {mutation.name}: {end} ({seconds:.0f} s)", flush=True)
     minutes = (time.monotonic() - began) / 60
-    print(f"{len(chosen)} mutations in {minutes:.0f} min: " + ", ".join(f"{n} {end}" for end, n in ends.items()))
+    print(f"{len(chosen)} mutations in {minutes:.1f} min: " + ", ".join(f"{n} {end}" for end, n in ends.items()))
     raise SystemExit(ends["found"] != len(chosen))
 
 

@@ -317,7 +317,7 @@ async def test_a_request_that_ends_before_its_engine_forms_is_forgotten() -> Non
         rank.may_greet.clear()
         this.master.leave()
         rank.report(pb.Iteration(epoch=rank.epoch, number=rank.iteration, initiations=[pb.Initiation()]))
-        await asyncio.wait_for(this.running, 5)
+        await this.running
         await this.start({}, await this.state())
         async with asyncio.timeout(timers.KEEP_CLAIMS):
             while not this.master.lifecycle.unadmitted:
