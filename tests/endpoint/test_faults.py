@@ -32,6 +32,7 @@ from orca_endpoint.call import Call
 from orca_endpoint.delivery import DETACHES, Delivery, Grace
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, Claimed, Committed, Reason, Refusal
+from orca_pool.records import Delivery as Entry
 from orca_pool.wire import ADDRESS
 
 CODE = grpc.StatusCode
@@ -97,9 +98,14 @@ async def test_packets_of_another_attempt(orca: World, redis: Redis) -> None:
     call = orca.stub.Generate(generation(max_new_tokens=2, request_id="a", attempt=5))
     request = await orca.engine.claim()
     await read(call, 1)
-    endpoint = orca.serving.app.delivery.incarnation
+    delivery = orca.serving.app.delivery
+    (listener,) = delivery._calls["a"]
+    assert isinstance(listener, Call)
+    endpoint, before = delivery.incarnation, delivery._last
     await listen(redis, orca, request, 6, endpoint)
     await orca.engine.commit(request, 0, [10])
+    await until(lambda: delivery._last > before)
+    assert (listener.buffered, listener.output_tokens) == (0, 0)
     await listen(redis, orca, request, 5, endpoint)
     await orca.engine.commit(request, 1, [11], Reason.LENGTH)
     assert ids_of(await collect(call)) == [10, 11]
@@ -123,6 +129,36 @@ async def test_declared_dead(orca: World, caplog: pytest.LogCaptureFixture) -> N
     await orca.engine.answer(await orca.engine.claim(), [20])
     assert ids_of(await collect(submitted)) == [20]
     assert "packets were missed" not in caplog.messages
+
+
+async def test_what_is_read_of_an_old_incarnation_does_not_count(orca: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its numbers would stand for those of the new stream, whose first entries nobody would read then."""
+    delivery, pool = orca.serving.app.delivery, orca.serving.app._pool
+    old, has_read, may_go = delivery.incarnation, asyncio.Event(), asyncio.Event()
+    real, cursors = pool.read, dict[str, bytes | None]()
+
+    async def late(incarnation: str, cursor: bytes | None, *, wait: float) -> list[Entry]:
+        cursors.setdefault(incarnation, cursor)
+        entries = await real(incarnation, cursor, wait=wait)
+        if incarnation == old and entries:
+            has_read.set()
+            await may_go.wait()
+        return entries
+
+    monkeypatch.setattr(pool, "read", late)
+    await until(lambda: old in cursors)
+    call = orca.stub.Generate(generation(max_new_tokens=2))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10])
+    async with asyncio.timeout(10):
+        await has_read.wait()
+    await orca.pool.leave_endpoint(old)
+    await until(lambda: delivery.incarnation != old and delivery.registered)
+    may_go.set()
+    await until(lambda: delivery.incarnation in cursors)
+    assert cursors[delivery.incarnation] is None
+    await orca.engine.commit(request, 1, [11], Reason.LENGTH)
+    assert ids_of(await collect(call)) == [10, 11]
 
 
 async def test_redis_dies_in_the_middle(own: World, server: RedisServer) -> None:

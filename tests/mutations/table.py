@@ -448,7 +448,7 @@ MUTATIONS = [
         DELIVERY,
         "if incarnation != self.incarnation:\n                continue",
         "if False:\n                continue",
-        f"{FAULTS}::test_declared_dead",
+        f"{FAULTS}::test_what_is_read_of_an_old_incarnation_does_not_count",
     ),
     M(
         "a missed entry is not noticed",

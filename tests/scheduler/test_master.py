@@ -23,7 +23,7 @@ from orca_pool.keys import Keys
 from orca_pool.pool import Pool
 from orca_pool.records import NO_LOAD, Attached, EngineInfo, EngineState, Finish, Reason
 from orca_pool.wire import TOKEN
-from orca_scheduler import ledger, timers
+from orca_scheduler import timers
 from orca_scheduler.core import BatchReturned, EngineLost, Room
 from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.discovery.static import StaticDiscovery
@@ -346,7 +346,7 @@ async def test_tokens_of_an_engine_that_was_lost_are_not_taken() -> None:
 
 async def test_the_core_waits_for_a_pool_that_is_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a long outage would cost memory without a bound, and as many tokens if this process died."""
-    monkeypatch.setattr(ledger, "MAX_BEHIND", 2)
+    monkeypatch.setattr("orca_scheduler.ledger.MAX_BEHIND", 2)
     rank = Rank()
     async with bench(rank) as this:
         await this.submit("r", [1, 2], 9)
@@ -800,7 +800,8 @@ async def test_the_next_claim_waits_for_the_last_one_and_for_no_empty_inbox() ->
                         await asyncio.sleep(0.01)
                 ledger.claimable()  # requests wait, and there seems to be room
                 await pool.cancel("nobody")  # an exchange later
-                assert len(inbox) == count, "nothing is claimed before the core knows of the last claim"
+                asked = ledger._claim_sent or len(inbox) > count
+                assert not asked, "nothing is claimed before the core knows of the last claim"
                 ledger.admitted()
                 ledger.claimable()
             claiming.cancel()
