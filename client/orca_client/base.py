@@ -103,7 +103,7 @@ class BaseClient(ABC, Generic[S]):
         detach_grace: float = 30.0,
         request_id: str | None = None,
         model: str = "",
-        stream_interval: int = 1,
+        stream_interval: int = 0,
         on_leave: OnLeave = "cancel",
         metadata: Sequence[tuple[str, str]] = (),
     ) -> S:
@@ -164,7 +164,7 @@ class BaseClient(ABC, Generic[S]):
         *,
         seen: Sequence[int] | None = None,
         timeout: float | None = None,
-        stream_interval: int = 1,
+        stream_interval: int = 0,
         on_leave: OnLeave = "cancel",
         metadata: Sequence[tuple[str, str]] = (),
     ) -> S:

@@ -49,7 +49,7 @@ class Resumption:
         retry_when_full: bool = False,
         from_index: int = 0,
         seen: Sequence[int] | None = (),
-        stream_interval: int = 1,
+        stream_interval: int = 0,
         on_end: OnEnd | None = None,
     ) -> None:
         """body: None for a request that was sent before. next_attempt: gives each call a higher number.
