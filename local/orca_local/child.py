@@ -70,7 +70,8 @@ class Child:
         self._process = await self._spawn(asyncio.subprocess.PIPE)
         assert self._process.stdout is not None
         try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), START_SECONDS)
+            async with asyncio.timeout(START_SECONDS):
+                line = await self._process.stdout.readline()
         except TimeoutError:
             self.kill()
             raise FailedPrecondition(f"{self.name} did not listen within {START_SECONDS:g} s") from None
@@ -115,7 +116,8 @@ class Child:
         """Whether the process, which was started before, is still there after some seconds."""
         assert self._process is not None
         try:
-            await asyncio.wait_for(self._process.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._process.wait()
         except TimeoutError:
             return True
         return False
@@ -127,7 +129,8 @@ class Child:
         with suppress(ProcessLookupError):  # it ends at this moment
             self._process.terminate()
         try:
-            await asyncio.wait_for(self._process.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._process.wait()
         except TimeoutError:
             with suppress(ProcessLookupError):
                 self._process.kill()

@@ -8,7 +8,6 @@ Every process is a child of this one or of a supervisor, and ends with its paren
 import asyncio
 import json
 import os
-import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,10 +16,10 @@ import grpc
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1.worker_pb2_grpc import SupervisorStub
-from orca_common.address import join_address
 from orca_common.api_keys import ApiKeys
 from orca_common.checkpoint import read_checkpoint, resolve_model
-from orca_common.errors import FailedPrecondition
+from orca_common.errors import FailedPrecondition, Unavailable
+from orca_common.listening import check_port
 from orca_common.roles import Role
 from orca_common.service import in_thread
 from orca_common.settings import variable
@@ -361,10 +360,7 @@ class Stack:
 def check_ports(settings: StackSettings) -> None:
     """Raises FailedPrecondition when a port of the first endpoint cannot be had."""
     for name, port in (("port", settings.port), ("http_port", settings.http_port)):
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         try:
-            socket.create_server((settings.host, port), family=family).close()
-        except OSError as error:
-            address = join_address(settings.host, port)
-            why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-            raise FailedPrecondition(f"{name}: cannot listen on {address} ({why}); 0 takes a free one") from None
+            check_port(name, settings.host, port)
+        except Unavailable as error:
+            raise FailedPrecondition(str(error)) from None
