@@ -135,7 +135,7 @@ def test_a_sentence_names_a_setting_as_the_user_gave_it(file: Path, monkeypatch:
         "rank 0: device: GPU 0 is needed": "rank 0: ORCA_DEVICE: GPU 0 is needed",
         "ORCA_DTYPE: on a CPU": f"{file}: dtype: on a CPU",
         "model: m holds no config.json": f"{file}: model: m holds no config.json",
-        "http_port: cannot listen": "http_port: cannot listen",
+        "http_port: cannot listen": "--http-port: cannot listen",
         "endpoint-0 ended: 5": "endpoint-0 ended: 5",
     }.items():
         assert settings.said(sentence) == said

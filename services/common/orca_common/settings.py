@@ -87,7 +87,7 @@ class Settings(BaseSettings):
     config: str | None = None
     """TOML file with settings; flags and the environment override it."""
 
-    _names: dict[str, str] = PrivateAttr(default_factory=dict[str, str])  # of the settings, as the user gave them
+    _names: dict[str, str] = PrivateAttr(default_factory=dict[str, str])  # of the settings, as the user gives them
 
     @classmethod
     def load(cls, arguments: Sequence[str] | None = None, /, **given: Any) -> Self:
@@ -105,7 +105,8 @@ class Settings(BaseSettings):
                 flags = source()
             variables = [name.upper() for name in os.environ if name.upper().startswith(PREFIX)]
             check_names(variables, {variable(name) for name in KNOWN})
-            names = _names_given(cls, flags, given)
+            on_a_command_line = {name: flag(name) for name in cls.model_fields} if arguments is not None else {}
+            names = on_a_command_line | _names_given(cls, flags, given)
             settings = cls(**values)
             settings._names = names
             return settings
@@ -116,7 +117,9 @@ class Settings(BaseSettings):
             raise SystemExit(sentence(error, names)) from None
 
     def said(self, sentence: str) -> str:
-        """A sentence about a setting, `NAME: what is wrong`, with the name that the user gave: a flag, say."""
+        """A sentence about a setting, `NAME: what is wrong`, with the name that the user gave.
+
+        A command's setting that was not given is called by its flag."""
         return renamed(sentence, self._names)
 
     @classmethod
