@@ -26,7 +26,7 @@ from mutations.table import MUTATIONS, Mutation  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("pool", "scheduler", "endpoint")  # of services/, those that mutations change
-TEST_SECONDS = 30  # of one test: a mutation may let it wait for ever
+TEST_SECONDS = 20  # of one test: a mutation may let it wait for ever
 RUN_SECONDS = 300  # of one mutation
 REWRITES = "ignore::pytest.PytestAssertRewriteWarning"  # they come too late, and nobody reads what a find asserts
 PASSED, FAILED = 0, 1  # pytest's exit statuses; the others mean that no test has spoken
