@@ -141,6 +141,11 @@ def test_config(tmp_path: Path) -> None:
 
 
 def test_config_of_a_service() -> None:
+    wrong = orca("config", "foo")
+    assert (wrong.returncode, wrong.stderr) == (
+        1,
+        "foo: is no service; serve, endpoint, scheduler, worker have settings\n",
+    )
     shown = orca("config", "scheduler", "--workers", "a:1")
     assert 'workers = "a:1"' in shown.stdout
     assert "max_waiting" not in shown.stdout
@@ -169,4 +174,4 @@ def test_errors_are_plain_sentences(command: str, tmp_path: Path) -> None:
 def test_topology_has_the_settings_of_serve() -> None:
     shown = orca("topology", "--pp", "2", ORCA_TP="3")
     assert "tp 3 x pp 2, auto" in shown.stdout
-    assert orca("topology", "--dtype", "float8").stderr.startswith("--dtype: Input should be 'auto', ")
+    assert orca("topology", "--dtype", "float8").stderr.startswith("--dtype: must be 'auto', ")
