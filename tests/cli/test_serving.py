@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import os
 import re
 import signal
@@ -47,16 +48,20 @@ async def test_a_second_ctrl_c(tmp_path: Path, shown: io.StringIO) -> None:
     """The drain tells its bound. An end that was forced is an error, and leaves nothing running."""
     model = make_timed(tmp_path / "model", seconds=0.01)
     arguments = [f"--model={model}", f"--run-dir={tmp_path / 'run'}", "--port=0", "--http-port=0", "--drain-seconds=50"]
+    before = set(psutil.Process().children(recursive=True))
     serve = asyncio.create_task(serving.serve(ServeSettings.load(arguments)))
     await until(lambda: "redis at " in shown.getvalue())
     (redis,) = re.findall(r"redis at \S+ \(pid (\d+)\)", shown.getvalue())
     os.kill(int(redis), signal.SIGSTOP)  # the end waits for it
     serve.cancel()
-    await until(lambda: "draining, 60 s at most; Ctrl-C again kills everything" in shown.getvalue())
-    started = psutil.Process().children(recursive=True)
+    await until(lambda: "Ctrl-C again kills everything" in shown.getvalue())
+    started = set(psutil.Process().children(recursive=True)) - before
     serve.cancel()
     with pytest.raises(Aborted, match=f"^killed before all was drained; logs and journals: {tmp_path / 'run'}$"):
         await serve
     assert "nothing is left running" not in shown.getvalue()
     _, alive = await asyncio.to_thread(psutil.wait_procs, started, timeout=20)
     assert not alive
+    log = (tmp_path / "run/logs/serve.log").read_text().splitlines()
+    told = [(line["level"], line["event"]) for line in map(json.loads, log)]
+    assert told[-2:] == [("INFO", "draining, 60 s at most"), ("WARNING", "killed before all was drained")]

@@ -79,7 +79,10 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
         assert answer.choices[0].text == text
 
     assert process.stdout
-    for role, sentence in (("rank", "engine-0 rank 0 (pid {}) ended"), ("scheduler", "scheduler-0 (pid {}) ended")):
+    for role, sentence in (
+        ("rank", "engine-0 rank 0 (pid {}) ended"),
+        ("scheduler", "scheduler-0 (pid {}) was killed by SIGKILL"),
+    ):
         pid = int(str(found[role]["pid"]))
         os.kill(pid, signal.SIGKILL)
         assert any(sentence.format(pid) in line for line in process.stdout)
