@@ -33,12 +33,15 @@ class Child:
         environment: Mapping[str, str],
         log: Path,
         inherits: Sequence[int] = (),
+        batch: bool = False,
     ) -> None:
-        """command: without Python's own, if it is a module. inherits: descriptors that the process keeps open."""
+        """command: without Python's own, if it is a module. inherits: descriptors that the process keeps open. batch:
+        it takes no core from a process that computes."""
         self.role, self.name = role, name
         self.addresses: dict[str, str] = {}  # by port's name, as the service printed them when it listened
         self._command, self._environment, self._log = command, dict(environment), log
-        self._inherits, self._began = inherits, 0  # where in the log the present process began
+        self._inherits, self._batch = inherits, batch
+        self._began = 0  # where in the log the present process began
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -88,7 +91,7 @@ class Child:
             raise FailedPrecondition(f"{self.name} did not start: {self._log}: {error.strerror}") from None
         try:
             self._began = os.fstat(log).st_size
-            return await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 *(*MODULE, "orca_local.tether", str(os.getpid()), *self._command),
                 pass_fds=self._inherits,
                 env=child_environment(self._environment),
@@ -99,6 +102,10 @@ class Child:
             )
         finally:
             os.close(log)
+        if self._batch and hasattr(os, "SCHED_BATCH"):
+            with suppress(OSError):  # it has ended, or this is not allowed here
+                os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
+        return process
 
     async def ended(self) -> str:
         """Waits for the end of the process, which was started before. Returns what happened, for a reader."""
@@ -202,15 +209,16 @@ def said(line: str) -> str:
 class RedisChild(Child):
     """The embedded Redis of the stack. `url` is where its clients find it."""
 
-    def __init__(self, folder: Path, log: Path, lock: int, closed: bool) -> None:
+    def __init__(self, folder: Path, log: Path, lock: int, closed: bool, batch: bool) -> None:
         """folder: of its append-only file. lock: the descriptor that says that the folder is in use. closed: it
-        listens on a Unix socket in its folder, which only this user may open, and on no port: it has no TLS.
+        listens on a Unix socket in its folder, which only this user may open, and on no port: it has no TLS. batch: as
+        for every child.
 
         Raises FailedPrecondition when the socket's path is too long for the system."""
         self._where: int | Path = folder.absolute() / "socket" if closed else embedded_pool.free_port()
         if closed and len(os.fsencode(str(self._where))) > LONGEST_SOCKET_PATH:
             raise FailedPrecondition(f"run_dir: {folder} is too long a path for a Unix socket; give a shorter one")
-        super().__init__("redis", "redis", embedded_pool.command(folder, self._where), {}, log, [lock])
+        super().__init__("redis", "redis", embedded_pool.command(folder, self._where), {}, log, [lock], batch)
         address = f"unix://{self._where}" if closed else f"127.0.0.1:{self._where}"
         self.addresses = {"address": address}
         self.url = address if closed else f"redis://{address}/0"

@@ -77,6 +77,7 @@ class Stack:
         self._settings, self._run_dir, self._tell, self._show = settings, run_dir, say, show
         self._more, self._route = environment or {}, route
         self._model = settings.model or str(DEMO_MODEL)
+        self._kernels = False  # the compiled kernels compute, on the cores that all processes share
         self._redis: RedisChild | None = None  # None: it is the user's
         self._tls_dir = Path(settings.tls_dir).absolute() if settings.tls_dir is not None else None
         self._folder: RunFolder | None = None
@@ -156,7 +157,8 @@ class Stack:
             from orca_pool.reach import check_reachable  # half a second that an embedded Redis does without
 
             await check_reachable(settings.redis_url, REDIS_SECONDS, self._own_certificate)
-        if family_of(checkpoint).needs_torch and kernels_needed(settings.device, settings.kernels):
+        self._kernels = family_of(checkpoint).needs_torch and kernels_needed(settings.device, settings.kernels)
+        if self._kernels:
             await in_thread(partial(compile_kernels, self._tell_compiling))
         try:
             async with asyncio.timeout(settings.start_timeout):
@@ -229,7 +231,9 @@ class Stack:
         if settings.redis_url is None:
             assert self._folder is not None
             log, folder = self._folder.log("redis"), self._folder.descriptor
-            self._redis = RedisChild(self._run_dir / "redis", log, folder, closed=self._tls_dir is not None)
+            self._redis = RedisChild(
+                self._run_dir / "redis", log, folder, closed=self._tls_dir is not None, batch=self._yields("redis")
+            )
             redis.append(self._redis)
         # Supervisors need no pool, and their ranks take the longest to start.
         await self._start(*redis, *supervisors)
@@ -278,7 +282,16 @@ class Stack:
             "GRPC_ENABLE_FORK_SUPPORT": "0",  # no service forks: a message on a stream costs 17 us instead of 19
             **self._more,
         }
-        return Child(role, name, [*MODULE, module], environment, self._folder.log(name))
+        return Child(role, name, [*MODULE, module], environment, self._folder.log(name), batch=self._yields(role))
+
+    def _yields(self, role: str) -> bool:
+        """Whether the processes of a role take no core from the kernels, but wait for one that is free or for the end
+        of a time slice.
+
+        A kernel thread that must stop for a moment makes all others wait for its part. What an endpoint and Redis do is
+        never what an iteration waits for. What the scheduler and the rank's own loop do is: they stay as they are.
+        """
+        return self._kernels and role in ("endpoint", "redis")
 
     async def _redis_url(self, source: str) -> str:
         """Where a service reaches the request pool."""

@@ -78,7 +78,8 @@ class Call:
 
     Leaving it detaches a request that goes on: the pool then ends the request after its detach grace. With a
     `submission` the first operation submits the request; without one the request must be known. tenant: whose API key
-    came with the call; empty without keys. deadline: the call's, a moment of the loop's clock.
+    came with the call; empty without keys. deadline: the call's, a moment of the loop's clock. interval: tokens that
+    are waited for after the first one, so that they come together (`stream_interval`).
     """
 
     def __init__(
@@ -93,11 +94,13 @@ class Call:
         submission: Submission | None = None,
         deadline: float | None = None,
         span: RequestSpan | None = None,
+        interval: int = 1,
     ) -> None:
         self.request_id, self.attempt, self.tenant = scoped(tenant, transcript.request_id), attempt, tenant
         self.buffered = 0  # tokens in the inbox
         self._pool, self._delivery, self._limits, self._transcript = pool, delivery, limits, transcript
         self._submission, self._deadline, self._span = submission, deadline, span
+        self._interval = min(interval, limits.buffer)
         self.outcome: Outcome | None = None
         self.first_token: float | None = None  # when it came, on the clock of `time.monotonic`
         self._inbox: deque[Packet] = deque()
@@ -154,7 +157,7 @@ class Call:
             # The client reads too slowly: drop the buffer and read again from the pool. The bound grows with the
             # stream, so each token is read about twice at most.
             self.resync()
-        elif self._waiter is not None:
+        elif self._waiter is not None and self._due(packet):
             self.wake()
 
     def resync(self) -> None:
@@ -207,7 +210,7 @@ class Call:
                 if attached is None:
                     continue
                 events: Iterator[Event] = transcript.answer(attached)
-            elif self._inbox:
+            elif self._inbox and (piece or self._due(self._inbox[-1])):
                 packet = self._inbox.popleft()
                 self.buffered -= len(packet.tokens)
                 events = transcript.packet(packet)
@@ -313,6 +316,13 @@ class Call:
         return refusal_error(refusal, self._transcript.request_id, max_tokens, largest)
 
     # -- waiting
+    def _due(self, newest: Packet) -> bool:
+        """Whether what is in the inbox is shown now. With stop strings it always is: the engine runs until one is
+        found."""
+        if self.buffered >= self._interval or newest.finish is not None:
+            return True
+        return not self._transcript.count or bool(self._transcript.record.stop)
+
     async def _news(self) -> None:
         """Waits for a packet, a resync or the endpoint's leaving."""
         self._waiter = self._loop.create_future()

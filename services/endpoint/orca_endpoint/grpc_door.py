@@ -50,6 +50,7 @@ from .poller import calm_poller
 from .reflection import SERVICES as REFLECTION
 from .reflection import Reflection
 from .threads import Threads
+from .validation import MAX_INTERVAL
 
 ORCA, HEALTH = "orca.v1.Orca", "grpc.health.v1.Health"
 Context = grpc.aio.ServicerContext
@@ -93,6 +94,7 @@ class OrcaServicer:
         with self._limits.call(peer_of(context)) as held:
             request = await self._messages.read(context, GenerateRequest, held)
             logprobs = request.logprobs or request.top_logprobs > 0
+            request.stream_interval = MAX_INTERVAL
             call = await self._call(request, context)
             del request  # a long prompt needs memory, and the pool has it
             return await self._answer(call, logprobs, held)
