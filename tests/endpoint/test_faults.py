@@ -28,7 +28,8 @@ from servers import RedisServer, redis_server
 from tokenizers import decoders
 
 from orca.v1 import orca_pb2 as pb
-from orca_endpoint.delivery import DETACHES
+from orca_endpoint.delivery import DETACHES, Delivery
+from orca_pool.pool import Pool
 from orca_pool.records import Attached, Claimed, Committed, Reason, Refusal
 from orca_pool.wire import ADDRESS
 
@@ -143,6 +144,17 @@ async def test_redis_dies_in_the_middle(own: World, server: RedisServer) -> None
         assert ids_of([*first, *await collect(call)]) == [10, 11, 12, 13]
     await until(lambda: own.serving.app.delivery.incarnation != old and own.serving.app.delivery.registered)
     assert await own.pool.renew_endpoint(old) is None, "its registration went with the new one's coming"
+
+
+async def test_the_renewal_that_connects_again_takes_a_new_incarnation(server: RedisServer) -> None:
+    """At once: the streams stand still until it has one."""
+    async with Pool(server.url, "again") as pool:
+        delivery = Delivery(pool)
+        await delivery._renew()
+        old = delivery.incarnation
+        server.restart()
+        await delivery._renew()
+        assert delivery.incarnation != old
 
 
 async def test_detaches_of_an_outage_leave_room_for_calls(
