@@ -79,7 +79,10 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
         assert answer.choices[0].text == text
 
     assert process.stdout
-    for role, sentence in (("rank", "engine-0 rank 0 (pid {}) ended"), ("scheduler", "scheduler-0 (pid {}) ended")):
+    for role, sentence in (
+        ("rank", "engine-0 rank 0 (pid {}) ended"),
+        ("scheduler", "scheduler-0 (pid {}) was killed by SIGKILL"),
+    ):
         pid = int(str(found[role]["pid"]))
         os.kill(pid, signal.SIGKILL)
         assert any(sentence.format(pid) in line for line in process.stdout)
@@ -141,6 +144,11 @@ def test_config(tmp_path: Path) -> None:
 
 
 def test_config_of_a_service() -> None:
+    wrong = orca("config", "foo")
+    assert (wrong.returncode, wrong.stderr) == (
+        1,
+        "foo: is no service; serve, endpoint, scheduler, worker have settings\n",
+    )
     shown = orca("config", "scheduler", "--workers", "a:1")
     assert 'workers = "a:1"' in shown.stdout
     assert "max_waiting" not in shown.stdout
@@ -169,4 +177,4 @@ def test_errors_are_plain_sentences(command: str, tmp_path: Path) -> None:
 def test_topology_has_the_settings_of_serve() -> None:
     shown = orca("topology", "--pp", "2", ORCA_TP="3")
     assert "tp 3 x pp 2, auto" in shown.stdout
-    assert orca("topology", "--dtype", "float8").stderr.startswith("--dtype: Input should be 'auto', ")
+    assert orca("topology", "--dtype", "float8").stderr.startswith("--dtype: must be 'auto', ")

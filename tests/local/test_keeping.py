@@ -35,14 +35,14 @@ async def test_a_process_that_never_stays_up(tmp_path: Path) -> None:
     command = ["sh", "-c", LISTENS + "echo 'the reason' >&2; exit 3"]
     child = Child("endpoint", "endpoint-0", command, {}, tmp_path / "log")
     await child.start()
-    keeping = asyncio.create_task(keep(child, changed, said.append))
+    keeping = asyncio.create_task(keep(child, changed, said.append, said.append))
     while deaths < UNSTEADY + 1:
         await asyncio.sleep(0.02)
     keeping.cancel()
     with suppress(asyncio.CancelledError):
         await keeping
     await child.end(5)
-    told = [line for line in said if "ended with 3" in line]
+    told = [line for line in said if "ended with status 3" in line]
     assert len(told) == UNSTEADY, said
     assert told[-1].endswith("again (the reason); it is started until it stays up")
 
@@ -55,7 +55,7 @@ async def test_a_process_that_cannot_start_again(tmp_path: Path) -> None:
     once = f"[ -s {tries} ] && {{ echo x >>{tries}; echo 'no memory' >&2; exit 1; }}; echo x >>{tries}; "
     child = Child("scheduler", "scheduler-0", ["sh", "-c", once + LISTENS + "exit 0"], {}, tmp_path / "log")
     await child.start()
-    keeping = asyncio.create_task(keep(child, lambda: None, said.append))
+    keeping = asyncio.create_task(keep(child, lambda: None, said.append, said.append))
     while len(tries.read_text().split()) < 4:
         await asyncio.sleep(0.02)
     keeping.cancel()

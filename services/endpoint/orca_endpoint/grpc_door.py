@@ -25,8 +25,9 @@ from orca.v1.orca_pb2 import (
 )
 from orca_common.address import join_address
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import Cancelled, ErrorReason, Unavailable
+from orca_common.errors import Cancelled, ErrorReason
 from orca_common.interceptor import StatusInterceptor
+from orca_common.listening import check_port
 from orca_common.roles import ANY, Role
 from orca_common.roles import HEALTH as HEALTH_METHODS
 from orca_common.tls import Transport
@@ -46,6 +47,7 @@ from .poller import calm_poller
 from .reflection import SERVICES as REFLECTION
 from .reflection import Reflection
 from .turns import Turns
+from .validation import MAX_INTERVAL
 
 ORCA = "orca.v1.Orca"
 ALLOWED = {  # who may call what, where certificates tell
@@ -86,6 +88,7 @@ class OrcaServicer:
         with self._limits.call(peer_of(context)) as held:
             request = await self._messages.read(context, GenerateRequest, held)
             logprobs = request.logprobs or request.top_logprobs > 0
+            request.stream_interval = MAX_INTERVAL
             call = await self._call(request, context)
             del request  # a long prompt needs memory, and the pool has it
             return await self._answer(call, logprobs, held)
@@ -312,11 +315,9 @@ class GrpcDoor:
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
         await self.serving(False)
-        try:
-            address = join_address(host, port)
-            bound = self._transport.listen(self._server, address, client_certificates=self._certificates)
-        except RuntimeError:  # gRPC wrote the reason to the log
-            raise Unavailable(f"port: cannot listen on {host}:{port}; 0 takes a free one") from None
+        check_port("port", host, port)
+        address = join_address(host, port)
+        bound = self._transport.listen(self._server, address, client_certificates=self._certificates)
         await self._server.start()
         self._port = bound
         calm_poller()

@@ -676,7 +676,6 @@ class Lifecycle:
 
     def _close_life(self) -> list[LifeAction]:
         """Hangs up, if anything is open."""
-        self.verdict_at = None
         if isinstance(self.state, Opening | Incomplete | Waiting | Replacing | Closing) or (
             isinstance(self.state, Lost) and self.state.confirmed
         ):
