@@ -90,8 +90,8 @@ restart: $(STAMP) ## Restart every process of a stack under 40 streams: no clien
 overload: $(STAMP) ## Five times the load that a stack can serve, SECONDS=60, with deadlines and without: goodput, RetryInfo, recovery, memory.
 	$(BIN)/python tests/e2e/overload.py --seconds $(SECONDS)
 
-soak: $(STAMP) ## 20 minutes at 80 % of what a stack can serve: does the memory of a process grow?
-	$(BIN)/python tests/e2e/overload.py --seconds 1200 --factor 0.8 --deadline 0
+soak: $(STAMP) ## 20 minutes at 80 % of what a stack can serve: does memory grow once the bounded stores are full?
+	$(BIN)/python tests/e2e/soak.py
 
 lint: $(STAMP) ## Check format, style, spelling and types.
 	$(BIN)/ruff format --check .

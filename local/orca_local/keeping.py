@@ -7,9 +7,10 @@ from typing import Never
 
 from orca_common.errors import FailedPrecondition
 
-from .backoff import QUIET, Backoff
+from .backoff import Backoff
 from .child import Child
 
+QUIET = 10.0  # seconds that a process must have lived for its death to be the first one
 UNSTEADY = 3  # deaths in a row, from which on another one is no news
 
 
