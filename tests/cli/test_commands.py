@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from typer.testing import CliRunner
 
 from orca_cli import serving
+from orca_cli.main import app
 from orca_cli.runs import logs_of, run_folder, state_of
 from orca_client import __version__
 from orca_common.errors import FailedPrecondition
@@ -33,6 +36,14 @@ def test_version() -> None:
     assert orca("--version").stdout == f"orca {__version__}\n"
     assert orca("version").stdout == f"orca {__version__}\n"
     assert "generate" in orca("help").stdout
+
+
+def test_the_exit_codes_of_the_documentation() -> None:
+    """130 has its test in tests/client/test_generate_command.py."""
+    listed = re.findall(r"^\| (\d+) \|", (ROOT / "docs/run.md").read_text(), re.MULTILINE)
+    assert listed == ["0", "1", "2", "130"]
+    lines = (["--version"], ["logs", "--run-dir", "/nowhere"], ["nosuch"])
+    assert [CliRunner().invoke(app, line).exit_code for line in lines] == [0, 1, 2]
 
 
 # -- installations with a part of the packages
@@ -115,6 +126,18 @@ def test_completion(typed: str, offered: set[str]) -> None:
     words = typed.split(" ")
     done = orca(_ORCA_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(len(words) - 1))
     assert set(done.stdout.split()) == offered
+
+
+# -- certificates
+
+
+def test_certificates_made_anew(tmp_path: Path) -> None:
+    """It replaced those of a running release without a word."""
+    first, second = (CliRunner().invoke(app, ["certs", str(tmp_path / "ca")]) for _ in range(2))
+    assert first.exit_code == second.exit_code == 0
+    anew = "the authority is the one that was there; all certificates and keys are new\n"
+    assert anew not in first.stderr
+    assert second.stderr.startswith(anew)
 
 
 # -- what `orca serve` says to try
