@@ -1,5 +1,6 @@
 """`orca` itself: its version, what it needs, completion, and what it shows of a run that has ended."""
 
+import io
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from rich.console import Console
 from typer.testing import CliRunner
 
 from orca_cli import serving
@@ -213,7 +215,7 @@ def test_status(state: Path) -> None:
 def test_status_of_what_is_away(state: Path) -> None:
     """A process that is being started again had no row, so that all seemed well."""
     (run,) = (state / "orca/runs").iterdir()
-    here = {"pid": os.getpid(), "address": "a"}
+    here = {"pid": os.getpid(), "address": "[2001:db8:1234:5678:9abc:def0:1234:5678]:50051"}
     rows = [
         {"role": "redis", "name": "redis", "status": None, **here},
         {"role": "endpoint", "name": "endpoint-0", "status": "127.0.0.1:1", **here, "pid": None},
@@ -228,3 +230,7 @@ def test_status_of_what_is_away(state: Path) -> None:
         "its status port does not answer (Connection refused)",
     ]
     assert [bool(age) for age in table.columns[2].cells] == [True, False, True]
+    shown = io.StringIO()
+    Console(file=shown, width=80).print(table)
+    assert "…" not in shown.getvalue(), "all of it fits 80 columns"
+    assert shown.getvalue().replace("\n", "").count("[2001:db8:1234") == 3
