@@ -17,11 +17,11 @@ from .measures import Answer
 class GrpcDoor:
     """`Door` to an endpoint of Orca. It resumes nothing: a call that fails is an error.
 
-    `patience`: seconds that the server may take to answer the first call.
+    `patience`: seconds that the server may take to answer the first call. `interval`: the requests' `stream_interval`.
     """
 
-    def __init__(self, address: str, label: str = "orca-grpc", patience: float = 10.0) -> None:
-        self.address, self.label, self.patience = address, label, patience
+    def __init__(self, address: str, label: str = "orca-grpc", patience: float = 10.0, interval: int = 1) -> None:
+        self.address, self.label, self.patience, self.interval = address, label, patience, interval
 
     async def __aenter__(self) -> Self:
         """Connects. Raises FailedPrecondition when nobody answers."""
@@ -48,7 +48,12 @@ class GrpcDoor:
 
     async def ask(self, answer: Answer, clock: Callable[[], float]) -> None:
         prompt, output = answer.request
-        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt), max_new_tokens=output, ignore_eos=True)
+        request = pb.GenerateRequest(
+            token_ids=pb.TokenIds(ids=prompt),
+            max_new_tokens=output,
+            ignore_eos=True,
+            stream_interval=self.interval,
+        )
         messages: list[tuple[float, bytes]] = []
         try:
             async for message in self._generate(request.SerializeToString()):

@@ -1,6 +1,6 @@
 """What the whole stack costs on top of its engine: a case on both in turn, and the CPU time of each process.
 
-    python -m orca_bench.stack --model MODEL [--case b32_32_32] [--rounds 5] [--run-ahead 1]
+    python -m orca_bench.stack --model MODEL [--case b32_32_32] [--rounds 5] [--run-ahead 1] [--stream-interval 8]
 
 The stack is that of `orca serve`; its client, which is this process, takes its time from the same cores. CPU time is
 milliseconds an iteration of the longest request. `kernels` are the rank's threads that compute, `rank` is its rest.
@@ -53,12 +53,14 @@ def cost(before: dict[tuple[str, int], float], after: dict[tuple[str, int], floa
     return found
 
 
-async def rounds(engine: Engine, stack: Stack, run_dir: Path, name: str, case: Case, number: int) -> None:
+async def rounds(
+    engine: Engine, stack: Stack, run_dir: Path, name: str, case: Case, number: int, interval: int
+) -> None:
     """Runs the case on both in turn, and prints each round and the medians."""
     alone: list[float] = []
     whole: list[float] = []
     iterations = max(one.output for one in case)
-    async with GrpcDoor(stack.grpc_addresses[0]) as door:
+    async with GrpcDoor(stack.grpc_addresses[0], interval=interval) as door:
         warm_up = fixed(32, 32, 8, seed=WARM_UP_SEED, vocabulary=vocabulary_of(engine.checkpoint.vocab_size))
         engine.run(warm_up)
         complain(await closed_case(door, warm_up))
@@ -79,7 +81,7 @@ async def rounds(engine: Engine, stack: Stack, run_dir: Path, name: str, case: C
     print(f"{name}: medians of {number} rounds: {medians}, {share:.1%} of the engine's throughput", flush=True)
 
 
-async def bench(model: str | None, names: Sequence[str], number: int, run_ahead: int) -> None:
+async def bench(model: str | None, names: Sequence[str], number: int, run_ahead: int, interval: int) -> None:
     """Raises FailedPrecondition when the model cannot be served."""
     options = EngineOptions(model=model)
     checkpoint, cases = chosen_cases(options, None, names)
@@ -91,7 +93,7 @@ async def bench(model: str | None, names: Sequence[str], number: int, run_ahead:
         try:
             await stack.start()
             for name, case in cases.items():
-                await rounds(engine, stack, Path(folder), name, case, number)
+                await rounds(engine, stack, Path(folder), name, case, number, interval)
         finally:
             await stack.stop()
 
@@ -102,8 +104,9 @@ def main() -> None:
     parser.add_argument("--case", action="append", help="b32_32_32 if not given")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--run-ahead", type=int, default=0, choices=(0, 1))
+    parser.add_argument("--stream-interval", type=int, default=1, help="tokens of a message of each stream")
     given = parser.parse_args()
-    uvloop.run(bench(given.model, given.case or ["b32_32_32"], given.rounds, given.run_ahead))
+    uvloop.run(bench(given.model, given.case or ["b32_32_32"], given.rounds, given.run_ahead, given.stream_interval))
 
 
 if __name__ == "__main__":

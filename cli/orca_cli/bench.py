@@ -96,6 +96,9 @@ def serve(
         list[str] | None, typer.Option(help="Instead of a rate: a case, all its requests at once. May be repeated.")
     ] = None,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
+    stream_interval: Annotated[
+        int, typer.Option(min=1, max=256, help="With --address: tokens of a message of each stream.")
+    ] = 1,
     vocab_size: Annotated[
         int | None, typer.Option(min=2, help="Token ids stay below this; the server's if it tells, else 30000.")
     ] = None,
@@ -121,7 +124,11 @@ def serve(
     all_rates = rates_of(rates) if rates is not None else [rate] if rate is not None else []
 
     async def run(start: Start) -> AsyncIterator[dict[str, Any]]:
-        door = OpenAIDoor(openai, label or "openai") if openai else GrpcDoor(address or "", label or "orca-grpc")
+        door = (
+            OpenAIDoor(openai, label or "openai")
+            if openai
+            else GrpcDoor(address or "", label or "orca-grpc", interval=stream_interval)
+        )
         async with door:
             told = door.vocab_size if isinstance(door, GrpcDoor) else None
             size = vocab_size or told or VOCABULARY.stop

@@ -15,7 +15,7 @@ from .base import CLOSING_TIMEOUT, UNARY_TIMEOUT, BaseClient, BaseStream, OnLeav
 from .channels import Channels, Options, Rpc
 from .errors import Cancelled, DeadlineExceeded, OrcaError, Unavailable
 from .events import Event, Model, model_of
-from .many import Answer, Many, Progress, Prompt
+from .many import INTERVAL, Answer, Many, Progress, Prompt
 from .resumption import Resumption
 from .tracing import Trace
 
@@ -245,11 +245,12 @@ class AsyncOrcaClient(BaseClient[AsyncStream]):
 
         A prompt that fails has its error in its answer; the others go on. in_order: answers in the order of the
         prompts; False: as they come. progress: called after each prompt with how many have ended, and of how many
-        (None when `prompts` has no length). arguments: those of `generate`, for all prompts. When the iteration is left
-        early, the requests that run are cancelled.
+        (None when `prompts` has no length). arguments: those of `generate`, for all prompts; a `stream_interval` of 16
+        if none is given, since nobody reads along. When the iteration is left early, the requests that run are
+        cancelled.
         """
         many = Many(prompts, concurrency, in_order, progress)
-        return self._many(many, {**arguments, "max_new_tokens": max_new_tokens})
+        return self._many(many, {"stream_interval": INTERVAL, **arguments, "max_new_tokens": max_new_tokens})
 
     async def _many(self, many: Many, arguments: dict[str, Any]) -> AsyncGenerator[Answer]:
         tasks: set[asyncio.Task[Answer]] = set()

@@ -19,7 +19,7 @@ from .channels import Channels, Options, Rpc
 from .errors import Cancelled, DeadlineExceeded, OrcaError, Unavailable
 from .events import Event, Model, model_of
 from .leaving import Leaving
-from .many import Answer, Many, Progress, Prompt
+from .many import INTERVAL, Answer, Many, Progress, Prompt
 from .resumption import Resumption
 from .tracing import Trace
 
@@ -205,11 +205,14 @@ class OrcaClient(BaseClient[Stream]):
 
         A prompt that fails has its error in its answer; the others go on. in_order: answers in the order of the
         prompts; False: as they come. progress: called after each prompt with how many have ended, and of how many
-        (None when `prompts` has no length). arguments: those of `generate`, for all prompts. When the iteration is left
-        early, the requests that run are cancelled.
+        (None when `prompts` has no length). arguments: those of `generate`, for all prompts; a `stream_interval` of 16
+        if none is given, since nobody reads along. When the iteration is left early, the requests that run are
+        cancelled.
         """
         many = Many(prompts, concurrency, in_order, progress)
-        return self._many(many, concurrency, {**arguments, "max_new_tokens": max_new_tokens})
+        return self._many(
+            many, concurrency, {"stream_interval": INTERVAL, **arguments, "max_new_tokens": max_new_tokens}
+        )
 
     def _many(self, many: Many, concurrency: int, arguments: dict[str, Any]) -> Iterator[Answer]:
         ended: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()

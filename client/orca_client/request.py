@@ -36,6 +36,7 @@ def generate_request(
     logit_bias: Mapping[int, float] | None,
     detach_grace: float,
     model: str,
+    stream_interval: int,
 ) -> GenerateRequest:
     """Raises InvalidArgument with the field's name for a value that the field cannot hold, such as a negative count."""
     request = GenerateRequest(ignore_eos=ignore_eos, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
@@ -78,6 +79,8 @@ def generate_request(
         request.model = model
     with _field("detach_grace"):
         request.detach_grace.CopyFrom(_duration(detach_grace))
+    with _field("stream_interval"):
+        request.stream_interval = stream_interval
     return request
 
 

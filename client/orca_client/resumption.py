@@ -49,13 +49,15 @@ class Resumption:
         retry_when_full: bool = False,
         from_index: int = 0,
         seen: Sequence[int] | None = (),
+        stream_interval: int = 0,
         on_end: OnEnd | None = None,
     ) -> None:
         """body: None for a request that was sent before. next_attempt: gives each call a higher number.
 
         retry_when_full: wait while the queue is full. from_index: the first token to ask for. seen: the ids of the
-        tokens before it; None: they are not known, and no digest is sent. on_end: called when `ended` becomes
-        true, with the number of tokens, Finished or None, the error or None.
+        tokens before it; None: they are not known, and no digest is sent. stream_interval: of Resume; Generate's is
+        in the body. on_end: called when `ended` becomes true, with the number of tokens, Finished or None, the error or
+        None.
         """
         self.request_id = request_id
         self.accepted: Accepted | None = None
@@ -64,7 +66,7 @@ class Resumption:
         self._body, self._patience, self._next_attempt = body, patience, next_attempt
         self._forgotten = False  # the server does not know the request any more
         self._retry_when_full = retry_when_full
-        self._from_index, self._seen = from_index, seen
+        self._from_index, self._seen, self._interval = from_index, seen, stream_interval
         self.error: OrcaError | None = None  # that ended the request for this client
         self._on_end = on_end
         self._parts: deque[pb.Accepted | Prompt | pb.Token | pb.Finished] = deque()  # came, and not shown yet
@@ -88,6 +90,7 @@ class Resumption:
             from_index=self._from_index + len(self.tokens),
             attempt=self._next_attempt(),
             digest=self._digest(),
+            stream_interval=self._interval,
         )
         return Call(request, timeout)
 

@@ -33,12 +33,15 @@ class Child:
         environment: Mapping[str, str],
         log: Path,
         inherits: Sequence[int] = (),
+        batch: bool = False,
     ) -> None:
-        """command: without Python's own, if it is a module. inherits: descriptors that the process keeps open."""
+        """command: without Python's own, if it is a module. inherits: descriptors that the process keeps open. batch:
+        it takes no core from a process that computes."""
         self.role, self.name = role, name
         self.addresses: dict[str, str] = {}  # by port's name, as the service printed them when it listened
         self._command, self._environment, self._log = command, dict(environment), log
-        self._inherits, self._began = inherits, 0  # where in the log the present process began
+        self._inherits, self._batch = inherits, batch
+        self._began = 0  # where in the log the present process began
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -67,7 +70,8 @@ class Child:
         self._process = await self._spawn(asyncio.subprocess.PIPE)
         assert self._process.stdout is not None
         try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), START_SECONDS)
+            async with asyncio.timeout(START_SECONDS):
+                line = await self._process.stdout.readline()
         except TimeoutError:
             self.kill()
             raise FailedPrecondition(f"{self.name} did not listen within {START_SECONDS:g} s") from None
@@ -87,7 +91,7 @@ class Child:
             raise FailedPrecondition(f"{self.name} did not start: {self._log}: {error.strerror}") from None
         try:
             self._began = os.fstat(log).st_size
-            return await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 *(*MODULE, "orca_local.tether", str(os.getpid()), *self._command),
                 pass_fds=self._inherits,
                 env=child_environment(self._environment),
@@ -98,17 +102,22 @@ class Child:
             )
         finally:
             os.close(log)
+        if self._batch and hasattr(os, "SCHED_BATCH"):
+            with suppress(OSError):  # it has ended, or this is not allowed here
+                os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
+        return process
 
     async def ended(self) -> str:
         """Waits for the end of the process, which was started before. Returns what happened, for a reader."""
         assert self._process is not None
-        return f"{self.name} (pid {self._process.pid}) ended with {await self._process.wait()}"
+        return f"{self.name} (pid {self._process.pid}) {how_ended(await self._process.wait())}"
 
     async def lives(self, seconds: float) -> bool:
         """Whether the process, which was started before, is still there after some seconds."""
         assert self._process is not None
         try:
-            await asyncio.wait_for(self._process.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._process.wait()
         except TimeoutError:
             return True
         return False
@@ -120,7 +129,8 @@ class Child:
         with suppress(ProcessLookupError):  # it ends at this moment
             self._process.terminate()
         try:
-            await asyncio.wait_for(self._process.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._process.wait()
         except TimeoutError:
             with suppress(ProcessLookupError):
                 self._process.kill()
@@ -182,6 +192,11 @@ class Child:
         return status_port.ask(self.addresses["status"])
 
 
+def how_ended(code: int) -> str:
+    """What an exit status, or minus the number of a signal, says of an end."""
+    return f"ended with status {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+
+
 def said(line: str) -> str:
     """A line of a log as a reader wants it: of a line of JSON, what happened and why."""
     try:
@@ -194,15 +209,16 @@ def said(line: str) -> str:
 class RedisChild(Child):
     """The embedded Redis of the stack. `url` is where its clients find it."""
 
-    def __init__(self, folder: Path, log: Path, lock: int, closed: bool) -> None:
+    def __init__(self, folder: Path, log: Path, lock: int, closed: bool, batch: bool) -> None:
         """folder: of its append-only file. lock: the descriptor that says that the folder is in use. closed: it
-        listens on a Unix socket in its folder, which only this user may open, and on no port: it has no TLS.
+        listens on a Unix socket in its folder, which only this user may open, and on no port: it has no TLS. batch: as
+        for every child.
 
         Raises FailedPrecondition when the socket's path is too long for the system."""
         self._where: int | Path = folder.absolute() / "socket" if closed else embedded_pool.free_port()
         if closed and len(os.fsencode(str(self._where))) > LONGEST_SOCKET_PATH:
             raise FailedPrecondition(f"run_dir: {folder} is too long a path for a Unix socket; give a shorter one")
-        super().__init__("redis", "redis", embedded_pool.command(folder, self._where), {}, log, [lock])
+        super().__init__("redis", "redis", embedded_pool.command(folder, self._where), {}, log, [lock], batch)
         address = f"unix://{self._where}" if closed else f"127.0.0.1:{self._where}"
         self.addresses = {"address": address}
         self.url = address if closed else f"redis://{address}/0"

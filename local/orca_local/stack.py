@@ -7,8 +7,8 @@ Every process is a child of this one or of a supervisor, and ends with its paren
 
 import asyncio
 import json
+import logging
 import os
-import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,10 @@ import grpc
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1.worker_pb2_grpc import SupervisorStub
-from orca_common.address import join_address
 from orca_common.api_keys import ApiKeys
 from orca_common.checkpoint import read_checkpoint, resolve_model
-from orca_common.errors import FailedPrecondition
+from orca_common.errors import FailedPrecondition, Unavailable
+from orca_common.listening import check_port
 from orca_common.roles import Role
 from orca_common.service import in_thread
 from orca_common.settings import variable
@@ -77,20 +77,24 @@ class Stack:
         self._settings, self._run_dir, self._tell, self._show = settings, run_dir, say, show
         self._more, self._route = environment or {}, route
         self._model = settings.model or str(DEMO_MODEL)
+        self._kernels = False  # the compiled kernels compute, on the cores that all processes share
         self._redis: RedisChild | None = None  # None: it is the user's
         self._tls_dir = Path(settings.tls_dir).absolute() if settings.tls_dir is not None else None
         self._folder: RunFolder | None = None
         self._children: list[Child] = []
         self._table = ProcessTable(run_dir / "processes.json", settings, self._children, self._say)
-        self._rank_ends = RankEnds(settings.tp, settings.pp, self._say)
+        self._rank_ends = RankEnds(settings.tp, settings.pp, self._warn)
         self._waiting = Waiting(self._children, self._say, show)
         self._tasks: list[asyncio.Task[None]] = []
 
-    def _say(self, sentence: str) -> None:
+    def _say(self, sentence: str, level: int = logging.INFO) -> None:
         """Tells it, and leaves it in the run folder, where `orca logs` finds it among the lines of the processes."""
         self._tell(sentence)
         if self._folder is not None:
-            serve_log.write(self._folder.log("serve"), sentence)
+            serve_log.write(self._folder.log("serve"), sentence, level)
+
+    def _warn(self, sentence: str) -> None:
+        self._say(sentence, logging.WARNING)
 
     @property
     def model_name(self) -> str:
@@ -153,7 +157,8 @@ class Stack:
             from orca_pool.reach import check_reachable  # half a second that an embedded Redis does without
 
             await check_reachable(settings.redis_url, REDIS_SECONDS, self._own_certificate)
-        if family_of(checkpoint).needs_torch and kernels_needed(settings.device, settings.kernels):
+        self._kernels = family_of(checkpoint).needs_torch and kernels_needed(settings.device, settings.kernels)
+        if self._kernels:
             await in_thread(partial(compile_kernels, self._tell_compiling))
         try:
             async with asyncio.timeout(settings.start_timeout):
@@ -186,6 +191,8 @@ class Stack:
         """Drains and ends everything, the doors first, the pool last, within `drain_seconds` and LATE_SECONDS."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self.longest_end
+        if self.began:
+            self._say(f"draining, {self.longest_end:g} s at most")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -198,6 +205,7 @@ class Stack:
 
     def kill(self) -> None:
         """Ends everything at once."""
+        self._warn("killed before all was drained")
         for child in self._children:
             child.kill()
         self._ended()
@@ -223,7 +231,9 @@ class Stack:
         if settings.redis_url is None:
             assert self._folder is not None
             log, folder = self._folder.log("redis"), self._folder.descriptor
-            self._redis = RedisChild(self._run_dir / "redis", log, folder, closed=self._tls_dir is not None)
+            self._redis = RedisChild(
+                self._run_dir / "redis", log, folder, closed=self._tls_dir is not None, batch=self._yields("redis")
+            )
             redis.append(self._redis)
         # Supervisors need no pool, and their ranks take the longest to start.
         await self._start(*redis, *supervisors)
@@ -272,7 +282,16 @@ class Stack:
             "GRPC_ENABLE_FORK_SUPPORT": "0",  # no service forks: a message on a stream costs 17 us instead of 19
             **self._more,
         }
-        return Child(role, name, [*MODULE, module], environment, self._folder.log(name))
+        return Child(role, name, [*MODULE, module], environment, self._folder.log(name), batch=self._yields(role))
+
+    def _yields(self, role: str) -> bool:
+        """Whether the processes of a role take no core from the kernels, but wait for one that is free or for the end
+        of a time slice.
+
+        A kernel thread that must stop for a moment makes all others wait for its part. What an endpoint and Redis do is
+        never what an iteration waits for. What the scheduler and the rank's own loop do is: they stay as they are.
+        """
+        return self._kernels and role in ("endpoint", "redis")
 
     async def _redis_url(self, source: str) -> str:
         """Where a service reaches the request pool."""
@@ -304,7 +323,7 @@ class Stack:
                 await start
                 self._say(child.where)
                 self._table.write()
-                self._tasks.append(asyncio.create_task(keep(child, self._table.write, self._say)))
+                self._tasks.append(asyncio.create_task(keep(child, self._table.write, self._say, self._warn)))
         finally:
             for start in starting:
                 start.cancel()
@@ -342,16 +361,13 @@ class Stack:
     async def _end(self, child: Child, seconds: float) -> None:
         pid = child.pid
         if not await child.end(max(0.0, seconds)):
-            self._say(f"{child.name} (pid {pid}) did not drain and was killed")
+            self._warn(f"{child.name} (pid {pid}) did not drain and was killed")
 
 
 def check_ports(settings: StackSettings) -> None:
     """Raises FailedPrecondition when a port of the first endpoint cannot be had."""
     for name, port in (("port", settings.port), ("http_port", settings.http_port)):
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         try:
-            socket.create_server((settings.host, port), family=family).close()
-        except OSError as error:
-            address = join_address(settings.host, port)
-            why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-            raise FailedPrecondition(f"{name}: cannot listen on {address} ({why}); 0 takes a free one") from None
+            check_port(name, settings.host, port)
+        except Unavailable as error:
+            raise FailedPrecondition(str(error)) from None

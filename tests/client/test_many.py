@@ -83,6 +83,7 @@ async def test_answers_in_order(stage: Stage, face: Face, connect: Connect) -> N
         assert answer.finished.reason is FinishReason.LENGTH
     assert told == [(n, 4) for n in (1, 2, 3, 4)]
     assert [call.request.text for call in script.calls] == ["a", "c", ""]
+    assert {call.request.stream_interval for call in script.calls} == {16}, "nobody reads along"
 
 
 async def test_answers_as_they_come(stage: Stage, face: Face, connect: Connect) -> None:

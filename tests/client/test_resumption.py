@@ -66,8 +66,8 @@ def joined(responses: list[pb.GenerateResponse], cuts: list[bool]) -> list[pb.Ge
 def test_any_breaks(breaks: list[int], cuts: list[bool]) -> None:
     """Wherever calls break, whatever shares a message: the caller gets one Accepted, every token once, one Finished."""
     attempts = Attempts(lambda: 5_000)
-    body = pb.GenerateRequest(request_id="mine", text="x")
-    resumption = Resumption("mine", body, patience=patience(), next_attempt=attempts)
+    body = pb.GenerateRequest(request_id="mine", text="x", stream_interval=4)
+    resumption = Resumption("mine", body, patience=patience(), next_attempt=attempts, stream_interval=4)
     events: list[Event] = []
     requests = []
     for count in [*breaks, len(IDS) + 2]:
@@ -84,6 +84,7 @@ def test_any_breaks(breaks: list[int], cuts: list[bool]) -> None:
     assert [type(event) for event in events] == [Accepted, *[Token] * len(IDS), Finished]
     assert [event.token_id for event in events if isinstance(event, Token)] == IDS
     assert [request.attempt for request in requests] == list(range(5, 5 + len(requests)))
+    assert {request.stream_interval for request in requests} == {4}
     kinds = [isinstance(request, pb.GenerateRequest) for request in requests]
     assert kinds == sorted(kinds, reverse=True)  # Generate until accepted, then Resume
 

@@ -94,7 +94,14 @@ async def test_every_line_has_one_form(stack: Running) -> None:
         await writer.drain()
         writer.close()
         await writer.wait_closed()
-    await stack.until(lambda: any(line["logger"] == "uvicorn.error" for line in lines(stack, "endpoint")))
+    wrong: list[dict[str, Any]] = []
+
+    def told() -> bool:
+        wrong[:] = [line for line in lines(stack, "endpoint") if line["event"] == "Invalid HTTP request received."]
+        return bool(wrong)
+
+    await stack.until(told)
+    assert [line["peer"].split(":")[0] for line in wrong] == ["127.0.0.1"]
     services = {
         service: {(line["service"], line.keys() >= FORM) for line in lines(stack, service)}
         for service in ("endpoint", "scheduler", "supervisor", "redis")

@@ -1,6 +1,7 @@
 """The headline: greedy tokens through the whole stack are those of transformers, whatever shares their iterations."""
 
 import asyncio
+import os
 import random
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from stacks import Running, running
 from orca_client import Finished, Token
 
 REQUESTS = 60
+YIELD = ("endpoint", "redis")  # processes that take no core from the kernels
 
 
 class Case(NamedTuple):
@@ -55,6 +57,8 @@ async def differing(folder: Path, case: Case, **settings: Any) -> list[float]:
         for _ in range(REQUESTS)
     ]
     async with running(folder / "run", model, max_batch_size=max_bs, block_size=block_size, **settings) as stack:
+        policies = {(row["role"], os.sched_getscheduler(row["pid"])) for row in stack.processes()}
+        assert policies == {(role, os.SCHED_BATCH if role in YIELD else os.SCHED_OTHER) for role, _ in policies}
         arrivals = [sum(gap for _, _, gap in asked[: n + 1]) for n in range(REQUESTS)]
         got = await asyncio.gather(
             *(answer(stack, prompt, n, at) for (prompt, n, _), at in zip(asked, arrivals, strict=True))

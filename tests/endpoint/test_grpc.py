@@ -106,6 +106,36 @@ async def test_what_is_there_together_is_one_message(orca: World) -> None:
         assert again[0].finished.output_tokens == 6
 
 
+async def test_tokens_wait_for_one_another_where_asked(orca: World) -> None:
+    """The first token comes at once, then three at a time, then what is left with the end. So does a resumed stream."""
+    call = orca.stub.Generate(generation(request_id="three", stream_interval=3))
+    request = await orca.engine.claim()
+    await read(call, 1)
+    await orca.engine.commit(request, 0, [10])
+    assert ids_of([await call.read()]) == [10]  # type: ignore[list-item]
+    for index in (1, 2, 3):
+        await orca.engine.commit(request, index, [10 + index])
+    assert ids_of([await call.read()]) == [11, 12, 13]  # type: ignore[list-item]
+    call = orca.stub.Resume(pb.ResumeRequest(request_id="three", from_index=4, stream_interval=2))
+    await read(call, 1)
+    for index in (4, 5, 6, 7):
+        await orca.engine.commit(request, index, [10 + index], Reason.LENGTH if index == 7 else None)
+        if index in (5, 7):
+            assert ids_of([await call.read()]) == [10 + index - 1, 10 + index]  # type: ignore[list-item]
+    error = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="three", stream_interval=257)))
+    assert field_of(error) == "stream_interval"
+
+
+async def test_with_stop_strings_no_token_waits(orca: World) -> None:
+    """The engine runs until a stop string is found."""
+    call = orca.stub.Generate(generation(stop=["never"], stream_interval=3))
+    request = await orca.engine.claim()
+    await read(call, 1)
+    for index in range(3):
+        await orca.engine.commit(request, index, [10 + index])
+        assert ids_of([await call.read()]) == [10 + index]  # type: ignore[list-item]
+
+
 async def test_packets_that_came_meanwhile_are_one_message(orca: World) -> None:
     """A client that is slower than its engine costs less for each token: nothing is sent one by one that is there."""
     ids = [10 + n for n in range(150)]

@@ -104,13 +104,40 @@ async def test_handshakes_at_the_grpc_door_count(redis_url: str, model: Path, au
 async def test_plain_text_at_the_port_of_tls(
     secured: World, authority: Authority, door: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The HTTP door says what is wrong, to the client and in its log; the client had an empty answer."""
+    caplog.set_level(logging.INFO, "orca_endpoint.http_listener")
     reader, writer = await connected(secured, door)
+    host, port = writer.get_extra_info("sockname")
     writer.write(GET)
-    assert await ended(reader)
+    async with asyncio.timeout(20):
+        said = await reader.read(1 << 16)
+    if door == "http":
+        assert said.startswith(b"HTTP/1.1 400")
+        assert b"call it with https://" in said
+        assert handshakes(caplog) == [(f"{host}:{port}", "this port speaks TLS; call it with https://")]
     writer.close()
     await until(lambda: open_connections(secured) == 0)
     assert (await answer(secured, authority.issue(Role.CLIENT)))[0].startswith(b"HTTP/1.1 200")
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def handshakes(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Peer and error of each handshake that failed, as the log has them."""
+    return [(r.peer, r.error) for r in caplog.records if r.msg == "a TLS handshake failed"]  # type: ignore[attr-defined]
+
+
+async def test_a_client_without_a_certificate(
+    secured: World, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio closes its connection without an alert, so the log alone can tell why."""
+    caplog.set_level(logging.INFO, "orca_endpoint.http_listener")
+    context = ssl.create_default_context(cafile=authority.issue(Role.CLIENT) / "ca.crt")
+    host, _, port = secured.serving.addresses["http"].rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    name = "{}:{}".format(*writer.get_extra_info("sockname"))
+    assert await ended(reader)
+    writer.close()
+    await until(lambda: handshakes(caplog) == [(name, "PEER_DID_NOT_RETURN_A_CERTIFICATE")])
 
 
 async def test_the_http_door_takes_up_new_certificates(secured: World, authority: Authority) -> None:

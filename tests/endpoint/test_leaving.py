@@ -94,3 +94,20 @@ async def test_a_renewal_does_not_register_again(redis_url: str, late: bool) -> 
         finally:
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_renewals_end_when_cancelled_while_somebody_hurries_them(redis_url: str, steps: int) -> None:
+    """`asyncio.wait_for` of Python 3.11 swallows a cancellation that comes as what it waits for ends."""
+    async with Pool(redis_url, f"test-{secrets.token_hex(4)}") as pool:
+        delivery = Delivery(pool)
+        renewing = asyncio.create_task(delivery.renew())
+        await until(lambda: delivery.registered)
+        hurrying = asyncio.create_task(delivery.another(delivery.incarnation))
+        for _ in range(1 + steps):
+            await asyncio.sleep(0)
+        renewing.cancel()
+        ended, _ = await asyncio.wait([renewing], timeout=2)
+        hurrying.cancel()
+        renewing.cancel()
+        assert ended

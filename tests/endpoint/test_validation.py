@@ -97,6 +97,7 @@ CASES: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "id with a space": (generation(request_id="a b"), "request_id", "letters, digits"),
     "id with braces": (generation(request_id="{a}"), "request_id", "letters, digits"),
     "id with a newline": (generation(request_id="a\n"), "request_id", "letters, digits"),
+    "long stream_interval": (generation(stream_interval=257), "stream_interval", "is 257; at most 256 are allowed"),
     "attempt beyond doubles": (generation(attempt=1 << 53), "attempt", "below 2^53"),
 }
 
@@ -154,8 +155,8 @@ async def test_a_tiny_temperature_is_greedy(validator: Validator) -> None:
 
 
 def test_the_same_body() -> None:
-    """The id, the attempt and the grace are not part of the body."""
-    one = generation(request_id="a", attempt=1, detach_grace=Duration(seconds=1))
+    """The id, the attempt, the grace and the interval are not part of the body."""
+    one = generation(request_id="a", attempt=1, detach_grace=Duration(seconds=1), stream_interval=8)
     assert body_digest(one) == body_digest(generation(request_id="b", attempt=2))
     assert body_digest(one) != body_digest(generation(max_new_tokens=9))
 

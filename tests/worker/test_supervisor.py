@@ -367,18 +367,24 @@ async def test_a_wrong_setting_stops_the_start_with_a_sentence(
     assert errors.decode().startswith(sentence)
 
 
-@pytest.mark.parametrize("module", ["orca_worker.supervisor", "orca_worker.rank"])
-async def test_a_taken_status_port_stops_the_start_with_a_sentence(tmp_path: Path, module: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "setting"),
+    [("orca_worker.supervisor", "port"), ("orca_worker.supervisor", "rank_port"), ("orca_worker.rank", "status_port")],
+)
+async def test_a_taken_port_stops_the_start_with_a_sentence(tmp_path: Path, module: str, setting: str) -> None:
+    """One sentence: gRPC wrote of port in a form of its own, and rank_port was a traceback."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        environment = os.environ | {"ORCA_MODEL": str(make_timed(tmp_path)), "ORCA_STATUS_PORT": str(port)}
+        environment = os.environ | {"ORCA_MODEL": str(make_timed(tmp_path)), f"ORCA_{setting.upper()}": str(port)}
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", module, env=environment, stderr=asyncio.subprocess.PIPE
         )
         _, errors = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 1
-    assert f"status_port: cannot listen on 127.0.0.1:{port}" in errors.decode().lower().replace("orca_", "")
-    assert "Traceback" not in errors.decode()
+    sentence = f"{setting}: cannot listen on 127.0.0.1:{port} (address already in use); 0 takes a free one"
+    _, line, rest = errors.decode().lower().replace("orca_", "").partition(sentence)
+    assert (line, rest.strip()) == (sentence, "")
+    assert errors.count(b"\n") == 1, errors
 
 
 async def test_a_process_may_end_before_it_is_told(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol, TypeVar
 
-from .address import join_address
-from .errors import Unavailable
+from .listening import cannot_listen
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -65,7 +64,7 @@ class StatusPort:
         try:
             self._server = Server((host, port), Handler)
         except OSError as error:
-            raise Unavailable(f"status_port: cannot listen on {join_address(host, port)} ({error})") from None
+            raise cannot_listen("status_port", host, port, error) from None
         self._host = host
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, name="status", daemon=True).start()

@@ -47,6 +47,23 @@ LOGIN = re.compile(r"(?<=://)[^/]*@")  # in a URL
 PASSWORD = re.compile(r"(?<=[?&]password=)[^&#]*", re.IGNORECASE)  # in the query of a URL of redis-py
 
 
+# What is wrong with a value, by pydantic's name of it. Its own words are about an input, and parsing.
+WORDS = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "greater_than": "must be above {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "less_than_equal": "must be at most {le:g}",
+    "literal_error": "must be {expected}",
+    "string_type": "must be a text",
+}
+
+
 def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
     """The environment of a child process: this process's own without its `ORCA_*`, and the child's settings."""
     inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(PREFIX)}
@@ -87,7 +104,7 @@ class Settings(BaseSettings):
     config: str | None = None
     """TOML file with settings; flags and the environment override it."""
 
-    _names: dict[str, str] = PrivateAttr(default_factory=dict[str, str])  # of the settings, as the user gave them
+    _names: dict[str, str] = PrivateAttr(default_factory=dict[str, str])  # of the settings, as the user gives them
 
     @classmethod
     def load(cls, arguments: Sequence[str] | None = None, /, **given: Any) -> Self:
@@ -105,7 +122,8 @@ class Settings(BaseSettings):
                 flags = source()
             variables = [name.upper() for name in os.environ if name.upper().startswith(PREFIX)]
             check_names(variables, {variable(name) for name in KNOWN})
-            names = _names_given(cls, flags, given)
+            on_a_command_line = {name: flag(name) for name in cls.model_fields} if arguments is not None else {}
+            names = on_a_command_line | _names_given(cls, flags, given)
             settings = cls(**values)
             settings._names = names
             return settings
@@ -116,7 +134,9 @@ class Settings(BaseSettings):
             raise SystemExit(sentence(error, names)) from None
 
     def said(self, sentence: str) -> str:
-        """A sentence about a setting, `NAME: what is wrong`, with the name that the user gave: a flag, say."""
+        """A sentence about a setting, `NAME: what is wrong`, with the name that the user gave.
+
+        A command's setting that was not given is called by its flag."""
         return renamed(sentence, self._names)
 
     @classmethod
@@ -225,6 +245,8 @@ def sentence(error: ValidationError, names: Mapping[str, str]) -> str:
     if not first["loc"]:  # several settings that do not fit together: the message names them
         return renamed(problem, names)
     name = str(first["loc"][0])
+    if first["type"] in WORDS:
+        problem = WORDS[first["type"]].format(**first.get("ctx", {}))
     if first["type"] == "missing":
         return f"{flag(name)}: is required; {variable(name)} or the file of --config can give it too"
     return f"{names.get(name, name)}: {problem} (it is {first['input']!r})"

@@ -78,7 +78,8 @@ class Call:
 
     Leaving it detaches a request that goes on: the pool then ends the request after its detach grace. With a
     `submission` the first operation submits the request; without one the request must be known. tenant: whose API key
-    came with the call; empty without keys. deadline: the call's, a moment of the loop's clock.
+    came with the call; empty without keys. deadline: the call's, a moment of the loop's clock. interval: tokens that
+    are waited for after the first one, so that they come together (`stream_interval`).
     """
 
     def __init__(
@@ -93,16 +94,19 @@ class Call:
         submission: Submission | None = None,
         deadline: float | None = None,
         span: RequestSpan | None = None,
+        interval: int = 1,
     ) -> None:
         self.request_id, self.attempt, self.tenant = scoped(tenant, transcript.request_id), attempt, tenant
         self.buffered = 0  # tokens in the inbox
         self._pool, self._delivery, self._limits, self._transcript = pool, delivery, limits, transcript
         self._submission, self._deadline, self._span = submission, deadline, span
+        self._interval = min(interval, limits.buffer)
         self.outcome: Outcome | None = None
         self.first_token: float | None = None  # when it came, on the clock of `time.monotonic`
         self._inbox: deque[Packet] = deque()
         self._must_attach = True
         self._refused = False  # the pool holds no call of ours
+        self.unknown = False  # the pool did not know the request
         self._healing_until: float | None = None  # a moment of the loop's clock
         self._waiter: asyncio.Future[None] | None = None
         self._operation: asyncio.Future[Attached | Refusal | Busy] | None = None  # the last submit or attach
@@ -153,7 +157,7 @@ class Call:
             # The client reads too slowly: drop the buffer and read again from the pool. The bound grows with the
             # stream, so each token is read about twice at most.
             self.resync()
-        elif self._waiter is not None:
+        elif self._waiter is not None and self._due(packet):
             self.wake()
 
     def resync(self) -> None:
@@ -206,7 +210,7 @@ class Call:
                 if attached is None:
                     continue
                 events: Iterator[Event] = transcript.answer(attached)
-            elif self._inbox:
+            elif self._inbox and (piece or self._due(self._inbox[-1])):
                 packet = self._inbox.popleft()
                 self.buffered -= len(packet.tokens)
                 events = transcript.packet(packet)
@@ -262,7 +266,7 @@ class Call:
                 )
             await self._delivery.another(incarnation)
         if isinstance(answer, Attached):
-            self._refused = False
+            self._refused = self.unknown = False
             self._submission = None  # a long prompt needs memory, and the pool has it
             if self._span is not None:
                 self._span.accepted()
@@ -271,6 +275,7 @@ class Call:
             self._refused = True
             raise busy_error(answer, self.tenant)
         if answer is Refusal.UNKNOWN and (self._transcript.accepted or self._transcript.resumes):
+            self.unknown = True
             await self._wait_for_healing()
             return None
         self._refused = True
@@ -311,6 +316,13 @@ class Call:
         return refusal_error(refusal, self._transcript.request_id, max_tokens, largest)
 
     # -- waiting
+    def _due(self, newest: Packet) -> bool:
+        """Whether what is in the inbox is shown now. With stop strings it always is: the engine runs until one is
+        found."""
+        if self.buffered >= self._interval or newest.finish is not None:
+            return True
+        return not self._transcript.count or bool(self._transcript.record.stop)
+
     async def _news(self) -> None:
         """Waits for a packet, a resync or the endpoint's leaving."""
         self._waiter = self._loop.create_future()
@@ -325,7 +337,7 @@ class Call:
         if self._healing_until is None:
             self._healing_until = now + HEALING
         if now > self._healing_until:
-            raise self._transcript.lost()
+            raise self._transcript.lost(self.unknown)
         await asyncio.sleep(HEALING_STEP)
         self._must_attach = True
 

@@ -22,6 +22,7 @@ from .events import Accepted, Finished, Prompted, Token
 from .exchange import Answer, Exchange, deadline_of, until
 from .merged import Merged, Numbered, Single
 from .request_ids import labels_in
+from .validation import MAX_INTERVAL
 
 
 class Completions(Exchange):
@@ -53,6 +54,8 @@ class Completions(Exchange):
         try:
             for k, sample in enumerate(wanted.samples):
                 sample.request.request_id = name if len(wanted.samples) == 1 else f"{name}-{k}"
+                if not wanted.stream:
+                    sample.request.stream_interval = MAX_INTERVAL
                 # The generations of one prompt are tokenized once.
                 encoded = calls[-1].prompt_ids if k % wanted.best_of else None
                 call = await endpoint.generate(

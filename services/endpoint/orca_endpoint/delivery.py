@@ -135,7 +135,8 @@ class Delivery:
         self._hurry.set()
         changed = self._changed
         try:
-            await asyncio.wait_for(changed.wait(), 2 * RENEW_SECONDS)
+            async with asyncio.timeout(2 * RENEW_SECONDS):
+                await changed.wait()
         except TimeoutError:
             return  # the caller tries again, and has its own bound
 
@@ -218,7 +219,8 @@ class Delivery:
             else:
                 self._outage.back()
             try:
-                await asyncio.wait_for(self._hurry.wait(), RENEW_SECONDS)
+                async with asyncio.timeout(RENEW_SECONDS):
+                    await self._hurry.wait()
                 await asyncio.sleep(0.02)  # so that hurrying callers do not make it spin
             except TimeoutError:
                 pass
@@ -229,6 +231,7 @@ class Delivery:
             self._number = await self._pool.renew_endpoint(self.incarnation, register=True)
         else:
             known = await self._pool.renew_endpoint(self.incarnation, read=self._last) == self._number
+            generation = self._pool.generation  # this renewal may be the one that connected again
             if known and generation == self._generation:
                 self._note_answer()
                 return

@@ -130,6 +130,7 @@ class Endpoint:
             submission=Submission(work, deadline, self.settings.max_waiting, self._queue_limits, tenant),
             deadline=deadline,
             span=span,
+            interval=request.stream_interval,
         )
 
     def resume(
@@ -151,6 +152,7 @@ class Endpoint:
             attempt=attempt,
             deadline=deadline,
             span=span,
+            interval=request.stream_interval,
         )
 
     async def cancel(self, request: CancelRequest, *, tenant: str = "") -> bool:

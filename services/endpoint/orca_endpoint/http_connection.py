@@ -5,12 +5,14 @@ uvicorn itself bounds none of this. A client that is refused here gets a short a
 
 import asyncio
 import json
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from orca_common.address import join_address
 from orca_common.errors import InvalidArgument
 
 from .completion_answer import failure
@@ -55,6 +57,22 @@ class Place:
                 del self._limits.peers[self._peer]
 
 
+class PeerLogger(logging.LoggerAdapter[logging.Logger]):
+    """uvicorn's logger, whose lines name the client of one connection."""
+
+    @property
+    def level(self) -> int:
+        """uvicorn asks for it."""
+        return self.logger.level
+
+
+def refusal(status: int, sentence: str) -> bytes:
+    """An answer that closes its connection: an error in OpenAI's shape."""
+    body = json.dumps(failure(InvalidArgument("request", sentence))[2]).encode()
+    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    return STATUS_LINE[status] + head.encode() + body
+
+
 class GuardedConnection(HttpToolsProtocol):
     """uvicorn's protocol for one connection, within `ConnectionLimits`."""
 
@@ -69,6 +87,8 @@ class GuardedConnection(HttpToolsProtocol):
     # -- connections
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        peer = join_address(*self.client) if self.client is not None else ""
+        self.logger = PeerLogger(self.logger, {"peer": peer})  # type: ignore[assignment]
         self._await(self._limits.header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -126,9 +146,7 @@ class GuardedConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            body = json.dumps(failure(InvalidArgument("request", sentence))[2]).encode()
-            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            self.transport.write(STATUS_LINE[status] + head.encode() + body)
+            self.transport.write(refusal(status, sentence))
         self.transport.close()
         self._watch()
 

@@ -20,7 +20,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import InvalidArgument, NotFound, OrcaError, Unavailable, echo, internal
+from orca_common.errors import InvalidArgument, NotFound, OrcaError, echo, internal
+from orca_common.listening import cannot_listen
 from orca_common.tls import MutualTls, Transport
 
 from .access import CertifiedConnection, KeyMiddleware
@@ -90,7 +91,7 @@ class HttpDoor:
         try:
             self._socket = socket.create_server((host, port), family=family, backlog=1024)
         except OSError as error:
-            raise Unavailable(f"http_port: cannot listen on {host}:{port} ({error})") from None
+            raise cannot_listen("http_port", host, port, error) from None
         return self._socket.getsockname()[1]
 
     async def serve(self) -> None:

@@ -12,13 +12,17 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 
+from orca_common.address import join_address
 from orca_common.service import cancel
 
-from .http_connection import ConnectionLimits, GuardedConnection, Place
+from .http_connection import ConnectionLimits, GuardedConnection, Place, refusal
 
 AT_ONCE = 64  # connections that are accepted before others have their turn on the loop
 NO_MEANS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # no descriptor is left, or no memory
 PAUSE_SECONDS = 0.5  # after one of these, which would come again at once
+HELLO = b"\x16"  # the first byte of a TLS handshake
+FAILED = "a TLS handshake failed"
+PLAIN = "this port speaks TLS; call it with https://"
 
 log = logging.getLogger(__name__)
 
@@ -61,20 +65,46 @@ class HttpListener:
             if place is None:
                 connection.close()
                 continue
-            task = self._loop.create_task(self._connect(connection, place))
+            task = self._loop.create_task(self._connect(connection, place, join_address(*address[:2])))
             self._tasks.add(task)
             task.add_done_callback(partial(self._connected, connection, place))
 
-    async def _connect(self, connection: socket.socket, place: Place) -> None:
+    async def _connect(self, connection: socket.socket, place: Place, peer: str) -> None:
         """Makes the connection, by TLS after its handshake. Raises OSError when that fails or takes too long."""
-        bound = self._limits.header_seconds if self._context is not None else None
-        await self._loop.connect_accepted_socket(
-            partial(self._make, place),
-            connection,
-            ssl=self._context,
-            ssl_handshake_timeout=bound,
-            ssl_shutdown_timeout=bound,
-        )
+        made = partial(self._make, place)
+        if self._context is None:
+            await self._loop.connect_accepted_socket(made, connection)
+            return
+        seconds = self._limits.header_seconds
+        async with asyncio.timeout(seconds) as bound:
+            if await self._first_byte(connection) not in (b"", HELLO):
+                await self._loop.sock_sendall(connection, refusal(400, PLAIN))
+                connection.recv(self._limits.header_bytes)  # what is unread would reset the connection
+                log.info(FAILED, extra={"peer": peer, "error": PLAIN})
+                raise ConnectionAbortedError(PLAIN)
+            left = (bound.when() or 0.0) - self._loop.time()
+        try:
+            await self._loop.connect_accepted_socket(
+                made,
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=max(left, 0.001),
+                ssl_shutdown_timeout=seconds,
+            )
+        except ssl.SSLError as error:  # the client has no certificate, say, and hears no reason
+            log.info(FAILED, extra={"peer": peer, "error": error.reason})
+            raise
+
+    async def _first_byte(self, connection: socket.socket) -> bytes:
+        """What the client sends first; it stays to be read. Empty: it has left."""
+        connection.setblocking(False)
+        came = asyncio.Event()
+        self._loop.add_reader(connection, came.set)
+        try:
+            await came.wait()
+        finally:
+            self._loop.remove_reader(connection)
+        return connection.recv(1, socket.MSG_PEEK)
 
     def _connected(self, connection: socket.socket, place: Place, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

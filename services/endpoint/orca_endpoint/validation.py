@@ -26,6 +26,7 @@ MAX_ID = 128
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:~-]+")
 MAX_ATTEMPT = (1 << 53) - 1  # Lua's numbers are exact up to this one
 MAX_TEMPERATURE = 100.0
+MAX_INTERVAL = 256  # tokens that may wait for one another
 GREEDY_BELOW = 1e-5  # smaller divisors make logits overflow float32; the draw is the greedy one by then anyway
 IN_LOOP = 2048  # bytes; a text up to this size is tokenized on the event loop (about 0.5 ms), a longer one in a thread
 
@@ -88,6 +89,7 @@ class Validator:
         grace = self._grace(request, check)
         temperature, top_k, top_p = self._sampling(request.sampling, check)
         self._endings(request, check)
+        self._interval(request.stream_interval, check)
         if request.max_new_tokens < 1:
             raise check.error("max_new_tokens", "must be at least 1")
         prompt_ids = await self._prompt(request, check, encoded)
@@ -118,6 +120,7 @@ class Validator:
             raise InvalidArgument("from_index", f"must be at most {self._model.max_positions}")
         if len(request.digest) not in {0, hashlib.sha1().digest_size}:
             raise InvalidArgument("digest", "must be the 20 bytes of a SHA-1, or empty")
+        self._interval(request.stream_interval, Fields({}))
         return self._attempt(request.attempt)
 
     def cancel(self, request: CancelRequest) -> None:
@@ -138,6 +141,10 @@ class Validator:
         if attempt > MAX_ATTEMPT:
             raise InvalidArgument("attempt", f"must be below 2^53; it is {attempt}")
         return attempt or self._attempts.next()
+
+    def _interval(self, tokens: int, check: "Fields") -> None:
+        if tokens > MAX_INTERVAL:
+            raise check.error("stream_interval", f"is {tokens}; at most {MAX_INTERVAL} are allowed")
 
     def _grace(self, request: GenerateRequest, check: "Fields") -> float:
         grace, limit = request.detach_grace, self._limits.max_detach_grace
@@ -244,12 +251,12 @@ def seed_of(request_id: str) -> int:
 
 
 def body_digest(request: GenerateRequest) -> str:
-    """SHA-256 of the request without id, attempt, grace and model, of which an endpoint serves one.
+    """SHA-256 of the request without id, attempt, grace, interval, and model, of which an endpoint serves one.
 
     Two requests with the same body are the same generation.
     """
     body = GenerateRequest()
     body.CopyFrom(request)
-    for field in ("request_id", "attempt", "detach_grace", "model"):
+    for field in ("request_id", "attempt", "detach_grace", "stream_interval", "model"):
         body.ClearField(field)
     return hashlib.sha256(body.SerializeToString(deterministic=True)).hexdigest()

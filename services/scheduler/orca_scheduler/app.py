@@ -86,7 +86,8 @@ class SchedulerApp:
     async def drain(self) -> None:
         """Hands the engines over. Without the pool their leases run out by themselves."""
         with contextlib.suppress(TimeoutError, Unavailable):
-            await asyncio.wait_for(self._scheduler.leave(), self._settings.drain_seconds)
+            async with asyncio.timeout(self._settings.drain_seconds):
+                await self._scheduler.leave()
 
     async def close(self) -> None:
         await self._discovery.close()

@@ -125,7 +125,8 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         if lane is not None and not self._gpu.failed:  # a failed rank brings nothing to rest
             lane.put(worker_pb2.Report(leaving=worker_pb2.Leaving()))
             with suppress(TimeoutError):
-                await asyncio.wait_for(lane.ended.wait(), timeout / 2)
+                async with asyncio.timeout(timeout / 2):
+                    await lane.ended.wait()
         self._left = True
         self._gpu.stop()
         await self._iterations.wait_idle(deadline - self._loop.time())

@@ -48,7 +48,8 @@ class Neighbour:
             async with self._transport.channel(self.address, Role.WORKER, FRESH) as channel:
                 call = worker_pb2_grpc.ControllerStub(channel).Relay(self._messages())
                 # `wait_for_connection` returns when the call was sent, whether or not anybody reads it.
-                await asyncio.wait_for(call.initial_metadata(), ANSWER)
+                async with asyncio.timeout(ANSWER):
+                    await call.initial_metadata()
                 if call.done():
                     await call  # raises why
                 self._connected.set_result(None)

@@ -6,6 +6,7 @@ from grpc_health.v1.health import aio as health  # pyright: ignore[reportAttribu
 
 from orca_common.address import join_address
 from orca_common.interceptor import StatusInterceptor
+from orca_common.listening import check_port
 from orca_common.roles import HEALTH, Role
 from orca_common.tls import Transport
 
@@ -41,9 +42,6 @@ async def new_server(service: str, transport: Transport) -> tuple[grpc.aio.Serve
 
 
 def listen(server: grpc.aio.Server, transport: Transport, host: str, port: int) -> int:
-    """Listens on a port (0: a free one) and returns it. Raises SystemExit when it is taken."""
-    address = join_address(host, port)
-    try:
-        return transport.listen(server, address)
-    except RuntimeError:  # gRPC wrote the reason to the log
-        raise SystemExit(f"--port: cannot listen on {address}; 0 takes a free one") from None
+    """Listens on a port (0: a free one) and returns it. Raises Unavailable when it is taken."""
+    check_port("port", host, port, shared=True)
+    return transport.listen(server, join_address(host, port))
