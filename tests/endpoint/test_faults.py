@@ -183,6 +183,17 @@ async def test_redis_dies_in_the_middle(own: World, server: RedisServer) -> None
     assert await own.pool.renew_endpoint(old) is None, "its registration went with the new one's coming"
 
 
+async def test_the_renewal_that_connects_again_takes_a_new_incarnation(server: RedisServer) -> None:
+    """At once: the streams stand still until it has one."""
+    async with Pool(server.url, "again") as pool:
+        delivery = Delivery(pool)
+        await delivery._renew()
+        old = delivery.incarnation
+        server.restart()
+        await delivery._renew()
+        assert delivery.incarnation != old
+
+
 async def test_detaches_of_an_outage_leave_room_for_calls(
     own: World, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
