@@ -524,6 +524,7 @@ def test_everything_is_asked() -> None:
         ({"loading": True}, "redis", Level.WARNING, "still loads"),
         ({"seconds": 0.05}, "redis", Level.WARNING, "answers orca-endpoint-0 in 50.0 ms"),
         ({"appendonly": "no"}, "durable", Level.FAULT, "appendonly is no"),
+        ({"appendonly": "no", "loading": True}, "durable", Level.UNCHECKED, "still loads"),
         ({"last_append": "err"}, "durable", Level.FAULT, "the last write"),
         ({"appendfsync": "everysec"}, "durable", Level.WARNING, "DATA_LOSS"),
         ({"appendfsync": "no"}, "durable", Level.FAULT, "appendfsync is no"),
