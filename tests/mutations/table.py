@@ -576,9 +576,9 @@ MUTATIONS = [
         TRANSCRIPT,
         "        if first > len(ids):",
         "        if False:",
-        f"{TRANSCRIPT_TESTS}::test_any_arrivals",
+        f"{TRANSCRIPT_TESTS}::test_nothing_is_shown_after_a_gap",
     ),
-    # The link.
+    # The link. (redis-py closes the connection of a cancelled exchange too, so that is no mutation.)
     M(
         "a connection is kept after close",
         LINK,
@@ -599,13 +599,6 @@ MUTATIONS = [
         "if self._away or self._server not in (None, server):",
         "if self._away:",
         f"{LINK_TESTS}::test_another_dataset_in_the_same_process_is_an_outage",
-    ),
-    M(
-        "a cancelled exchange keeps its connection",
-        LINK,
-        "        except BaseException:\n            await connection.disconnect(nowait=True)\n",
-        "        except BaseException:\n            await self._keep(line)\n",
-        f"{LINK_TESTS}::test_a_cancelled_operation_leaves_no_answer_for_another",
     ),
     M(
         "an exchange has no bound",
@@ -649,13 +642,6 @@ MUTATIONS = [
         "if error is not None:",
         "if error is not None and not sending.cancelled():",
         f"{GATHERING_TESTS}::test_a_cancelled_exchange_leaves_nobody_waiting",
-    ),
-    M(
-        "a closed gathering sends what was cancelled",
-        GATHERING,
-        "        self._waiting.clear()\n        if self._sending",
-        "        if self._sending",
-        f"{GATHERING_TESTS}::test_a_closed_one_can_be_asked_again",
     ),
     M(
         "who asks as an exchange ends waits for ever",

@@ -35,6 +35,8 @@ async def test_what_comes_during_an_exchange_goes_together() -> None:
     assert [answer for answer in answers if not isinstance(answer, BaseException)] == [10, 20, 30, 50]
     assert sorted(item for items in sent for item in items) == [0, 1, 2, 3, 5]
     assert max(map(len, sent)) <= 3
+    async with asyncio.timeout(10):
+        assert [await gathering.ask(item) for item in (7, 8)] == [70, 80], "who has an answer may ask at once"
 
 
 async def test_an_error_ends_the_waiting_of_all() -> None:

@@ -36,7 +36,6 @@ class Gathering(Generic[Item, Answer]):
         """Cancels those who wait, and ends the exchange that is under way."""
         for _, answer in (*self._together, *self._waiting):
             answer.cancel()
-        self._waiting.clear()
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.wait([self._sending])
