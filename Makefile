@@ -10,6 +10,8 @@ SEEDS ?= 300
 SECONDS ?= 60
 TREE ?= .
 PART ?= kubernetes
+# Seconds between two lines about the installation.
+TELL ?= 10
 # Most tests wait for processes that they have started: three at a time on two cores.
 PYTEST = $(BIN)/pytest -n 3 --dist worksteal
 
@@ -29,9 +31,14 @@ setup: $(STAMP) ## Install everything into .venv; the other targets do this firs
 
 $(STAMP): pyproject.toml locks/all.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV), once: torch and all that the tests need, some 5 GB. This takes a few minutes."
-	$(BIN)/pip install --disable-pip-version-check --require-hashes -r locks/all.txt
-	$(BIN)/pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@echo "Installing into $(VENV), once: torch and all that the tests need, about 6 GB. This takes some minutes."
+	@$(BIN)/pip install --disable-pip-version-check --progress-bar off --require-hashes -r locks/all.txt > $(VENV)/install.log 2>&1 & \
+	pip=$$!; \
+	while sleep $(TELL); kill -0 $$pip 2> /dev/null; do \
+		printf '%s so far: %.60s\n' "$$(du -sh $(VENV) | cut -f1)" "$$(tail -n 1 $(VENV)/install.log)"; \
+	done; \
+	wait $$pip || { tail -n 20 $(VENV)/install.log; echo "All that pip said: $(VENV)/install.log"; exit 1; }
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 demo: $(STAMP) ## Serve the demo model, and show four requests that share iterations.
@@ -59,7 +66,7 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0.
 	$(BIN)/python tests/simulator/simulate.py --seeds $(SEEDS) --first $(or $(FIRST),0)
 
-mutations: $(STAMP) ## Break the pool's rules one line at a time, and see which tests find it: ONLY=words, an hour for all.
+mutations: $(STAMP) ## Break the pool's rules one line at a time, and see that the tests find it: ONLY=words, minutes for all.
 	$(BIN)/python tests/mutations/run.py --only "$(ONLY)"
 
 fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside: INPUTS=1000000, FUZZ=600 seconds at most; `make test` runs a sample.
@@ -83,8 +90,8 @@ restart: $(STAMP) ## Restart every process of a stack under 40 streams: no clien
 overload: $(STAMP) ## Five times the load that a stack can serve, SECONDS=60, with deadlines and without: goodput, RetryInfo, recovery, memory.
 	$(BIN)/python tests/e2e/overload.py --seconds $(SECONDS)
 
-soak: $(STAMP) ## 20 minutes at 80 % of what a stack can serve: does the memory of a process grow?
-	$(BIN)/python tests/e2e/overload.py --seconds 1200 --factor 0.8 --deadline 0
+soak: $(STAMP) ## 20 minutes at 80 % of what a stack can serve: does memory grow once the bounded stores are full?
+	$(BIN)/python tests/e2e/soak.py
 
 lint: $(STAMP) ## Check format, style, spelling and types.
 	$(BIN)/ruff format --check .

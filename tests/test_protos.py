@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 
 from orca.v1 import orca_pb2, pool_pb2, worker_pb2
@@ -43,6 +44,17 @@ def test_the_comments_name_every_reason() -> None:
     assert named == set(ErrorReason) - {ErrorReason.UNSPECIFIED}
     page = (PROTOS.parent / "docs/call.md").read_text()
     assert [reason for reason in named if f"`{reason}`" not in page] == []
+
+
+def test_every_method_tells_its_statuses() -> None:
+    """In the comment above it; GetModel has those alone that stand above the service, for all methods."""
+    text = (PROTOS / "orca/v1/orca.proto").read_text()
+    blocks = re.findall(r"((?:^ *//.*\n)+)^ *(?:rpc|service) (\w+)", text, re.MULTILINE)
+    statuses = {code.name for code in grpc.StatusCode}
+    told = {name: statuses & set(re.findall(r"^ *//   ([A-Z_]+) ", comment, re.MULTILINE)) for comment, name in blocks}
+    assert {"INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "UNAVAILABLE", "INTERNAL"} <= told["Orca"]
+    assert [name for name, some in told.items() if not some] == ["GetModel"]
+    assert re.search(r"( *//.*\n)+ *uint64 epoch", text), "what an epoch is"
 
 
 @pytest.fixture(scope="module")

@@ -86,14 +86,15 @@ async def commits(url: str, rows: int, endpoints: int) -> tuple[list[bytes], lis
     """A pool in which an engine holds `rows` requests. Returns the commands of its next commits, the request ids, and
     the microseconds that Python took for a command."""
     sent: list[bytes] = []
+    keeping = False
 
     class Kept(Pool):
-        """Keeps the commands of commits with rows instead of sending them."""
+        """Keeps the commands of commits instead of sending them, once `keeping`."""
 
         async def _run(self, script: str, *args: Argument, renewal: bool = False) -> Any:
-            if script == "commit" and args[3]:
+            if script == "commit" and keeping:
                 sent.append(pack_command(("EVALSHA", self._scripts[script].sha, 1, self._keys.pool, *args)))
-                return [0]
+                return [0, args[3], args[3], []]
             return await super()._run(script, *args, renewal=renewal)
 
     async with Kept(url, "bench") as pool:
@@ -110,9 +111,12 @@ async def commits(url: str, rows: int, endpoints: int) -> tuple[list[bytes], lis
             assert isinstance(answer, Attached)
         held = await pool.claim("g", "s", term, 0, count=rows, slots=rows * 10, total=rows * 10)
         assert held is not None
-        await pool.commit("g", "s", term, [])  # Redis knows the script from here on
+        # The first token of each goes out, so Redis knows the script, and the pool whom the packets are for.
+        first = pack_tokens([CommittedToken(0, -0.5, 0)])
+        await pool.commit("g", "s", term, [CommitRow(h.request_id, h.claim, 0, first, None) for h in held.requests])
+        keeping = True
         began = time.perf_counter()
-        for index in range(WINDOWS * EACH):
+        for index in range(1, 1 + WINDOWS * EACH):
             tokens = pack_tokens([CommittedToken(index, -0.5, index)])
             await pool.commit(
                 "g", "s", term, [CommitRow(h.request_id, h.claim, index, tokens, None) for h in held.requests]

@@ -53,14 +53,15 @@ def server() -> Iterator[str]:
             child.wait()
 
 
-def spent(engines: int, endpoints: int, schedulers: int, seconds: float) -> tuple[Spent, float]:
-    """Redis's CPU, and the floor of a commit in microseconds."""
+def spent(engines: int, endpoints: int, schedulers: int, seconds: float) -> tuple[Spent, float, dict[str, float]]:
+    """Redis's CPU, the floor of a commit in microseconds, and the parts of its cost."""
     with server() as url:
         drive = Drive(urlsplit(url).port or 0, engines, endpoints, schedulers)
         found = drive.measure(seconds)
+        parts = drive.parts(seconds / 2)
         floor = drive.floor(seconds / 2)
         drive.close()
-        return found, floor
+        return found, floor, parts
 
 
 def latencies(case: Case, seconds: float) -> dict[str, Any]:
@@ -70,10 +71,11 @@ def latencies(case: Case, seconds: float) -> dict[str, Any]:
         return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
-def show(engines: int, found: Spent, floor: float) -> None:
+def show(engines: int, found: Spent, floor: float, parts: dict[str, float]) -> None:
     """Prints what Redis spends on a case."""
     commit = found.share / PER_SECOND / engines
     print(f"  Redis at full speed: {found.share:.1%} of a core, {commit * 1e6:.0f} us a commit with all around it")
+    print(f"  us a commit by part: {', '.join(f'{name} {us:.0f}' for name, us in parts.items())}")
     print(f"  floor: {floor:.0f} us for the bytes of a commit and their delivery as plain commands")
     print(f"  engines that a core sustains: {engines / found.share:.0f}, derived")
     print(

@@ -11,7 +11,9 @@ are renewed. So however long a round takes here, the work of a second of the rel
 
 import random
 import time
+from collections import defaultdict
 from collections.abc import Coroutine, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -106,6 +108,8 @@ class Drive:
         self._probe.ask("CONFIG", "SET", "appendfsync", "no")
         for script in self._pool._scripts.values():  # pyright: ignore[reportPrivateUsage]
             self._probe.ask("SCRIPT", "LOAD", script.text)
+        self._parts: dict[str, float] | None = None  # microseconds of Redis's CPU by part of the work, while asked for
+        self._asking = 0.0  # what Redis spends on a question for its CPU time
         self._random = random.Random(1)
         self._submitted = 0
         self._schedulers = [(f"s{n}", Wire(port)) for n in range(schedulers)]
@@ -142,6 +146,24 @@ class Drive:
         spent, took = self._probe.cpu() - spent, time.monotonic() - began
         commits = rounds * len(self._engines)
         return Spent(spent / 1e6 / rounds * PER_SECOND, commits / took, spent / 1e6 / took, self._calls(commits))
+
+    def parts(self, seconds: float) -> dict[str, float]:
+        """Microseconds of Redis's CPU a commit, by the part of the work. Each part is asked for by itself."""
+        asked = [self._probe.cpu() for _ in range(200)]
+        self._asking, self._parts = (asked[-1] - asked[0]) / (len(asked) - 1), defaultdict[str, float](float)
+        rounds = self._rounds(RENEWED, seconds)
+        found, self._parts = self._parts, None
+        return {name: spent / rounds / len(self._engines) for name, spent in found.items()}
+
+    @contextmanager
+    def _part(self, name: str) -> Generator[None]:
+        """Notes what Redis spends meanwhile, if that is asked for."""
+        if self._parts is None:
+            yield
+            return
+        before = self._probe.cpu()
+        yield
+        self._parts[name] += self._probe.cpu() - before - self._asking
 
     def floor(self, seconds: float) -> float:
         """Microseconds of Redis's CPU for the bytes of a commit and their delivery as plain commands: an APPEND for
@@ -187,7 +209,8 @@ class Drive:
             for n in range(multiple):
                 self._round()
                 if n == 0:
-                    self._renew()
+                    with self._part("leases"):
+                        self._renew()
             rounds += multiple
             if time.monotonic() > until:
                 return rounds
@@ -196,11 +219,16 @@ class Drive:
         ended, size = 0, -(-len(self._engines) // GROUPS)
         for first in range(0, len(self._engines), size):
             group = self._engines[first : first + size]
-            ended += self._commit(group)
-            self._deliver()
-        self._submit(ended)
-        self._hear()
-        self._claim([engine for engine in self._engines if engine.wants and len(engine.held) < BATCH])
+            with self._part("commits"):
+                ended += self._commit(group)
+            with self._part("deliveries"):
+                self._deliver()
+        with self._part("submits"):
+            self._submit(ended)
+        with self._part("hints"):
+            self._hear()
+        with self._part("claims"):
+            self._claim([engine for engine in self._engines if engine.wants and len(engine.held) < BATCH])
 
     def _commit(self, engines: list[Engine]) -> int:
         """A token for each request of these engines. Returns how many requests ended."""
@@ -235,15 +263,22 @@ class Drive:
 
     def _submit(self, count: int) -> None:
         work: list[tuple[Wire, Coroutine[Any, Any, Any]]] = []
+        taken: set[str] = set()
+        answers: list[Any] = []
         for _ in range(count):
             name, wire = self._random.choice(self._doors)
+            if name in taken:  # Redis would read all of one connection at once, and queue them side by side
+                answers += together(work)
+                work.clear()
+                taken.clear()
+            taken.add(name)
             self._submitted += 1
             call = {"deadline_in": 600.0, "detach_grace": 5.0, "attempt": 1_700_000_000_000_000, "max_waiting": 1 << 20}
             request_id = f"request-{self._submitted:016}"
             work.append(
                 (wire, self._pool.submit(request_id, PROMPT, "d" * 40, SLOTS, endpoint=name, new_tokens=TOKENS, **call))
             )
-        for answer in together(work):
+        for answer in answers + together(work):
             assert isinstance(answer, Attached), answer
 
     def _hear(self) -> None:

@@ -76,14 +76,14 @@ def read_values(files: Iterable[Path]) -> EngineValues:
         try:
             found = yaml.safe_load(file.read_text())
         except OSError as error:
-            raise FailedPrecondition(f"values: {file} cannot be read ({error.strerror})") from None
+            raise FailedPrecondition(f"--values: {file} cannot be read ({error.strerror})") from None
         except (UnicodeDecodeError, yaml.YAMLError) as error:
-            raise FailedPrecondition(f"values: {file} cannot be read as YAML ({error})") from None
+            raise FailedPrecondition(f"--values: {file} cannot be read as YAML ({error})") from None
         if not isinstance(found, dict | None):
-            raise FailedPrecondition(f"values: {file} holds no map of values")
+            raise FailedPrecondition(f"--values: {file} holds no map of values")
         unknown = next((name for name in found or {} if name not in VALUES), None)
         if unknown is not None:
-            raise FailedPrecondition(f"values: {file}: {unknown}: the chart has no such value")
+            raise FailedPrecondition(f"--values: {file}: {unknown}: the chart has no such value")
         values = _merged(values, found or {})
     source, model = _model(values.get("model") or {})
     return EngineValues(

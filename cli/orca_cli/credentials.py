@@ -23,12 +23,15 @@ def certs(
     from orca_local.authority import HERE, HOLDERS, Authority
 
     try:
+        kept = (folder / "ca.key").exists()
         authority = Authority(folder)
         for holder in HOLDERS:
             typer.echo(authority.issue(holder, [*HERE, *(host or ())], timedelta(days=days)))
     except (FailedPrecondition, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
+    if kept:
+        typer.echo("the authority is the one that was there; all certificates and keys are new", err=True)
     typer.echo(f"for development: whoever has {folder / 'ca.key'} can be anybody", err=True)
 
 

@@ -137,8 +137,11 @@ def config(context: typer.Context) -> None:
     from orca_cli.config import listing
 
     name, arguments = "serve", list(context.args)
-    if arguments and arguments[0] in KINDS:
+    if arguments and not arguments[0].startswith("-"):
         name = arguments.pop(0)
+    if name not in KINDS:
+        typer.echo(f"{name}: is no service; {', '.join(KINDS)} have settings", err=True)
+        raise typer.Exit(1)
     print(listing(settings_of(name).load(arguments), arguments))
 
 
@@ -216,7 +219,7 @@ def timeline(
             console.print(f"run folder {folder}", style="dim", soft_wrap=True)
         run = read_run(folder, engine)
         if run.last is None:
-            raise FailedPrecondition(f"run_dir: {folder} holds no journal with an iteration of {engine}")
+            raise FailedPrecondition(f"{folder} holds no journal with an iteration of {engine}")
         if perfetto is not None:
             perfetto.write_text(json.dumps(trace_events(run)))
             count = sum(len(life.iterations) for life in run.lives)

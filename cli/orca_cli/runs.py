@@ -25,11 +25,11 @@ def run_folder(given: Path | None) -> Path:
     Raises FailedPrecondition."""
     if given is not None:
         if not (given / "logs").is_dir():
-            raise FailedPrecondition(f"run_dir: {given} is no run folder of `orca serve`")
+            raise FailedPrecondition(f"{given} is no run folder of `orca serve`")
         return given
     runs = all_runs(StateSettings().runs)
     if not runs:
-        raise FailedPrecondition(f"run_dir: there is no run in {StateSettings().runs}; --run-dir names another folder")
+        raise FailedPrecondition(f"there is no run in {StateSettings().runs}; --run-dir names another folder")
     return next((run for run in reversed(runs) if runs_now(run)), runs[-1])
 
 
@@ -100,7 +100,7 @@ def logs_of(folder: Path, service: str | None) -> list[Path]:
     found = [path for path in every if service is None or path.stem == service or path.stem.split("-")[0] == service]
     if not found:
         names = ", ".join(path.stem for path in every) or "none"
-        raise FailedPrecondition(f"service: there is no log of {service} in {folder}; there is {names}")
+        raise FailedPrecondition(f"there is no log of {service} in {folder}; there is {names}")
     return found
 
 

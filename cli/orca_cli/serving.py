@@ -59,7 +59,7 @@ async def running(settings: StackSettings) -> AsyncIterator[tuple[Stack, Path]]:
             began = stack.began
             if began:
                 status.start()
-                status.update(f"draining, {stack.longest_end:g} s at most; Ctrl-C again kills everything")
+                status.update("Ctrl-C again kills everything")
             try:
                 await stack.stop()
             except asyncio.CancelledError:

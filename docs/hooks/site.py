@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"(?<=\])\((?P<path>[^()\s#]*)(?:#(?P<fragment>[^()\s]*))?\)")
 SETTINGS = re.compile(r"<!-- settings: (?P<module>[\w.]+)\.(?P<name>\w+) -->")
+LINE_ANCHOR = re.compile(r'id="(__codelineno-[\d-]+)"')
 LANGUAGES = {".py": "python", ".lua": "lua", ".proto": "protobuf", ".js": "javascript", ".toml": "toml", ".yml": "yaml"}
 
 
@@ -173,6 +174,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     markdown = LINK.sub(lead, markdown)
     return SETTINGS.sub(lambda found: settings_table(found["module"], found["name"]), markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Tells mkdocs of the anchors of numbered lines: it looks for anchors before code is highlighted."""
+    if page.present_anchor_ids is not None:
+        page.present_anchor_ids |= set(LINE_ANCHOR.findall(html))
+    return html
 
 
 def source_page(path: Path) -> str:

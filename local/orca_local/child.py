@@ -110,7 +110,7 @@ class Child:
     async def ended(self) -> str:
         """Waits for the end of the process, which was started before. Returns what happened, for a reader."""
         assert self._process is not None
-        return f"{self.name} (pid {self._process.pid}) ended with {await self._process.wait()}"
+        return f"{self.name} (pid {self._process.pid}) {how_ended(await self._process.wait())}"
 
     async def lives(self, seconds: float) -> bool:
         """Whether the process, which was started before, is still there after some seconds."""
@@ -190,6 +190,11 @@ class Child:
     def _status(self) -> dict[str, Any]:
         """What the status port tells. Raises OSError when it cannot be reached."""
         return status_port.ask(self.addresses["status"])
+
+
+def how_ended(code: int) -> str:
+    """What an exit status, or minus the number of a signal, says of an end."""
+    return f"ended with status {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
 
 
 def said(line: str) -> str:

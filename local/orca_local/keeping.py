@@ -7,16 +7,20 @@ from typing import Never
 
 from orca_common.errors import FailedPrecondition
 
-from .backoff import QUIET, Backoff
+from .backoff import Backoff
 from .child import Child
 
+QUIET = 10.0  # seconds that a process must have lived for its death to be the first one
 UNSTEADY = 3  # deaths in a row, from which on another one is no news
 
 
-async def keep(child: Child, changed: Callable[[], None], say: Callable[[str], None]) -> Never:
+async def keep(
+    child: Child, changed: Callable[[], None], say: Callable[[str], None], warn: Callable[[str], None]
+) -> Never:
     """Starts a process again whenever it has ended. `changed` is called after each end and each start.
 
-    `say` gets each state once: that it has ended, why it cannot be started, that it does not stay up, that it does.
+    Each state is told once: to `warn` that it has ended, why it cannot be started, that it does not stay up; to `say`
+    that it does.
     """
     backoff, deaths = Backoff(), 0
     while True:
@@ -29,17 +33,17 @@ async def keep(child: Child, changed: Callable[[], None], say: Callable[[str], N
         lived = time.monotonic() - since
         deaths = 1 if lived > QUIET else deaths + 1
         if deaths < UNSTEADY:
-            say(f"{how}, starting it again")
+            warn(f"{how}, starting it again")
         elif deaths == UNSTEADY:
-            say(f"{how}, again ({child.last_words()}); it is started until it stays up")
+            warn(f"{how}, again ({child.last_words()}); it is started until it stays up")
         await asyncio.sleep(backoff.after(lived))
-        await _start(child, backoff, say)
+        await _start(child, backoff, warn)
         changed()
         if deaths < UNSTEADY:
             say(child.where)
 
 
-async def _start(child: Child, backoff: Backoff, say: Callable[[str], None]) -> None:
+async def _start(child: Child, backoff: Backoff, warn: Callable[[str], None]) -> None:
     told = ""
     while True:
         try:
@@ -47,5 +51,5 @@ async def _start(child: Child, backoff: Backoff, say: Callable[[str], None]) -> 
         except FailedPrecondition as error:
             if str(error) != told:
                 told = str(error)
-                say(f"{told}; it is tried again and again")
+                warn(f"{told}; it is tried again and again")
         await asyncio.sleep(backoff.after(0.0))

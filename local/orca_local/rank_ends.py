@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 from orca.v1 import worker_pb2 as pb
 
-from .backoff import QUIET
-from .keeping import UNSTEADY
+from .keeping import QUIET, UNSTEADY
 
 
 class RankEnds:

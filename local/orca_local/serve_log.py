@@ -10,6 +10,6 @@ from .redis_log import append
 formatter = JsonFormatter("orca-serve")
 
 
-def write(log: Path, sentence: str) -> None:
+def write(log: Path, sentence: str, level: int) -> None:
     """Appends a sentence. A full disk loses it, and ends nothing."""
-    append(log, [formatter.format(logging.LogRecord("serve", logging.INFO, "", 0, "%s", (sentence,), None))])
+    append(log, [formatter.format(logging.LogRecord("serve", level, "", 0, "%s", (sentence,), None))])

@@ -7,6 +7,7 @@ Every process is a child of this one or of a supervisor, and ends with its paren
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -82,15 +83,18 @@ class Stack:
         self._folder: RunFolder | None = None
         self._children: list[Child] = []
         self._table = ProcessTable(run_dir / "processes.json", settings, self._children, self._say)
-        self._rank_ends = RankEnds(settings.tp, settings.pp, self._say)
+        self._rank_ends = RankEnds(settings.tp, settings.pp, self._warn)
         self._waiting = Waiting(self._children, self._say, show)
         self._tasks: list[asyncio.Task[None]] = []
 
-    def _say(self, sentence: str) -> None:
+    def _say(self, sentence: str, level: int = logging.INFO) -> None:
         """Tells it, and leaves it in the run folder, where `orca logs` finds it among the lines of the processes."""
         self._tell(sentence)
         if self._folder is not None:
-            serve_log.write(self._folder.log("serve"), sentence)
+            serve_log.write(self._folder.log("serve"), sentence, level)
+
+    def _warn(self, sentence: str) -> None:
+        self._say(sentence, logging.WARNING)
 
     @property
     def model_name(self) -> str:
@@ -187,6 +191,8 @@ class Stack:
         """Drains and ends everything, the doors first, the pool last, within `drain_seconds` and LATE_SECONDS."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self.longest_end
+        if self.began:
+            self._say(f"draining, {self.longest_end:g} s at most")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -199,6 +205,7 @@ class Stack:
 
     def kill(self) -> None:
         """Ends everything at once."""
+        self._warn("killed before all was drained")
         for child in self._children:
             child.kill()
         self._ended()
@@ -316,7 +323,7 @@ class Stack:
                 await start
                 self._say(child.where)
                 self._table.write()
-                self._tasks.append(asyncio.create_task(keep(child, self._table.write, self._say)))
+                self._tasks.append(asyncio.create_task(keep(child, self._table.write, self._say, self._warn)))
         finally:
             for start in starting:
                 start.cancel()
@@ -354,7 +361,7 @@ class Stack:
     async def _end(self, child: Child, seconds: float) -> None:
         pid = child.pid
         if not await child.end(max(0.0, seconds)):
-            self._say(f"{child.name} (pid {pid}) did not drain and was killed")
+            self._warn(f"{child.name} (pid {pid}) did not drain and was killed")
 
 
 def check_ports(settings: StackSettings) -> None:

@@ -1,7 +1,9 @@
 """`orca` itself: its version, what it needs, completion, and what it shows of a run that has ended."""
 
+import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -11,8 +13,11 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from rich.console import Console
+from typer.testing import CliRunner
 
 from orca_cli import serving
+from orca_cli.main import app
 from orca_cli.runs import logs_of, run_folder, state_of
 from orca_client import __version__
 from orca_common.errors import FailedPrecondition
@@ -33,6 +38,14 @@ def test_version() -> None:
     assert orca("--version").stdout == f"orca {__version__}\n"
     assert orca("version").stdout == f"orca {__version__}\n"
     assert "generate" in orca("help").stdout
+
+
+def test_the_exit_codes_of_the_documentation() -> None:
+    """130 has its test in tests/client/test_generate_command.py."""
+    listed = re.findall(r"^\| (\d+) \|", (ROOT / "docs/run.md").read_text(), re.MULTILINE)
+    assert listed == ["0", "1", "2", "130"]
+    lines = (["--version"], ["logs", "--run-dir", "/nowhere"], ["nosuch"])
+    assert [CliRunner().invoke(app, line).exit_code for line in lines] == [0, 1, 2]
 
 
 # -- installations with a part of the packages
@@ -117,6 +130,18 @@ def test_completion(typed: str, offered: set[str]) -> None:
     assert set(done.stdout.split()) == offered
 
 
+# -- certificates
+
+
+def test_certificates_made_anew(tmp_path: Path) -> None:
+    """It replaced those of a running release without a word."""
+    first, second = (CliRunner().invoke(app, ["certs", str(tmp_path / "ca")]) for _ in range(2))
+    assert first.exit_code == second.exit_code == 0
+    anew = "the authority is the one that was there; all certificates and keys are new\n"
+    assert anew not in first.stderr
+    assert second.stderr.startswith(anew)
+
+
 # -- what `orca serve` says to try
 
 
@@ -160,9 +185,7 @@ def test_logs(state: Path) -> None:
     ]
     (run,) = (state / "orca/runs").iterdir()
     assert [path.stem for path in logs_of(run, "endpoint")] == ["endpoint-0"]
-    with pytest.raises(
-        FailedPrecondition, match=r"^service: there is no log of router in .*; there is endpoint-0, sch"
-    ):
+    with pytest.raises(FailedPrecondition, match=r"^there is no log of router in .*; there is endpoint-0, sch"):
         logs_of(run, "router")
     (run / "logs/supervisor-0.log").touch()
     for role in ("supervisor", "worker", "rank"):
@@ -177,9 +200,9 @@ def test_the_last_run(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert run_folder(None) == run
     assert run_folder(None) != run
     monkeypatch.setenv("XDG_STATE_HOME", str(state / "empty"))
-    with pytest.raises(FailedPrecondition, match=r"^run_dir: there is no run in "):
+    with pytest.raises(FailedPrecondition, match=r"^there is no run in "):
         run_folder(None)
-    with pytest.raises(FailedPrecondition, match=r"^run_dir: .* is no run folder of `orca serve`"):
+    with pytest.raises(FailedPrecondition, match=r"^/.* is no run folder of `orca serve`"):
         run_folder(state)
 
 
@@ -192,7 +215,7 @@ def test_status(state: Path) -> None:
 def test_status_of_what_is_away(state: Path) -> None:
     """A process that is being started again had no row, so that all seemed well."""
     (run,) = (state / "orca/runs").iterdir()
-    here = {"pid": os.getpid(), "address": "a"}
+    here = {"pid": os.getpid(), "address": "[2001:db8:1234:5678:9abc:def0:1234:5678]:50051"}
     rows = [
         {"role": "redis", "name": "redis", "status": None, **here},
         {"role": "endpoint", "name": "endpoint-0", "status": "127.0.0.1:1", **here, "pid": None},
@@ -207,3 +230,7 @@ def test_status_of_what_is_away(state: Path) -> None:
         "its status port does not answer (Connection refused)",
     ]
     assert [bool(age) for age in table.columns[2].cells] == [True, False, True]
+    shown = io.StringIO()
+    Console(file=shown, width=80).print(table)
+    assert "…" not in shown.getvalue(), "all of it fits 80 columns"
+    assert shown.getvalue().replace("\n", "").count("[2001:db8:1234") == 3

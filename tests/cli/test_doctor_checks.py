@@ -279,13 +279,13 @@ def test_a_pod_that_crashes() -> None:
     assert finding.found == (
         "orca-worker-1 not Ready: worker is in CrashLoopBackOff (Error, exit status 1): back-off 40s restarting"
     )
-    words = replace(crashed, last_words={"orca-worker-1 worker": "ORCA_DTYPE: Input should be 'float32'"})
+    words = replace(crashed, last_words={"orca-worker-1 worker": "ORCA_DTYPE: must be 'float32'"})
     [finding] = found(words, "pods")
-    assert finding.found.endswith("exit status 1): ORCA_DTYPE: Input should be 'float32'")
+    assert finding.found.endswith("exit status 1): ORCA_DTYPE: must be 'float32'")
     [finding] = found(words, "restarts")
     assert (finding.level, finding.found) == (
         Level.WARNING,
-        "worker was restarted in orca-worker-1 (4) (Error, exit status 1): ORCA_DTYPE: Input should be 'float32'",
+        "worker was restarted in orca-worker-1 (4) (Error, exit status 1): ORCA_DTYPE: must be 'float32'",
     )
 
 
@@ -524,6 +524,7 @@ def test_everything_is_asked() -> None:
         ({"loading": True}, "redis", Level.WARNING, "still loads"),
         ({"seconds": 0.05}, "redis", Level.WARNING, "answers orca-endpoint-0 in 50.0 ms"),
         ({"appendonly": "no"}, "durable", Level.FAULT, "appendonly is no"),
+        ({"appendonly": "no", "loading": True}, "durable", Level.UNCHECKED, "still loads"),
         ({"last_append": "err"}, "durable", Level.FAULT, "the last write"),
         ({"appendfsync": "everysec"}, "durable", Level.WARNING, "DATA_LOSS"),
         ({"appendfsync": "no"}, "durable", Level.FAULT, "appendfsync is no"),

@@ -47,14 +47,14 @@ def test_several_releases() -> None:
     text = f"{chart_text(GPUS, 'orca')}\n---\n{chart_text(GPUS, 'second')}"
     ended = doctor("--rendered", "-", stdin=text)
     assert (ended.returncode, ended.stderr) == (
-        1, "rendered: - holds the releases orca, second; name one by --release\n"
+        1, "--rendered: - holds the releases orca, second; name one by --release\n"
     )  # fmt: skip
     assert doctor("--rendered", "-", "--release", "second", stdin=text).returncode == 0
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("", "rendered: - is empty"), ("{", "cannot be read as YAML"), ("a: 1", "holds no workload of a release")],
+    [("", "--rendered: - is empty"), ("{", "cannot be read as YAML"), ("a: 1", "holds no workload of a release")],
 )
 def test_no_rendered_chart(text: str, says: str) -> None:
     ended = doctor("--rendered", "-", stdin=text)

@@ -50,6 +50,7 @@ class Script:
         self.acts = deque(acts)
         self.calls: list[Seen] = []
         self.cancelled: list[str] = []  # request ids of Cancel
+        self.refuses: errors.OrcaError | None = None  # what GetModel answers, as one does to a wrong key
         self.said = asyncio.Queue[str]()  # endpoints whose call has sent all its events, and hangs
         self.left = asyncio.Queue[str]()  # endpoints whose hanging call its client has ended
 
@@ -80,6 +81,8 @@ class Endpoint(OrcaServicer):
         return pb.CancelResponse(alive=True)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:  # noqa: N802
+        if self.script.refuses is not None:
+            await errors.abort(context, self.script.refuses)
         engine = pb.Engine(id="engine-0", tensor_parallel=2, pipeline_parallel=1, slots=640, epoch=3)
         return pb.GetModelResponse(
             name="demo", vocab_size=512, eos_token_ids=[1, 2], has_tokenizer=True, engines=[engine]

@@ -15,8 +15,10 @@ from client.scripted import IDS, Act, Script
 from typer.testing import CliRunner
 
 from orca.v1 import orca_pb2 as pb
-from orca_cli.generate import generate, told_once
+from orca_cli.generate import generate, generate_all, told_once
 from orca_common import errors
+from orca_common.roles import Role
+from orca_local.authority import Authority
 
 COMMAND = [sys.executable, "-c", "import typer; from orca_cli.generate import generate; typer.run(generate)"]
 TEXT = " w0 w1 w2 w3 w4 w5!"
@@ -173,8 +175,58 @@ async def test_errors(stage: Stage) -> None:
     code, out, err = await orca("x", "--address", endpoint.address)
     assert (code, out) == (1, TEXT + "\n")
     assert err == f"request {script.calls[-1].request.request_id} was cancelled\n"
-    wrong = "addresses: '127.0.0.1' is no host:port, such as '127.0.0.1:50051'\n"
+    wrong = "--address: '127.0.0.1' is no host:port, such as '127.0.0.1:50051'\n"
     assert await orca("x", "--address", "127.0.0.1") == (1, "", wrong)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        (errors.Unauthenticated("no API key"), "no API key (--api-key-file FILE)"),
+        (errors.PermissionDenied("the certificate is for the role worker"), "the certificate is for the role worker"),
+    ],
+)
+async def test_a_server_that_refuses_has_answered(stage: Stage, refusal: errors.OrcaError, said: str) -> None:
+    """It said "no answer from", and not which option brings a key."""
+    script = Script()
+    script.refuses = refusal
+    address = (await stage.endpoint(script)).address
+    assert await generate_all([address], ["x"], {}, as_json=False) == [f"{address}: {said}"]
+
+
+async def test_the_port_of_the_openai_api() -> None:
+    """gRPC told of a SETTINGS frame."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        address = "127.0.0.1:{1}".format(*server.sockets[0].getsockname())
+        sentence = f"{address}: it does not speak gRPC; is it the port of the OpenAI API?"
+        assert await generate_all([address], ["x"], {}, as_json=False) == [sentence]
+
+
+async def test_a_server_that_dies_for_good(stage: Stage) -> None:
+    """Its address and the cause, once; each prompt had a line of gRPC's."""
+    script = Script(Act(upto=2, end="die"), Act(upto=2))
+    address = (await stage.endpoint(script)).address
+    failures = await generate_all([address], ["one", "two"], {"max_new_tokens": 6, "timeout": 4}, as_json=True)
+    passed = "the timeout of 4 s passed; the last try failed"
+    assert failures == [f"all 2 prompts: {passed}: {address}: nobody listens there any more"]
+
+
+async def test_certificates_for_a_server_without_tls(stage: Stage, tmp_path: Path) -> None:
+    """One sentence: gRPC's C core told of each handshake around it."""
+    address = (await stage.endpoint(Script())).address
+    folder = Authority(tmp_path).issue(Role.CLIENT)
+    command = [sys.executable, "-m", "orca_cli", "generate", "x", "--address", address, "--tls-dir", str(folder)]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+    out, err = await process.communicate()
+    assert (process.returncode, out) == (1, b"")
+    assert err.decode() == f"{address}: it does not speak TLS: leave --tls-dir out, or credentials= in Python\n"
 
 
 @pytest.mark.parametrize("content", [b"key:  orca-1\nline: me sha256:2", b"me sha256:2", b"a\xffb", b"\n"])

@@ -71,8 +71,8 @@ def test_log_level(level: str, found: str, monkeypatch: pytest.MonkeyPatch) -> N
     [
         ("ORCA_MAX_WAITNG", "5", "ORCA_MAX_WAITNG: there is no such setting; did you mean ORCA_MAX_WAITING?"),
         ("ORCA_QQQQ", "5", "ORCA_QQQQ: there is no such setting"),
-        ("ORCA_MAX_WAITING", "many", "ORCA_MAX_WAITING: Input should be a valid integer"),
-        ("ORCA_LOG_LEVEL", "loud", "ORCA_LOG_LEVEL: Input should be 'DEBUG', "),
+        ("ORCA_MAX_WAITING", "many", "ORCA_MAX_WAITING: must be a whole number (it is 'many')"),
+        ("ORCA_LOG_LEVEL", "loud", "ORCA_LOG_LEVEL: must be 'DEBUG', "),
         ("ORCA_CONFIG", "/nowhere.toml", "ORCA_CONFIG: /nowhere.toml cannot be read (No such file or directory)"),
     ],
 )
@@ -95,7 +95,7 @@ def test_variables_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
         ("[endpoint]\nport = 5", "FILE: [endpoint] is a table; settings stand at the top of the file, in none"),
         ('config = "other.toml"', "FILE: config: there is no such setting"),
         ("max_waiting = ", "--config: FILE cannot be read as TOML ("),
-        ('max_waiting = "many"', "FILE: max_waiting: Input should be a valid integer"),
+        ('max_waiting = "many"', "FILE: max_waiting: must be a whole number (it is 'many')"),
     ],
 )
 def test_wrong_files(text: str, sentence: str, file: Path) -> None:
@@ -112,7 +112,7 @@ def test_wrong_files(text: str, sentence: str, file: Path) -> None:
         (["--model", "m", "--workers=a:1"], "--workers: there is no such setting"),
         (["--model", "m", "--port"], "argument --port: expected one argument; --help lists all settings"),
         (["--model", "m", "5"], "unrecognized arguments: 5; --help lists all settings"),
-        (["--model", "m", "--port", "70000"], "--port: Input should be less than or equal to 65535 (it is '70000')"),
+        (["--model", "m", "--port", "70000"], "--port: must be at most 65535 (it is '70000')"),
         ([], "--model: is required; ORCA_MODEL or the file of --config can give it too"),
     ],
 )

@@ -1,7 +1,6 @@
 """Overload: more requests than an `orca serve` can serve, with deadlines and without. What is still done, and for whom?
 
     python tests/e2e/overload.py --seconds 60 [--factor 5] [--deadline 12] [--max-waiting 20] [--seed 1]
-    python tests/e2e/overload.py --seconds 1200 --factor 0.8 --deadline 0     # a soak: does memory grow?
 
 The model only waits (orca_timed), so the capacity is known: what a closed loop of many clients gets. Requests then come
 at `factor` times that rate, as a Poisson process, each on its own; none is sent again. It prints

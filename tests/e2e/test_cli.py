@@ -14,6 +14,9 @@ import psutil
 import pytest
 from openai import OpenAI
 
+from orca_cli.settings_command import settings_of
+from orca_common.settings import flag
+
 ORCA = str(Path(sys.executable).parent / "orca")
 WIDE = {**os.environ, "COLUMNS": "160", "NO_COLOR": "1"}
 
@@ -25,7 +28,10 @@ def served(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, str]]:
     file.write_text("max_waiting = 77\nmax_batch_size = 3\n")
     command = [ORCA, "serve", "--port", "0", "--http-port", "0", "--run-dir", str(tmp_path)]
     environment = WIDE | {"ORCA_CONFIG": str(file), "ORCA_MAX_BATCH_SIZE": "32"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with (
+        open(tmp_path / "standard error", "w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process,
+    ):
         assert process.stdout is not None
         said = []
         for line in process.stdout:
@@ -62,6 +68,7 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
     rank = next(line for line in shown.stdout.splitlines() if line.startswith("engine-0 rank 0 "))
     assert (shown.returncode, rank.split()[-1]) == (0, "yes"), shown.stdout
     assert f"try: {ORCA} generate " in said
+    assert f", status {found['endpoint']['status']} (pid " in said
 
     events = [json.loads(line) for line in generate("--json", "import ").splitlines()]
     assert [next(iter(event.keys() - {"request_id"})) for event in events] == ["accepted", *["token"] * 6, "finished"]
@@ -79,7 +86,10 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
         assert answer.choices[0].text == text
 
     assert process.stdout
-    for role, sentence in (("rank", "engine-0 rank 0 (pid {}) ended"), ("scheduler", "scheduler-0 (pid {}) ended")):
+    for role, sentence in (
+        ("rank", "engine-0 rank 0 (pid {}) ended"),
+        ("scheduler", "scheduler-0 (pid {}) was killed by SIGKILL"),
+    ):
         pid = int(str(found[role]["pid"]))
         os.kill(pid, signal.SIGKILL)
         assert any(sentence.format(pid) in line for line in process.stdout)
@@ -90,6 +100,7 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 0
+    assert (run_dir / "standard error").read_text() == "", "no noise, though processes died"
     assert rest.endswith(f"ended, nothing is left running; logs and journals: {run_dir}\n")
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive
@@ -141,6 +152,11 @@ def test_config(tmp_path: Path) -> None:
 
 
 def test_config_of_a_service() -> None:
+    wrong = orca("config", "foo")
+    assert (wrong.returncode, wrong.stderr) == (
+        1,
+        "foo: is no service; serve, endpoint, scheduler, worker have settings\n",
+    )
     shown = orca("config", "scheduler", "--workers", "a:1")
     assert 'workers = "a:1"' in shown.stdout
     assert "max_waiting" not in shown.stdout
@@ -152,6 +168,8 @@ def test_help_and_misspelt_settings(service: str) -> None:
     assert (shown.returncode, shown.stderr) == (0, "")
     assert f"usage: orca {service}" in shown.stdout
     assert "--log-level {DEBUG,INFO,WARNING,ERROR,CRITICAL}" in shown.stdout
+    flags = {flag(name) for name in settings_of(service).model_fields}
+    assert flags <= set(re.findall(r"--[a-z-]+", shown.stdout))
     wrong = orca(service, ORCA_MAX_BATCH_SIEZ="9")
     sentence = "ORCA_MAX_BATCH_SIEZ: there is no such setting; did you mean ORCA_MAX_BATCH_SIZE?\n"
     assert (wrong.returncode, wrong.stdout, wrong.stderr) == (1, "", sentence)
@@ -169,4 +187,4 @@ def test_errors_are_plain_sentences(command: str, tmp_path: Path) -> None:
 def test_topology_has_the_settings_of_serve() -> None:
     shown = orca("topology", "--pp", "2", ORCA_TP="3")
     assert "tp 3 x pp 2, auto" in shown.stdout
-    assert orca("topology", "--dtype", "float8").stderr.startswith("--dtype: Input should be 'auto', ")
+    assert orca("topology", "--dtype", "float8").stderr.startswith("--dtype: must be 'auto', ")

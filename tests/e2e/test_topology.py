@@ -35,6 +35,9 @@ def test_topology_of_figure_6() -> None:
         [str(n), str(n // 3), str(n % 3), "0 to 1" if n < 3 else "2 to 3"] for n in range(6)
     ]
     assert ["1", "h.0.attn.c_attn.weight", "(192, 576)", "1", "64:128, 256:320, 448:512", "(192, 192)"] in rows
+    narrow = orca("topology", "--pp", "2", "--tp", "3", environment={"COLUMNS": "80"}).stdout
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert "…" not in narrow
 
 
 @pytest.mark.parametrize("command", ["topology", "serve"])
@@ -50,6 +53,14 @@ def test_impossible_settings(command: str, settings: list[str], sentence: str) -
     assert shown.returncode == 1
     assert sentence in shown.stderr
     assert "Traceback" not in shown.stderr
+
+
+def test_a_family_that_orca_has_not(tmp_path: Path) -> None:
+    """It was a table of zeros, and status 0."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 2}')
+    shown = orca("topology", "--model", str(tmp_path))
+    assert (shown.returncode, shown.stdout) == (1, "")
+    assert shown.stderr == f"--model: {tmp_path.name} is of type llama; Orca has gpt2\n"
 
 
 def journal(folder: Path) -> Path:

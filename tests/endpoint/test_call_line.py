@@ -76,6 +76,7 @@ async def test_grpc(orca: World, caplog: pytest.LogCaptureFixture) -> None:
         line = await one_line(caplog)
         assert line.get("field") == FIELD.get(reason)
         assert None not in line.values()
+        assert "prompt_tokens" not in line, "there was no request"
         assert some(line, "event", "status", "reason") == ("call refused", caught.value.code().name, reason)
     await orca.stub.GetModel(pb.GetModelRequest())
     assert some(await one_line(caplog), "event", "method", "status") == ("call ended", "GetModel", "OK")

@@ -28,8 +28,11 @@ from servers import RedisServer, redis_server
 from tokenizers import decoders
 
 from orca.v1 import orca_pb2 as pb
-from orca_endpoint.delivery import DETACHES
+from orca_endpoint.call import Call
+from orca_endpoint.delivery import DETACHES, Delivery, Grace
+from orca_pool.pool import Pool
 from orca_pool.records import Attached, Claimed, Committed, Reason, Refusal
+from orca_pool.records import Delivery as Entry
 from orca_pool.wire import ADDRESS
 
 CODE = grpc.StatusCode
@@ -95,9 +98,14 @@ async def test_packets_of_another_attempt(orca: World, redis: Redis) -> None:
     call = orca.stub.Generate(generation(max_new_tokens=2, request_id="a", attempt=5))
     request = await orca.engine.claim()
     await read(call, 1)
-    endpoint = orca.serving.app.delivery.incarnation
+    delivery = orca.serving.app.delivery
+    (listener,) = delivery._calls["a"]
+    assert isinstance(listener, Call)
+    endpoint, before = delivery.incarnation, delivery._last
     await listen(redis, orca, request, 6, endpoint)
     await orca.engine.commit(request, 0, [10])
+    await until(lambda: delivery._last > before)
+    assert (listener.buffered, listener.output_tokens) == (0, 0)
     await listen(redis, orca, request, 5, endpoint)
     await orca.engine.commit(request, 1, [11], Reason.LENGTH)
     assert ids_of(await collect(call)) == [10, 11]
@@ -123,6 +131,36 @@ async def test_declared_dead(orca: World, caplog: pytest.LogCaptureFixture) -> N
     assert "packets were missed" not in caplog.messages
 
 
+async def test_what_is_read_of_an_old_incarnation_does_not_count(orca: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its numbers would stand for those of the new stream, whose first entries nobody would read then."""
+    delivery, pool = orca.serving.app.delivery, orca.serving.app._pool
+    old, has_read, may_go = delivery.incarnation, asyncio.Event(), asyncio.Event()
+    real, cursors = pool.read, dict[str, bytes | None]()
+
+    async def late(incarnation: str, cursor: bytes | None, *, wait: float) -> list[Entry]:
+        cursors.setdefault(incarnation, cursor)
+        entries = await real(incarnation, cursor, wait=wait)
+        if incarnation == old and entries:
+            has_read.set()
+            await may_go.wait()
+        return entries
+
+    monkeypatch.setattr(pool, "read", late)
+    await until(lambda: old in cursors)
+    call = orca.stub.Generate(generation(max_new_tokens=2))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10])
+    async with asyncio.timeout(10):
+        await has_read.wait()
+    await orca.pool.leave_endpoint(old)
+    await until(lambda: delivery.incarnation != old and delivery.registered)
+    may_go.set()
+    await until(lambda: delivery.incarnation in cursors)
+    assert cursors[delivery.incarnation] is None
+    await orca.engine.commit(request, 1, [11], Reason.LENGTH)
+    assert ids_of(await collect(call)) == [10, 11]
+
+
 async def test_redis_dies_in_the_middle(own: World, server: RedisServer) -> None:
     """Nothing is shown while Redis is away. The streams go on when it is back, and each index comes once."""
     calls = [own.stub.Generate(generation(max_new_tokens=4, request_id=f"r-{n}")) for n in range(3)]
@@ -143,6 +181,17 @@ async def test_redis_dies_in_the_middle(own: World, server: RedisServer) -> None
         assert ids_of([*first, *await collect(call)]) == [10, 11, 12, 13]
     await until(lambda: own.serving.app.delivery.incarnation != old and own.serving.app.delivery.registered)
     assert await own.pool.renew_endpoint(old) is None, "its registration went with the new one's coming"
+
+
+async def test_the_renewal_that_connects_again_takes_a_new_incarnation(server: RedisServer) -> None:
+    """At once: the streams stand still until it has one."""
+    async with Pool(server.url, "again") as pool:
+        delivery = Delivery(pool)
+        await delivery._renew()
+        old = delivery.incarnation
+        server.restart()
+        await delivery._renew()
+        assert delivery.incarnation != old
 
 
 async def test_detaches_of_an_outage_leave_room_for_calls(
@@ -182,7 +231,7 @@ async def test_a_new_call_waits_for_redis(server: RedisServer, model: Path) -> N
 
 async def test_tokens_that_redis_lost(orca: World, redis: Redis) -> None:
     """The pool has fewer tokens than were shown: the call waits, and goes on when they were made again."""
-    call = orca.stub.Generate(generation(max_new_tokens=4, request_id="rolled"))
+    call = orca.stub.Generate(generation(max_new_tokens=5, request_id="rolled"))
     request = await orca.engine.claim()
     await orca.engine.commit(request, 0, [10, 11, 12])
     seen = await read(call, 4)
@@ -190,8 +239,15 @@ async def test_tokens_that_redis_lost(orca: World, redis: Redis) -> None:
     old = orca.serving.app.delivery.incarnation
     await orca.pool.leave_endpoint(old)  # so that its calls attach again
     await until(lambda: orca.serving.app.delivery.incarnation != old)
-    await orca.engine.commit(request, 1, [11, 12, 13], Reason.LENGTH)
-    assert ids_of([*seen, *await collect(call)]) == [10, 11, 12, 13]
+    (listener,) = orca.serving.app.delivery._calls["rolled"]
+    assert isinstance(listener, Call)
+    await until(lambda: listener._healing_until is not None)
+    await orca.engine.commit(request, 1, [11, 12])
+    await orca.engine.commit(request, 3, [13])
+    seen += await read(call, 1)
+    assert listener._healing_until is None, "what is lost later has its own time for healing"
+    await orca.engine.commit(request, 4, [14], Reason.LENGTH)
+    assert ids_of([*seen, *await collect(call)]) == [10, 11, 12, 13, 14]
 
 
 async def test_tokens_that_stay_lost(orca: World, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,6 +439,72 @@ async def test_a_call_that_breaks_while_its_stop_is_recorded_detaches(
     await until(lambda: orca.serving.app.delivery.count == 0)
     await orca.serving.quiet()
     assert await orca.engine.commit(request, len(ids), [20]) == Committed.GONE
+
+
+async def test_an_endpoint_leaves_while_a_stop_waits_for_tokens_that_redis_lost(
+    orca: World, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client resumes elsewhere at once, and does not wait here until the tokens are made again."""
+    monkeypatch.setattr("orca_endpoint.call.HEALING", 1.0)
+    monkeypatch.setattr("orca_endpoint.call.HEALING_STEP", 0.01)
+    async with serving(orca.redis_url, orca.name, orca.model) as leaving:
+        pool = leaving.app._pool
+        asked, may_go, ahead = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        finish_at = pool.finish_at
+
+        async def noted(*args: Any) -> str:
+            asked.set()
+            await may_go.wait()
+            said = await finish_at(*args)
+            if said == "ahead":
+                ahead.set()
+            return said
+
+        monkeypatch.setattr(pool, "finish_at", noted)
+        vocabulary = leaving.app.vocabulary
+        assert vocabulary is not None
+        call = leaving.stub.Generate(
+            generation(request_id="stopping", stop=["pool"], detach_grace=Duration(seconds=60))
+        )
+        request = await orca.engine.claim()
+        ids = vocabulary.encode("the pool")
+        await orca.engine.commit(request, 0, ids)
+        async with asyncio.timeout(10):
+            await asked.wait()
+            await forget(redis, orca, "stopping", 1)
+            may_go.set()
+            await ahead.wait()
+        leaving.app.delivery.end_calls()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(call)
+        assert caught.value.code() is CODE.UNAVAILABLE
+
+
+async def test_a_detach_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old registration is swept by then, which detaches its calls."""
+    monkeypatch.setattr("orca_endpoint.delivery.DETACH_PATIENCE", 0.1)
+    async with Pool("redis://127.0.0.1:9", "away") as pool:
+        delivery = Delivery(pool)
+        answered = asyncio.get_running_loop().create_future()
+        answered.set_result(None)
+        delivery.detach("r", 1, Grace(), answered)
+        await delivery.settled(10)
+        assert not delivery._background
+
+
+async def test_what_was_read_is_deleted(orca: World, redis: Redis) -> None:
+    """Else the stream would grow to its bound, and 1,000 endpoints' streams with it."""
+    delivery = orca.serving.app.delivery
+    call = orca.stub.Generate(generation(max_new_tokens=2))
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10])
+    await read(call, 2)
+    stream = f"orca:{{{orca.name}}}:delivery:{delivery.incarnation}"
+    async with asyncio.timeout(10):
+        while await redis.xlen(stream):
+            await asyncio.sleep(0.02)
+    await orca.engine.commit(request, 1, [11], Reason.LENGTH)
+    assert ids_of(await collect(call)) == [11]
 
 
 async def test_a_call_that_leaves_during_its_attach_detaches_after_the_answer(

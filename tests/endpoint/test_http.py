@@ -239,7 +239,12 @@ CASES: dict[str, tuple[Any, int, str | None, str]] = {
     "many choices": ({"prompt": ["a", "b"], "n": 17}, 400, "n", "17 for each of 2 prompts are too many; at most 32"),
     "best_of below n": ({"prompt": "a", "n": 3, "best_of": 2}, 400, "best_of", "at least n, which is 3"),
     "best_of streamed": ({"prompt": "a", "best_of": 2, "stream": True}, 400, "best_of", "cannot be streamed"),
-    "many best_of": ({"prompt": "a", "best_of": 33}, 400, "best_of", "33 for each of 1 prompts"),
+    "many best_of": (
+        {"prompt": "a", "best_of": 33},
+        400,
+        "best_of",
+        "33 are too many; at most 32 are allowed together",
+    ),
     "echo 1": ({"prompt": "a", "echo": 1}, 400, "echo", "true or false"),
     "suffix": ({"prompt": "a", "suffix": "b"}, 400, "suffix", "no model here inserts text"),
     "presence_penalty": ({"prompt": "a", "presence_penalty": 2.5}, 400, "presence_penalty", "between -2 and 2"),
@@ -315,6 +320,13 @@ async def test_bad_input(orca: World, http: httpx.AsyncClient) -> None:
     async with orca.background(lambda record: [10]):
         answer = await http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, "stop": None, "n": 1})
     assert answer.status_code == 200
+
+
+async def test_a_name_in_a_query(http: httpx.AsyncClient) -> None:
+    """It was ignored."""
+    for path in ("/v1/completions", "/tokenize", "/detokenize"):
+        answer = await http.post(f"{path}?x=1", json={"prompt": "a"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x")
 
 
 async def test_paths_and_methods(http: httpx.AsyncClient) -> None:

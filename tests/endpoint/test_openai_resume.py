@@ -107,6 +107,15 @@ CASES = {
 }
 
 
+async def test_an_unknown_id_after_some_tokens(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a status of 500 that told of the pool and of from_index."""
+    monkeypatch.setattr("orca_endpoint.call.HEALING", 0.1)
+    answer = await http.get("/v1/completions/nobody?from=1")
+    assert answer.status_code == 404
+    sentence = "request nobody: it is not known; it ended too long ago, was lost, or never was"
+    assert answer.json()["error"]["message"] == sentence
+
+
 async def test_bad_input(http: httpx.AsyncClient) -> None:
     for case, (path, headers, status, param) in CASES.items():
         answer = await http.get(path, headers=headers)

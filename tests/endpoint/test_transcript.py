@@ -239,6 +239,13 @@ def test_ends_that_are_errors(reason: Reason, error: type[OrcaError]) -> None:
     assert transcript.finished is None
 
 
+def test_nothing_is_shown_after_a_gap() -> None:
+    transcript, request = Transcript(NAME, None), Request((5, 6, 7, 8))
+    list(transcript.answer(request.answer(1)))
+    assert not list(transcript.packet(request.packet(2, 1)))
+    assert (transcript.next, transcript.count) == ("attach", 1)
+
+
 @pytest.mark.parametrize("shown", [0, 2])
 def test_a_newer_call(shown: int) -> None:
     """ABORTED ends the older call at once, whatever it has shown."""
@@ -265,7 +272,7 @@ def test_a_from_index_beyond_the_pool() -> None:
     transcript = Transcript(NAME, None, from_index=5)
     list(transcript.answer(Request((5, 6, 7)).answer(2)))
     assert transcript.next == "heal"
-    assert "fewer tokens than from_index 5" in str(transcript.lost())
+    assert "fewer tokens than the 5 that were seen" in str(transcript.lost(unknown=False))
 
 
 def test_engines_after_the_end() -> None:

@@ -174,7 +174,7 @@ def test_a_value_that_the_chart_does_not_have(tmp_path: Path) -> None:
     assert set(json.loads((FOLDER / "values.schema.json").read_text())["properties"]) == VALUES
     file = tmp_path / "values.yaml"
     file.write_text("tpp: 3")
-    assert topology(FOLDER / "values-cpu.yaml", file) == (1, f"values: {file}: tpp: the chart has no such value")
+    assert topology(FOLDER / "values-cpu.yaml", file) == (1, f"--values: {file}: tpp: the chart has no such value")
 
 
 def test_options_come_before_files() -> None:

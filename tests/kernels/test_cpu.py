@@ -1,6 +1,9 @@
 """The CPU kernels on each instruction set that this machine runs: near float64, and bit for bit their own equals."""
 
+import os
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,6 +103,25 @@ def linear(
 def normed(x: Tensor) -> Tensor:
     x = x.double()
     return (x - x.mean(1, keepdim=True)) / x.var(1, unbiased=False, keepdim=True).sqrt()
+
+
+def sleeping(thread: str) -> bool:
+    return Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def test_threads_without_work_leave_the_cores_to_others() -> None:
+    """They spin for a moment, then sleep. Threads that spun on made a stream 9 times slower beside busy processes."""
+    before = set(os.listdir("/proc/self/task"))
+    program = Program(torch.float32, 3, ISAS[0])
+    operand, out = program.operand(32), program.rows(16)
+    program.normalize(program.rows(32), program.norm(torch.ones(32), torch.zeros(32), 0.0), operand)
+    program.linear(operand, program.pack(torch.ones(16, 32), None), out)
+    program.run(rows_alone(4).batch)
+    threads = set(os.listdir("/proc/self/task")) - before
+    assert len(threads) == 2, "the caller is the third"
+    until = time.monotonic() + 60
+    while not all(map(sleeping, threads)):
+        assert time.monotonic() < until
 
 
 @each_isa

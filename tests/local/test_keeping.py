@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from orca.v1 import worker_pb2 as pb
-from orca_local.backoff import FIRST, LONGEST, QUIET, Backoff
+from orca_local.backoff import FIRST, LONGEST, WORKED, Backoff
 from orca_local.child import Child
 from orca_local.keeping import UNSTEADY, keep
 from orca_local.rank_ends import RankEnds
@@ -13,13 +13,14 @@ from orca_local.rank_ends import RankEnds
 LISTENS = """echo '{"status": "127.0.0.1:1"}'; """
 
 
-def test_waits_begin_again_after_a_quiet_time() -> None:
+def test_waits_begin_again_after_some_work() -> None:
+    """A process that has worked is started again at once: Redis's third death once waited 0.8 s, its fifth 3.2 s."""
     backoff = Backoff()
     waits = [backoff.after(lived=1.0) for _ in range(8)]
     assert waits == sorted(waits)
     assert (waits[0], waits[-1]) == (FIRST, LONGEST)
-    assert backoff.after(lived=QUIET + 1) == FIRST
-    assert backoff.after(lived=1.0) == 2 * FIRST
+    assert backoff.after(lived=WORKED + 1) == 0.0
+    assert backoff.after(lived=1.0) == FIRST
 
 
 async def test_a_process_that_never_stays_up(tmp_path: Path) -> None:
@@ -34,14 +35,14 @@ async def test_a_process_that_never_stays_up(tmp_path: Path) -> None:
     command = ["sh", "-c", LISTENS + "echo 'the reason' >&2; exit 3"]
     child = Child("endpoint", "endpoint-0", command, {}, tmp_path / "log")
     await child.start()
-    keeping = asyncio.create_task(keep(child, changed, said.append))
+    keeping = asyncio.create_task(keep(child, changed, said.append, said.append))
     while deaths < UNSTEADY + 1:
         await asyncio.sleep(0.02)
     keeping.cancel()
     with suppress(asyncio.CancelledError):
         await keeping
     await child.end(5)
-    told = [line for line in said if "ended with 3" in line]
+    told = [line for line in said if "ended with status 3" in line]
     assert len(told) == UNSTEADY, said
     assert told[-1].endswith("again (the reason); it is started until it stays up")
 
@@ -54,7 +55,7 @@ async def test_a_process_that_cannot_start_again(tmp_path: Path) -> None:
     once = f"[ -s {tries} ] && {{ echo x >>{tries}; echo 'no memory' >&2; exit 1; }}; echo x >>{tries}; "
     child = Child("scheduler", "scheduler-0", ["sh", "-c", once + LISTENS + "exit 0"], {}, tmp_path / "log")
     await child.start()
-    keeping = asyncio.create_task(keep(child, lambda: None, said.append))
+    keeping = asyncio.create_task(keep(child, lambda: None, said.append, said.append))
     while len(tries.read_text().split()) < 4:
         await asyncio.sleep(0.02)
     keeping.cancel()

@@ -263,7 +263,7 @@ class Lab:
         for request in found["requests"].values():
             del request["new"], request["tenant"]
         for engine in found["engines"].values():
-            for name in ("rows", "free", "pace", "room_at"):
+            for name in ("rows", "free", "pace", "room_at", "listeners"):
                 del engine[name]
         return {**found, **single}
 

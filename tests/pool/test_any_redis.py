@@ -83,7 +83,7 @@ async def test_a_replica_that_is_slow_is_asked_again(tmp_path: Path) -> None:
             assert await pool._link.command("SET", "a", 1, replicas=1) == b"OK"
             replica.send_signal(signal.SIGSTOP)
             writing = asyncio.create_task(pool._link.command("SET", "a", 2, replicas=1))
-            await until(lambda: asked.info("commandstats")["cmdstat_waitaof"]["calls"] >= 4)
+            await until(lambda: writing.done() or asked.info("commandstats")["cmdstat_waitaof"]["calls"] >= 4)
             assert not writing.done()
             replica.send_signal(signal.SIGCONT)
             assert await writing == b"OK"

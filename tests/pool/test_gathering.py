@@ -35,6 +35,8 @@ async def test_what_comes_during_an_exchange_goes_together() -> None:
     assert [answer for answer in answers if not isinstance(answer, BaseException)] == [10, 20, 30, 50]
     assert sorted(item for items in sent for item in items) == [0, 1, 2, 3, 5]
     assert max(map(len, sent)) <= 3
+    async with asyncio.timeout(10):
+        assert [await gathering.ask(item) for item in (7, 8)] == [70, 80], "who has an answer may ask at once"
 
 
 async def test_an_error_ends_the_waiting_of_all() -> None:
@@ -61,6 +63,43 @@ async def test_those_who_wait_at_the_end_are_cancelled() -> None:
     await asyncio.sleep(0)
     await gathering.close()
     assert all(isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*tasks, return_exceptions=True))
+
+
+async def test_a_cancelled_exchange_leaves_nobody_waiting() -> None:
+    """Nobody has cancelled those who wait: they hear that the pool is unavailable, and may ask again."""
+    sent: list[list[int]] = []
+
+    async def send(items: Sequence[int]) -> list[int]:
+        sent.append(list(items))
+        await asyncio.sleep(0)
+        if len(sent) == 1:
+            raise asyncio.CancelledError
+        return list(items)
+
+    gathering = Gathering[int, int](send, 2)
+    async with asyncio.timeout(10):
+        answers = await asyncio.gather(*(gathering.ask(item) for item in range(5)), return_exceptions=True)
+        assert [type(answer) for answer in answers] == [Unavailable] * 5
+        assert await gathering.ask(5) == 5
+    assert sent == [[0, 1], [5]]
+
+
+async def test_a_closed_one_can_be_asked_again() -> None:
+    """Also when it is closed before its exchange has begun. What was cancelled is not sent."""
+    sent: list[list[int]] = []
+
+    async def send(items: Sequence[int]) -> list[int]:
+        sent.append(list(items))
+        return list(items)
+
+    gathering = Gathering[int, int](send, 2)
+    task = asyncio.create_task(gathering.ask(1))
+    await asyncio.sleep(0)
+    await gathering.close()
+    async with asyncio.timeout(10):
+        assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
+        assert await gathering.ask(2) == 2
+    assert sent == [[2]]
 
 
 async def test_what_takes_long_goes_alone(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ from pool.lab import Lab, tokens_of
 from pool.model import prefix_digest
 from servers import RedisServer
 
-from orca_pool.records import Attached, CommittedToken, EngineInfo, EngineState, Packet, Reason, Refusal
+from orca_pool.records import Attached, CommitRow, CommittedToken, EngineInfo, EngineState, Packet, Reason, Refusal
 from orca_pool.scripts import sources
+from orca_pool.wire import pack_tokens
 
 Scenario = Callable[[Lab], Awaitable[None]]
 
@@ -553,7 +554,7 @@ async def a_renewal_tells_the_claims_when_they_moved(lab: Lab) -> None:
 
 
 # -- committing and giving back
-@rule("engine_check", "commit", "= listeners[row], ", "= listeners[row] or address(id, 1), ")
+@rule("engine_check", "commit", "= listeners[row - first + 1], ", "= listeners[row - first + 1] or address(id, 1), ")
 async def only_the_engine_that_claimed_commits(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a")
@@ -579,6 +580,73 @@ async def a_commit_sent_twice_appends_once(lab: Lab) -> None:
     assert await lab.commit("a", claim, 0, 2) == 2
     assert await lab.commit("a", claim, 3, 1) == 2
     assert (await lab.dump())["tokens"]["a"] == tokens_of(0, 2)
+
+
+async def known_to_its_master(lab: Lab, *requests: str) -> list[int]:
+    """Requests with two tokens. Their master knows who listens, and makes the packets itself. Returns their claims."""
+    await ready(lab)
+    claims = [await lab.claimed(request_id, 1) for request_id in requests]
+    for request_id, claim in zip(requests, claims, strict=True):
+        assert await lab.commit(request_id, claim, 1, 1) == -1
+    return claims
+
+
+NEW_LISTENER = "    call('HSET', LISTENERS .. engine, claim, listener_of(id, attempt, endpoint))\n"
+NO_LISTENER = "  call('HDEL', LISTENERS .. engine, claim)\n"
+
+
+@rule("listeners_number", "commit", "if before == known and", "if")
+@rule("listeners_number, attach", "prelude", f"{NEW_LISTENER}    move_listeners(engine)\n", NEW_LISTENER)
+async def a_packet_goes_to_the_call_that_listens_now(lab: Lab) -> None:
+    [claim] = await known_to_its_master(lab, "a")
+    await lab.endpoint("f")
+    await lab.pool.attach("a", endpoint="f", attempt=7)
+    assert await lab.commit("a", claim, 2, 1) == -1
+    assert [(p.first, p.attempt) for p in await packets_of(lab, "f")] == [(2, 7)]
+
+
+@rule("listeners_number, end", "prelude", f"{NO_LISTENER}  move_listeners(engine)\n", NO_LISTENER)
+async def what_ended_takes_no_ready_packet(lab: Lab) -> None:
+    [claim] = await known_to_its_master(lab, "a")
+    await lab.pool.cancel("a")
+    assert await lab.commit("a", claim, 2, 1) == -2
+    assert (await lab.dump())["tokens"]["a"] == tokens_of(0, 2)
+
+
+@rule("listeners_number, claim", "claim", "    move_listeners(engine)\n")
+async def a_claim_that_redis_forgot_commits_nothing(lab: Lab) -> None:
+    await ready(lab)
+    await lab.engine("h")
+    await lab.submit("a")
+    before = await lab.snapshot()
+    claim = (await lab.claim())["a"]
+    assert await lab.commit("a", claim, 0, 1) == -1
+    await lab.rollback(before)
+    await lab.advance(1)
+    other = (await lab.claim("h"))["a"]
+    assert await lab.commit("a", other, 0, 1, engine="h") == -1
+    assert await lab.commit("a", claim, 1, 1) == -2
+
+
+@rule("ready rows, base", "commit", "if length ~= bases[row] * TOKEN_SIZE + #tokens then", "if false then")
+@rule("ready rows, all or none", "commit", "for back = row - 1, 1, -1 do", "for back = 0, 1, -1 do")
+async def a_wrong_base_among_ready_rows_appends_nothing_twice(lab: Lab) -> None:
+    a, b = await known_to_its_master(lab, "a", "b")
+    rows = [
+        CommitRow("a", a, 2, pack_tokens(tokens_of(2, 1)), None),
+        CommitRow("b", b, 3, pack_tokens(tokens_of(3, 1)), None),
+    ]
+    answer = await lab.pool.commit("g", *lab.terms["g"], rows)
+    assert answer is not None
+    assert answer.rows == [-1, 2]
+    assert (await lab.dump())["tokens"] == {"a": tokens_of(0, 3), "b": tokens_of(0, 2)}
+    assert [(p.request_id, p.first) for p in await packets_of(lab)] == [
+        ("a", 0),
+        ("b", 0),
+        ("a", 1),
+        ("b", 1),
+        ("a", 2),
+    ]
 
 
 @rule("committing, term", "commit", "if fenced(engine, owner, term) then", "if false then")

@@ -30,6 +30,7 @@ from orca_scheduler.lifecycle import (
 )
 from orca_scheduler.lifecycle_events import (
     Admit,
+    AllAnswered,
     Allocate,
     CandidateChanged,
     Claimed,
@@ -706,7 +707,7 @@ class Term:
         if lane.process.alive and not lane.process.frozen:
             return False
         lane.closed = True
-        self.suspect(self.open, rank, Kind.SILENT if lane.process.alive else Kind.CLOSED)
+        self.suspect(self.open, rank, Kind.SILENT if lane.process.alive else Kind.CUT)
         return True
 
     def returns(self) -> bool:
@@ -909,6 +910,26 @@ class LifeWorld:
         if self.term.open is not None and lane is not None and lane.greeted and lane.process.alive:
             lane.process.leaving = True
             self.term.post(RankLeaving(self.now, self.term.open, rank, 0))
+
+    def complains(self, pick: int) -> None:
+        """A rank complains about a neighbour, and all ranks that live say so."""
+        term, rank = self.term, pick % self.shape.ranks
+        lane = term.lanes.get(rank)
+        if term.open is None or lane is None or not lane.greeted or lane.closed or not lane.process.alive:
+            return
+        term.suspect(term.open, rank, Kind.PEER_LOST)
+        lanes = [term.lanes[n] for n in range(self.shape.ranks) if n in term.lanes]
+        answering = [lane for lane in lanes if lane.greeted and not lane.closed and lane.process.alive]
+        if len(answering) == self.shape.ranks and not any(lane.process.frozen for lane in answering):
+            term.post(AllAnswered(self.now, term.open))
+
+    def breaks(self, pick: int) -> None:
+        """The connection to a rank that lives ends."""
+        term, rank = self.term, pick % self.shape.ranks
+        lane = term.lanes.get(rank)
+        if term.open is not None and lane is not None and lane.greeted and not lane.closed:
+            lane.closed = True
+            term.suspect(term.open, rank, Kind.CUT)
 
     def is_noticed(self, pick: int) -> None:
         """A lane tells of the end of its rank."""
@@ -1162,7 +1183,8 @@ ORDINARY = (
     "next_term",
 )
 FAULTS = (
-    "wakes_early", "doubles", "dies", "two_die", "freezes", "leaves", "is_noticed", "supervised", "table_comes",
+    "wakes_early", "doubles", "dies", "two_die", "freezes", "leaves", "complains", "breaks", "is_noticed", "supervised",
+    "table_comes",
     "pod_away", "suspicion", "refuses", "model_changes", "room_changes", "pool_away", "cancels", "orphan",
     "candidate_changes", "api_away_or_back", "discovery_tells", "scheduler_leaves", "deposed", "crashes", "catches_up",
 )  # fmt: skip

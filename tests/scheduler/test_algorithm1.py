@@ -14,6 +14,7 @@ from orca_scheduler.core import (
     EngineReady,
     GiveBack,
     Outcome,
+    Room,
     ScheduleBatch,
     Tick,
 )
@@ -61,6 +62,19 @@ def finishes(actions: list[Action]) -> dict[int, Reason]:
 
 
 # -- the loop, lines 1 to 14
+
+
+def test_only_an_engine_that_takes_requests_has_room() -> None:
+    """What a master claims by: nothing before its engine has formed, while it drains, and after its loss."""
+    core = Core(2, 1, 1, 0)
+    assert core.room() == Room(0, 0)
+    core.step(EngineReady(0.0, 64, 1))
+    assert core.room() == Room(2, 64)
+    core.step(EngineLost(0.0))
+    assert core.room() == Room(0, 0)
+    core.step(EngineReady(0.0, 64, 2))
+    core.step(Drain(0.0))
+    assert core.room() == Room(0, 0)
 
 
 def test_figure_8a() -> None:

@@ -5,7 +5,7 @@ import math
 from orca.v1.adjustments_pb2 import Adjustments
 from orca.v1.pool_pb2 import PoolRequest
 from orca_common.scores import NOTHING, TOP, unpack_tops
-from orca_pool.records import Claimed, CommittedToken, Reason
+from orca_pool.records import Claimed, Committed, CommittedToken, Reason
 from orca_pool.wire import TOKEN
 from orca_scheduler.output import Outputs
 
@@ -49,3 +49,20 @@ def test_a_plain_request_has_none() -> None:
     outputs.append(1, TOKEN.pack(5, -1.0, 1), None)
     (row,) = outputs.take()
     assert (row.tops, row.prompt) == (b"", b"")
+
+
+def test_only_what_was_sent_counts_as_committed() -> None:
+    outputs = held(0, committed=0)
+    outputs.append(1, TOKEN.pack(5, -1.0, 1), None)
+    rows = outputs.take()
+    outputs.append(1, TOKEN.pack(6, -1.0, 2), None)  # while the commit is under way
+    assert not outputs.answered(rows, [Committed.OK])
+    (row,) = outputs.take()
+    assert (row.base, row.tokens) == (1, TOKEN.pack(6, -1.0, 2))
+
+
+def test_nothing_is_sent_of_a_request_that_is_gone() -> None:
+    outputs = held(0, committed=0)
+    outputs.append(1, TOKEN.pack(5, -1.0, 1), None)
+    outputs.drop(1)
+    assert not outputs.take()

@@ -276,14 +276,39 @@ async def test_a_rank_that_failed_by_itself(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_nobody_is_killed_for_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its data plane broke and no rank is missing: form again, kill nobody."""
-    monkeypatch.setattr(timers, "DOUBT", 0.2)
+    """Its data plane broke and no rank is missing: form again, kill nobody, as soon as all say that they live."""
+    monkeypatch.setattr(timers, "DOUBT", 600.0)
     async with scripted(1, 2) as engine:
         await formed(engine)
         engine.ranks[0].report(4, error="no data", peer_lost=True)
         lost, pids = await engine.master.verdict()
         assert "stage 0 rank 0 of engine-0" in lost
         assert pids == fenced_pids(engine) == []
+
+
+async def test_a_complaint_waits_for_a_rank_that_does_not_answer() -> None:
+    """The one that is frozen is found by its silence, and it alone is fenced."""
+    async with scripted(1, 2) as engine:
+        await formed(engine)
+        engine.ranks[1].frozen = True
+        engine.ranks[0].report(4, error="no data", peer_lost=True)
+        lost, pids = await engine.master.verdict()
+        assert "has been silent for 2." in lost
+        assert pids == fenced_pids(engine) == [101]
+        engine.ranks[1].frozen = False
+
+
+async def test_a_rank_whose_connection_broke_is_greeted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process lives, as its supervisor knows: nobody is killed."""
+    monkeypatch.setattr(timers, "DOUBT", 600.0)
+    async with scripted(1, 2) as engine:
+        await formed(engine)
+        engine.ranks[1].end(grpc.StatusCode.UNAVAILABLE)
+        lost, pids = await engine.master.verdict()
+        assert "was cut off from the control lane" in lost
+        assert pids == fenced_pids(engine) == []
+        await formed(engine)
+        assert [rank.lanes for rank in engine.ranks] == [1, 1]
 
 
 async def test_an_abandoned_iteration_of_an_older_epoch_is_no_complaint(monkeypatch: pytest.MonkeyPatch) -> None:

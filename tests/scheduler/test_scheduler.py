@@ -139,9 +139,10 @@ async def test_an_engine_out_of_reach_is_given_up_to_another_scheduler(monkeypat
                 await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("released", [True, False])
-async def test_a_takeover_counts_a_loss_and_a_hand_over_none(released: bool) -> None:
-    """What an owner who vanished had claimed may have been RUNNING, and may be why the owner vanished."""
+@pytest.mark.parametrize(("released", "wanted", "losses"), [(True, True, 0), (False, True, 1), (False, False, 0)])
+async def test_a_takeover_counts_a_loss_and_a_hand_over_none(released: bool, wanted: bool, losses: int) -> None:
+    """What an owner who vanished had claimed may have been RUNNING, and may be why the owner vanished. Where the engine
+    is not wanted any more, its owner went with it."""
     async with bench() as this:
         term = await this.pool.acquire("engine-0", "another", None)
         assert term is not None
@@ -158,12 +159,44 @@ async def test_a_takeover_counts_a_loss_and_a_hand_over_none(released: bool) -> 
         assert await this.pool.claim("engine-0", "another", term, 0, count=1, slots=64, total=64) is not None
         if released:
             await this.pool.release("engine-0", "another", term)
-        this.scheduler.discovered([Candidate("engine-0", (NOWHERE,))])
+        this.scheduler.discovered([Candidate("engine-0", (NOWHERE,))] if wanted else [])
         key = f"{Keys('bench').prefix}request:r"
         async with asyncio.timeout(20):
             while await this.pool._link.command("HGET", key, "state") != b"waiting":
                 await asyncio.sleep(0.05)
-        assert await this.pool._link.command("HGET", key, "losses") == (b"0" if released else b"1")
+        assert int(await this.pool._link.command("HGET", key, "losses")) == losses
+
+
+async def test_a_lease_that_is_renewed_is_not_taken() -> None:
+    async with bench(looks=False) as this:
+        term = await this.pool.acquire("engine-0", "another", None)
+        assert term is not None
+        this.scheduler.discovered([Candidate("engine-0", (NOWHERE,))])
+        for _ in range(10):
+            this.scheduler._last_look = asyncio.get_running_loop().time() - GAP_SECONDS
+            await this.scheduler._look()
+            await this.pool.renew("engine-0", "another", term)
+        assert 10 * RENEW_SECONDS > 2 * LEASE_SECONDS
+        assert not this.scheduler.engines()
+
+
+async def test_engines_go_to_another_scheduler_one_after_the_other(caplog: pytest.LogCaptureFixture) -> None:
+    """The next one when the one before was released: what drains serves less."""
+    caplog.set_level("INFO", "orca_scheduler.scheduler")
+    released = lambda: [r for r in caplog.messages if r == "engine released to another scheduler"]  # noqa: E731
+    async with bench() as this:
+        scheduler = this.scheduler
+        scheduler.discovered([Candidate(f"engine-{n}", (NOWHERE,)) for n in range(3)])
+        async with asyncio.timeout(20):
+            while len(scheduler.engines()) < 3:
+                await asyncio.sleep(0.02)
+            for count in (1, 2):
+                scheduler._too_much = 0.0  # for long
+                for _ in range(2):  # the master has not even heard that it is to leave
+                    scheduler._release_one(asyncio.get_running_loop().time())
+                assert len(released()) == count
+                while scheduler._releasing is not None:
+                    await asyncio.sleep(0.02)
 
 
 async def test_a_lease_that_could_not_be_read_is_not_taken() -> None:

@@ -22,6 +22,7 @@ from orca_scheduler.core import Drain, EngineLost, EngineReady, GiveBack
 from orca_scheduler.lifecycle import Lifecycle
 from orca_scheduler.lifecycle_events import (
     Admit,
+    AllAnswered,
     Allocate,
     CandidateChanged,
     Claimed,
@@ -209,6 +210,7 @@ EVENTS: dict[str, Callable[..., LifeEvent]] = {
     ),
     r"recorded, from iteration (?P<iteration>\d+)": lambda _, now, life, iteration: Recorded(now, life, int(iteration)),
     rf"rank (?P<rank>\d+) (?P<kind>{KINDS}): (?P<detail>.+?)( \(iteration (?P<iteration>\d+)\))?": suspected,
+    r"all answered": lambda _, now, life: AllAnswered(now, life),
     r"rank (?P<rank>\d+) leaves, iteration (?P<iteration>\d+)": (
         lambda _, now, life, rank, iteration: RankLeaving(now, life, int(rank), int(iteration))
     ),

@@ -5,22 +5,26 @@ The real Link speaks to it. A command names an operation by its number; the serv
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pool.model import Model, Request
 from redis.exceptions import ConnectionError, ReadOnlyError
 
 from orca_common.errors import FailedPrecondition
+from orca_pool.gathering import Gathering
 from orca_pool.link import Link
-from orca_pool.records import CommitRow, Delivery, ModelIdentity
+from orca_pool.pool import ATTACHED_TOGETHER
+from orca_pool.records import Attached, CommitRow, Delivery, ModelIdentity, Refusal
 from orca_pool.scripts import Constants, Script
 
 from .oracle import Oracle
 from .processes import Process, World
 
 READ_ENTRIES = 256
+Attach = tuple[str, dict[str, Any]]  # the request, and the arguments by their names
 
 
 @dataclass
@@ -71,6 +75,9 @@ class PoolModel(Model):
 
     def number(self, last: int) -> int:
         return self._number(last)
+
+    def attach_all(self, calls: Sequence[Attach]) -> list[Attached | Refusal]:
+        return [self.attach(request_id, **options) for request_id, options in calls]
 
     def read(self, endpoint: str, cursor: bytes | None, *, wait: float) -> list[Delivery]:
         """A cursor is the number of an entry."""
@@ -376,6 +383,7 @@ class ModelledPool:
     def __init__(self, server: Server, process: Process) -> None:
         self._server, self._process = server, process
         self._link = ModelLink(server, process)
+        self._attaches = Gathering[Attach, Attached | Refusal](partial(self._do, "attach_all"), ATTACHED_TOGETHER)
 
     @property
     def generation(self) -> int:
@@ -385,6 +393,12 @@ class ModelledPool:
         stands = await self._do("identify", digest, max_positions, vocab_size)
         if stands != digest:
             raise FailedPrecondition(f"the pool serves the model with digest {stands}")
+
+    async def attach(self, request_id: str, **options: Any) -> Attached | Refusal:
+        """Those that the real pool sends together go together."""
+        if options["digest"] or not options["known"]:
+            return await self._do("attach", request_id, **options)
+        return await self._attaches.ask((request_id, options))
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **options: self._do(name, *args, **options)

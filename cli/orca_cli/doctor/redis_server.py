@@ -100,6 +100,8 @@ def version(snapshot: Snapshot) -> list[Finding]:
 def durable(snapshot: Snapshot) -> list[Finding]:
     """Redis writes every command to its append-only file before it answers."""
     redis = known(snapshot)
+    if redis.loading:  # it says until then that it has no append-only file
+        return [unchecked("durable", "it still loads its file, and tells no settings until then", "ask again then")]
     if redis.appendonly == "no":
         said = "appendonly is no: a restart forgets every request and token"
         return [fault("durable", said, "set appendonly yes and appendfsync always")]

@@ -18,16 +18,16 @@ def read_rendered(path: Path, name: str | None) -> Release:
         text = Path("/dev/stdin" if str(path) == "-" else path).read_text()
         documents = list(yaml.safe_load_all(text))
     except OSError as error:
-        raise FailedPrecondition(f"rendered: {path} cannot be read ({error.strerror})") from None
+        raise FailedPrecondition(f"--rendered: {path} cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         said = " ".join(str(error).split())
-        raise FailedPrecondition(f"rendered: {path} cannot be read as YAML ({said})") from None
+        raise FailedPrecondition(f"--rendered: {path} cannot be read as YAML ({said})") from None
     if not text.strip():
-        raise FailedPrecondition(f"rendered: {path} is empty")
+        raise FailedPrecondition(f"--rendered: {path} is empty")
     objects = [thing for document in documents for thing in flattened(document)]
     names = sorted({str(found) for thing in objects if (found := at(thing, "metadata", "labels", INSTANCE))})
     if name is None and len(names) > 1:
-        raise FailedPrecondition(f"rendered: {path} holds the releases {', '.join(names)}; name one by --release")
+        raise FailedPrecondition(f"--rendered: {path} holds the releases {', '.join(names)}; name one by --release")
     name = name or next(iter(names), "orca")
     mine = tuple(thing for thing in objects if at(thing, "metadata", "labels", INSTANCE) == name)
     return Release(name, str(at(mine[0], "metadata", "namespace") or "") if mine else "", mine)

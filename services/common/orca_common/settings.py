@@ -47,6 +47,23 @@ LOGIN = re.compile(r"(?<=://)[^/]*@")  # in a URL
 PASSWORD = re.compile(r"(?<=[?&]password=)[^&#]*", re.IGNORECASE)  # in the query of a URL of redis-py
 
 
+# What is wrong with a value, by pydantic's name of it. Its own words are about an input, and parsing.
+WORDS = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "greater_than": "must be above {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "less_than_equal": "must be at most {le:g}",
+    "literal_error": "must be {expected}",
+    "string_type": "must be a text",
+}
+
+
 def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
     """The environment of a child process: this process's own without its `ORCA_*`, and the child's settings."""
     inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(PREFIX)}
@@ -228,6 +245,8 @@ def sentence(error: ValidationError, names: Mapping[str, str]) -> str:
     if not first["loc"]:  # several settings that do not fit together: the message names them
         return renamed(problem, names)
     name = str(first["loc"][0])
+    if first["type"] in WORDS:
+        problem = WORDS[first["type"]].format(**first.get("ctx", {}))
     if first["type"] == "missing":
         return f"{flag(name)}: is required; {variable(name)} or the file of --config can give it too"
     return f"{names.get(name, name)}: {problem} (it is {first['input']!r})"

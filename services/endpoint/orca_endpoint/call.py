@@ -106,6 +106,7 @@ class Call:
         self._inbox: deque[Packet] = deque()
         self._must_attach = True
         self._refused = False  # the pool holds no call of ours
+        self.unknown = False  # the pool did not know the request
         self._healing_until: float | None = None  # a moment of the loop's clock
         self._waiter: asyncio.Future[None] | None = None
         self._operation: asyncio.Future[Attached | Refusal | Busy] | None = None  # the last submit or attach
@@ -265,7 +266,7 @@ class Call:
                 )
             await self._delivery.another(incarnation)
         if isinstance(answer, Attached):
-            self._refused = False
+            self._refused = self.unknown = False
             self._submission = None  # a long prompt needs memory, and the pool has it
             if self._span is not None:
                 self._span.accepted()
@@ -274,6 +275,7 @@ class Call:
             self._refused = True
             raise busy_error(answer, self.tenant)
         if answer is Refusal.UNKNOWN and (self._transcript.accepted or self._transcript.resumes):
+            self.unknown = True
             await self._wait_for_healing()
             return None
         self._refused = True
@@ -335,7 +337,7 @@ class Call:
         if self._healing_until is None:
             self._healing_until = now + HEALING
         if now > self._healing_until:
-            raise self._transcript.lost()
+            raise self._transcript.lost(self.unknown)
         await asyncio.sleep(HEALING_STEP)
         self._must_attach = True
 

@@ -214,8 +214,11 @@ def samples_of(body: Mapping[str, Any], common: GenerateRequest, best_of: int, l
     items = value if several else [value]
     if len(items) * best_of > limit:
         if best_of == 1:
-            raise InvalidArgument("prompt", f"has {len(items)} prompts; at most {limit} are allowed")
-        problem = f"{best_of} for each of {len(items)} prompts are too many; at most {limit} are allowed together"
+            raise InvalidArgument(
+                "prompt", f"has {len(items)} prompts; at most {limit} are allowed (the server's max_prompts)"
+            )
+        each = f" for each of {len(items)} prompts" if len(items) > 1 else ""
+        problem = f"{best_of}{each} are too many; at most {limit} are allowed together (the server's max_prompts)"
         raise InvalidArgument("best_of" if "best_of" in body else "n", problem)
     samples = []
     for n, item in enumerate(items):

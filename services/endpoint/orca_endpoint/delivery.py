@@ -231,6 +231,7 @@ class Delivery:
             self._number = await self._pool.renew_endpoint(self.incarnation, register=True)
         else:
             known = await self._pool.renew_endpoint(self.incarnation, read=self._last) == self._number
+            generation = self._pool.generation  # this renewal may be the one that connected again
             if known and generation == self._generation:
                 self._note_answer()
                 return

@@ -9,12 +9,8 @@ import math
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing, suppress
-from typing import TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError, Message
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 
 from orca.v1.orca_pb2 import (
     CancelRequest,
@@ -29,7 +25,7 @@ from orca.v1.orca_pb2 import (
 )
 from orca_common.address import join_address
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import Cancelled, DeadlineExceeded, ErrorReason, InvalidArgument
+from orca_common.errors import Cancelled, ErrorReason
 from orca_common.interceptor import StatusInterceptor
 from orca_common.listening import check_port
 from orca_common.roles import ANY, Role
@@ -38,28 +34,27 @@ from orca_common.tls import Transport
 from orca_pool.records import Times
 
 from .access import AUTHORIZATION, KeyInterceptor
-from .bodies import IN_LOOP
 from .call import Call
 from .call_line import grpc_line
 from .endpoint import Endpoint
 from .events import Accepted, Event, Finished, Prompted, Token
 from .grpc_scores import prompt_messages, token_message
+from .health import HEALTH, Health
 from .limits import Held, Limits
+from .messages import Context, Messages, peer_of
 from .own_sockets import sockets_at
 from .poller import calm_poller
 from .reflection import SERVICES as REFLECTION
 from .reflection import Reflection
-from .threads import Threads
+from .turns import Turns
 from .validation import MAX_INTERVAL
 
-ORCA, HEALTH = "orca.v1.Orca", "grpc.health.v1.Health"
-Context = grpc.aio.ServicerContext
+ORCA = "orca.v1.Orca"
 ALLOWED = {  # who may call what, where certificates tell
     f"/{ORCA}/": frozenset({Role.CLIENT}),
     **{f"/{service}/": ANY for service in REFLECTION},
     **HEALTH_METHODS,
 }
-M = TypeVar("M", bound=Message)
 OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
     # Clients may ping as often as they like, also while their stream is silent. By default a client that pings a silent
@@ -79,9 +74,8 @@ OPTIONS = [
 class OrcaServicer:
     """The methods of orca.v1.Orca. Errors become statuses in the server's StatusInterceptor."""
 
-    def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits) -> None:
-        self._endpoint, self._keys, self._limits = endpoint, keys, limits
-        self._messages = Messages(endpoint.settings.body_seconds, endpoint.large)
+    def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits, messages: Messages) -> None:
+        self._endpoint, self._keys, self._limits, self._messages = endpoint, keys, limits, messages
 
     async def generate(self, _: object, context: Context) -> None:
         with self._limits.call(peer_of(context)) as held:
@@ -163,33 +157,6 @@ class OrcaServicer:
         return grpc.method_handlers_generic_handler(ORCA, methods)
 
 
-class Messages:
-    """Reads the request of a call. gRPC tells of a message only when all of it is there, so only then it counts."""
-
-    def __init__(self, seconds: float, thread: Threads) -> None:
-        """seconds: for a message to come. thread: parses the large ones."""
-        self._seconds, self._thread = seconds, thread
-
-    async def read(self, context: Context, kind: type[M], held: Held | None = None) -> M:
-        """The request. Raises InvalidArgument when it cannot be parsed, DeadlineExceeded when it does not come."""
-        try:
-            async with asyncio.timeout(self._seconds):
-                raw = await context.read()
-        except TimeoutError:
-            raise DeadlineExceeded(f"the request did not come within {self._seconds:g} s") from None
-        if not isinstance(raw, bytes):
-            raise InvalidArgument("message", "is missing", reason=ErrorReason.UNREADABLE_MESSAGE)
-        if held is not None:
-            held.add(len(raw))
-        try:
-            if len(raw) <= IN_LOOP:
-                return kind.FromString(raw)
-            return await self._thread.run(lambda: kind.FromString(raw))
-        except DecodeError:
-            problem = f"not a valid {kind.DESCRIPTOR.name} (text fields must be UTF-8)"
-            raise InvalidArgument("message", problem, reason=ErrorReason.UNREADABLE_MESSAGE) from None
-
-
 class Writing:
     """Bounds each write of a stream. It looks a few times within the bound: a timer for each write took 7 % of the
     endpoint's time."""
@@ -225,11 +192,6 @@ async def reading(seconds: float) -> AsyncIterator[Writing]:
         if not timeout.expired():  # something else took too long
             raise
         raise Cancelled(f"the client read nothing for {seconds:g} s", reason=ErrorReason.CLIENT_LEFT) from None
-
-
-def peer_of(context: Context) -> str:
-    """The client's host, as gRPC writes it."""
-    return context.peer().rpartition(":")[0]
 
 
 class Encoder:
@@ -343,10 +305,12 @@ class GrpcDoor:
         interceptors = [StatusInterceptor(grpc_line), *roles, KeyInterceptor(keys)]
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._port = 0
-        self._health = HealthServicer()
-        self._server.add_generic_rpc_handlers((OrcaServicer(endpoint, keys, limits).handlers(),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self._server.add_generic_rpc_handlers(tuple(Reflection((ORCA, HEALTH)).handlers()))
+        turns = Turns(settings.max_body_bytes // settings.max_message_bytes)
+        messages = Messages(settings.body_seconds, turns, endpoint.large)
+        self._health = Health((ORCA, HEALTH, *REFLECTION), messages, limits)
+        orca = OrcaServicer(endpoint, keys, limits, messages)
+        reflection = Reflection((ORCA, HEALTH), messages, limits)
+        self._server.add_generic_rpc_handlers((orca.handlers(), self._health.handlers(), *reflection.handlers()))
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
@@ -361,9 +325,7 @@ class GrpcDoor:
 
     async def serving(self, yes: bool) -> None:
         """Sets what the health service says: of the server (the empty name) and of each service."""
-        status = health_pb2.HealthCheckResponse.ServingStatus
-        for service in ("", ORCA, HEALTH, *REFLECTION):
-            await self._health.set(service, status.SERVING if yes else status.NOT_SERVING)
+        await self._health.serving(yes)
 
     def cut(self) -> None:
         """Closes all connections, as the end of the process would. For the time when no call is left.

@@ -3,12 +3,13 @@
 import time
 from typing import Any
 
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from orca_common.errors import Unavailable
+from orca_common.errors import InvalidArgument, Unavailable
 from orca_common.release import VERSION
 
 from .endpoint import Endpoint
@@ -18,7 +19,7 @@ NOTHING_ELSE = "default-src 'none'; style-src 'unsafe-inline'"  # the page loads
 
 
 class Door(Route):
-    """A route that answers OPTIONS with its methods. HEAD is allowed where GET only reads."""
+    """A route that answers OPTIONS with its methods. HEAD is allowed where GET only reads; POST takes no query."""
 
     def __init__(self, path: str, endpoint: Any, *methods: str) -> None:
         super().__init__(path, endpoint, methods=methods)
@@ -29,6 +30,9 @@ class Door(Route):
             allowed = ", ".join(sorted({*self.methods, "OPTIONS"}))
             await Response(status_code=204, headers={"Allow": allowed})(scope, receive, send)
         else:
+            if "POST" in self.methods:  # its fields are in the body
+                for name in QueryParams(scope["query_string"]):
+                    raise InvalidArgument(name, "is not known to Orca in a query; fields are in the body")
             await super().handle(scope, receive, send)
 
 

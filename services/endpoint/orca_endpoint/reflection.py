@@ -4,7 +4,7 @@ The servicer of grpcio-reflection speaks v1alpha alone, finds no methods (grpc/g
 bytes that are no request. This one takes its messages, and the descriptors of the process.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -25,14 +25,18 @@ from grpc_reflection.v1alpha.reflection_pb2 import (
 
 from orca_common.errors import ErrorReason, InvalidArgument
 
+from .limits import Limits
+from .messages import Context, Messages, peer_of
+
 SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 
 
 class Reflection:
     """Answers what a client asks about the services of a server."""
 
-    def __init__(self, services: Sequence[str]) -> None:
+    def __init__(self, services: Sequence[str], messages: Messages, limits: Limits) -> None:
         """services: full names. Those of reflection itself are added."""
+        self._messages, self._limits = messages, limits
         self._services = sorted({*services, *SERVICES})
         self._pools = (Default(), reflection_v1())
 
@@ -41,15 +45,16 @@ class Reflection:
         method = grpc.stream_stream_rpc_method_handler(self.info)
         return [grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method}) for name in SERVICES]
 
-    async def info(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+    async def info(self, _: object, context: Context) -> None:
         """ServerReflectionInfo. Raises InvalidArgument for bytes that are no request."""
-        async for raw in requests:
-            try:
-                request = ServerReflectionRequest.FromString(raw)
-            except DecodeError:
-                problem = "not a valid request of ServerReflectionInfo (text fields must be UTF-8)"
-                raise InvalidArgument("message", problem, reason=ErrorReason.UNREADABLE_MESSAGE) from None
-            yield self.answer(request).SerializeToString()
+        with self._limits.call(peer_of(context)):
+            while (raw := await self._messages.next(context)) is not None:
+                try:
+                    request = ServerReflectionRequest.FromString(raw)
+                except DecodeError:
+                    problem = "not a valid request of ServerReflectionInfo (text fields must be UTF-8)"
+                    raise InvalidArgument("message", problem, reason=ErrorReason.UNREADABLE_MESSAGE) from None
+                await context.write(self.answer(request).SerializeToString())
 
     def answer(self, request: ServerReflectionRequest) -> ServerReflectionResponse:
         """The answer to one question. What is not known is an answer too."""

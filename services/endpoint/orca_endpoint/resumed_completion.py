@@ -7,7 +7,7 @@ is the same and counts before it. The older stream of the completion ends with a
 from starlette.requests import Request
 
 from orca.v1.orca_pb2 import ResumeRequest
-from orca_common.errors import InvalidArgument
+from orca_common.errors import DataLoss, InvalidArgument, NotFound
 
 from .access import tenant_in
 from .bodies import body_in
@@ -35,7 +35,12 @@ class ResumedCompletion(Exchange):
         chunks = Chunks(wanted.request_id, endpoint.name, include_usage, numbered=True)
         stream = CompletionStream(answer, chunks, Logprobs(endpoint.spell))
         async with Single(call, body_in(request.scope).held) as events, until(deadline):
-            await stream.write(events, [choice], wanted.request_id)
+            try:
+                await stream.write(events, [choice], wanted.request_id)
+            except DataLoss as error:
+                if call.unknown and not call.accepted:  # gRPC says DATA_LOSS: its clients have surely seen tokens
+                    raise NotFound(str(error)) from None
+                raise
             await stream.end((choice.input_tokens, choice.output_tokens) if include_usage else None)
 
 

@@ -136,10 +136,12 @@ class Transcript:
     def data_loss(self, problem: str) -> DataLoss:
         return DataLoss(f"request {self.request_id}: {problem}")
 
-    def lost(self) -> DataLoss:
-        """The error when the pool still lacks tokens after the wait for them."""
+    def lost(self, unknown: bool) -> DataLoss:
+        """The error when the pool still lacks tokens, or the whole request, after the wait for them."""
+        if unknown and not self.accepted:
+            return self.data_loss("it is not known; it ended too long ago, was lost, or never was")
         if len(self._ids) < self._from_index:
-            return self.data_loss(f"the pool has fewer tokens than from_index {self._from_index}")
+            return self.data_loss(f"it has fewer tokens than the {self._from_index} that were seen")
         return self.data_loss("the pool lost tokens that were shown")
 
     def unseen(self) -> DataLoss:

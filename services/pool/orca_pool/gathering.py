@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from orca_common.errors import Unavailable
+
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -27,32 +29,42 @@ class Gathering(Generic[Item, Answer]):
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, answer))
         if self._sending is None:
-            self._sending = asyncio.create_task(self._send_all())
+            self._start()
         return await answer
 
     async def close(self) -> None:
-        """Ends the exchange that is under way; those who wait are cancelled."""
+        """Cancels those who wait, and ends the exchange that is under way."""
+        for _, answer in (*self._together, *self._waiting):
+            answer.cancel()
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.wait([self._sending])
-        for _, answer in (*self._together, *self._waiting):
-            answer.cancel()
+
+    def _start(self) -> None:
+        self._sending = asyncio.create_task(self._send_all())
+        self._sending.add_done_callback(self._ended)  # it may be cancelled before it begins
 
     async def _send_all(self) -> None:
-        try:
-            while self._waiting:
-                self._together = self._next()
-                answers = await self._send([item for item, _ in self._together]) if self._together else ()
-                for (_, waiting), answer in zip(self._together, answers, strict=True):
-                    if not waiting.done():
-                        waiting.set_result(answer)
-        except Exception as error:
-            for _, waiting in (*self._together, *self._waiting):
+        while self._waiting:
+            self._together = self._next()
+            answers = await self._send([item for item, _ in self._together]) if self._together else ()
+            for (_, waiting), answer in zip(self._together, answers, strict=True):
                 if not waiting.done():
-                    waiting.set_exception(error)
+                    waiting.set_result(answer)
+
+    def _ended(self, sending: asyncio.Task[None]) -> None:
+        """Whatever ended the exchanges, nobody waits for an answer that never comes."""
+        self._sending = None
+        # A cancelled exchange is no cancellation of those who wait: they may ask again.
+        error = Unavailable("the exchange was broken off") if sending.cancelled() else sending.exception()
+        left, self._together = (*self._together, *self._waiting), []
+        if error is not None:
             self._waiting.clear()
-        finally:
-            self._sending = None
+            for _, answer in left:
+                if not answer.done():
+                    answer.set_exception(error)
+        elif self._waiting:
+            self._start()  # they came as the last exchange ended
 
     def _next(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
         count = min(self._most, len(self._waiting))

@@ -23,7 +23,8 @@ The keys of a pool share the hash tag `{POOL}`, so a Redis Cluster keeps them on
 | read                  | string     | who read last, with `redis_replicas`: WAITAOF waits   | the release         |
 |                       |            | for it, and for all that was read                     |                     |
 | control:ENGINE        | stream     | h: '' (requests wait), or the id of one that ended    | until retired       |
-| engine:ID             | hash       | epoch, reserved iterations, last claim, tp, pp, load  | until retired       |
+| engine:ID             | hash       | epoch, reserved iterations, last claim, number of its | until retired       |
+|                       |            | listeners, tp, pp, load                               |                     |
 | leases                | hash       | '<counter> <term> <owner>' of all engines             | the release         |
 | engines               | sorted set | all engines by their slots; 0: never formed           | the release         |
 | endpoint:ID           | hash       | registration number, whether it is leaving            | until swept         |

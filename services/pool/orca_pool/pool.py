@@ -1,5 +1,6 @@
 """The request pool: all its operations, on one Redis. See docs/pool.md and docs/design.md, "The request pool"."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -14,6 +15,7 @@ from .gathering import Gathering
 from .keys import Keys
 from .leases import DETACH_FLOOR_SECONDS
 from .link import Argument, Link
+from .listeners import Listeners
 from .records import (
     NO_LIMITS,
     NO_LOAD,
@@ -23,7 +25,6 @@ from .records import (
     Claimed,
     CommitAnswer,
     CommitRow,
-    Committed,
     CommittedToken,
     Delivery,
     EngineInfo,
@@ -78,6 +79,7 @@ class Pool:
         self._replicas = replicas
         self._link = Link(redis_url, patience, tls_dir=tls_dir)
         self._scripts = standard(constants) if lua is None else build(lua, constants)
+        self._listeners = defaultdict[str, Listeners](Listeners)  # of the engines that this process masters
         self._attaches = Gathering(self._attach_all, ATTACHED_TOGETHER)
 
     @classmethod
@@ -368,10 +370,12 @@ class Pool:
 
     async def release(self, engine: str, owner: str, term: int) -> None:
         """Frees the engine's lease, so that another scheduler can take the engine at once."""
+        self._listeners.pop(engine, None)
         await self._run("release", engine, owner, term)
 
     async def retire(self, engine: str, owner: str, term: int) -> None:
         """Deletes an engine that has no ranks any more. Does nothing while it has claims: give them back first."""
+        self._listeners.pop(engine, None)
         await self._run("retire", engine, owner, term)
 
     async def claim(
@@ -392,7 +396,12 @@ class Pool:
         tells what was claimed since, and nothing new is taken. total: all slots of the engine; a larger request is left
         to a larger engine. block_size: slots of a block; a request takes whole blocks.
         """
-        return _claim_answer(await self._run("claim", engine, owner, term, have, count, slots, total, block_size))
+        answer = await self._run("claim", engine, owner, term, have, count, slots, total, block_size)
+        if answer is None:
+            return None
+        last_claim, needs, before, after, *held = answer
+        self._listeners[engine].claimed(before, after)
+        return _claim_answer([last_claim, needs, *held])
 
     async def commit(self, engine: str, owner: str, term: int, rows: Sequence[CommitRow]) -> CommitAnswer | None:
         """Appends tokens and records ends. Answers for each row Committed.OK, Committed.GONE or the pool's count.
@@ -400,20 +409,13 @@ class Pool:
         A count tells how many tokens the pool has where that is not the row's base: send again from there. None: not
         the master any more, and nothing was changed.
         """
-        args: list[Argument] = [engine, owner, term, len(rows)]
-        more: list[Argument] = []
-        for n, row in enumerate(rows, 1):
-            args += (row.claim, row.request_id, row.base, row.tokens)
-            if row.finish is not None or row.tops or row.prompt:
-                more += (n, "" if row.finish is None else int(row.finish), row.tops, row.prompt)
-        answer = await self._run("commit", *args, *more)
+        listeners = self._listeners[engine]
+        args, order = listeners.arguments(rows)
+        answer = await self._run("commit", engine, owner, term, *args)
         if answer is None:
+            self._listeners.pop(engine, None)
             return None
-        needs, *others = answer
-        answers: list[int] = [Committed.OK] * len(rows)
-        for n, told in zip(others[::2], others[1::2], strict=True):
-            answers[n - 1] = told
-        return CommitAnswer(answers, needs)
+        return listeners.answered(rows, order, answer)
 
     async def give_back(self, engine: str, owner: str, term: int, rows: Mapping[str, tuple[int, bool]]) -> None:
         """Returns claimed requests to the queue, each to its old place.

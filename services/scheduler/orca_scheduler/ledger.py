@@ -65,7 +65,7 @@ class Ledger:
         self.epoch = self.iteration = 0  # of the engine, the highest known
         self._last_claim = self._reserved = self._uncommitted = 0
         self._commit_sent = False  # a commit with rows was sent and is not answered
-        self._engine_slots = 0  # slots of the formed engine; 0: nothing is claimed
+        self._engine_slots = 0  # slots of the engine as it formed last
         self._needs = 0  # slots that the first request of the queue needs, as the pool told last; 0: it hints
         self._claim_sent = False  # a claim was sent and is not answered
         self._claims_version, self._claims_generation = "", -1  # of the claims that the last renewal told
@@ -140,10 +140,6 @@ class Ledger:
         """Returns when the pool says that the lease is still this term's: it may have been lost long ago. Raises
         Deposed."""
         await reached(self._renew)
-
-    def lost(self) -> None:
-        """Nothing is claimed until the engine has formed again."""
-        self._engine_slots = 0
 
     def admitted(self) -> None:
         """The core knows what was claimed last, or it was given back."""
@@ -290,7 +286,7 @@ class Ledger:
             await self._claimer.wait()
             self._claimer.clear()
             room = self._room()
-            may_claim = self._engine_slots and room.requests and room.slots
+            may_claim = room.requests and room.slots  # none while the engine is not formed
             if not may_claim:
                 self._needs = max(self._needs, 1)  # this may have been a hint
                 if not self._unheard:

@@ -38,6 +38,7 @@ from . import timers
 from .core import Drain, EngineLost, EngineReady, GiveBack
 from .lifecycle_events import (
     Admit,
+    AllAnswered,
     Allocate,
     CandidateChanged,
     Claimed,
@@ -203,6 +204,8 @@ class Known:
     pid: int = 0  # of the process that listened; 0: none has in this life
     started: int = 0  # pid of the process that its supervisor has started, whether it listens or not
     iteration: int = 0
+    cut_pid: int = 0  # of the process to which connections broke ..
+    cuts: int = 0  # .. and how often
 
 
 @dataclass(slots=True)
@@ -349,6 +352,8 @@ class Lifecycle:
                 known.address, known.pid = address, pid
             case Suspected(), _:
                 self._suspected(event)
+            case AllAnswered(now), _:
+                self._all_answered(now)
             case RankLeaving(now, _, rank, iteration), _:
                 self.known[rank].iteration = max(self.known[rank].iteration, iteration)
                 sentence = f"{self._name(rank)} is leaving"
@@ -520,15 +525,21 @@ class Lifecycle:
         self._look_for_ended(event.now)
 
     def _suspect(self, now: float, suspicion: Suspicion) -> None:
-        """The verdict follows a sure suspicion after LINGER, and a doubtful one after DOUBT more."""
+        """The verdict follows a sure suspicion after LINGER, and a doubtful one after CUT or DOUBT more."""
         self.suspicions.append(suspicion)
-        judged = now + timers.LINGER + (0.0 if suspicion.kind.sure else timers.DOUBT)
+        doubt = timers.CUT if suspicion.kind is Kind.CUT else timers.DOUBT
+        judged = now + timers.LINGER + (0.0 if suspicion.kind.sure else doubt)
         self.verdict_at = judged if self.verdict_at is None else min(self.verdict_at, judged)
+
+    def _all_answered(self, now: float) -> None:
+        """Nobody is silent, so ranks that only complain about neighbours have no sure suspicion to wait for."""
+        if self.verdict_at is not None and all(s.kind is Kind.PEER_LOST for s in self.suspicions):
+            self.verdict_at = min(self.verdict_at, now)
 
     def _look_for_ended(self, now: float, pod: int | None = None, entries: tuple[Entry, ...] = ()) -> None:
         """Suspects ranks whose process is another than listened, or whose lane ended while their supervisor is away."""
         gone = {s.rank for s in self.suspicions if s.kind is Kind.GONE}
-        left = {s.rank for s in self.suspicions if s.kind in (Kind.CLOSED, Kind.REFUSED)}
+        left = {s.rank for s in self.suspicions if s.kind in (Kind.CLOSED, Kind.CUT, Kind.REFUSED)}
         running = {entry.local_rank: entry for entry in entries}
         for rank, place in enumerate(self.places):
             known = self.known[rank]
@@ -557,7 +568,7 @@ class Lifecycle:
         if self.verdict_at is not None and now >= self.verdict_at:
             lost = judge(self.suspicions)
             verdict = "; ".join(f"{self._name(suspicion.rank)} {suspicion.detail}" for suspicion in lost)
-            return self._lose(now, verdict, [suspicion.rank for suspicion in lost if suspicion.kind.fences])
+            return self._lose(now, verdict, [suspicion.rank for suspicion in lost if self._is_fenced(suspicion)])
         assert isinstance(self.state, Greeting), "only a greeting has bounds of its own"
         due = [what for moment, what in self._greeting_bounds(self.state) if now >= moment]
         if "pods" in due:
@@ -573,6 +584,15 @@ class Lifecycle:
             names = ", ".join(map(self._name, late))
             return self._lose(now, f"no Hello after {timers.START:.0f} s: {names}", late)
         return self._give_back()
+
+    def _is_fenced(self, suspicion: Suspicion) -> bool:
+        """Whether a lost rank's process is killed. One whose connection broke is greeted again, CUTS - 1 times."""
+        if suspicion.kind is not Kind.CUT:
+            return suspicion.kind.fences
+        known = self.known[suspicion.rank]
+        known.cuts = known.cuts + 1 if known.cut_pid == known.pid else 1
+        known.cut_pid = known.pid
+        return known.cuts >= timers.CUTS
 
     def _lose(self, now: float, verdict: str, fences: list[int]) -> list[LifeAction]:
         """The ranks are given up: requests go back at once, and lost ranks are fenced when the lease is confirmed."""
@@ -656,7 +676,6 @@ class Lifecycle:
 
     def _close_life(self) -> list[LifeAction]:
         """Hangs up, if anything is open."""
-        self.verdict_at = None
         if isinstance(self.state, Opening | Incomplete | Waiting | Replacing | Closing) or (
             isinstance(self.state, Lost) and self.state.confirmed
         ):

@@ -197,6 +197,14 @@ class Suspected:
 
 
 @dataclass(frozen=True, slots=True)
+class AllAnswered:
+    """Each rank has answered a heartbeat that was sent after the last complaint about a neighbour."""
+
+    now: float
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankLeaving:
     """A rank was asked to end. It waits for its engine to come to rest."""
 
@@ -301,6 +309,7 @@ LifeEvent = (
     | RankAllocated
     | Recorded
     | Suspected
+    | AllAnswered
     | RankLeaving
     | Rested
     | Confirmed

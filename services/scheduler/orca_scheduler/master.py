@@ -106,7 +106,6 @@ class Returned(NamedTuple):
     """News for the inbox: the tokens of an iteration."""
 
     now: float
-    life: int
     report: pb.IterationReport
 
 
@@ -255,8 +254,8 @@ class EngineMaster:
     def _take_returned(self) -> None:
         """Gives the core what has returned, as far as the pool keeps up."""
         while self._returned and self._ledger.keeps_up(self._returned[0].report.number):
-            now, life, report = self._returned.popleft()
-            if life != self.lifecycle.life or report.number not in self._in_flight:
+            now, report = self._returned.popleft()
+            if report.number not in self._in_flight:
                 continue  # the engine was lost meanwhile
             if self._tracing is not None:
                 self._tracing.returned(report)
@@ -328,7 +327,7 @@ class EngineMaster:
                     self._transport,
                     self._spawn,
                     self._post,
-                    lambda report: self._post(Returned(self._now, life, report)),
+                    lambda report: self._post(Returned(self._now, report)),
                     self._journal_times,
                 )
             case Identify(life, models):
@@ -443,10 +442,8 @@ class EngineMaster:
                 self._note(formed=self._epoch, slots=n_slots, tp=shape.tp, pp=shape.pp)
                 log.info("engine formed", extra={"engine": self.engine, "epoch": self._epoch, "slots": n_slots})
             case EngineLost():
-                self._ledger.lost()
                 self._pace.lost()
                 self._in_flight.clear()
-                self._returned.clear()
                 if self._tracing is not None:
                     self._tracing.lost()
             case Drain():

@@ -30,7 +30,11 @@ from .lifecycle_events import (
 from .suspicions import Kind, Suspicion
 
 T = TypeVar("T")
-REFUSALS = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED  # of a control lane: see Kind.REFUSED
+ENDS = {  # of a control lane, by their status
+    grpc.StatusCode.FAILED_PRECONDITION: Kind.REFUSED,
+    grpc.StatusCode.ABORTED: Kind.REFUSED,
+    grpc.StatusCode.UNAVAILABLE: Kind.CUT,
+}
 MAX_UNWRITTEN = 1024  # messages of a control lane: a master has a few iterations in flight, and two heartbeats a second
 
 Told = (
@@ -40,10 +44,11 @@ Told = (
 
 @dataclass(frozen=True, slots=True)
 class Hears:
-    """Who hears what a rank says: `post` takes events of the lifecycle, `returned` reports with tokens, `timed` the
-    times of an iteration on one rank."""
+    """Who hears what a rank says: `post` takes events of the lifecycle, `answered` hears of each answered heartbeat,
+    `returned` takes reports with tokens, `timed` the times of an iteration on one rank."""
 
     post: Callable[[Told], None]
+    answered: Callable[[], None]
     returned: Callable[[pb.IterationReport], None]
     timed: Callable[[int, pb.StageTimes], None]
 
@@ -58,6 +63,7 @@ class Rank:
         self._channel: grpc.aio.Channel | None = None
         self._unwritten: asyncio.Queue[pb.ControlMessage] = asyncio.Queue(MAX_UNWRITTEN)
         self._heartbeats = 0
+        self.answered = 0  # the number of the last heartbeat that the rank has answered
         self._epoch = 0  # under which the engine runs; 0: it does not run
         self._asked_for = 0  # the epoch that the rank was last asked to form in this life
         self.address = ""
@@ -75,16 +81,14 @@ class Rank:
         while True:
             named = entry()
             if named is not None and named.pid and await listens(named.address):
-                break
+                try:
+                    hello = await self._greet(named)
+                    break
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE:  # else it is leaving, or the connection broke
+                        self._complain(error)
+                        return
             await asyncio.sleep(timers.POLL)
-        self.address = named.address
-        self._hears.post(Listens(self._now, self._life, self.index, named.address, named.pid))
-        self._channel = dial(self.address, self._transport)
-        self._controller = ControllerStub(self._channel)
-        request = pb.HelloRequest(protocol=PROTOCOL, engine=self._engine, term=self._term)
-        hello = await self._ask(self._controller.Hello(request, timeout=timers.DIAL, wait_for_ready=True))
-        if hello is None:
-            return
         if not drives(hello.protocol):
             can = f"this scheduler of protocol {PROTOCOL} drives {PROTOCOL - 1} and {PROTOCOL}"
             self._refuse(f"speaks protocol {hello.protocol}, and {can}")
@@ -98,6 +102,16 @@ class Rank:
             await self._read()
             for task in writing:
                 task.cancel()
+
+    async def _greet(self, named: pb.RankEntry) -> pb.HelloResponse:
+        """Dials the process that a supervisor has named. Raises AioRpcError."""
+        await self.close()
+        self.address = named.address
+        self._hears.post(Listens(self._now, self._life, self.index, named.address, named.pid))
+        self._channel = dial(self.address, self._transport)
+        self._controller = ControllerStub(self._channel)
+        request = pb.HelloRequest(protocol=PROTOCOL, engine=self._engine, term=self._term)
+        return await self._controller.Hello(request, timeout=timers.DIAL, wait_for_ready=True)
 
     def run(self, epoch: int) -> None:
         """The engine runs: tells the rank, and counts its silence from now on, unless its lane has ended."""
@@ -147,16 +161,20 @@ class Rank:
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            match error.code():
-                case grpc.StatusCode.FAILED_PRECONDITION:
-                    self._refuse(f"refuses: {error.details()}")
-                case grpc.StatusCode.DEADLINE_EXCEEDED:
-                    self.suspect(Kind.SILENT, f"listens and does not answer: {error.details()}")
-                case grpc.StatusCode.UNAVAILABLE:  # this rank is gone (its supervisor will say so), or a neighbour is
-                    self.suspect(Kind.PEER_LOST, f"does not form: {reason(error)}")
-                case _:
-                    self.suspect(Kind.FAILED, f"does not form: {reason(error)}")
+            self._complain(error)
         return None
+
+    def _complain(self, error: grpc.aio.AioRpcError) -> None:
+        """Tells the lifecycle why the rank has not done what it was asked for."""
+        match error.code():
+            case grpc.StatusCode.FAILED_PRECONDITION:
+                self._refuse(f"refuses: {error.details()}")
+            case grpc.StatusCode.DEADLINE_EXCEEDED:
+                self.suspect(Kind.SILENT, f"listens and does not answer: {error.details()}")
+            case grpc.StatusCode.UNAVAILABLE:  # this rank is gone (its supervisor will say so), or a neighbour is
+                self.suspect(Kind.PEER_LOST, f"does not form: {reason(error)}")
+            case _:
+                self.suspect(Kind.FAILED, f"does not form: {reason(error)}")
 
     def _refuse(self, why: str) -> None:
         self._hears.post(Refused(self._now, self._life, self.index, why))
@@ -185,6 +203,13 @@ class Rank:
                 self._send_heartbeat()
             await asyncio.sleep(timers.HEARTBEAT)
 
+    def ask(self) -> int:
+        """Sends a heartbeat at once, where a control lane is open. Returns its number, which the answer repeats."""
+        if self.last_heard is None:
+            return self._heartbeats + 1  # none has it yet
+        self._send_heartbeat()
+        return self._heartbeats
+
     def _send_heartbeat(self) -> None:
         self._heartbeats += 1
         heartbeat = pb.Heartbeat(number=self._heartbeats, epoch=self._epoch)
@@ -204,11 +229,13 @@ class Rank:
                         self._hears.post(RankLeaving(self._now, self._life, self.index, self.last_iteration))
                     case _:
                         self.last_iteration = max(self.last_iteration, report.heartbeat.iteration)
+                        self.answered = report.heartbeat.number
+                        self._hears.answered()
             why = f"{(await self._lane.code()).name}: {await self._lane.details()}"
         except grpc.aio.AioRpcError as error:
             why = reason(error)
         self.last_heard = None
-        kind = Kind.REFUSED if await self._lane.code() in REFUSALS else Kind.CLOSED
+        kind = ENDS.get(await self._lane.code(), Kind.CLOSED)
         self.suspect(kind, f"{kind.value}: {why}")
 
     def _reported(self, report: pb.IterationReport) -> None:

@@ -10,7 +10,7 @@ from orca_common.service import LoopPulse, cancel
 from orca_common.tls import Transport
 
 from . import timers
-from .lifecycle_events import Entry, Fenced, Formation, PodAway, PodSeen
+from .lifecycle_events import AllAnswered, Entry, Fenced, Formation, PodAway, PodSeen, Suspected
 from .places import Shape
 from .pods import Pod
 from .progress import Progress
@@ -37,7 +37,7 @@ class Ranks:
         pulse: LoopPulse,
         transport: Transport,
         spawn: Spawn,
-        post: Callable[[Told | PodSeen | PodAway | Fenced], None],
+        post: Callable[[Told | AllAnswered | PodSeen | PodAway | Fenced], None],
         returned: Callable[[pb.IterationReport], None],
         timed: Callable[[int, list[pb.StageTimes]], None],
     ) -> None:
@@ -47,7 +47,8 @@ class Ranks:
         self._progress = Progress()
         self._silence = timers.FORMING_SILENCE
         self._times: dict[int, list[pb.StageTimes]] = {}  # by iteration, until all ranks have told theirs
-        hears = Hears(post, self._tokens_came, self._times_came)
+        self._asked: list[int] = []  # heartbeats, one a rank, that were sent at the last complaint about a neighbour
+        hears = Hears(self._told, self._answered, self._tokens_came, self._times_came)
         self._pods = [
             Pod(address, transport, partial(self._seen, n), partial(self._away, n)) for n, address in enumerate(pods)
         ]
@@ -140,7 +141,18 @@ class Ranks:
             del self._times[iteration]
             self._timed(iteration, of_all)
 
-    # -- silence and standstill
+    # -- complaints, silence and standstill
+
+    def _told(self, event: Told) -> None:
+        """Passes on what a rank says. Where one complains about a neighbour, all are asked whether they live."""
+        self._post(event)
+        if isinstance(event, Suspected) and event.suspicion.kind is Kind.PEER_LOST:
+            self._asked = [rank.ask() for rank in self._ranks]
+
+    def _answered(self) -> None:
+        if self._asked and all(rank.answered >= n for rank, n in zip(self._ranks, self._asked, strict=True)):
+            self._asked = []
+            self._post(AllAnswered(self._now, self._life))
 
     async def _listen(self) -> None:
         """Suspects silent and stuck ranks, while this process itself is on time."""

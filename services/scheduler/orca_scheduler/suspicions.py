@@ -14,6 +14,7 @@ class Kind(StrEnum):
     STUCK = "makes no progress"
     FAILED = "failed"
     CLOSED = "left the control lane"
+    CUT = "was cut off from the control lane"  # the connection broke. A process that has ended is soon GONE.
     REFUSED = "refused the control lane"  # the term is old (so the lease is confirmed before a fence), or another epoch
     PEER_LOST = "lost a neighbour"
 
@@ -24,7 +25,7 @@ class Kind(StrEnum):
     @property
     def fences(self) -> bool:
         """Whether the rank that it names is to be killed."""
-        return self is not Kind.PEER_LOST
+        return self not in (Kind.CUT, Kind.PEER_LOST)
 
 
 class Suspicion(NamedTuple):

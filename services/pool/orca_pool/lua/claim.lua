@@ -3,8 +3,8 @@
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term, the last claim number that the master heard of, how many requests to take at most, free
 --   slots, all slots of the engine, slots of a block (a request takes whole blocks).
--- Returns {last claim number, slots that the first request needs which had to wait, or 0, add_held's entry of each
---   request taken...}; nil when the master has lost the lease. When the master has not heard of the engine's last claim,
+-- Returns {last claim number, slots that the first request needs which had to wait, or 0, number of the engine's listeners
+--   before, and after, add_held's entry of each request taken...}; nil when the master has lost the lease. When the master has not heard of the engine's last claim,
 --   an answer was lost: the reply then tells what was claimed since, and nothing new is taken.
 --
 -- An engine that took all there is asks for more (`asking`), and gets a hint.
@@ -18,7 +18,8 @@ if fenced(engine, owner, term) then
   return false
 end
 local held_key, time, reply = CLAIMED .. engine, now(), {}
-local last = tonumber(call('HGET', ENGINE .. engine, 'last_claim'))
+local last, listeners = fields(ENGINE .. engine, 'last_claim', 'listeners')
+last = tonumber(last)
 local taken = { tokens = 0, slots = 0, bytes = 0, tenants = {} } -- what waits no more
 
 -- Tells what was claimed after `heard`.
@@ -60,6 +61,7 @@ local function note_taken()
   if #reply > 0 then
     call('HSET', POOL, 'claim', int(last))
     call('HSET', ENGINE .. engine, 'last_claim', int(last))
+    move_listeners(engine)
     local load = { 'tokens', -taken.tokens, 'slots', -taken.slots, 'bytes', -taken.bytes }
     for tenant, slots in pairs(taken.tenants) do
       load[#load + 1], load[#load + 2] = 'tokens:' .. tenant, -slots
@@ -135,4 +137,5 @@ else
     hint_waiting(needs) -- another engine may have room for it
   end
 end
-return { int(last), needs, unpack(reply) }
+local moved = #reply > 0 and call('HGET', ENGINE .. engine, 'listeners') or listeners
+return { int(last), needs, listeners or '', moved or '', unpack(reply) }

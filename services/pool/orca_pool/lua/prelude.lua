@@ -288,6 +288,15 @@ local function listener_of(id, attempt, endpoint)
   return address(id, attempt) .. endpoint
 end
 
+-- Gives the listeners of an engine a new number, because one of them changes. A commit compares it with the one at which
+-- its packets were made. It is never given twice, also if Redis forgets a change.
+local function move_listeners(engine)
+  local last = call('HGET', ENGINE .. engine, 'listeners')
+  if last then -- else the engine is gone
+    call('HSET', ENGINE .. engine, 'listeners', int(number(last)))
+  end
+end
+
 -- Makes a call the listener of a request, or nobody (endpoint ''). `before`: the endpoint that listened. `engine`: that
 -- has claimed the request, '' for none.
 local function set_listener(id, endpoint, attempt, before, claim, engine)
@@ -299,6 +308,7 @@ local function set_listener(id, endpoint, attempt, before, claim, engine)
   end
   if engine ~= '' then
     call('HSET', LISTENERS .. engine, claim, listener_of(id, attempt, endpoint))
+    move_listeners(engine)
   end
 end
 
@@ -306,6 +316,7 @@ end
 local function unclaim(id, claim, engine)
   call('ZREM', CLAIMED .. engine, id)
   call('HDEL', LISTENERS .. engine, claim)
+  move_listeners(engine)
 end
 
 -- The bytes that a request takes in Redis, roughly.

@@ -1,0 +1,99 @@
+"""What a master knows of its requests' listeners: so it makes most packets itself, and Redis only passes them on.
+
+`listeners:ENGINE` has a number that moves with each change (`engine:ID`, field `listeners`). A commit names the number
+at which its packets were right. Where the number is another one, the script makes all packets itself, and tells the
+listeners that it found. So a wrong guess costs Redis's time and nothing else.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .link import Argument
+from .records import CommitAnswer, CommitRow, Committed
+from .wire import ADDRESS, CONTENT, TOKEN
+
+
+class Listener(NamedTuple):
+    """Who listens to a request. endpoint: empty for nobody. address: the first bytes of all packets to the call."""
+
+    endpoint: bytes
+    address: bytes
+
+    @classmethod
+    def of(cls, stored: bytes) -> "Listener":
+        """From a value of `listeners:ENGINE`."""
+        _, id_size = ADDRESS.unpack_from(stored)
+        behind = ADDRESS.size + id_size
+        return cls(stored[behind:], stored[:behind])
+
+
+@dataclass(slots=True)
+class Listeners:
+    """The listeners of one engine's requests, by claim number, as they were when `number` was theirs."""
+
+    number: bytes = b""  # empty: none is known
+    known: dict[int, Listener] = field(default_factory=dict[int, Listener])
+
+    def arguments(self, rows: Sequence[CommitRow]) -> tuple[list[Argument], list[int]]:
+        """The arguments of commit.lua after the term, and for each row that is sent its place in `rows`.
+
+        The rows whose packets are made here come first.
+        """
+        size, pack = TOKEN.size, CONTENT.pack
+        once = len({row.request_id for row in rows}) == len(rows)
+        known = self.known if once else {}  # rows of one request stay in their order
+        ready: list[int] = []
+        others: list[int] = []
+        packets: dict[bytes, list[bytes]] = {}
+        for place, row in enumerate(rows):
+            listener = known.get(row.claim)
+            # The first token is noted in the record, and an end has its times from there.
+            if listener is None or not row.base or not row.tokens or row.finish is not None or row.tops or row.prompt:
+                others.append(place)
+                continue
+            ready.append(place)
+            if listener.endpoint:
+                parts = packets.setdefault(listener.endpoint, [])
+                parts += (listener.address, pack(row.base, len(row.tokens) // size, 0, 0), row.tokens)
+        order = ready + others
+        sent = [rows[place] for place in order]
+        claims = struct.pack(f"<{len(sent)}d", *[row.claim for row in sent])
+        bases = struct.pack(f"<{len(sent)}i", *[row.base for row in sent])
+        args: list[Argument] = [self.number, len(sent), len(ready), len(packets), claims, bases]
+        for row in sent:
+            args += (row.request_id, row.tokens)
+        for endpoint, parts in packets.items():
+            args += (endpoint, b"".join(parts))
+        for n, row in enumerate(sent, 1):
+            if row.finish is not None or row.tops or row.prompt:
+                args += (n, "" if row.finish is None else int(row.finish), row.tops, row.prompt)
+        return args, order
+
+    def answered(
+        self,
+        rows: Sequence[CommitRow],
+        order: Sequence[int],
+        answer: tuple[int, bytes, bytes, list[bytes | None], *tuple[int, ...]],
+    ) -> CommitAnswer:
+        """Learns from commit.lua's answer to `arguments`, and says what it means for the rows."""
+        needs, before, after, told, *others = answer
+        if before != self.number:
+            self.known.clear()
+        self.number = after
+        for place, stored in zip(order[len(order) - len(told) :], told, strict=True):
+            if stored is not None:
+                self.known[rows[place].claim] = Listener.of(stored)
+        answers: list[int] = [Committed.OK] * len(rows)
+        for n, said in zip(others[::2], others[1::2], strict=True):
+            answers[order[n - 1]] = said
+        for row, said in zip(rows, answers, strict=True):
+            if row.finish is not None or said == Committed.GONE:
+                self.known.pop(row.claim, None)
+        return CommitAnswer(answers, needs)
+
+    def claimed(self, before: bytes, after: bytes) -> None:
+        """Learns that a claim moved the number. It only added listeners, so what is known stays right."""
+        if before == self.number:
+            self.number = after
