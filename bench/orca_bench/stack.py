@@ -4,6 +4,7 @@
 
 The stack is that of `orca serve`; its client, which is this process, takes its time from the same cores. CPU time is
 milliseconds an iteration of the longest request. `kernels` are the rank's threads that compute, `rank` is its rest.
+The last line of a case tells how long an iteration takes in the stack, and how long the kernels wait for the next one.
 """
 
 import argparse
@@ -13,10 +14,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import uvloop
 
+from orca_lab.timeline import read_run
 from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
 
@@ -53,10 +56,25 @@ def cost(before: dict[tuple[str, int], float], after: dict[tuple[str, int], floa
     return found
 
 
+def between(run_dir: Path, rounds: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """Medians in ms: of an iteration's computation, and of the time from its end to the begin of the next one's.
+
+    rounds: when each began and ended, in ns of the wall clock. To be asked when the journals are closed.
+    """
+    every = [iteration.times[0, 0] for life in read_run(run_dir).lives for iteration in life.iterations]
+    computing, waiting = [], []
+    for began, ended in rounds:
+        for one, following in pairwise(times for times in every if began < times.started < ended):
+            computing.append((one.computed - one.started) / 1e6)
+            waiting.append((following.started - one.computed) / 1e6)
+    return statistics.median(computing), statistics.median(waiting)
+
+
 async def rounds(
     engine: Engine, stack: Stack, run_dir: Path, name: str, case: Case, number: int, interval: int
-) -> None:
-    """Runs the case on both in turn, and prints each round and the medians."""
+) -> list[tuple[int, int]]:
+    """Runs the case on both in turn, and prints each round and the medians. Returns when the stack's rounds were."""
+    when: list[tuple[int, int]] = []
     alone: list[float] = []
     whole: list[float] = []
     iterations = max(one.output for one in case)
@@ -66,9 +84,10 @@ async def rounds(
         complain(await closed_case(door, warm_up))
         for _ in range(number):
             alone.append(engine.run(case).seconds)
-            before, start = seconds_run(run_dir), time.perf_counter()
+            before, start, began = seconds_run(run_dir), time.perf_counter(), time.time_ns()
             answers = await closed_case(door, case)
             whole.append(time.perf_counter() - start)
+            when.append((began, time.time_ns()))
             complain(answers)
             found = cost(before, seconds_run(run_dir), engine.options.compute.threads)
             roles = ", ".join(f"{role} {seconds / iterations * 1e3:.2f}" for role, seconds in sorted(found.items()))
@@ -79,6 +98,7 @@ async def rounds(
     share = statistics.median(alone) / statistics.median(whole)
     medians = f"engine {statistics.median(alone):.3f} s, stack {statistics.median(whole):.3f} s"
     print(f"{name}: medians of {number} rounds: {medians}, {share:.1%} of the engine's throughput", flush=True)
+    return when
 
 
 async def bench(model: str | None, names: Sequence[str], number: int, run_ahead: int, interval: int) -> None:
@@ -88,14 +108,18 @@ async def bench(model: str | None, names: Sequence[str], number: int, run_ahead:
     warm_up = fixed(32, 32, 8, seed=WARM_UP_SEED, vocabulary=vocabulary_of(checkpoint.vocab_size))
     engine = Engine(options, checkpoint, max(slots_for(case, 32) for case in (warm_up, *cases.values())))
     settings = ServeSettings.load(model=model, max_batch_size=32, run_ahead=run_ahead, spare=False, port=0, http_port=0)
+    when: dict[str, list[tuple[int, int]]] = {}
     with tempfile.TemporaryDirectory(prefix="orca-stack-") as folder:
         stack = Stack(settings, Path(folder), lambda step: None)
         try:
             await stack.start()
             for name, case in cases.items():
-                await rounds(engine, stack, Path(folder), name, case, number, interval)
+                when[name] = await rounds(engine, stack, Path(folder), name, case, number, interval)
         finally:
             await stack.stop()
+        for name, its in when.items():
+            computing, waiting = between(Path(folder), its)
+            print(f"{name}: medians in the stack: {computing:.2f} ms an iteration, {waiting:.2f} ms to the next one")
 
 
 def main() -> None:

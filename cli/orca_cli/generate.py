@@ -205,7 +205,7 @@ async def generate_all(
     try:
         made = AsyncOrcaClient(addresses, fail_fast=True, **secrets or {})
     except OrcaError as error:  # an address that is none
-        return [str(error)]
+        return [str(error).replace("addresses:", "--address:", 1)]
     async with made as client:
         try:
             spells = (await client.get_model(timeout=HELLO_TIMEOUT)).has_tokenizer

@@ -175,7 +175,7 @@ async def test_errors(stage: Stage) -> None:
     code, out, err = await orca("x", "--address", endpoint.address)
     assert (code, out) == (1, TEXT + "\n")
     assert err == f"request {script.calls[-1].request.request_id} was cancelled\n"
-    wrong = "addresses: '127.0.0.1' is no host:port, such as '127.0.0.1:50051'\n"
+    wrong = "--address: '127.0.0.1' is no host:port, such as '127.0.0.1:50051'\n"
     assert await orca("x", "--address", "127.0.0.1") == (1, "", wrong)
 
 

@@ -2,6 +2,7 @@
 
 from orca_scheduler.lifecycle import Lifecycle
 from orca_scheduler.lifecycle_events import (
+    AllAnswered,
     CandidateChanged,
     Claimed,
     Confirmed,
@@ -76,6 +77,7 @@ SCRIPT: tuple[LifeEvent, ...] = (
     Claimed(1.7, (9, 10)),
     Orphaned(1.8, (3,)),
     *(Suspected(2.0, 1, Suspicion(n % 2, kind, str(kind)), 20 + n) for n, kind in enumerate(reversed(Kind))),
+    AllAnswered(2.1, 1),
     Wake(2.2),
     Confirmed(2.3, 1),
     Fenced(2.4, 1, 0),

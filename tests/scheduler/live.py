@@ -206,7 +206,7 @@ class World:
         prefix, command = Keys("live").prefix, self.pool._link.command
         fields = await command("HGETALL", f"{prefix}engine:{name}")
         record = {k.decode(): v.decode() for k, v in zip(fields[::2], fields[1::2], strict=True)}
-        for load in ("rows", "free", "pace", "room_at"):
+        for load in ("rows", "free", "pace", "room_at", "listeners"):
             record.pop(load, None)
         if record:
             lease = (await command("HGET", f"{prefix}leases", name)).decode()

@@ -139,6 +139,22 @@ async def test_an_engine_out_of_reach_is_given_up_to_another_scheduler(monkeypat
                 await asyncio.sleep(0.05)
 
 
+async def test_streams_do_not_wait_for_a_scheduler_that_has_just_started() -> None:
+    """It has no engine yet, so its share is free; but it must watch the silent lease first, and others have."""
+    async with bench() as this:
+        term = await this.pool.acquire("engine-1", "the dead one", None)
+        this.scheduler.discovered([Candidate("engine-0", (NOWHERE,)), Candidate("engine-1", (NOWHERE,))])
+        async with asyncio.timeout(20):
+            while await this.owner("engine-1") == "the dead one":  # the observer counts as living, too
+                await asyncio.sleep(0.1)
+        assert term is not None
+        assert await this.owner("engine-1") == await this.owner("engine-0") == "me"
+        async with asyncio.timeout(20):  # and then it leaves the other one its share
+            while "engine-1" in this.scheduler.engines() and "engine-0" in this.scheduler.engines():
+                assert (await this.pool.renew_scheduler("observer"))[1] == 2
+                await asyncio.sleep(0.1)
+
+
 @pytest.mark.parametrize(("released", "wanted", "losses"), [(True, True, 0), (False, True, 1), (False, False, 0)])
 async def test_a_takeover_counts_a_loss_and_a_hand_over_none(released: bool, wanted: bool, losses: int) -> None:
     """What an owner who vanished had claimed may have been RUNNING, and may be why the owner vanished. Where the engine

@@ -23,6 +23,7 @@ from .endpoint import Endpoint
 from .grpc_door import GrpcDoor
 from .http_door import HttpDoor
 from .limits import Limits, connections_allowed
+from .native_stderr import keep_python_writing
 from .settings import EndpointSettings
 from .text import Vocabulary
 
@@ -184,6 +185,7 @@ async def _until(moment: float, work: Awaitable[object]) -> None:
 def main(settings: EndpointSettings | None = None) -> None:
     """`python -m orca_endpoint`: settings from flags, environment and file, unless given."""
     settings = settings or EndpointSettings.load(sys.argv[1:])
+    keep_python_writing()
     logs.configure("orca-endpoint", settings.log_level)
     try:
         service.run(lambda: service.serve(lambda: EndpointApp(settings)))

@@ -16,6 +16,8 @@ from orca_common.bounded_file import SHOWN, json_object, read_bounded
 from orca_common.checkpoint import LARGEST, TOKENIZER_BYTES
 from orca_common.errors import FailedPrecondition, Internal
 
+from .native_stderr import STANDARD_ERROR
+
 EXPANSION = 64  # how much longer a normalizer or a decoder may make a text; NFKD alone makes it 18 times as long
 
 
@@ -31,7 +33,8 @@ def open_tokenizer(path: Path) -> Tokenizer:
             problem = f"its {part} may make a text more than {EXPANSION} times as long"
             raise FailedPrecondition(f"model: {path} is refused: {problem}")
     try:
-        tokenizer = Tokenizer.from_str(raw.decode())
+        with STANDARD_ERROR.closed():
+            tokenizer = Tokenizer.from_str(raw.decode())
     except BaseException as error:  # the library raises Exception itself, and panics
         if not isinstance(error, Exception) and not is_panic(error):
             raise
@@ -74,7 +77,8 @@ def panics(what: str) -> Iterator[None]:
     Not what the library says of it: that may quote the prompt, which belongs into no log and no other caller's error.
     """
     try:
-        yield
+        with STANDARD_ERROR.closed():
+            yield
     except BaseException as error:
         if not is_panic(error) and type(error) is not Exception:  # its errors, as of a missing unknown token, are bare
             raise

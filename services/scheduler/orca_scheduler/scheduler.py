@@ -145,10 +145,17 @@ class Scheduler:
         free = [engine for engine in others if self._free(engine, engines.get(engine))]
         held = Counter(filter(None, (engines[engine].owner for engine in others if engine not in free)))
         held[self._name] = len(self._masters)
+        beyond = False  # whether one was taken beyond the share
         for engine in free:
-            if may_take(self._name, held, len(known), living):
-                await self._take(engine, engines.get(engine))
-                held[self._name] = len(self._masters)
+            state = engines.get(engine)
+            if not may_take(self._name, held, len(known), living):
+                # Streams wait for an engine whose master is silent, and a scheduler that has just started must first
+                # watch the lease. Whoever has watched it takes one at a look; shares are evened out by hand-over.
+                if beyond or state is None or state.owner in (None, self._name):
+                    continue
+                beyond = True
+            await self._take(engine, state)
+            held[self._name] = len(self._masters)
         if free or not holds_too_much(self._name, held, len(known), living):
             self._too_much = None
         else:

@@ -1,0 +1,46 @@
+"""Keeps what a native library prints out of the log: Rust writes the message of a panic to descriptor 2 by itself.
+
+The message may quote a prompt: that of a text cut inside a character has up to 256 bytes of the text. Nothing from
+outside switches it off.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Descriptor:
+    """A descriptor of the process that leads nowhere while somebody is inside `closed`, in whatever thread."""
+
+    def __init__(self, number: int) -> None:
+        self._number, self._lock = number, threading.Lock()
+        self._inside = self._kept = 0
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Inside, what is written to the descriptor is lost. About 3 us."""
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._kept = os.dup(self._number)
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self._number)
+                os.close(nowhere)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if not self._inside:
+                    os.dup2(self._kept, self._number)
+                    os.close(self._kept)
+
+
+STANDARD_ERROR = Descriptor(2)  # the process has one
+
+
+def keep_python_writing() -> None:
+    """Gives Python's standard error a descriptor of its own, so that logs are not lost. Before logging is set up."""
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
