@@ -25,6 +25,7 @@ TAG = os.environ.get("IMAGE_TAG") or "dev"
 IMAGES = {
     "image.registry": REGISTRY,
     "image.tag": TAG,
+    "image.pullPolicy": "Always",  # a node keeps images, and a tag may be pushed again
     "redis.image": f"{REGISTRY}/redis:7.0",
     "jaeger.image": f"{REGISTRY}/jaeger:2.13.0",
 }
