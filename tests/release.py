@@ -133,8 +133,11 @@ class Release:
     async def master(self, engine: str) -> str:
         """The name of the scheduler's pod that holds an engine's lease; "" when nobody does."""
         # By its exact name: a recycled volume may hold the pools of earlier releases too.
-        key = f"{Keys(f'{self.cluster.namespace}.{self.name}').prefix}engine:{engine}"
-        owner = await self.cluster.execute(f"{self.name}-redis-0", "redis-cli", "hget", key, "owner")
+        key = f"{Keys(f'{self.cluster.namespace}.{self.name}').prefix}leases"
+        lease = await self.cluster.execute(f"{self.name}-redis-0", "redis-cli", "hget", key, engine)
+        _, _, owner = lease.strip().rpartition(" ")  # '<counter> <term> <owner>'
+        if not owner:
+            return ""
         return next((p.name for p in await self.pods("scheduler") if owner.startswith(p.name)), "")
 
     async def events(self, name: str) -> list[str]:
