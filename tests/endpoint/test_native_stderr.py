@@ -67,3 +67,11 @@ def test_the_last_thread_opens_it_again() -> None:
     assert os.read(reading, 100) == b"kept"
     os.close(reading)
     os.close(writing)
+
+
+def test_it_needs_no_descriptor() -> None:
+    """A process at its limit still tokenizes."""
+    descriptor = Descriptor(2)
+    before = os.listdir("/proc/self/fd")
+    with descriptor.closed():
+        assert os.listdir("/proc/self/fd") == before

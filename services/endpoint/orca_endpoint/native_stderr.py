@@ -15,8 +15,9 @@ class Descriptor:
     """A descriptor of the process that leads nowhere while somebody is inside `closed`, in whatever thread."""
 
     def __init__(self, number: int) -> None:
-        self._number, self._lock = number, threading.Lock()
-        self._inside = self._kept = 0
+        """Takes two descriptors, so that later none is needed: a process may be at its limit."""
+        self._number, self._lock, self._inside = number, threading.Lock(), 0
+        self._nowhere, self._kept = os.open(os.devnull, os.O_WRONLY), os.dup(number)
 
     @contextmanager
     def closed(self) -> Iterator[None]:
@@ -24,10 +25,8 @@ class Descriptor:
         with self._lock:
             self._inside += 1
             if self._inside == 1:
-                self._kept = os.dup(self._number)
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, self._number)
-                os.close(nowhere)
+                os.dup2(self._number, self._kept, inheritable=False)
+                os.dup2(self._nowhere, self._number)
         try:
             yield
         finally:
@@ -35,7 +34,6 @@ class Descriptor:
                 self._inside -= 1
                 if not self._inside:
                     os.dup2(self._kept, self._number)
-                    os.close(self._kept)
 
 
 STANDARD_ERROR = Descriptor(2)  # the process has one
