@@ -209,8 +209,10 @@ class World:
         for load in ("rows", "free", "pace", "room_at", "listeners"):
             record.pop(load, None)
         if record:
-            lease = (await command("HGET", f"{prefix}leases", name)).decode()
-            record |= dict(zip(("counter", "term", "owner"), lease.split(" ", 2), strict=True))
+            lease = await command("HGET", f"{prefix}leases", name)
+            if lease is None:  # it was retired just now
+                return {}
+            record |= dict(zip(("counter", "term", "owner"), lease.decode().split(" ", 2), strict=True))
             record["slots"] = (await command("ZSCORE", f"{prefix}engines", name)).decode()
         return record
 
