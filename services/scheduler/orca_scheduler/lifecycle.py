@@ -568,7 +568,7 @@ class Lifecycle:
         if self.verdict_at is not None and now >= self.verdict_at:
             lost = judge(self.suspicions)
             verdict = "; ".join(f"{self._name(suspicion.rank)} {suspicion.detail}" for suspicion in lost)
-            return self._lose(now, verdict, [suspicion.rank for suspicion in lost if self._is_fenced(suspicion)])
+            return self._lose(now, verdict, [suspicion.rank for suspicion in lost if self._to_be_fenced(suspicion)])
         assert isinstance(self.state, Greeting), "only a greeting has bounds of its own"
         due = [what for moment, what in self._greeting_bounds(self.state) if now >= moment]
         if "pods" in due:
@@ -585,8 +585,11 @@ class Lifecycle:
             return self._lose(now, f"no Hello after {timers.START:.0f} s: {names}", late)
         return self._give_back()
 
-    def _is_fenced(self, suspicion: Suspicion) -> bool:
-        """Whether a lost rank's process is killed. One whose connection broke is greeted again, CUTS - 1 times."""
+    def _to_be_fenced(self, suspicion: Suspicion) -> bool:
+        """Counts a connection that broke, and says whether the lost rank's process is killed.
+
+        One whose connection broke is greeted again, CUTS - 1 times.
+        """
         if suspicion.kind is not Kind.CUT:
             return suspicion.kind.fences
         known = self.known[suspicion.rank]

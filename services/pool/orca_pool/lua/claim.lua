@@ -3,9 +3,10 @@
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term, the last claim number that the master heard of, how many requests to take at most, free
 --   slots, all slots of the engine, slots of a block (a request takes whole blocks).
--- Returns {last claim number, slots that the first request needs which had to wait, or 0, number of the engine's listeners
---   before, and after, add_held's entry of each request taken...}; nil when the master has lost the lease. When the master has not heard of the engine's last claim,
---   an answer was lost: the reply then tells what was claimed since, and nothing new is taken.
+-- Returns {last claim number, slots that the first request needs which had to wait, or 0, number of the engine's
+--   listeners before, and after, add_held's entry of each request taken...}; nil when the master has lost the lease.
+--   When the master has not heard of the engine's last claim, an answer was lost: the reply then tells what was claimed
+--   since, and nothing new is taken.
 --
 -- An engine that took all there is asks for more (`asking`), and gets a hint.
 local PAGE = 16 -- ids read from the queue at once
