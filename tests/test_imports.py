@@ -35,6 +35,9 @@ IMPURE = {  # modules of the standard library with a clock, chance or the world 
 }
 
 
+READERS = ("settings.py", "environment.py")  # what may read the environment
+
+
 @dataclass(frozen=True)
 class Import:
     """`module` is absolute: `from .core import X` in orca_scheduler is `orca_scheduler.core`, with `name` X."""
@@ -256,10 +259,10 @@ def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 
 def environment_readers(root: Path) -> list[str]:
-    """Uses of os.environ and os.getenv outside settings.py."""
+    """Uses of os.environ and os.getenv outside settings.py, and what makes environments of children."""
     names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
     found = []
-    for path in (path for package in HOME for path in sources(root, package) if path.name != "settings.py"):
+    for path in (path for package in HOME for path in sources(root, package) if path.name not in READERS):
         for node in ast.walk(ast.parse(path.read_text(), str(path))):
             match node:
                 case ast.Attribute(value=ast.Name(id="os"), attr=name) if name in names:

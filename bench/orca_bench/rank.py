@@ -21,7 +21,7 @@ import grpc
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_bench.timed_model import make_timed_model
-from orca_common.settings import child_environment
+from orca_common.environment import child_environment
 
 PROMPT = 100
 BLOCK_SIZE = 16

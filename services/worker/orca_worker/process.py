@@ -9,16 +9,6 @@ from orca_common.listening import cannot_listen
 
 PR_SET_PDEATHSIG = 1
 
-# For torch.distributed, which reads these from a rank's environment when the process starts.
-TORCH_DISTRIBUTED = {
-    # A TCPStore looks up the name of each address that connects, for its log. When the name server's answer is lost, a
-    # formation waits for the resolver's timeout: 5 s by default, 1 s with this.
-    "RES_OPTIONS": "timeout:1 attempts:3",
-    # NCCL's watchdog would end the process when a peer is lost, but a survivor must keep its weights. (Not run: no GPU
-    # was at hand.)
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-}
-
 
 def die_with_parent(parent: int) -> None:
     """Has the kernel kill this process when its parent ends, even by SIGKILL. Raises SystemExit if it has ended."""

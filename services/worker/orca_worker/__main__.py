@@ -1,0 +1,9 @@
+"""`python -m orca_worker`: the supervisor of a pod. Its first rank begins before the supervisor is imported."""
+
+from .beginning import begin
+
+first = begin()
+
+from .supervisor import main  # noqa: E402 it imports for a third of a second
+
+main(first=first)
