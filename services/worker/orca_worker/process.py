@@ -11,12 +11,15 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when its parent ends, even by SIGKILL. Raises SystemExit if it has ended."""
+    """Has the kernel kill this process when its parent ends, even by SIGKILL.
+
+    Ends the process in silence if the parent has ended already: it has said why, if there was something to say.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
-        raise SystemExit(f"the supervisor, process {parent}, has ended")
+        raise SystemExit(0)
 
 
 def reserve_port(host: str, port: int) -> socket.socket:
