@@ -366,6 +366,8 @@ class Stack:
 
 def check_ports(settings: StackSettings) -> None:
     """Raises FailedPrecondition when a port of the first endpoint cannot be had."""
+    if settings.port and settings.port == settings.http_port:
+        raise FailedPrecondition(f"http_port: is {settings.port}, and port is the same; give each door its own")
     for name, port in (("port", settings.port), ("http_port", settings.http_port)):
         try:
             check_port(name, settings.host, port)
