@@ -17,7 +17,6 @@ from orca_cli.credentials import certs, key
 from orca_cli.generate import generate
 from orca_cli.settings_command import KINDS, SettingsCommand, redis_url_of, settings_of
 from orca_cli.suggestions import Command
-from orca_client import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,6 +50,8 @@ RunDir = Annotated[Path | None, typer.Option(help="Run folder of `orca serve`; t
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from orca_client import __version__
+
         print(f"orca {__version__}")
         raise typer.Exit
 

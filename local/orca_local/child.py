@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from orca_common.address import split_address
+from orca_common.environment import child_environment
 from orca_common.errors import FailedPrecondition
-from orca_common.settings import child_environment, variable
+from orca_common.settings import variable
 
 from . import embedded_pool, status_port
 from .redis_log import copy_lines

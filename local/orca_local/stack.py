@@ -235,7 +235,7 @@ class Stack:
     async def _start_all(self) -> None:
         settings = self._settings
         supervisors = [
-            await self._child("supervisor", n, "orca_worker.supervisor", ranks=settings.tp, first_gpu=n * settings.tp)
+            await self._child("supervisor", n, "orca_worker", ranks=settings.tp, first_gpu=n * settings.tp)
             for n in range(settings.engines * settings.pp)
         ]
         redis: list[Child] = []
