@@ -169,6 +169,13 @@ class Child:
         except OSError:
             return {}
 
+    def calls(self) -> int:
+        """Asks an endpoint how many calls are open; 0 where it does not tell. Blocks for at most 5 s."""
+        try:
+            return int(self._status().get("calls", 0))
+        except OSError:
+            return 0
+
     def starting(self) -> str | None:
         """Asks a supervisor what its ranks still do before they can form an engine. Blocks for at most 5 s."""
         try:
