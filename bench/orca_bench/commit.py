@@ -53,6 +53,9 @@ class Wire:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = hiredis.Reader()
 
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
     def start(self, data: bytes) -> None:
         self._socket.sendall(data)
 
