@@ -17,9 +17,9 @@ slower than the release: then it is the same work in more time. Measured is Redi
 
 That is derived, with a commit for each iteration. Beside it stands what came through while it was measured.
 
-Sustained. `pool_sustained` drives so many engines at their pace, each by the ledger's rule: what its iterations make while
-a commit is under way joins the next one. Asked without numbers, it looks for the largest number of which Redis commits
-every iteration within a second, with no backlog that grows and every lease renewed in time.
+Sustained. `pool_sustained` drives so many engines at their pace, each by the ledger's rule: what its iterations make
+while a commit is under way joins the next one. Asked without numbers, it looks for the largest number of which Redis
+commits every iteration within a second, with no backlog that grows and every lease renewed in time.
 
 Latency. `pool_load` is the services' own code (ledger, delivery, pool and link), in one Python process beside Redis,
 with slower engines where there are many. It shows waits that the protocol makes, not the speed of a machine.
@@ -98,20 +98,26 @@ def show(engines: int, found: Spent, floor: float, parts: dict[str, float]) -> N
 def carries(engines: int, seconds: float) -> bool:
     """Whether Redis sustains so many engines. Prints how."""
     with server() as url:
+        case = Sustained(urlsplit(url).port or 0, engines, -(-engines // DOOR), -(-engines // SCHEDULER))
         try:
-            case = Sustained(urlsplit(url).port or 0, engines, -(-engines // DOOR), -(-engines // SCHEDULER))
             found = case.measure(seconds)
-            case.close()
         except Overrun as error:
             print(f"{engines} engines: not sustained, {error}", flush=True)
             return False
-    middle, late = (1e3 * delay for delay in found.delivery)
-    renewal, longest = (1e3 * delay for delay in found.renewal)
+        finally:
+            case.close()
+    told = {
+        "iteration to delivery p50": found.delivery[0],
+        "p99": found.delivery[1],
+        "to its commit at most": found.oldest,
+        "submit to claim p99": found.claim,
+        "renewals p99": found.renewal[0],
+        "at most": found.renewal[1],
+    }
     print(
-        f"{engines} engines: {'sustained' if found.sustained else 'not sustained'}, {found.joined:.1f} iterations a commit of "
-        f"{found.rows:.0f} rows, iteration to delivery p50 {middle:.0f} ms, p99 {late:.0f} ms, the longest until it was "
-        f"committed {1e3 * found.oldest:.0f} ms{', growing' if found.grows else ''}, submit to claim p99 "
-        f"{1e3 * found.claim:.0f} ms, renewals p99 {renewal:.0f} ms, longest {longest:.0f} ms; "
+        f"{engines} engines: {'' if found.sustained else 'not '}sustained{', delays grow' if found.grows else ''}, "
+        f"{found.joined:.1f} iterations a commit of {found.rows:.0f} rows, "
+        f"{', '.join(f'{name} {1e3 * seconds:.0f} ms' for name, seconds in told.items())}; "
         f"Redis {found.redis:.0%} of a core, driver {found.driver:.0%}",
         flush=True,
     )

@@ -88,12 +88,19 @@ class Master:
     needs: int = 0
 
 
+class Exchanged(NamedTuple):
+    """An operation of the pool, and who takes its answer."""
+
+    work: Coroutine[Any, Any, Any]
+    then: Callable[[Any], None]
+
+
 @dataclass(slots=True)
 class Turns:
     """The exchanges of one process, as its link bounds them."""
 
     busy: int = 0
-    waiting: deque[Callable[[], None]] = field(default_factory=deque[Callable[[], None]])
+    waiting: deque[Exchanged] = field(default_factory=deque[Exchanged])
 
 
 class Sustained:
@@ -108,7 +115,7 @@ class Sustained:
         self._hints: dict[str, bytes] = {}
         self._submitted: dict[str, float] = {}
         self._idle: list[Wire] = []
-        self._under_way: dict[int, tuple[Wire, Coroutine[Any, Any, Any], Callable[[Any], None]]] = {}
+        self._under_way: dict[int, tuple[Wire, Exchanged]] = {}
         self._turns = defaultdict[str, Turns](Turns)
         self._poll = select.epoll()
         for _ in range(3 * engines + endpoints + 2 * schedulers):  # a queue of new connections would be lost time
@@ -168,7 +175,10 @@ class Sustained:
 
     def close(self) -> None:
         self._drive.close()
-        for wire in [*self._idle, *(wire for wire, _, _ in self._under_way.values())]:
+        waiting = [exchanged for turns in self._turns.values() for exchanged in turns.waiting]
+        for exchanged in [*waiting, *(exchanged for _, exchanged in self._under_way.values())]:
+            exchanged.work.close()
+        for wire in [*self._idle, *(wire for wire, _ in self._under_way.values())]:
             wire.close()
         self._poll.close()
         gc.unfreeze()
@@ -183,32 +193,30 @@ class Sustained:
         self._poll.register(wire.fileno(), select.EPOLLIN)
         self._idle.append(wire)
 
-    def _ask(self, coroutine: Coroutine[Any, Any, Any], then: Callable[[Any], None]) -> None:
+    def _ask(self, work: Coroutine[Any, Any, Any], then: Callable[[Any], None]) -> None:
         """Sends a command on a connection that nobody uses, as the pool's link does."""
         if not self._idle:
             self._connect()
         wire = self._idle.pop()
-        self._under_way[wire.fileno()] = wire, coroutine, then
-        wire.start(coroutine.send(None))
+        self._under_way[wire.fileno()] = wire, Exchanged(work, then)
+        wire.start(work.send(None))
 
-    def _ask_in_turn(self, process: str, coroutine: Coroutine[Any, Any, Any], then: Callable[[Any], None]) -> None:
+    def _ask_in_turn(self, process: str, work: Coroutine[Any, Any, Any], then: Callable[[Any], None]) -> None:
         """The same, when fewer than `TURNS` others of the process are under way."""
         turns = self._turns[process]
 
         def answered(answer: Any) -> None:
             turns.busy -= 1
             if turns.waiting:
-                turns.waiting.popleft()()
+                turns.busy += 1
+                self._ask(*turns.waiting.popleft())
             then(answer)
 
-        def ask() -> None:
-            turns.busy += 1
-            self._ask(coroutine, answered)
-
         if turns.busy < TURNS:
-            ask()
+            turns.busy += 1
+            self._ask(work, answered)
         else:
-            turns.waiting.append(ask)
+            turns.waiting.append(Exchanged(work, answered))
 
     def _run(self, seconds: float) -> None:
         timers, end = self._timers, time.monotonic() + seconds
@@ -216,13 +224,13 @@ class Sustained:
             while timers[0][0] <= now:
                 heapq.heappop(timers)[2]()
             for fd, _ in self._poll.poll(max(0.0, timers[0][0] - time.monotonic())):
-                wire, coroutine, then = self._under_way.pop(fd)
+                wire, exchanged = self._under_way.pop(fd)
                 answer = wire.finish()
                 self._idle.append(wire)
                 try:
-                    coroutine.send(answer)
+                    exchanged.work.send(answer)
                 except StopIteration as done:
-                    then(done.value)
+                    exchanged.then(done.value)
 
     # -- engines
 
