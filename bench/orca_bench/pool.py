@@ -19,7 +19,8 @@ That is derived, with a commit for each iteration. Beside it stands what came th
 
 Sustained. `pool_sustained` drives so many engines at their pace, each by the ledger's rule: what its iterations make
 while a commit is under way joins the next one. Asked without numbers, it looks for the largest number of which Redis
-commits every iteration within a second, with no backlog that grows and every lease renewed in time.
+commits every iteration, and begins nearly every request, within a second, with no backlog that grows and every lease
+renewed in time.
 
 Latency. `pool_load` is the services' own code (ledger, delivery, pool and link), in one Python process beside Redis,
 with slower engines where there are many. It shows waits that the protocol makes, not the speed of a machine.
@@ -125,14 +126,14 @@ def carries(engines: int, seconds: float) -> bool:
 
 
 def most(seconds: float) -> int:
-    """The largest number of engines, in steps of 25, that Redis sustains: 8 tries at most."""
-    fine, step, tries = 0, 4 * STEP, 0
-    while step >= STEP and tries < 8:
-        tries += 1
+    """The largest number of engines, in steps of 25, that Redis sustains."""
+    fine, step = 0, 4 * STEP
+    while carries(fine + step, seconds):
+        fine += step
+    while step > STEP:
+        step //= 2
         if carries(fine + step, seconds):
             fine += step
-        else:
-            step //= 2
     return fine
 
 

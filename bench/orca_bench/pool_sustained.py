@@ -31,7 +31,7 @@ from orca_pool.wire import ADDRESS, CONTENT, TOKEN
 
 STEP = 1 / PER_SECOND
 READ_EVERY = 1 / 400
-LATEST = 1.0  # seconds: what was made is committed in the second in which it was made
+LATEST = 1.0  # seconds: what was made is committed, and what was asked is begun, in the second in which it was
 GROWTH, SLACK = 1.5, 0.01  # a backlog grows where the later delays are so many times the earlier, and seconds longer
 TURNS = 32  # exchanges of a process at a time: the width of the pool's link
 ITERATION_AT = TOKEN.size - 8  # where a token names its iteration
@@ -57,7 +57,8 @@ class Carried(NamedTuple):
     @property
     def sustained(self) -> bool:
         """Whether Redis carries these engines."""
-        return not self.grows and self.oldest <= LATEST and self.renewal[1] <= LEASE_SECONDS - RENEW_SECONDS
+        in_time = max(self.oldest, self.claim) <= LATEST and self.renewal[1] <= LEASE_SECONDS - RENEW_SECONDS
+        return in_time and not self.grows
 
 
 @dataclass(slots=True)
@@ -151,8 +152,7 @@ class Sustained:
 
     def measure(self, seconds: float) -> Carried:
         """Drives the case for so many seconds, and half as long before."""
-        gc.collect()
-        gc.freeze()
+        gc.disable()  # a collection would be a pause of the driver's
         self._run(seconds / 2)
         self._forget()
         redis, driver, began = self._drive.probe.cpu(), time.process_time(), time.monotonic()
@@ -181,7 +181,7 @@ class Sustained:
         for wire in [*self._idle, *(wire for wire, _ in self._under_way.values())]:
             wire.close()
         self._poll.close()
-        gc.unfreeze()
+        gc.enable()
 
     # -- the loop
 
