@@ -82,6 +82,7 @@ class Master:
     ends: Counter[int] = field(default_factory=Counter[int])  # requests that end with an iteration
     iteration: int = 0
     sent: int = 0  # the last iteration that a commit carries
+    committed: int = 0  # the last one whose commit was answered
     made: bytearray = field(default_factory=bytearray)
     committing: bool = False
     claiming: bool = False
@@ -160,10 +161,11 @@ class Sustained:
         redis, driver = (self._drive.probe.cpu() - redis) / 1e6, time.process_time() - driver
         took, half = time.monotonic() - began, len(self._delivery) // 2
         early, late = sorted(self._delivery[:half])[half // 2], sorted(self._delivery[half:])[half // 2]
+        self._oldest = max(self._oldest, *map(self._age, self._masters))
         waiting = [time.monotonic() - since for since in self._submitted.values()]
         return Carried(
-            self._joined / self._commits,
-            self._rows / self._commits,
+            self._joined / max(1, self._commits),
+            self._rows / max(1, self._commits),
             (part(self._delivery, 0.5), part(self._delivery, 0.99)),
             self._oldest,
             part(self._claims + waiting, 0.99),
@@ -172,6 +174,11 @@ class Sustained:
             redis / took,
             driver / took,
         )
+
+    @staticmethod
+    def _age(master: Master) -> float:
+        """For how many seconds the oldest iteration that is not committed waits."""
+        return time.monotonic() - master.at - (master.committed + 1) * STEP
 
     def close(self) -> None:
         self._drive.close()
@@ -261,6 +268,7 @@ class Sustained:
         master.sent = now
         master.made.clear()
         if not rows:
+            master.committed = now
             return
         master.committing = True
         lease = master.lease
@@ -274,7 +282,8 @@ class Sustained:
                 self._joined + now + 1 - low,
                 self._rows + len(rows),
             )
-            self._oldest = max(self._oldest, time.monotonic() - master.at - low * STEP)
+            self._oldest = max(self._oldest, self._age(master))
+            master.committed = now
             master.committing, master.needs = False, answer.needs or master.needs
             if master.sent < master.iteration:
                 self._commit(master)
