@@ -12,7 +12,7 @@ are renewed. So however long a round takes here, the work of a second of the rel
 import random
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -71,6 +71,16 @@ class Hand:
         return await Exchange(pack_command(args))
 
 
+class Alone:
+    """Stands for what gathers the operations of a Pool: each is sent by itself."""
+
+    def __init__(self, send: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]) -> None:
+        self._send = send
+
+    async def ask(self, item: Any) -> Any:
+        return (await self._send([item]))[0]
+
+
 def together(work: Iterable[tuple[Wire, Coroutine[Any, Any, T]]]) -> list[T]:
     """Sends one command of each, then reads all answers. Returns what the coroutines return."""
     started = list(work)
@@ -107,6 +117,7 @@ class Drive:
     ) -> None:
         self.pool = Pool("redis://driven", "bench", constants=constants)
         self.pool._link = Hand()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        self.pool._submits = Alone(self.pool._submit_all)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         self.probe = Wire(port)
         self.probe.ask("CONFIG", "SET", "appendfsync", "no")
         for script in self.pool._scripts.values():  # pyright: ignore[reportPrivateUsage]

@@ -98,7 +98,7 @@ async def serve(settings: StackSettings) -> None:
 
 def example(address: str, settings: StackSettings, program: str = sys.argv[0]) -> str:
     """A command that calls the stack, as it can be pasted into the shell that `orca serve` was called from."""
-    called = program if os.access(program, os.X_OK) and "/" in program else "orca"
+    called = os.path.abspath(program) if os.access(program, os.X_OK) and "/" in program else "orca"
     command = [called, "generate", "def main("]
     if address != USUAL_ADDRESS:
         command += ["--address", address]
