@@ -93,7 +93,7 @@ async def serve(settings: StackSettings) -> None:
             console.print(f"  gRPC {address}   OpenAI API {scheme}://{http}/v1", soft_wrap=True)
         console.print(f"  run folder {folder}", soft_wrap=True)
         if not stack.reads_text:
-            console.print("  the model has no tokenizer.json: prompts are token ids, and answers have no text")
+            console.print("  no tokenizer.json: prompts are token ids, and answers have no text", soft_wrap=True)
         said = example(stack.grpc_addresses[0], settings, text=stack.reads_text)
         console.print(f"  try: {said}", soft_wrap=True)
         await stack.wait()
