@@ -1,4 +1,4 @@
-"""Attaches that come together share a script, and nothing else: not their answers, not their errors."""
+"""What comes together shares a script, and nothing else: not its answers, not its errors."""
 
 import asyncio
 import hashlib
@@ -151,3 +151,60 @@ async def test_each_call_gets_its_own_answer(lab: Lab) -> None:
     assert tokens == [[], tokens_of(0, 2), []]
     with pytest.raises(ResponseError, match="WRONGTYPE"):
         await lab.pool.attach("broken", endpoint="e", attempt=3)
+
+
+async def test_submits_share_a_script(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New, known, too large, unregistered and broken ones. The queue has them in the order in which they came."""
+    scripts: list[str] = []
+    run = lab.pool._run
+
+    async def counted(script: str, *args: Any, **more: Any) -> Any:
+        scripts.append(script)
+        return await run(script, *args, **more)
+
+    await lab.endpoint()
+    await lab.engine()
+    await lab.submit("known")
+    await lab.redis("SET", f"{lab.keys.prefix}request:broken", "no hash")
+    monkeypatch.setattr(lab.pool, "_run", counted)
+    new, known, other, large, ghost, broken, last = await asyncio.gather(
+        lab.submit("new"),
+        lab.submit("known", attempt=2),
+        lab.submit("known", attempt=2, digest="other"),
+        lab.submit("large", 1000),
+        lab.submit("ghost", endpoint="ghost"),
+        lab.submit("broken"),
+        lab.submit("last"),
+        return_exceptions=True,
+    )
+    assert scripts == ["submit"]
+    assert isinstance(new, Attached)
+    assert isinstance(known, Attached)
+    assert isinstance(last, Attached)
+    assert (known.position, new.position, last.position) == (1, 2, 3)
+    assert (known.record, last.record) == (b"record of known", b"record of last")
+    assert (other, large, ghost) == (Refusal.OTHER_BODY, Refusal.NEVER_FITS, Refusal.UNREGISTERED)
+    assert isinstance(broken, ResponseError)
+
+
+async def test_a_full_queue_takes_a_part_of_what_came_together(lab: Lab) -> None:
+    await lab.endpoint()
+    await lab.engine()
+    answers = await asyncio.gather(*(lab.submit(f"r{n}", max_waiting=3) for n in range(5)))
+    assert [isinstance(answer, Attached) for answer in answers] == [True] * 3 + [False] * 2
+
+
+async def test_a_long_record_goes_alone(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    send = lab.pool._submit_all
+
+    async def counted(requests: Sequence[tuple[str | bytes | int, ...]]) -> list[Any]:
+        counts.append(len(requests))
+        return await send(requests)
+
+    await lab.endpoint()
+    await lab.engine()
+    monkeypatch.setattr(lab.pool, "_submit_all", counted)
+    monkeypatch.setattr(lab.pool._submits, "_send", counted)
+    await asyncio.gather(*(lab.submit(f"{n}-" + "long" * (n % 2) * 5000) for n in range(4)))
+    assert sorted(counts) == [1, 1, 2]

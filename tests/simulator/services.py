@@ -9,6 +9,7 @@ from orca_common.errors import OrcaError, Unavailable
 from orca_common.service import LoopPulse, cancel
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Transport
+from orca_endpoint.arrivals import Arrivals
 from orca_endpoint.call import Call, CallLimits, Submission
 from orca_endpoint.delivery import Delivery
 from orca_endpoint.text import Vocabulary
@@ -38,6 +39,7 @@ class EndpointProcess:
         self.process = world.process(name)
         self.pool = cast(Pool, ModelledPool(server, self.process))
         self.delivery: Delivery | None = None
+        self.arrivals: Arrivals | None = None
         self.streams: dict[Stream, asyncio.Task[None] | None] = {}  # None: it has not begun
         self.process.on_death.append(self._died)
         self.process.start(self._run)
@@ -45,6 +47,7 @@ class EndpointProcess:
     async def _run(self) -> None:
         await reached(lambda: self.pool.identify(DIGEST, 1024, 64))
         numbers = iter(range(1, 1 << 30))
+        self.arrivals = Arrivals()
         self.delivery = Delivery(self.pool, self.process.time, lambda: f"{self.name}.{next(numbers)}")
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.delivery.renew())
@@ -93,6 +96,7 @@ class EndpointProcess:
     def _call(self, stream: Stream) -> Call:
         ask = stream.ask
         assert self.delivery is not None
+        assert self.arrivals is not None
         deadline = None if ask.deadline is None else self.process.time() + ask.deadline
         submission = None
         if ask.prompt:
@@ -105,7 +109,8 @@ class EndpointProcess:
                 stop=[ask.stop] if ask.stop else [],
             )
             digest = hashlib.sha1(record.SerializeToString()).hexdigest()
-            submission = Submission(Work(record, digest, ask.attempt), deadline, MAX_WAITING, NO_LIMITS, "")
+            work = Work(record, digest, ask.attempt)
+            submission = Submission(work, deadline, MAX_WAITING, NO_LIMITS, "", self.arrivals)
         letters = cast(Vocabulary, Letters())
         transcript = Transcript(ask.request_id, letters, from_index=ask.from_index, digest=ask.digest)
         return Call(

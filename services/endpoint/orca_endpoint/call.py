@@ -19,6 +19,7 @@ from orca_pool.pool import Pool
 from orca_pool.records import Attached, Busy, Packet, QueueLimits, Reason, Refusal, Times
 from orca_pool.retry import reached
 
+from .arrivals import Arrivals
 from .call_line import Outcome, current_line
 from .delivery import Delivery, Grace
 from .events import Event, Finished
@@ -53,6 +54,7 @@ class Submission:
     max_waiting: int  # requests in the queue above which the pool refuses
     limits: QueueLimits
     tenant: str  # whose request it is; "" without API keys
+    arrivals: Arrivals  # those that it is submitted with
 
     async def send(self, pool: Pool, request_id: str, incarnation: str) -> Attached | Refusal | Busy:
         """Submits the request under its id in the pool, and attaches its call. May be sent again: the id is known."""
@@ -254,6 +256,8 @@ class Call:
         """
         self._must_attach = False
         self._drop_inbox()  # the answer holds all of it
+        if self._submission is not None:
+            await self._submission.arrivals.together()
         give_up = None if self._transcript.accepted else self._loop.time() + self._limits.pool_patience
         while True:
             incarnation = self._delivery.incarnation

@@ -32,9 +32,10 @@ class Completions(Exchange):
         endpoint = self._endpoint
         deadline = deadline_of(request)
         body = body_in(request.scope)
-        wanted = await parsed(body, lambda raw: parse(raw, endpoint.settings.max_prompts), endpoint.large)
         name = f"cmpl-{secrets.token_hex(12)}"
-        calls = await self._calls(wanted, name, request, deadline)
+        with endpoint.arrivals.coming():
+            wanted = await parsed(body, lambda raw: parse(raw, endpoint.settings.max_prompts), endpoint.large)
+            calls = await self._calls(wanted, name, request, deadline)
         choices = [Choice(self._text_of(sample.request) if wanted.echo else None) for sample in wanted.samples]
         wanted.samples.clear()  # long prompts need memory, and the calls have them until the pool does
         opened = Single(calls[0], body.held) if len(calls) == 1 else Merged(calls, body.held)

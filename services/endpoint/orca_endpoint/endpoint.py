@@ -15,6 +15,7 @@ from orca_pool.pool import Pool
 from orca_pool.records import QueueLimits
 from orca_pool.retry import reached
 
+from .arrivals import Arrivals
 from .call import Call, CallLimits, Submission
 from .call_line import Outcome, current_line
 from .delivery import Delivery
@@ -62,6 +63,7 @@ class Endpoint:
         self.large = Threads("large-inputs", 1, WAITING)
         self.tokenizing = Threads("tokenizing", TOKENIZING, WAITING)
         self._validator = Validator(settings, checkpoint, vocabulary, self.tokenizing)
+        self.arrivals = Arrivals()
         self._engines = Recent(pool.engine_infos, ENGINES_SECONDS)
         self._limits = CallLimits(settings.pool_patience, settings.call_buffer)
         self._queue_limits = QueueLimits(
@@ -127,7 +129,7 @@ class Endpoint:
             Transcript(work.record.request_id, self.vocabulary),
             tenant=tenant,
             attempt=work.attempt,
-            submission=Submission(work, deadline, self.settings.max_waiting, self._queue_limits, tenant),
+            submission=Submission(work, deadline, self.settings.max_waiting, self._queue_limits, tenant, self.arrivals),
             deadline=deadline,
             span=span,
             interval=request.stream_interval,

@@ -79,17 +79,19 @@ class OrcaServicer:
 
     async def generate(self, _: object, context: Context) -> None:
         with self._limits.call(peer_of(context)) as held:
-            request = await self._messages.read(context, GenerateRequest, held)
-            call = await self._call(request, context)
+            with self._endpoint.arrivals.coming():
+                request = await self._messages.read(context, GenerateRequest, held)
+                call = await self._call(request, context)
             del request  # a long prompt needs memory, and the pool has it
             await self._stream(call, context, held)
 
     async def generate_text(self, _: object, context: Context) -> bytes:
         with self._limits.call(peer_of(context)) as held:
-            request = await self._messages.read(context, GenerateRequest, held)
-            logprobs = request.logprobs or request.top_logprobs > 0
-            request.stream_interval = MAX_INTERVAL
-            call = await self._call(request, context)
+            with self._endpoint.arrivals.coming():
+                request = await self._messages.read(context, GenerateRequest, held)
+                logprobs = request.logprobs or request.top_logprobs > 0
+                request.stream_interval = MAX_INTERVAL
+                call = await self._call(request, context)
             del request  # a long prompt needs memory, and the pool has it
             return await self._answer(call, logprobs, held)
 

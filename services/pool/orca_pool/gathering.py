@@ -1,4 +1,5 @@
-"""Operations that are asked for at the same time go to Redis together: after an outage, thousands of calls attach."""
+"""Operations that are asked for at the same time go to Redis together: a burst is submitted, and after an outage
+thousands of calls attach."""
 
 import asyncio
 from collections import deque

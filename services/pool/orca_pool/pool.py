@@ -42,6 +42,8 @@ from .scripts import SCHEMA, Constants, build, standard
 from .wire import pack_tokens, unpack_packets, unpack_tokens
 
 READ_ENTRIES = 256  # entries of a stream that one answer holds at most
+SUBMITTED_TOGETHER = 32  # requests, in one script: as many as a batch often has; Redis takes 1 ms for them
+LONG_RECORD = 16384  # bytes: a record of more goes alone
 ATTACHED_TOGETHER = 32  # calls, in one script, with 1,000 tokens each it takes Redis 1 ms
 DEFAULTS = Constants()
 TOLD = frozenset(["submit", "submit_known", "attach", "cancel", "finish_at"])  # a client hears of what these did
@@ -79,7 +81,9 @@ class Pool:
         self._replicas = replicas
         self._link = Link(redis_url, patience, tls_dir=tls_dir)
         self._scripts = standard(constants) if lua is None else build(lua, constants)
-        self._listeners = defaultdict[str, Listeners](Listeners)  # of the engines that this process masters
+        # Of the engines that this process masters.
+        self._listeners = defaultdict[str, Listeners](lambda: Listeners(self._keys.tokens))
+        self._submits = Gathering(self._submit_all, SUBMITTED_TOGETHER)
         self._attaches = Gathering(self._attach_all, ATTACHED_TOGETHER)
 
     @classmethod
@@ -108,6 +112,7 @@ class Pool:
 
     async def close(self) -> None:
         """Closes the connections to Redis."""
+        await self._submits.close()
         await self._attaches.close()
         await self._link.close()
 
@@ -231,12 +236,21 @@ class Pool:
         rest += [max_tokens if new_tokens is None else new_tokens, tenant, max_waiting]
         rest += ["" if limit is None else limit for limit in limits]
         try:
-            answer = _submitted(await self._run("submit", request_id, record, *rest))
+            answer = _submitted(await self._submit(request_id, record, *rest))
         except OutOfMemoryError:
-            answer = _submitted(await self._run("submit_known", request_id, b"", *rest))
+            answer = _submitted((await self._run("submit_known", request_id, b"", *rest))[0])
         if isinstance(answer, Attached) and not answer.record:  # the request is new
             return replace(answer, record=record)
         return answer
+
+    async def _submit(self, request_id: str, record: bytes, *rest: Argument) -> Any:
+        request = (request_id, record, *rest)
+        if len(record) > LONG_RECORD:
+            return (await self._submit_all([request]))[0]
+        return await self._submits.ask(request)
+
+    async def _submit_all(self, requests: Sequence[tuple[Argument, ...]]) -> list[Any]:
+        return await self._run("submit", *(argument for request in requests for argument in request))
 
     async def attach(
         self,

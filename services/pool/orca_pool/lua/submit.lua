@@ -1,60 +1,18 @@
--- Puts a request into the queue and attaches its call. A known request with the same body is only attached.
+-- Puts requests into the queue and attaches their calls. A known request with the same body is only attached.
 --
 -- KEYS: the pool hash.
--- ARGV: request id, record, digest of the body, max_tokens (input and new tokens, so the slots that it needs),
+-- ARGV: for each request its id, record, digest of the body, max_tokens (input and new tokens, so the slots that it needs),
 --   microseconds until its deadline or '', detach grace (microseconds), endpoint, attempt, new tokens, tenant, then the
 --   limits, '' for none: requests in the queue, their bytes, the tenant's requests (waiting or claimed), its slots in the
 --   queue. The record is '' where Redis has no memory left: then a known request is attached, and a new one refused.
--- Returns what `attach` of prelude.lua returns (without the record, where the request is new: its endpoint has it), a number
---   of REFUSAL, or {a number of REFUSAL, microseconds until the request would begin if it were in the queue, microseconds
---   until what it lacks is due}; '' for what nobody knows.
-local id, record, body_digest, max_tokens, deadline_in, grace, endpoint, attempt, new, tenant = unpack(ARGV)
-local max_waiting, max_bytes, max_requests, max_queued = unpack(ARGV, 11)
+-- Returns for each request what `attach` of prelude.lua returns (without the record, where the request is new: its endpoint
+--   has it), a number of REFUSAL, or {a number of REFUSAL, microseconds until the request would begin if it were in the
+--   queue, microseconds until what it lacks is due}, '' for what nobody knows; or the error of its record alone.
 local MARGIN = 1.15 -- a prediction is an estimate, and what it promises must hold
 
 -- A limit that may be ''.
 local function limit_of(given)
   return tonumber(given) or math.huge
-end
-local key = REQUEST .. id
-if not registered(endpoint) then
-  return REFUSAL.UNREGISTERED
-end
-local known_digest = call('HGET', key, 'digest')
-if known_digest then
-  return known_digest == body_digest and attach(id, endpoint, attempt, 0, '', 0, '') or REFUSAL.OTHER_BODY
-end
-if record == '' then
-  return REFUSAL.MEMORY
-end
-local largest = tonumber(call('HGET', POOL, 'slots')) or 0
-if largest == 0 then
-  return REFUSAL.NO_ENGINE
-end
-if tonumber(max_tokens) > largest then
-  return REFUSAL.NEVER_FITS
-end
-local time, ahead = now(), call('ZCARD', WAITING)
-local tokens, slots, bytes, requests, queued =
-  fields(LOAD, 'tokens', 'slots', 'bytes', 'requests:' .. tenant, 'tokens:' .. tenant)
-tokens, slots, bytes = tonumber(tokens) or 0, tonumber(slots) or 0, tonumber(bytes) or 0
-requests, queued = tonumber(requests) or 0, tonumber(queued) or 0
-local wait, soonest, each, width = prediction(ahead, tokens, slots + max_tokens, time)
-
--- When the first request that makes room, and so many after it, will have done so.
-local function after(others)
-  local mean = ahead > 0 and tokens / ahead or tonumber(new) -- tokens of a request
-  return wait and soonest + math.max(others, 0) * mean * each
-end
-
--- When so many of the `ahead` in the queue will have begun.
-local function begun(count)
-  return wait and math.min(after(math.min(math.ceil(count), ahead) - 1), wait)
-end
-
--- A refusal, with the wait of the whole queue and with the moment at which what the request lacks is due.
-local function refused(why, due)
-  return { why, wait and int(wait) or '', due and int(due) or '' }
 end
 
 -- Of n things that are spread over m, the place of the k-th.
@@ -62,38 +20,90 @@ local function place(k, n, m)
   return math.ceil(math.min(k, n) * (m + 1) / (n + 1))
 end
 
-if requests + 1 > limit_of(max_requests) then
-  return refused(REFUSAL.TENANT_FULL, after(place(1, requests, math.max(ahead + (width or 0), requests)) - 1))
-end
-if queued + max_tokens > limit_of(max_queued) then
-  local size = math.max(slots / math.max(ahead, 1), 1) -- slots of a request that waits
-  local many = math.ceil((queued + max_tokens - max_queued) / size)
-  return refused(REFUSAL.TENANT_FULL, begun(place(many, math.ceil(queued / size), ahead)))
-end
-if ahead >= limit_of(max_waiting) then
-  return refused(REFUSAL.FULL, begun(ahead - max_waiting + 1))
-end
-if bytes + #record > limit_of(max_bytes) then
-  return refused(REFUSAL.FULL, begun((bytes + #record - max_bytes) / math.max(bytes / math.max(ahead, 1), 1)))
-end
--- What must wait is accepted only if it can still end in time. What need not wait keeps nobody from anything.
-if deadline_in ~= '' and wait and wait > 0 then
-  local longest = deadline_in / MARGIN - new * each * width -- so long may a request wait that has so much time
-  if wait > longest then
-    return refused(REFUSAL.LATE, wait - math.max(longest, 0))
+local function submit(id, record, body_digest, max_tokens, deadline_in, grace, endpoint, attempt, new, tenant, max_waiting,
+  max_bytes, max_requests, max_queued)
+  local key = REQUEST .. id
+  if not registered(endpoint) then
+    return REFUSAL.UNREGISTERED
   end
+  local known_digest = call('HGET', key, 'digest')
+  if known_digest then
+    return known_digest == body_digest and attach(id, endpoint, attempt, 0, '', 0, '') or REFUSAL.OTHER_BODY
+  end
+  if record == '' then
+    return REFUSAL.MEMORY
+  end
+  local largest = tonumber(call('HGET', POOL, 'slots')) or 0
+  if largest == 0 then
+    return REFUSAL.NO_ENGINE
+  end
+  if tonumber(max_tokens) > largest then
+    return REFUSAL.NEVER_FITS
+  end
+  local time, ahead = now(), call('ZCARD', WAITING)
+  local tokens, slots, bytes, requests, queued =
+    fields(LOAD, 'tokens', 'slots', 'bytes', 'requests:' .. tenant, 'tokens:' .. tenant)
+  tokens, slots, bytes = tonumber(tokens) or 0, tonumber(slots) or 0, tonumber(bytes) or 0
+  requests, queued = tonumber(requests) or 0, tonumber(queued) or 0
+  local wait, soonest, each, width = prediction(ahead, tokens, slots + max_tokens, time)
+
+  -- When the first request that makes room, and so many after it, will have done so.
+  local function after(others)
+    local mean = ahead > 0 and tokens / ahead or tonumber(new) -- tokens of a request
+    return wait and soonest + math.max(others, 0) * mean * each
+  end
+
+  -- When so many of the `ahead` in the queue will have begun.
+  local function begun(count)
+    return wait and math.min(after(math.min(math.ceil(count), ahead) - 1), wait)
+  end
+
+  -- A refusal, with the wait of the whole queue and with the moment at which what the request lacks is due.
+  local function refused(why, due)
+    return { why, wait and int(wait) or '', due and int(due) or '' }
+  end
+
+  if requests + 1 > limit_of(max_requests) then
+    return refused(REFUSAL.TENANT_FULL, after(place(1, requests, math.max(ahead + (width or 0), requests)) - 1))
+  end
+  if queued + max_tokens > limit_of(max_queued) then
+    local size = math.max(slots / math.max(ahead, 1), 1) -- slots of a request that waits
+    local many = math.ceil((queued + max_tokens - max_queued) / size)
+    return refused(REFUSAL.TENANT_FULL, begun(place(many, math.ceil(queued / size), ahead)))
+  end
+  if ahead >= limit_of(max_waiting) then
+    return refused(REFUSAL.FULL, begun(ahead - max_waiting + 1))
+  end
+  if bytes + #record > limit_of(max_bytes) then
+    return refused(REFUSAL.FULL, begun((bytes + #record - max_bytes) / math.max(bytes / math.max(ahead, 1), 1)))
+  end
+  -- What must wait is accepted only if it can still end in time. What need not wait keeps nobody from anything.
+  if deadline_in ~= '' and wait and wait > 0 then
+    local longest = deadline_in / MARGIN - new * each * width -- so long may a request wait that has so much time
+    if wait > longest then
+      return refused(REFUSAL.LATE, wait - math.max(longest, 0))
+    end
+  end
+  local arrival = call('HINCRBY', POOL, 'arrival', 1)
+  local deadline = deadline_in == '' and '' or int(time + deadline_in)
+  call('HSET', key, 'record', record, 'digest', body_digest, 'max_tokens', max_tokens, 'grace', grace,
+    'state', 'waiting', 'arrival', arrival, 'claim', '', 'engine', '', 'endpoint', endpoint, 'attempt', attempt,
+    'closed', '0', 'losses', '0', 'loss_at', '-1', 'reason', '0', 'final', '0', 'deadline', deadline, 'detach_at', '',
+    'engines', '', 'new', new, 'tenant', tenant, 'submitted', int(time), 'claimed_at', '0', 'first_token', '0',
+    'finished', '0')
+  call('ZADD', WAITING, arrival, id)
+  add_load('tokens', new, 'slots', max_tokens, 'bytes', #record, 'tokens:' .. tenant, max_tokens, 'requests:' .. tenant, 1)
+  call('SADD', CALLS .. endpoint, id)
+  if deadline ~= '' then
+    set_due(id, deadline, '')
+  end
+  hint_waiting(max_tokens)
+  return { '', ahead + 1, wait and int(wait) or '', 0, '', '', '', '', '0', '0', int(time), '0', '0', '0' }
 end
-local arrival = call('HINCRBY', POOL, 'arrival', 1)
-local deadline = deadline_in == '' and '' or int(time + deadline_in)
-call('HSET', key, 'record', record, 'digest', body_digest, 'max_tokens', max_tokens, 'grace', grace,
-  'state', 'waiting', 'arrival', arrival, 'claim', '', 'engine', '', 'endpoint', endpoint, 'attempt', attempt,
-  'closed', 0, 'losses', 0, 'loss_at', -1, 'reason', 0, 'final', 0, 'deadline', deadline, 'detach_at', '',
-  'engines', '', 'new', new, 'tenant', tenant, 'submitted', int(time), 'claimed_at', 0, 'first_token', 0, 'finished', 0)
-call('ZADD', WAITING, arrival, id)
-add_load('tokens', new, 'slots', max_tokens, 'bytes', #record, 'tokens:' .. tenant, max_tokens, 'requests:' .. tenant, 1)
-call('SADD', CALLS .. endpoint, id)
-if deadline ~= '' then
-  set_due(id, deadline, '')
+
+local answers = {}
+for i = 1, #ARGV, 14 do
+  local _, answer = pcall(submit, unpack(ARGV, i, i + 13))
+  answers[#answers + 1] = type(answer) == 'string' and redis.error_reply(answer) or answer
 end
-hint_waiting(max_tokens)
-return { '', ahead + 1, wait and int(wait) or '', 0, '', '', '', '', '0', '0', int(time), '0', '0', '0' }
+return answers
