@@ -39,4 +39,6 @@ def main(run_dir: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("give the run folder, which `orca serve` prints")
     main(Path(sys.argv[1]))

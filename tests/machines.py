@@ -37,7 +37,7 @@ class Machines:
     async def start(self) -> None:
         (self._folder / "logs").mkdir(parents=True)
         await self._start_redis()
-        workers = [self._child(name, "orca_worker.supervisor", ranks=1) for name in WORKERS]
+        workers = [self._child(name, "orca_worker", ranks=1) for name in WORKERS]
         endpoint = self._child("endpoint", "orca_endpoint")
         await asyncio.gather(*(child.start() for child in (*workers, endpoint)))
         told = ",".join(worker.address for worker in workers)

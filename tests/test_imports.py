@@ -1,6 +1,7 @@
 """Who may import whom: the rules of docs/design.md, "The house: Figure 4 as folders", checked on every import."""
 
 import ast
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ IMPURE = {  # modules of the standard library with a clock, chance or the world 
     *("random", "sched", "secrets", "select", "selectors", "shutil", "signal", "socket", "subprocess", "sys"),
     *("tempfile", "threading", "time", "uuid"),
 }
+
+
+READERS = ("settings.py", "environment.py")  # what may read the environment
 
 
 @dataclass(frozen=True)
@@ -256,10 +260,10 @@ def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 
 def environment_readers(root: Path) -> list[str]:
-    """Uses of os.environ and os.getenv outside settings.py."""
+    """Uses of os.environ and os.getenv outside settings.py, and what makes environments of children."""
     names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
     found = []
-    for path in (path for package in HOME for path in sources(root, package) if path.name != "settings.py"):
+    for path in (path for package in HOME for path in sources(root, package) if path.name not in READERS):
         for node in ast.walk(ast.parse(path.read_text(), str(path))):
             match node:
                 case ast.Attribute(value=ast.Name(id="os"), attr=name) if name in names:
@@ -272,6 +276,37 @@ def environment_readers(root: Path) -> list[str]:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.package}: {rule.sentence}")
 def test_imports(rule: Rule) -> None:
     assert not violations(ROOT, rule), rule.sentence
+
+
+# What a process must not import as it starts, before it listens. Each costs a tenth of a second of a core or more, and
+# the rank's torch, which every start waits for, needs one of two cores.
+SLOW = {
+    "torch",
+    "numpy",
+    "transformers",
+    "triton",
+    "huggingface_hub",
+    "kubernetes_asyncio",
+    "orca_client",
+    "orca_bench",
+}
+DOORS = {"redis", "uvicorn", "starlette", "tokenizers", "cryptography"}
+LIGHT = {"asyncio", "grpc", "json", "logging", "pydantic"}
+STARTS = {
+    "orca_cli.main, orca_cli.serving": SLOW | DOORS,
+    "orca_endpoint.app": SLOW,
+    "orca_scheduler.app": SLOW | {"uvicorn", "tokenizers"},
+    "orca_worker.beginning": SLOW | DOORS | LIGHT,  # the first rank begins when a supervisor has imported no more
+    "orca_worker.supervisor": SLOW | DOORS,
+    "orca_worker.rank": (SLOW | DOORS) - {"numpy"},  # torch comes when it is known that the model needs it
+}
+
+
+@pytest.mark.parametrize("modules", STARTS)
+def test_a_start_imports_nothing_slow(modules: str) -> None:
+    script = f"import {modules}, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
+    assert not STARTS[modules] & set(done.stdout.split())
 
 
 def test_no_circle() -> None:

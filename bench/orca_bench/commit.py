@@ -8,6 +8,7 @@ best and the median of many short windows, because whatever else the machine doe
     commit          the script `commit` as a master sends it
     floor           the same APPENDs and XADDs as a pipeline of plain commands
     floor in Lua    the same from the shortest script: a transaction costs this much
+    journal in Lua  the same with one APPEND for all rows, to a key of the engine (docs/decisions/engine-journal.md)
     round trip      a PING: what every exchange costs beside its work
 
 and what Python spends on building the command and on parsing one delivery entry.
@@ -43,6 +44,10 @@ for i = 1, endpoints do
   redis.call('XADD', KEYS[rows + i], 'MAXLEN', '65536', '0-*', 'e', 'g', 'p', ARGV[2 + rows + i])
 end
 """
+JOURNAL = FLOOR.replace(
+    "for i = 1, rows do\n  redis.call('APPEND', KEYS[i], ARGV[2 + i])\nend",
+    ("redis.call('APPEND', KEYS[1], table.concat(ARGV, '', 3, 2 + rows))"),
+)
 
 
 class Wire:
@@ -52,6 +57,9 @@ class Wire:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = hiredis.Reader()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
 
     def start(self, data: bytes) -> None:
         self._socket.sendall(data)
@@ -141,10 +149,12 @@ def measure(url: str, rows: int, endpoints: int) -> dict[str, tuple[float, float
     sha = wire.ask("SCRIPT", "LOAD", FLOOR)
     script = ("EVALSHA", sha, len(plain), *keys, *streams, rows, endpoints, *[token] * rows, *[packet] * endpoints)
     in_lua = pack_command(script)
+    in_journal = pack_command((script[0], wire.ask("SCRIPT", "LOAD", JOURNAL), *script[2:]))
     subjects: dict[str, Callable[[], Any]] = {
         "commit": lambda: wire.send(next(upcoming, sent[-1])),
         "floor": lambda: wire.send(pipeline, len(plain)),
         "floor in Lua": lambda: wire.send(in_lua),
+        "journal in Lua": lambda: wire.send(in_journal),
         "round trip": lambda: wire.send(ping),
     }
     spent: dict[str, list[float]] = {name: [] for name in subjects}

@@ -1,6 +1,7 @@
 """The request pool under many engines: what Redis spends, and how long requests and tokens take through it.
 
-    python -m orca_bench.pool [--cases 1,1,1 8,2,2 64,8,4 256,32,8 1000,100,10] [--seconds 4]
+    python -m orca_bench.pool [--cases 1,1,1 8,2,2 64,8,4 256,32,8 1000,100,10] [--seconds 4] [--only cpu|latency]
+    python -m orca_bench.pool --only sustained [--engines 64 100 150]
 
 A case is a number of engines, endpoints and schedulers. The engines compute nothing: every 1/50 s each of them commits
 one token for each of its requests, 32 at most. Requests have 128 new tokens, a bit fewer run at once than the engines
@@ -14,7 +15,12 @@ slower than the release: then it is the same work in more time. Measured is Redi
 
     engines that a core sustains = 1 / (CPU seconds that one engine costs in a second of 50 iterations)
 
-That is derived. Beside it stands what was sustained directly: the commits a second that came through, as engines.
+That is derived, with a commit for each iteration. Beside it stands what came through while it was measured.
+
+Sustained. `pool_sustained` drives so many engines at their pace, each by the ledger's rule: what its iterations make
+while a commit is under way joins the next one. Asked without numbers, it looks for the largest number of which Redis
+commits every iteration, and begins nearly every request, within a second, with no backlog that grows and every lease
+renewed in time.
 
 Latency. `pool_load` is the services' own code (ledger, delivery, pool and link), in one Python process beside Redis,
 with slower engines where there are many. It shows waits that the protocol makes, not the speed of a machine.
@@ -33,11 +39,14 @@ from urllib.parse import urlsplit
 
 from orca_bench.pool_drive import PER_SECOND, Drive, Spent
 from orca_bench.pool_load import Case
+from orca_bench.pool_sustained import Overrun, Sustained
 from orca_local import embedded_pool
 
 CASES = ("1,1,1", "8,2,2", "64,8,4", "256,32,8", "1000,100,10")
 DRIVEN = 200  # commits a second that one Python process of `pool_load` surely drives
 RENEWALS = 300  # renewals a second, likewise
+STEP = 25  # engines, the search for the largest number goes by so many
+DOOR, SCHEDULER = 8, 32  # engines for each endpoint, and for each scheduler, while they are sustained
 MOST = 12  # commands that are told, those that take longest
 
 
@@ -87,12 +96,64 @@ def show(engines: int, found: Spent, floor: float, parts: dict[str, float]) -> N
     print(f"  commands, us x how many a commit (evalsha holds the others): {told}", flush=True)
 
 
+def carries(engines: int, seconds: float) -> bool:
+    """Whether Redis sustains so many engines. Prints how."""
+    with server() as url:
+        case = Sustained(urlsplit(url).port or 0, engines, -(-engines // DOOR), -(-engines // SCHEDULER))
+        try:
+            found = case.measure(seconds)
+        except Overrun as error:
+            print(f"{engines} engines: not sustained, {error}", flush=True)
+            return False
+        finally:
+            case.close()
+    told = {
+        "iteration to delivery p50": found.delivery[0],
+        "p99": found.delivery[1],
+        "to its commit at most": found.oldest,
+        "submit to claim p99": found.claim,
+        "renewals p99": found.renewal[0],
+        "at most": found.renewal[1],
+    }
+    print(
+        f"{engines} engines: {'' if found.sustained else 'not '}sustained{', delays grow' if found.grows else ''}, "
+        f"{found.joined:.1f} iterations a commit of {found.rows:.0f} rows, "
+        f"{', '.join(f'{name} {1e3 * seconds:.0f} ms' for name, seconds in told.items())}; "
+        f"Redis {found.redis:.0%} of a core, driver {found.driver:.0%}",
+        flush=True,
+    )
+    return found.sustained
+
+
+def most(seconds: float) -> int:
+    """The largest number of engines, in steps of 25, that Redis sustains."""
+    fine, step = 0, 4 * STEP
+    while carries(fine + step, seconds):
+        fine += step
+    while step > STEP:
+        step //= 2
+        if carries(fine + step, seconds):
+            fine += step
+    return fine
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=CASES, metavar="ENGINES,ENDPOINTS,SCHEDULERS")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each of the two measurements of a case")
-    parser.add_argument("--only", choices=("cpu", "latency"), help="one of the two measurements")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    parser.add_argument("--only", choices=("cpu", "latency", "sustained"), help="one of the measurements")
+    parser.add_argument(
+        "--engines", nargs="+", type=int, help="to sustain, instead of the search for the largest number"
+    )
     given = parser.parse_args()
+    if given.only in (None, "sustained"):
+        if given.engines:
+            for engines in given.engines:
+                carries(engines, given.seconds)
+        else:
+            print(f"engines that a core sustains, with joined commits: {most(given.seconds)}", flush=True)
+    if given.only == "sustained":
+        return
     for text in given.cases:
         engines, endpoints, schedulers = map(int, text.split(","))
         print(f"{engines} engines, {endpoints} endpoints, {schedulers} schedulers", flush=True)

@@ -2,7 +2,9 @@
 
     python -m orca_bench.rank [--batch 32] [--model CHECKPOINT]
 
-Without a checkpoint the model computes nothing, and the cost is the control plane's alone.
+Without a checkpoint the model computes nothing, and the cost is the control plane's alone. With one, the rank's
+resident memory is shown beside what it cannot do without: a process that has imported torch and no more, the weights,
+and the keys and values that are used.
 """
 
 import argparse
@@ -20,8 +22,11 @@ import grpc
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
+from orca_bench.machine import resident_bytes
 from orca_bench.timed_model import make_timed_model
-from orca_common.settings import child_environment
+from orca_common.checkpoint import read_checkpoint
+from orca_common.environment import child_environment
+from orca_worker.models.families import topology
 
 PROMPT = 100
 BLOCK_SIZE = 16
@@ -70,21 +75,39 @@ async def measure(address: str, pid: int, batch: int, iterations: int) -> None:
     )
 
 
+def memory(pid: int, model: str, dtype: str, tokens: int) -> str:
+    """The rank's resident memory, and what it is made of, when `tokens` tokens have keys and values."""
+    script = "import torch; from orca_bench.machine import resident_bytes; print(resident_bytes())"
+    alone = int(subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout)
+    [share] = topology(read_checkpoint(model), 1, 1, dtype)
+    resident, needed = resident_bytes(pid), alone + share.weight_bytes + tokens * share.slot_bytes
+    return (
+        f"resident {resident / 1e6:.0f} MB, {resident / needed:.2f} x of {needed / 1e6:.0f}: torch alone "
+        f"{alone / 1e6:.0f}, weights {share.weight_bytes / 1e6:.0f}, keys and values of {tokens} tokens "
+        f"{tokens * share.slot_bytes / 1e6:.0f}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--model", help="checkpoint folder")
+    parser.add_argument("--dtype", default="bfloat16", help="of the weights, and of keys and values")
     given = parser.parse_args()
     iterations = 100 if given.model else 3000
     with tempfile.TemporaryDirectory(prefix="orca-rank-") as folder:
         model = given.model or str(make_timed_model(Path(folder, "model")))
         environment = child_environment({"ORCA_MODEL": model, "ORCA_LOG_LEVEL": "WARNING", "ORCA_THREADS": "1"})
+        if given.model:
+            environment["ORCA_DTYPE"] = given.dtype
         command = [sys.executable, "-m", "orca_worker.rank"]
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as rank:
             assert rank.stdout is not None
             address = json.loads(rank.stdout.readline())["address"]
             try:
                 asyncio.run(measure(address, rank.pid, given.batch, iterations))
+                if given.model:
+                    print(memory(rank.pid, given.model, given.dtype, given.batch * (PROMPT + iterations)))
             finally:
                 rank.terminate()
 

@@ -41,6 +41,33 @@ async def local_target(
             await network.close()
 
 
+def victims_of(settings: StackSettings, *, redis: bool = True, links: bool = True) -> list[Victim]:
+    """Every process of a stack with these settings, and the ways between them where they can be hit.
+
+    redis: whether the stack's Redis is its own. links: whether there are proxies between its processes.
+    """
+    pods = range(settings.engines * settings.pp)
+    ranks = [f"rank-{pod}.{rank}" for pod in pods for rank in range(settings.tp)]
+    schedulers = [f"scheduler-{n}" for n in range(settings.schedulers)]
+    endpoints = [f"endpoint-{n}" for n in range(settings.endpoints)]
+    supervisors = [f"supervisor-{pod}" for pod in pods]
+    processes = [
+        Victim(name.partition("-")[0], name, OF_PROCESSES)
+        for name in (*endpoints, *schedulers, *supervisors, *ranks, *([REDIS] if redis else []))
+    ]
+    if not links:
+        return processes
+    return [
+        *processes,
+        *(Victim("endpoint > redis", f"{name} > {REDIS}", OF_LINKS) for name in endpoints),
+        *(Victim("scheduler > redis", f"{name} > {REDIS}", OF_LINKS) for name in schedulers),
+        *(Victim("scheduler > supervisor", f"scheduler > {name}", OF_LINKS) for name in supervisors),
+        *(Victim("scheduler > rank", f"scheduler > {name}", OF_LINKS) for name in ranks),
+        *(Victim("rank > rank", f"rank > {name}", OF_LINKS) for name in ranks if len(ranks) > 1),
+        Victim("all > redis", f"all > {REDIS}", OF_LINKS),
+    ]
+
+
 class LocalTarget:
     """`Target` on the processes of this machine."""
 
@@ -59,28 +86,7 @@ class LocalTarget:
     # -- who can be hit
 
     def victims(self) -> Sequence[Victim]:
-        """Every process, and the ways between them where they can be hit."""
-        settings = self._settings
-        pods = range(settings.engines * settings.pp)
-        ranks = [f"rank-{pod}.{rank}" for pod in pods for rank in range(settings.tp)]
-        schedulers = [f"scheduler-{n}" for n in range(settings.schedulers)]
-        endpoints = [f"endpoint-{n}" for n in range(settings.endpoints)]
-        supervisors = [f"supervisor-{pod}" for pod in pods]
-        processes = [
-            Victim(name.partition("-")[0], name, OF_PROCESSES)
-            for name in (*endpoints, *schedulers, *supervisors, *ranks, *([REDIS] if self._own_redis else []))
-        ]
-        if self._network is None:
-            return processes
-        links = [
-            *(Victim("endpoint > redis", f"{name} > {REDIS}", OF_LINKS) for name in endpoints),
-            *(Victim("scheduler > redis", f"{name} > {REDIS}", OF_LINKS) for name in schedulers),
-            *(Victim("scheduler > supervisor", f"scheduler > {name}", OF_LINKS) for name in supervisors),
-            *(Victim("scheduler > rank", f"scheduler > {name}", OF_LINKS) for name in ranks),
-            *(Victim("rank > rank", f"rank > {name}", OF_LINKS) for name in ranks if len(ranks) > 1),
-            Victim("all > redis", f"all > {REDIS}", OF_LINKS),
-        ]
-        return [*processes, *links]
+        return victims_of(self._settings, redis=self._own_redis, links=self._network is not None)
 
     def pid(self, name: str) -> int | None:
         """The process of this name that runs now; None: none."""

@@ -1,5 +1,6 @@
 """The command `orca`: where only a part of its packages is installed, it says which extra brings the rest."""
 
+import gc
 import sys
 
 from orca_cli.settings import quiet_grpc
@@ -9,8 +10,12 @@ EXTRAS = {"generate": "cli", "bench": "bench"}  # of commands; all others come w
 
 def main() -> None:
     quiet_grpc()
+    gc.disable()  # modules stay, and looking for garbage among them takes a tenth of their import
     try:
         from orca_cli.main import app
+
+        gc.freeze()
+        gc.enable()
 
         app(prog_name="orca")
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from orca_chaos.client import Violation
 from orca_chaos.faults import Victim
-from orca_chaos.local_target import local_target
+from orca_chaos.local_target import local_target, victims_of
 from orca_chaos.record import Record
 from orca_chaos.rounds import run
 from orca_chaos.target import Target
@@ -44,6 +44,13 @@ class Plan:
     def chooses(self, victim: Victim) -> bool:
         return not self.only or victim.role in self.only
 
+    def check(self, victims: Sequence[Victim]) -> None:
+        """Raises FailedPrecondition when `only` names a role that none of them has."""
+        roles = list(dict.fromkeys(victim.role for victim in victims))
+        for role in self.only:
+            if role not in roles:
+                raise FailedPrecondition(f"--only: {role!r} is no role here; the roles are {', '.join(roles)}")
+
 
 async def on_this_machine(plan: Plan, arguments: Sequence[str], console: Console) -> None:
     """Starts a stack with the arguments of `orca serve`, and harms it."""
@@ -54,6 +61,7 @@ async def on_this_machine(plan: Plan, arguments: Sequence[str], console: Console
     for name, why in REFUSED.items():
         if given[name] is not None:
             raise FailedPrecondition(f"{name}: {why}; run it without")
+    plan.check(victims_of(settings))
     folder = Path(settings.run_dir or tempfile.mkdtemp(prefix="orca-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -79,6 +87,7 @@ async def on_a_cluster(
     from orca_chaos.cluster_target import cluster_target
 
     async with cluster_target(release, namespace, addresses, redis_url) as target:
+        plan.check(target.victims())
         await _play(plan, target, console)
 
 

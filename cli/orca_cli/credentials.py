@@ -27,8 +27,11 @@ def certs(
         authority = Authority(folder)
         for holder in HOLDERS:
             typer.echo(authority.issue(holder, [*HERE, *(host or ())], timedelta(days=days)))
-    except (FailedPrecondition, OSError) as error:
+    except FailedPrecondition as error:
         typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    except OSError as error:
+        typer.echo(f"folder: {error.filename or folder} cannot be written ({error.strerror})", err=True)
         raise typer.Exit(1) from None
     if kept:
         typer.echo("the authority is the one that was there; all certificates and keys are new", err=True)

@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import json
+import math
 import signal
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -15,16 +16,17 @@ from rich.console import Console
 from orca_cli.credentials import certs, key
 from orca_cli.generate import generate
 from orca_cli.settings_command import KINDS, SettingsCommand, redis_url_of, settings_of
-from orca_client import __version__
+from orca_cli.suggestions import Command
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
     help="Orca serves Transformer models: iteration-level scheduling, selective batching.",
 )
-app.command()(generate)
-app.command()(certs)
-app.command()(key)
+app.command(cls=Command)(generate)
+app.command(cls=Command)(certs)
+app.command(cls=Command)(key)
 console = Console(highlight=False, markup=False)
 
 # These commands leave their arguments to settings; those of services leave --help to them too.
@@ -41,11 +43,15 @@ SERVICES = {  # command -> the module with its main, and what it does
     ),
     "worker": ("orca_worker.supervisor", "Runs one worker pod: a supervisor, and below it a process for each rank."),
 }
+# timeout(1) and other programs that start one signal it and then its whole group: that is no second Ctrl-C.
+SAME_SECONDS = 0.5
 RunDir = Annotated[Path | None, typer.Option(help="Run folder of `orca serve`; that of the last run if not given.")]
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from orca_client import __version__
+
         print(f"orca {__version__}")
         raise typer.Exit
 
@@ -82,7 +88,7 @@ def serve(context: typer.Context) -> None:
         _run(serving.serve(settings_of("serve").load(context.args)))
 
 
-@app.command()
+@app.command(cls=Command)
 def status(run_dir: RunDir = None) -> None:
     """Shows the processes of a run on this machine, and why those that are not ready are not.
 
@@ -102,7 +108,7 @@ def status(run_dir: RunDir = None) -> None:
     _run(body())
 
 
-@app.command()
+@app.command(cls=Command)
 def logs(
     service: Annotated[
         str | None, typer.Argument(help="A process, as endpoint-0, or a role, as scheduler; all if not given.")
@@ -145,7 +151,7 @@ def config(context: typer.Context) -> None:
     print(listing(settings_of(name).load(arguments), arguments))
 
 
-@app.command()
+@app.command(cls=Command)
 def topology(
     model: Annotated[
         str | None, typer.Option(help="Checkpoint folder or hub name; the demo model if not given.")
@@ -191,7 +197,7 @@ def topology(
     _run(body())
 
 
-@app.command()
+@app.command(cls=Command)
 def timeline(
     run_dir: Annotated[
         Path | None,
@@ -209,7 +215,7 @@ def timeline(
     """Draws a run's stages over time as in the paper's Figure 8, and shows what each stage spent its time on."""
 
     from orca_cli.runs import run_folder
-    from orca_cli.timeline import drawing, life_table, plane_table, share_table
+    from orca_cli.timeline import drawing, life_table, plane_table, share_table, why_nothing
     from orca_common.errors import FailedPrecondition
     from orca_lab.timeline import read_run, trace_events
 
@@ -219,9 +225,12 @@ def timeline(
             console.print(f"run folder {folder}", style="dim", soft_wrap=True)
         run = read_run(folder, engine)
         if run.last is None:
-            raise FailedPrecondition(f"{folder} holds no journal with an iteration of {engine}")
+            raise FailedPrecondition(why_nothing(folder, engine))
         if perfetto is not None:
-            perfetto.write_text(json.dumps(trace_events(run)))
+            try:
+                perfetto.write_text(json.dumps(trace_events(run)))
+            except OSError as error:
+                raise FailedPrecondition(f"--perfetto: {perfetto} cannot be written ({error.strerror})") from None
             count = sum(len(life.iterations) for life in run.lives)
             console.print(f"{count} iterations in {perfetto}", style="dim", soft_wrap=True)
         console.print(drawing(run, run.last, last, width or console.width), soft_wrap=width is not None)
@@ -233,7 +242,7 @@ def timeline(
     _run(body())
 
 
-@app.command()
+@app.command(cls=Command)
 def demo() -> None:
     """Starts the demo model, sends four requests at different moments, and shows how they share iterations."""
     from orca_cli import serving
@@ -283,7 +292,7 @@ def chaos(
         _run(command.on_a_cluster(plan, release, namespace, address, redis_url_of(redis_url), console))
 
 
-@app.command()
+@app.command(cls=Command)
 def doctor(
     release: Annotated[str | None, typer.Option(help="Name of the release; orca if not given.")] = None,
     namespace: Annotated[
@@ -345,18 +354,25 @@ class Interrupted(typer.Exit):
         super().__init__(128 + number)
 
 
-def _run(body: Coroutine[None, None, None]) -> None:
-    """Runs a command to its end; SIGINT and SIGTERM cancel it, and it then ends in order. Raises Interrupted."""
+def _run(body: Coroutine[None, None, None], same: float = SAME_SECONDS) -> None:
+    """Runs a command to its end; SIGINT and SIGTERM cancel it, and it then ends in order. Raises Interrupted.
+
+    same: seconds within which two signals are one.
+    """
     from orca_common.errors import OrcaError
 
     came: list[int] = []
 
     async def guarded() -> None:
         task = asyncio.ensure_future(body)
+        now, last = asyncio.get_running_loop().time, -math.inf
 
         def stop(number: int) -> None:
-            came.append(number)
-            task.cancel()
+            nonlocal last
+            twice, last = now() - last < same, now()
+            if not twice:
+                came.append(number)
+                task.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop, number)

@@ -1,6 +1,7 @@
 """What `orca timeline` shows of a run: its stages as in the paper's Figure 8, and what they spent their time on."""
 
 from datetime import datetime
+from pathlib import Path
 
 from rich.console import Group
 from rich.padding import Padding
@@ -54,6 +55,16 @@ def drawing(run: Run, life: Life, count: int, columns: int) -> Group:
         LEGEND,
     )
     return Group(*lines, *(Padding(Text(text, style="dim"), (0, 0, 0, margin)) for text in below))
+
+
+def why_nothing(folder: Path, engine: str) -> str:
+    """Why no iteration of this engine can be drawn."""
+    if not folder.is_dir():
+        return f"{folder}: there is no such folder"
+    others = sorted({file.stem.removeprefix("journal-").rpartition("-")[0] for file in folder.glob("journal-*.jsonl")})
+    if engine not in others and others:
+        return f"--engine: {folder} holds no journal of {engine}; it has {', '.join(others)}"
+    return f"{folder} holds no journal with an iteration of {engine}"
 
 
 def life_table(run: Run) -> Table:

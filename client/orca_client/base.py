@@ -6,8 +6,8 @@ import time
 import uuid
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 import grpc
 
@@ -26,12 +26,19 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 S = TypeVar("S", bound="BaseStream")
+F = TypeVar("F", bound=Callable[..., Any])
 OnLeave = Literal["cancel", "detach"]
 
 CONNECT_TIMEOUT = 10.0  # seconds until some endpoint must have answered
 UNARY_TIMEOUT = 10.0  # seconds for Cancel and GetModel, over all tries
 CLOSING_TIMEOUT = 2.0  # seconds for the Cancel of a stream that is closed before its end
 MAX_INTERVAL = 256  # tokens of one message
+
+
+def _unqualified(method: F) -> F:
+    """Python's TypeError for a wrong argument names the method with its class, which no caller knows."""
+    method.__qualname__ = method.__name__
+    return method
 
 
 class BaseClient(ABC, Generic[S]):
@@ -79,6 +86,7 @@ class BaseClient(ABC, Generic[S]):
             tls=credentials is not None,
         )
 
+    @_unqualified
     def generate(
         self,
         prompt: str | Sequence[int],
@@ -144,6 +152,7 @@ class BaseClient(ABC, Generic[S]):
             model=model,
             stream_interval=stream_interval,
         )
+        _check_on_leave(on_leave)
         patience = self._patience(self._resume_timeout, timeout)
         trace = Trace(self._tracer, "orca.generate", body.request_id, metadata)
         resumption = Resumption(
@@ -157,6 +166,7 @@ class BaseClient(ABC, Generic[S]):
         )
         return self._open(resumption, trace, on_leave)
 
+    @_unqualified
     def resume(
         self,
         request_id: str,
@@ -177,6 +187,7 @@ class BaseClient(ABC, Generic[S]):
             raise InvalidArgument(f"stream_interval: must be from 0 to {MAX_INTERVAL}", "stream_interval")
         if from_index < 0 or (seen is not None and len(seen) != from_index):
             raise InvalidArgument("from_index: must be the number of tokens seen", "from_index")
+        _check_on_leave(on_leave)
         patience = self._patience(self._resume_timeout, timeout)
         trace = Trace(self._tracer, "orca.resume", request_id, metadata)
         resumption = Resumption(
@@ -211,6 +222,12 @@ def _check_timeout(timeout: Any) -> None:
     """Raises InvalidArgument unless it is a number of seconds, or None."""
     if timeout is not None and not (isinstance(timeout, int | float) and 0 <= timeout < math.inf):
         raise InvalidArgument(f"timeout: must be a number of seconds; it is {timeout!r}", "timeout")
+
+
+def _check_on_leave(on_leave: Any) -> None:
+    """Raises InvalidArgument for what is none of the two words."""
+    if on_leave not in get_args(OnLeave):
+        raise InvalidArgument(f'on_leave: must be "cancel" or "detach"; it is {on_leave!r}', "on_leave")
 
 
 class BaseStream:

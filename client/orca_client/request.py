@@ -13,6 +13,11 @@ from orca.v1.orca_pb2 import GenerateRequest
 
 from .errors import InvalidArgument
 
+COUNT = f"a whole number from 0 to {2**32 - 1}"
+NUMBER = "a number"
+WHOLE = {"top_k": COUNT, "seed": f"a whole number from 0 to {2**64 - 1}"}  # the others of `sampling` are numbers
+SHOWN = 100  # characters of a wrong value in a sentence
+
 
 def generate_request(
     request_id: str,
@@ -40,19 +45,19 @@ def generate_request(
 ) -> GenerateRequest:
     """Raises InvalidArgument with the field's name for a value that the field cannot hold, such as a negative count."""
     request = GenerateRequest(ignore_eos=ignore_eos, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
-    with _field("request_id"):
+    with _field("request_id", "text", request_id):
         request.request_id = request_id
     _check_prompt(prompt)
     if isinstance(prompt, str):
         with _field("text"):
             request.text = prompt
     else:
-        with _field("token_ids.ids"):
+        with _field("token_ids.ids", "token ids", prompt):
             request.token_ids.SetInParent()  # so that no ids at all are still a prompt of token ids
             request.token_ids.ids.extend(prompt)
-    with _field("max_new_tokens"):
+    with _field("max_new_tokens", COUNT, max_new_tokens):
         request.max_new_tokens = max_new_tokens
-    with _field("top_logprobs"):
+    with _field("top_logprobs", COUNT, top_logprobs):
         request.top_logprobs = top_logprobs
     sampling = {
         "temperature": temperature,
@@ -66,20 +71,20 @@ def generate_request(
     }
     for name, value in sampling.items():
         if value is not None:
-            with _field(f"sampling.{name}"):
+            with _field(f"sampling.{name}", WHOLE.get(name, NUMBER), value):
                 setattr(request.sampling, name, value)
     for token_id, bias in (logit_bias or {}).items():
-        with _field(f"sampling.logit_bias[{token_id}]"):
+        with _field(f"sampling.logit_bias[{token_id}]", "a token id with a number", bias):
             request.sampling.logit_bias[token_id] = bias
-    with _field("stop"):
+    with _field("stop", "a string or several of them", stop):
         request.stop.extend([stop] if isinstance(stop, str) else stop)
-    with _field("stop_token_ids"):
+    with _field("stop_token_ids", "token ids", stop_token_ids):
         request.stop_token_ids.extend(stop_token_ids)
-    with _field("model"):
+    with _field("model", "a name", model):
         request.model = model
-    with _field("detach_grace"):
+    with _field("detach_grace", "a number of seconds", detach_grace):
         request.detach_grace.CopyFrom(_duration(detach_grace))
-    with _field("stream_interval"):
+    with _field("stream_interval", COUNT, stream_interval):
         request.stream_interval = stream_interval
     return request
 
@@ -100,9 +105,17 @@ def _duration(seconds: float) -> Duration:
 
 
 @contextmanager
-def _field(name: str) -> Generator[None, None, None]:
-    """Raises InvalidArgument with the field's name when protobuf refuses a value inside the block."""
+def _field(name: str, needed: str = "", value: object = None) -> Generator[None, None, None]:
+    """Raises InvalidArgument with the field's name when protobuf refuses a value inside the block.
+
+    needed: what the field can hold, in words; without it the words are Python's."""
     try:
         yield
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidArgument(f"{name}: {error}", name) from None
+        why = f"must be {needed}; it is {_short(value)}" if needed else str(error)
+        raise InvalidArgument(f"{name}: {why}", name) from None
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}.."

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from orca_common.address import split_address
+from orca_common.environment import child_environment
 from orca_common.errors import FailedPrecondition
-from orca_common.settings import child_environment, variable
+from orca_common.settings import variable
 
 from . import embedded_pool, status_port
 from .redis_log import copy_lines
@@ -167,6 +168,13 @@ class Child:
             return self._status()["engines"]
         except OSError:
             return {}
+
+    def calls(self) -> int:
+        """Asks an endpoint how many calls are open; 0 where it does not tell. Blocks for at most 5 s."""
+        try:
+            return int(self._status().get("calls", 0))
+        except OSError:
+            return 0
 
     def starting(self) -> str | None:
         """Asks a supervisor what its ranks still do before they can form an engine. Blocks for at most 5 s."""

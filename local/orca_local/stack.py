@@ -45,6 +45,7 @@ LATE_SECONDS = 10.0  # beyond `drain_seconds`, until the last process is killed
 # So much of them is left when a role's processes are killed. Whoever comes later must still end.
 LEFT_SECONDS = {"endpoint": 5.0, "scheduler": 3.0, "supervisor": 1.5, "redis": 0.0}
 REDIS_END = 3.0  # seconds for the embedded Redis to end; what it acknowledged is on disk already
+COUNT_SECONDS = 1.0  # for the endpoints to tell how many streams they have, before they are ended
 REDIAL = 0.2  # seconds between attempts to watch a supervisor
 
 # (source, destination, address) -> where `source` reaches `destination`, which listens at `address`. Both are names of
@@ -99,6 +100,11 @@ class Stack:
     @property
     def model_name(self) -> str:
         return self._settings.served_model_name or read_checkpoint(self._model).name
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether prompts may be text; else they are token ids."""
+        return read_checkpoint(self._model).tokenizer_file is not None
 
     @property
     def computed_by(self) -> str:
@@ -192,7 +198,7 @@ class Stack:
         loop = asyncio.get_running_loop()
         until = loop.time() + self.longest_end
         if self.began:
-            self._say(f"draining, {self.longest_end:g} s at most")
+            self._say(f"draining{await self._open_calls()}, {self.longest_end:g} s at most")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -202,6 +208,16 @@ class Stack:
             seconds = min(seconds, REDIS_END) if role == "redis" else seconds
             await asyncio.gather(*(self._end(child, seconds) for child in children))
         self._ended()
+
+    async def _open_calls(self) -> str:
+        """How many streams the endpoints have, for the line that says that they are waited for; "" for none."""
+        endpoints = (child for child in self._children if child.role == "endpoint" and child.pid and child.status)
+        try:
+            async with asyncio.timeout(COUNT_SECONDS):
+                count = sum(await asyncio.gather(*(asyncio.to_thread(endpoint.calls) for endpoint in endpoints)))
+        except TimeoutError:  # one is frozen
+            return ""
+        return f" {count} stream{'s' if count > 1 else ''}" if count else ""
 
     def kill(self) -> None:
         """Ends everything at once."""
@@ -224,7 +240,7 @@ class Stack:
     async def _start_all(self) -> None:
         settings = self._settings
         supervisors = [
-            await self._child("supervisor", n, "orca_worker.supervisor", ranks=settings.tp, first_gpu=n * settings.tp)
+            await self._child("supervisor", n, "orca_worker", ranks=settings.tp, first_gpu=n * settings.tp)
             for n in range(settings.engines * settings.pp)
         ]
         redis: list[Child] = []
@@ -366,6 +382,8 @@ class Stack:
 
 def check_ports(settings: StackSettings) -> None:
     """Raises FailedPrecondition when a port of the first endpoint cannot be had."""
+    if settings.port and settings.port == settings.http_port:
+        raise FailedPrecondition(f"http_port: is {settings.port}, and port is the same; give each door its own")
     for name, port in (("port", settings.port), ("http_port", settings.http_port)):
         try:
             check_port(name, settings.host, port)

@@ -66,6 +66,43 @@ def test_a_command_that_is_interrupted_says_so_by_its_status(number: signal.Sign
     assert ended.value.exit_code == status
 
 
+async def test_a_role_that_is_none_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """It started a whole stack, and ended with a traceback."""
+    plan = Plan(seed=1, rounds=1, first=1, streams=1, only=("rank", "ranks"))
+    with pytest.raises(FailedPrecondition) as refused:
+        await on_this_machine(plan, ["--run-dir", str(tmp_path / "run")], Console())
+    assert str(refused.value) == (
+        "--only: 'ranks' is no role here; the roles are endpoint, scheduler, supervisor, rank, redis, "
+        "endpoint > redis, scheduler > redis, scheduler > supervisor, scheduler > rank, rank > rank, all > redis"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("same", "ends"), [(3600.0, "drained"), (0.0, "killed")])
+def test_a_signal_that_comes_twice_is_one(same: float, ends: str) -> None:
+    """timeout(1) signals the process and then its group; that killed the drain."""
+    ended = []
+
+    async def body() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            os.kill(os.getpid(), signal.SIGTERM)
+            try:
+                for _ in range(20):  # Python has written the signal into a pipe; some turns of the loop read it
+                    await asyncio.sleep(0)
+                ended.append("drained")
+            except asyncio.CancelledError:
+                ended.append("killed")
+            raise
+
+    with pytest.raises(typer.Exit) as status:
+        _run(body(), same)
+    assert ended == [ends]
+    assert status.value.exit_code == 143
+
+
 def test_a_redis_without_a_release() -> None:
     done = CliRunner().invoke(app, ["chaos", "--redis-url", "redis://127.0.0.1:1/0"])
     assert done.exit_code == 2

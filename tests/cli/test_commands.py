@@ -157,6 +157,46 @@ def test_a_command_that_can_be_pasted(tmp_path: Path) -> None:
     said = serving.example("127.0.0.1:1", ServeSettings.load(), "/nowhere/__main__.py")
     assert said == "orca generate 'def main(' --address 127.0.0.1:1"
     assert serving.example("127.0.0.1:50051", ServeSettings.load(), "orca") == "orca generate 'def main('"
+    ids = serving.example("127.0.0.1:50051", ServeSettings.load(), "orca", text=False)
+    assert ids == "orca generate --token-ids 1,2,3 --json", "a model without a tokenizer refuses text"
+
+
+def test_a_command_that_can_be_pasted_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It kept a relative path of the program."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/orca").touch(0o755)
+    monkeypatch.chdir(tmp_path / "bin")
+    said = serving.example("127.0.0.1:50051", ServeSettings.load(), "../bin/orca")
+    assert said == f"{tmp_path}/bin/orca generate 'def main('"
+
+
+# -- what is refused, and how
+
+
+@pytest.mark.parametrize(
+    ("option", "suggested"),
+    [
+        ("--model", ""),
+        ("--max-tokens", " (Possible options: --max-new-tokens)"),
+        ("--temp", " (Possible options: --temperature)"),
+    ],
+)
+def test_only_names_that_look_alike_are_suggested(option: str, suggested: str) -> None:
+    """--help was suggested for --model."""
+    done = CliRunner().invoke(app, ["generate", "a", option, "1"], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert f"No such option: {option}{suggested} " in done.stderr
+
+
+@pytest.mark.parametrize("command", [[], ["generate"], ["status"], ["serve"], ["bench"], ["bench", "serve"]])
+def test_help_is_h_too(command: list[str]) -> None:
+    assert CliRunner().invoke(app, [*command, "-h"]).exit_code == 0
+
+
+def test_certificates_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(app, ["certs", str(tmp_path / "file")])
+    assert (done.exit_code, done.stderr) == (1, f"folder: {tmp_path / 'file'} cannot be written (File exists)\n")
 
 
 # -- runs

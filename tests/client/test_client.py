@@ -685,6 +685,7 @@ async def test_started_before_it_is_read(stage: Stage, face: Face, connect: Conn
         ("token_ids.ids", {"prompt": [1, -1]}),
         ("detach_grace", {"detach_grace": float("inf")}),
         ("detach_grace", {"detach_grace": float("nan")}),
+        ("on_leave", {"on_leave": "stay"}),
     ],
 )
 async def test_what_the_wire_cannot_hold(connect: Connect, field: str, arguments: dict[str, Any]) -> None:
@@ -692,6 +693,32 @@ async def test_what_the_wire_cannot_hold(connect: Connect, field: str, arguments
         connect("127.0.0.1:1").generate(**{"prompt": "x", "max_new_tokens": 1, **arguments})
     assert raised.value.field == field
     assert str(raised.value).startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"max_new_tokens": "5"}, "max_new_tokens: must be a whole number from 0 to 4294967295; it is '5'"),
+        ({"seed": -1}, "sampling.seed: must be a whole number from 0 to 18446744073709551615; it is -1"),
+        ({"temperature": "hot"}, "sampling.temperature: must be a number; it is 'hot'"),
+        ({"stop": [3]}, "stop: must be a string or several of them; it is [3]"),
+        ({"stop_token_ids": ["a" * 200]}, f"stop_token_ids: must be token ids; it is ['{'a' * 98}.."),
+        ({"on_leave": "stay"}, 'on_leave: must be "cancel" or "detach"; it is \'stay\''),
+    ],
+)
+async def test_it_says_what_a_field_needs(connect: Connect, arguments: dict[str, Any], sentence: str) -> None:
+    """The words were Python's: bad argument type for built-in operation."""
+    with pytest.raises(InvalidArgument) as raised:
+        connect("127.0.0.1:1").generate(**{"prompt": "x", "max_new_tokens": 1, **arguments})
+    assert str(raised.value) == sentence
+
+
+async def test_an_argument_that_is_none(connect: Connect) -> None:
+    """The sentence named a class that no caller knows."""
+    with pytest.raises(TypeError, match=r"^generate\(\) got an unexpected keyword argument 'max_tokens'"):
+        connect("127.0.0.1:1").generate("x", max_tokens=1)
+    with pytest.raises(TypeError, match=r"^generate\(\) missing 1 required keyword-only argument: 'max_new_tokens'$"):
+        connect("127.0.0.1:1").generate("x")
 
 
 async def test_an_impatient_reader(stage: Stage) -> None:

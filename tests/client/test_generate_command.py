@@ -15,7 +15,8 @@ from client.scripted import IDS, Act, Script
 from typer.testing import CliRunner
 
 from orca.v1 import orca_pb2 as pb
-from orca_cli.generate import generate, generate_all, told_once
+from orca_cli.generate import generate
+from orca_cli.generating import generate_all, told_once
 from orca_common import errors
 from orca_common.roles import Role
 from orca_local.authority import Authority

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from orca_common.checkpoint import TOKENIZER_FILES, WEIGHT_FILES
+from orca_common.environment import child_environment
 from orca_common.errors import FailedPrecondition
 from orca_common.fetch_model import fetch, fill_from_folder, fill_from_url, main
-from orca_common.settings import child_environment
 from orca_local.stack import DEMO_MODEL
 
 WEIGHTS = {"config.json", "generation_config.json", "tokenizer.json", "model.safetensors"}

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from orca_common.settings import KNOWN, Settings, child_environment
+from orca_common.environment import child_environment
+from orca_common.settings import KNOWN, Settings
 from orca_endpoint.settings import EndpointSettings
 from orca_local.settings import DECIDED, ServeSettings, StackSettings
 from orca_scheduler.settings import SchedulerSettings

@@ -15,6 +15,7 @@ import pytest
 from openai import OpenAI
 
 from orca_cli.settings_command import settings_of
+from orca_client import Accepted, OrcaClient
 from orca_common.settings import flag
 
 ORCA = str(Path(sys.executable).parent / "orca")
@@ -97,9 +98,15 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
 
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= len(found)
-    process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=60)
+    with OrcaClient([address]) as client:
+        stream = client.generate("x", max_new_tokens=500, ignore_eos=True)
+        assert isinstance(next(stream), Accepted)
+        process.send_signal(signal.SIGINT)
+        assert stream.finished is None
+        stream.text()
+        rest, _ = process.communicate(timeout=60)
     assert process.returncode == 0
+    assert "draining 1 stream, 40 s at most\n" in rest
     assert (run_dir / "standard error").read_text() == "", "no noise, though processes died"
     assert rest.endswith(f"ended, nothing is left running; logs and journals: {run_dir}\n")
     _, alive = psutil.wait_procs(children, timeout=5)

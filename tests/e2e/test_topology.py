@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from orca_cli.main import app
 from orca_cli.timeline import drawing
 from orca_lab.timeline import Life, Run, drawable, read_run, shares
 from orca_scheduler.selection import Stop
@@ -185,3 +187,18 @@ def test_a_folder_without_a_journal(tmp_path: Path) -> None:
     shown = orca("timeline", str(tmp_path))
     assert shown.returncode == 1
     assert "holds no journal with an iteration of engine-0" in shown.stderr
+
+
+def test_what_a_timeline_cannot_find_or_write(tmp_path: Path) -> None:
+    run_dir = journal(tmp_path / "run")
+    missing = tmp_path / "none"
+    refused = {
+        (str(missing),): f"{missing}: there is no such folder",
+        (str(run_dir), "--engine", "e"): f"--engine: {run_dir} holds no journal of e; it has engine-0",
+        (str(run_dir), "--perfetto", str(missing / "x")): (
+            f"--perfetto: {missing / 'x'} cannot be written (No such file or directory)"
+        ),
+    }
+    for arguments, sentence in refused.items():
+        done = CliRunner().invoke(app, ["timeline", *arguments])
+        assert (done.exit_code, done.stderr) == (1, f"{sentence}\n")

@@ -46,7 +46,7 @@ async def installed(releases: Releases, values: Values) -> AsyncIterator[Release
             "worker",
             "reached its memory limit",
         ),
-        ({"slots": 8}, "scheduler", "slots: 8 do not fit"),
+        ({"slots": 8}, "scheduler", "ORCA_SLOTS: 8 are less than a block"),
     ],
 )
 async def test_a_pod_says_what_is_wrong(releases: Releases, values: Values, component: str, sentence: str) -> None:

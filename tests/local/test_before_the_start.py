@@ -35,6 +35,21 @@ async def test_a_port_in_use(tmp_path: Path, setting: str, host: str) -> None:
     assert f":{port} (Address already in use)" in sentence
 
 
+async def test_two_doors_cannot_have_one_port(tmp_path: Path) -> None:
+    """Redis and a supervisor were started before the second door found the port in use."""
+    sentence = await refusal(tmp_path, port=50123, http_port=50123)
+    assert sentence == "http_port: is 50123, and port is the same; give each door its own"
+
+
+async def test_an_address_of_another_machine(tmp_path: Path) -> None:
+    """It named the port, and advised another one."""
+    sentence = await refusal(tmp_path, host="192.0.2.1")
+    assert (
+        sentence
+        == "host: cannot listen on 192.0.2.1 (Cannot assign requested address); give an address of this machine"
+    )
+
+
 async def test_a_folder_in_use(tmp_path: Path) -> None:
     with RunFolder(tmp_path):
         assert "belongs to another" in await refusal(tmp_path)

@@ -554,7 +554,12 @@ async def a_renewal_tells_the_claims_when_they_moved(lab: Lab) -> None:
 
 
 # -- committing and giving back
-@rule("engine_check", "commit", "= listeners[row - first + 1], ", "= listeners[row - first + 1] or address(id, 1), ")
+@rule(
+    "engine_check",
+    "commit",
+    "NOTHING, listeners[row - first + 1]",
+    "NOTHING, listeners[row - first + 1] or address(id, 1)",
+)
 async def only_the_engine_that_claimed_commits(lab: Lab) -> None:
     await ready(lab)
     claim = await lab.claimed("a")
@@ -628,8 +633,8 @@ async def a_claim_that_redis_forgot_commits_nothing(lab: Lab) -> None:
     assert await lab.commit("a", claim, 1, 1) == -2
 
 
-@rule("ready rows, base", "commit", "if length ~= bases[row] * TOKEN_SIZE + #tokens then", "if false then")
-@rule("ready rows, all or none", "commit", "for back = row - 1, 1, -1 do", "for back = 0, 1, -1 do")
+@rule("ready rows, base", "commit", "if length ~= base * TOKEN_SIZE + #tokens then", "if false then")
+@rule("ready rows, all or none", "commit", "for back = i - 3, 1, -3 do", "for back = 0, 1, -3 do")
 async def a_wrong_base_among_ready_rows_appends_nothing_twice(lab: Lab) -> None:
     a, b = await known_to_its_master(lab, "a", "b")
     rows = [

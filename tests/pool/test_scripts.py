@@ -10,8 +10,9 @@ from servers import RedisServer
 
 from orca.v1.orca_pb2 import FinishReason
 from orca_pool.leases import GAP_SECONDS, LEASE_SECONDS, RENEW_SECONDS
-from orca_pool.records import Committed, Reason, Refusal
-from orca_pool.scripts import Constants, shared_numbers, sources
+from orca_pool.listeners import MOST_READY, Listener, Listeners
+from orca_pool.records import CommitRow, Committed, Reason, Refusal
+from orca_pool.scripts import Constants, build, shared_numbers, sources
 from orca_pool.wire import TOKEN, TOKEN_ID
 from orca_scheduler import request
 
@@ -73,3 +74,20 @@ def test_lease_times_fit_together() -> None:
     """Whoever renews in time keeps the lease when one answer is late; whoever expires was silent over two looks."""
     assert 3 * RENEW_SECONDS < LEASE_SECONDS
     assert RENEW_SECONDS < GAP_SECONDS <= LEASE_SECONDS / 2
+
+
+def test_a_head_has_only_what_the_text_below_it_needs() -> None:
+    prelude = "local one = 1\nlocal two = one + 1\nlocal three = 3\n"
+    text = build({"prelude": prelude, "submit": "", "it": "first(one)\n-- head\nthen(two, one)\n"}, Constants())[
+        "it"
+    ].text
+    assert re.findall(r"first|then|one = 1|two = |three = ", text) == ["one = 1", "first", "two = ", "then"]
+
+
+def test_a_commit_has_no_more_ready_rows_than_lua_unpacks() -> None:
+    listener = Listener(b"e", b"address", b"key")
+    listeners = Listeners(b"", b"1", dict.fromkeys(range(MOST_READY + 1), listener))
+    rows = [CommitRow(f"r{claim}", claim, 1, bytes(16), None) for claim in listeners.known]
+    args, order = listeners.arguments(rows)
+    assert args[1:3] == [MOST_READY + 1, MOST_READY]
+    assert order == list(listeners.known)

@@ -158,7 +158,7 @@ class World:
         """One more engine, or pod of one."""
         name = f"supervisor-{len(self.supervisors)}"
         settings = {"model": self._model, "dtype": "float32", "device": "cpu", "slots": 4096}
-        self.supervisors.append(await self._start(name, ["-m", "orca_worker.supervisor"], settings, protocol))
+        self.supervisors.append(await self._start(name, ["-m", "orca_worker"], settings, protocol))
         return self.supervisors[-1]
 
     async def scheduler(self, protocol: int | None = None, *, told: bool = False, **settings: object) -> Process:

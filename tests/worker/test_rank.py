@@ -15,6 +15,7 @@ from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
 from orca_worker.process import reserve_port
+from orca_worker.settings import RankSettings
 
 PIPE = asyncio.subprocess.PIPE
 
@@ -22,11 +23,12 @@ PIPE = asyncio.subprocess.PIPE
 @asynccontextmanager
 async def supervised(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     """A rank whose supervisor is this process."""
-    environment = os.environ | {"ORCA_MODEL": str(folder), "ORCA_SUPERVISOR_PID": str(os.getpid())}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "orca_worker.rank"), env=environment, stdin=PIPE, stdout=PIPE
+        *(sys.executable, "-m", "orca_worker.rank", str(os.getpid())), stdin=PIPE, stdout=PIPE
     )
     try:
+        assert process.stdin is not None
+        process.stdin.write(RankSettings(model=str(folder)).model_dump_json().encode() + b"\n")
         yield process
     finally:
         if process.returncode is None:

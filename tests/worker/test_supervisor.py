@@ -22,7 +22,9 @@ from checkpoints import make_gpt2, make_timed
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
+from orca_worker.beginning import begin
 from orca_worker.rank_process import RankProcess
+from orca_worker.settings import RankSettings
 from orca_worker.supervisor import why_ended
 
 SOON = "from orca_worker import supervisor; supervisor.QUIET = 0.3; supervisor.main()"  # starts its spare soon
@@ -91,7 +93,7 @@ async def running(folder: Path, *how: str, **settings: Any) -> AsyncIterator[Pod
     environment = os.environ | {"ORCA_MODEL": str(folder)} | {f"ORCA_{n.upper()}": str(v) for n, v in settings.items()}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *(how or ("-m", "orca_worker.supervisor")),
+        *(how or ("-m", "orca_worker")),
         env=environment,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -360,7 +362,7 @@ async def test_a_wrong_setting_stops_the_start_with_a_sentence(
 ) -> None:
     environment = os.environ | {"ORCA_MODEL": str(make_timed(tmp_path))} | {f"ORCA_{n}": v for n, v in settings.items()}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "orca_worker.supervisor", env=environment, stderr=asyncio.subprocess.PIPE
+        sys.executable, "-m", "orca_worker", env=environment, stderr=asyncio.subprocess.PIPE
     )
     _, errors = await process.communicate()
     assert process.returncode == 1
@@ -369,7 +371,7 @@ async def test_a_wrong_setting_stops_the_start_with_a_sentence(
 
 @pytest.mark.parametrize(
     ("module", "setting"),
-    [("orca_worker.supervisor", "port"), ("orca_worker.supervisor", "rank_port"), ("orca_worker.rank", "status_port")],
+    [("orca_worker", "port"), ("orca_worker", "rank_port"), ("orca_worker.rank", "status_port")],
 )
 async def test_a_taken_port_stops_the_start_with_a_sentence(tmp_path: Path, module: str, setting: str) -> None:
     """One sentence: gRPC wrote of port in a form of its own, and rank_port was a traceback."""
@@ -389,21 +391,20 @@ async def test_a_taken_port_stops_the_start_with_a_sentence(tmp_path: Path, modu
 
 async def test_a_process_may_end_before_it_is_told(tmp_path: Path) -> None:
     """A spare that has died, before the supervisor has noticed."""
-    settings = {"ORCA_MODEL": str(make_timed(tmp_path / "model")), "ORCA_SUPERVISOR_PID": str(os.getpid())}
-    process = RankProcess(os.environ | settings, lambda: None)
+    process = RankProcess(begin(), RankSettings(model=str(make_timed(tmp_path / "model"))), lambda: None)
     process.kill(signal.SIGKILL)
     assert await asyncio.wait_for(process.ended, 20) == -signal.SIGKILL
     process.tell(0, 1)
 
 
 async def test_a_process_ends_where_many_descriptors_are_open(tmp_path: Path) -> None:
-    settings = {"ORCA_MODEL": str(make_timed(tmp_path / "model")), "ORCA_SUPERVISOR_PID": str(os.getpid())}
+    settings = RankSettings(model=str(make_timed(tmp_path / "model")))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
     with ExitStack() as files:
         files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
         for _ in range(1_100):
             files.callback(os.close, os.dup(sys.stderr.fileno()))
-        process = RankProcess(os.environ | settings, lambda: None)
+        process = RankProcess(begin(), settings, lambda: None)
         process.kill(signal.SIGKILL)
         assert await asyncio.wait_for(process.ended, 20) == -signal.SIGKILL

@@ -73,8 +73,12 @@ def _answer(
             with watch(context.peer()):
                 _check(request)
                 return await behaviour(request, context)
+        except grpc.aio.AbortError:  # the method has ended the call itself
+            raise
         except Exception as error:
-            await _abort(context, error)
+            failure = _failure(error)
+        del request
+        return await abort(context, failure)
 
     return answer
 
@@ -88,8 +92,13 @@ def _answer_stream(
                 _check(request)
                 async for response in behaviour(request, context):
                     yield response
+            return
+        except grpc.aio.AbortError:  # the method has ended the call itself
+            raise
         except Exception as error:
-            await _abort(context, error)
+            failure = _failure(error)
+        del request
+        await abort(context, failure)
 
     return answer
 
@@ -99,7 +108,12 @@ def _check(request: Any) -> None:
         raise request
 
 
-async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
-    if isinstance(error, grpc.aio.AbortError):  # the method has ended the call itself
-        raise error
-    await abort(context, error if isinstance(error, OrcaError) else internal(error))
+def _failure(error: Exception) -> OrcaError:
+    """The error to answer, without the frames that it came through.
+
+    gRPC keeps what ends a call in a cycle with the call. So these frames, and the request in them, would wait for a
+    garbage collection, which comes after a thousand calls: 120 refused requests of 3.5 MB took 445 MB.
+    """
+    failure = error if isinstance(error, OrcaError) else internal(error)
+    failure.__traceback__ = failure.__cause__ = failure.__context__ = None
+    return failure

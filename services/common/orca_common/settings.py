@@ -3,7 +3,7 @@
 A field `max_batch_size` is `--max-batch-size`, `ORCA_MAX_BATCH_SIZE`, and `max_batch_size` in the file. The string
 below a field is its documentation: `--help` shows it.
 
-Only this module, `telemetry` and the `settings.py` of each service read the environment.
+Only this module, `environment`, `telemetry` and the `settings.py` of each service read the environment.
 """
 
 import os
@@ -23,10 +23,9 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from .environment import PREFIX, VERBOSITY
 from .spelling import meant
 
-PREFIX = "ORCA_"
-VERBOSITY = {"GRPC_VERBOSITY": "ERROR"}
 EPILOG = "--max-batch-size 8 is also ORCA_MAX_BATCH_SIZE=8 in the environment, and max_batch_size = 8 in the file."
 
 # The settings of all services. A service defines only some of them, but all services of a release may share one
@@ -38,7 +37,7 @@ cors_origins cuda_graphs device drain_seconds dtype endpoints engines first_gpu 
 http_port kernels local_rank log_level max_batch_size max_body_bytes max_calls max_connections max_detach_grace
 max_header_bytes max_peer_calls max_peer_connections max_prompt_bytes max_prompts max_stop_bytes max_stop_strings
 max_stop_token_ids max_streams max_waiting max_waiting_bytes model pool pool_patience port pp rank_port ranks redis_url
-run_ahead run_dir schedulers served_model_name slots spare start_timeout status_port supervisor_pid tenant_requests
+run_ahead run_dir schedulers served_model_name slots spare start_timeout status_port tenant_requests
 tenant_waiting_tokens threads tls_dir tp worker_namespace worker_port worker_statefulset workers write_timeout
 """
 KNOWN = frozenset(NAMES.split())
@@ -62,12 +61,6 @@ WORDS = {
     "literal_error": "must be {expected}",
     "string_type": "must be a text",
 }
-
-
-def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a child process: this process's own without its `ORCA_*`, and the child's settings."""
-    inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(PREFIX)}
-    return {**VERBOSITY, **inherited, **settings}
 
 
 def quiet_grpc() -> None:

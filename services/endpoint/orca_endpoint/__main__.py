@@ -1,5 +1,9 @@
 """`python -m orca_endpoint`."""
 
-from .app import main
+import gc
+
+gc.disable()  # until `service.run`: modules stay, and looking for garbage among them takes a tenth of their import
+
+from .app import main  # noqa: E402
 
 main()

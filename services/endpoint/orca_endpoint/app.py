@@ -66,7 +66,7 @@ class EndpointApp:
         transport = transport_of(settings.tls_dir)
         pulse = service.LoopPulse()
         self._open.callback(pulse.close)
-        status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive)
+        status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive, self._calls)
         self._open.callback(status.close)
         self._checkpoint, self.vocabulary = await service.in_thread(self._read_model)  # perhaps a download
         telemetry = Telemetry("orca-endpoint", secrets.token_hex(4))
@@ -109,6 +109,10 @@ class EndpointApp:
     def _not_ready(self) -> str | None:
         return self._starting or self.endpoint.not_ready()
 
+    def _calls(self) -> dict[str, int]:
+        """What `/readyz` tells beside the readiness: calls that are open. Called in the status port's thread."""
+        return {} if self._starting else {"calls": self.delivery.count}
+
     async def run(self) -> None:
         """Waits for the background tasks, which go on until `close`: a drain needs them. Raises what ended one."""
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -135,6 +139,8 @@ class EndpointApp:
         if self.delivery.count:
             closing.append(asyncio.create_task(self._grpc.stop(end - now())))
         await _until(streams_end, self.delivery.idle())
+        if self.delivery.count:
+            log.warning("drain_seconds have passed: streams end UNAVAILABLE", extra={"calls": self.delivery.count})
         self.delivery.end_calls()
         await _until(now() + STEP_SECONDS, self.delivery.idle())
         await asyncio.sleep(FLUSH_SECONDS)

@@ -117,6 +117,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+        del task, working, leaving  # a task holds its error, whose traceback holds this frame
 
 
 def deadline_of(request: Request) -> float | None:

@@ -51,6 +51,7 @@ class Threads:
             while not running.done():
                 with suppress(asyncio.CancelledError):  # once more: it goes on to the caller in the end
                     await asyncio.wait([running])
+            del running  # it holds its error, whose traceback holds this frame, and so the input
 
     def close(self) -> None:
         """Ends the threads after the work that they do now; what waits is refused."""

@@ -69,6 +69,7 @@ class Keys:
         self.prefix = f"orca:{{{pool}}}:"
         self.pool = f"{self.prefix}pool"
         self.read = f"{self.prefix}read"
+        self.tokens = f"{self.prefix}tokens:".encode()
 
     def delivery(self, endpoint: str) -> str:
         """The delivery stream of an endpoint's incarnation."""

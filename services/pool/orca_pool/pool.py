@@ -81,7 +81,8 @@ class Pool:
         self._replicas = replicas
         self._link = Link(redis_url, patience, tls_dir=tls_dir)
         self._scripts = standard(constants) if lua is None else build(lua, constants)
-        self._listeners = defaultdict[str, Listeners](Listeners)  # of the engines that this process masters
+        # Of the engines that this process masters.
+        self._listeners = defaultdict[str, Listeners](lambda: Listeners(self._keys.tokens))
         self._submits = Gathering(self._submit_all, SUBMITTED_TOGETHER)
         self._attaches = Gathering(self._attach_all, ATTACHED_TOGETHER)
 

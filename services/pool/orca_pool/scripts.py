@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 
 from .leases import GAP_SECONDS, LEASE_SECONDS, RENEW_SECONDS
 from .records import Committed, Reason, Refusal
-from .wire import ADDRESS, CONTENT, FINISH, RECORD_OVERHEAD, TOKEN, TOKEN_ID
+from .wire import ADDRESS, CONTENT, FINISH, READY, RECORD_OVERHEAD, TOKEN, TOKEN_ID
 
 FOLDER = Path(__file__).parent / "lua"
 
@@ -76,6 +76,7 @@ def shared_numbers(constants: Constants) -> str:
             f"local COMMITTED = {_table(Committed)}",
             "-- formats of struct.pack",
             f"local ADDRESS, CONTENT, FINISH = '{ADDRESS.format}', '{CONTENT.format}', '{FINISH.format}'",
+            f"local READY = '{READY}'",
             "-- bytes; the id comes first in a token",
             f"local TOKEN_SIZE, TOKEN_ID_SIZE, ADDRESS_SIZE = {TOKEN.size}, {TOKEN_ID.size}, {ADDRESS.size}",
             "",
@@ -105,7 +106,7 @@ def build(lua: Mapping[str, str], constants: Constants) -> dict[str, Script]:
     """
     texts = {**lua, "submit_known": lua["submit"]}
     statements = _statements(shared_numbers(constants) + texts.pop("prelude"))
-    return {name: Script.of(_first_line(name) + _needed(statements, text) + text) for name, text in texts.items()}
+    return {name: Script.of(_first_line(name) + _with_heads(statements, text)) for name, text in texts.items()}
 
 
 class _Statement(NamedTuple):
@@ -130,17 +131,29 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text))
 
 
-def _needed(statements: list[_Statement], text: str) -> str:
-    """The statements that a script needs: Redis runs the head at each call, and the whole of it costs 12 us.
+def _with_heads(statements: list[_Statement], text: str) -> str:
+    """The script with the statements that it needs: Redis runs them at each call, and all of them cost 12 us.
 
-    One that defines names is needed when the script, or a statement that is needed, has one of them.
+    A line `-- head` in a script is where those come that only the text below it needs: what returns above it does not
+    pay for them.
     """
+    parts: list[str] = []
+    there: set[str] = set()
+    for part in re.split(r"^-- head\n", text, flags=re.MULTILINE):
+        needed = [statement for statement in _needed(statements, part) if statement not in there]
+        parts += [*(f"{statement}\n" for statement in needed), part]
+        there.update(needed)
+    return "".join(parts)
+
+
+def _needed(statements: list[_Statement], text: str) -> list[str]:
+    """The statements without names, and those with names that the text, or a statement which is needed, has."""
     words, kept = _words(text), list[str]()
     for statement in reversed(statements):
         if not statement.defines or statement.defines & words:
             kept.append(statement.text)
             words |= statement.words
-    return "\n".join([*reversed(kept), ""])
+    return kept[::-1]
 
 
 def _first_line(name: str) -> str:

@@ -25,6 +25,10 @@ ADDRESS = struct.Struct("<dH")
 # the tops (orca_common.scores.TOP; 0: they were not asked for). The tokens, the finish and the tops follow.
 CONTENT = struct.Struct("<IIBI")
 
+# A ready row of a commit: index of the first token, then key and tokens, each behind its size (which `c0` takes).
+READY = "iHc0Ic0"
+READY_HEAD, READY_SIZE = struct.Struct("<iH"), struct.Struct("<I")
+
 # The end of a request: reason, output tokens, then the moments submitted, claimed, first token, finished.
 FINISH = struct.Struct("<BIdddd")
 
@@ -32,6 +36,11 @@ FINISH = struct.Struct("<BIdddd")
 def pack_tokens(tokens: Iterable[CommittedToken]) -> bytes:
     """The tokens as `tokens:ID` holds them."""
     return b"".join([TOKEN.pack(*token) for token in tokens])
+
+
+def pack_ready(base: int, key: bytes, tokens: bytes) -> bytes:
+    """A row as READY describes it. key: of the request's tokens."""
+    return b"%b%b%b%b" % (READY_HEAD.pack(base, len(key)), key, READY_SIZE.pack(len(tokens)), tokens)
 
 
 def unpack_tokens(data: bytes) -> list[CommittedToken]:

@@ -1,3 +1,9 @@
-from .app import main
+"""`python -m orca_scheduler`."""
+
+import gc
+
+gc.disable()  # until `service.run`: modules stay, and looking for garbage among them takes a tenth of their import
+
+from .app import main  # noqa: E402
 
 main()

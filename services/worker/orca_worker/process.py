@@ -9,24 +9,17 @@ from orca_common.listening import cannot_listen
 
 PR_SET_PDEATHSIG = 1
 
-# For torch.distributed, which reads these from a rank's environment when the process starts.
-TORCH_DISTRIBUTED = {
-    # A TCPStore looks up the name of each address that connects, for its log. When the name server's answer is lost, a
-    # formation waits for the resolver's timeout: 5 s by default, 1 s with this.
-    "RES_OPTIONS": "timeout:1 attempts:3",
-    # NCCL's watchdog would end the process when a peer is lost, but a survivor must keep its weights. (Not run: no GPU
-    # was at hand.)
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-}
-
 
 def die_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when its parent ends, even by SIGKILL. Raises SystemExit if it has ended."""
+    """Has the kernel kill this process when its parent ends, even by SIGKILL.
+
+    Ends the process in silence if the parent has ended already: it has said why, if there was something to say.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
-        raise SystemExit(f"the supervisor, process {parent}, has ended")
+        raise SystemExit(0)
 
 
 def reserve_port(host: str, port: int) -> socket.socket:

@@ -2,16 +2,21 @@
 
     ORCA_MODEL=FOLDER python -m orca_worker.rank
 
-Prints `{"address": "host:port", "status": "host:port"}` on standard output when it listens. Under a supervisor it first
-does everything that is the same for all ranks of the pod, then reads from standard input which of them it is:
-`{"local_rank": 0, "port": 50100}`. Until that line comes it is a spare, with no port and nothing on the GPU.
-A rank that cannot work with its settings prints `{"refused": "why"}` and ends.
+Prints `{"address": "host:port", "status": "host:port"}` on standard output when it listens. Under a supervisor, whose
+pid is its argument, it takes no settings from the environment, but reads two lines from standard input. The first has
+the settings of all ranks of the pod, `{"model": "FOLDER", ..}`; then it does everything that is the same for them. The
+second says which of them it is, `{"local_rank": 0, "port": 50100}`. Until that line comes it is a spare, with no port
+and nothing on the GPU. A rank that cannot work with its settings prints `{"refused": "why"}` and ends.
 """
 
 from __future__ import annotations
 
-import asyncio
 import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until `service.run`: modules stay, and looking for garbage among them takes a sixth of their import
+
+import asyncio
 import json
 import logging
 import os
@@ -19,7 +24,7 @@ import signal
 import sys
 from contextlib import AsyncExitStack, suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, Any, Never
 
 from orca.v1 import worker_pb2_grpc
 from orca_common import logs, service
@@ -84,17 +89,15 @@ def prepare(settings: RankSettings) -> Checkpoint:
                 kernels_are_used(Compute(settings.threads, settings.kernels))
             except FailedPrecondition as error:
                 raise SystemExit(str(error)) from None
-    gc.collect()
-    gc.freeze()  # modules stay: no later collection looks at them, which saves 70 ms when a model is loaded
     return checkpoint
 
 
-def read_place() -> RankSettings:
-    """Waits until the supervisor says which rank this process is. Raises SystemExit when the supervisor has ended."""
+def read_line() -> dict[str, Any]:
+    """Waits for the supervisor's next line. Raises SystemExit when the supervisor has ended."""
     line = sys.stdin.readline()
     if not line:
         raise SystemExit(0)
-    return RankSettings.load(**json.loads(line))
+    return json.loads(line)
 
 
 class RankApp:
@@ -168,7 +171,7 @@ class RankApp:
 
 
 def main() -> None:
-    """`python -m orca_worker.rank`: settings from the environment, the place from the supervisor, if there is one."""
+    """`python -m orca_worker.rank [SUPERVISOR_PID]`: settings from the supervisor, without one from the environment."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before it serves there is nothing to leave in order
     try:
         _run()
@@ -180,13 +183,15 @@ def main() -> None:
 
 
 def _run() -> None:
-    settings = RankSettings.load()
-    if settings.supervisor_pid:
-        die_with_parent(settings.supervisor_pid)
+    supervised = len(sys.argv) > 1
+    if supervised:
+        die_with_parent(int(sys.argv[1]))
+    # All settings are told, so none is taken from the environment, which may have other values for the supervisor.
+    settings = RankSettings(**read_line()) if supervised else RankSettings.load()
     logs.configure("orca-worker", settings.log_level)
     checkpoint = prepare(settings)
-    if settings.supervisor_pid:
-        settings = read_place()
+    if supervised:
+        settings = settings.model_copy(update=read_line())
     try:
         service.run(RankApp(settings, checkpoint).live)
     except OrcaError as error:

@@ -7,24 +7,27 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 from orca_common.address import split_address
+
+from .settings import RankSettings
 
 log = logging.getLogger(__name__)
 
 
 class RankProcess:
-    """A process that is or will be a rank. `on_listening` is called when it listens."""
+    """A process that is or will be a rank: one that has been begun, and is told its settings now."""
 
-    def __init__(self, environment: Mapping[str, str], on_listening: Callable[[], None]) -> None:
+    def __init__(
+        self, begun: subprocess.Popen[bytes], settings: RankSettings, on_listening: Callable[[], None]
+    ) -> None:
+        """settings: of all ranks of the pod. on_listening: called when it listens."""
         self._on_listening = on_listening
         self._loop = asyncio.get_running_loop()
-        command = [sys.executable, "-P", "-m", "orca_worker.rank"]
-        pipe = subprocess.PIPE
-        self._popen = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, bufsize=0)
+        self._popen = begun
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         self._input, self._output = self._popen.stdin, self._popen.stdout
@@ -35,15 +38,19 @@ class RankProcess:
         self.status: tuple[str, int] | None = None  # where its status port is, once it listens
         self.refusal = ""  # why it cannot work with its settings
         self.ended: asyncio.Future[int] = self._loop.create_future()  # its exit status, or minus a signal's number
+        self._say(settings.model_dump(mode="json"))
 
     def tell(self, number: int, port: int) -> None:
-        """Tells it, once, which rank it is. Never blocks: the empty pipe takes the line even if it is frozen."""
+        """Tells it, once, which rank it is."""
         if self.ended.done():
             return  # whoever waits for `ended` is about to hear of it
-        line = json.dumps({"local_rank": number, "port": port}) + "\n"
-        with suppress(BrokenPipeError):  # it has died, and `ended` will say so
-            self._input.write(line.encode())
+        self._say({"local_rank": number, "port": port})
         self._input.close()
+
+    def _say(self, told: Mapping[str, Any]) -> None:
+        """Writes a line. Never blocks: the pipe has room for both lines of a process's life even if it is frozen."""
+        with suppress(BrokenPipeError):  # it has died, and `ended` will say so
+            self._input.write(json.dumps(told).encode() + b"\n")
 
     def kill(self, number: signal.Signals) -> None:
         """Sends it a signal. By its descriptor, because its pid may belong to another process by now."""

@@ -44,8 +44,6 @@ class RankSettings(WorkerSettings):
 
     local_rank: int = Field(default=0, ge=0)
     """The rank's number in its pod. Its GPU is that far behind first_gpu."""
-    supervisor_pid: int = 0
-    """The parent that tells the rank its place; the rank ends when this process ends. 0: it has none."""
 
 
 class SupervisorSettings(WorkerSettings):

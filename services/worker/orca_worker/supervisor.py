@@ -1,6 +1,6 @@
 """Process 1 of a worker's pod: the parent of its ranks.
 
-    ORCA_MODEL=FOLDER ORCA_RANKS=1 python -m orca_worker.supervisor
+    ORCA_MODEL=FOLDER ORCA_RANKS=1 python -m orca_worker
 
 It starts the ranks, replaces a rank's process that has died, and kills one that a master fences. When the pod has been
 quiet for a while, it starts a spare: a process like any other that has not been told yet which rank it is. The next
@@ -12,8 +12,8 @@ import asyncio
 import http.client
 import json
 import logging
-import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -29,13 +29,13 @@ from orca_common import logs, service
 from orca_common.address import join_address
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import InvalidArgument, OrcaError
-from orca_common.settings import child_environment
 from orca_common.tls import transport_of
 
 from . import memory_limit
+from .beginning import begin
 from .machine import check_gpus, compile_kernels, kernels_needed
 from .models.families import check_type, family_of
-from .process import TORCH_DISTRIBUTED, reserve_port
+from .process import reserve_port
 from .rank_process import RankProcess
 from .server import listen, new_server
 from .settings import RankSettings, SupervisorSettings
@@ -135,18 +135,14 @@ def why_ended(code: int, out_of_memory: bool) -> str:
 class Supervisor(worker_pb2_grpc.SupervisorServicer):
     """Keeps the ranks running and shows them to masters."""
 
-    def __init__(self, settings: SupervisorSettings) -> None:
+    def __init__(self, settings: SupervisorSettings, first: subprocess.Popen[bytes] | None) -> None:
+        """first: a process that has been begun for a rank."""
         self._drain, self._keeps_spare = settings.drain_seconds, settings.spare
         self._loop = asyncio.get_running_loop()
         self._ranks = [Rank(number, settings) for number in range(settings.ranks)]
-        of_ranks = RankSettings.load(
-            **settings.model_dump(exclude={"ranks", "rank_port", "spare", "port", "status_port"}),
-            port=0,
-            status_port=0,
-            local_rank=0,
-            supervisor_pid=os.getpid(),
-        )
-        self._environment = TORCH_DISTRIBUTED | child_environment(of_ranks.environment())
+        of_pod = settings.model_dump(exclude={"ranks", "rank_port", "spare"})
+        self._of_ranks = RankSettings(**of_pod | {"config": None, "port": 0, "status_port": 0, "local_rank": 0})
+        self._begun = first  # None: no process waits for its settings
         self._spare: RankProcess | None = None
         self._quiet = self._loop.call_later(QUIET, self._start_spare)  # starts again after every change
         self._changed = asyncio.Event()  # replaced after every change
@@ -182,7 +178,8 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
             backoff = min(2 * backoff, LAST_BACKOFF)
 
     def _start(self) -> RankProcess:
-        return RankProcess(self._environment, self._await_quiet)
+        begun, self._begun = self._begun, None
+        return RankProcess(begun or begin(), self._of_ranks, self._await_quiet)
 
     def _await_quiet(self) -> None:
         """The pod has changed: a spare starts after QUIET seconds without another change."""
@@ -303,8 +300,8 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
 class SupervisorApp:
     """A supervisor as a service: its ranks, its gRPC server, and its status port."""
 
-    def __init__(self, settings: SupervisorSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: SupervisorSettings, first: subprocess.Popen[bytes] | None) -> None:
+        self._settings, self._first = settings, first
         self._open = AsyncExitStack()
         self._supervisor: Supervisor | None = None  # None: the model is being found
         self._compiling: str | None = None  # what is done before the ranks start
@@ -326,7 +323,7 @@ class SupervisorApp:
         self._needs_kernels = family_of(read_checkpoint(folder)).needs_torch and kernels_needed(
             settings.device, settings.kernels
         )
-        self._supervisor = supervisor = Supervisor(settings.model_copy(update={"model": str(folder)}))
+        self._supervisor = supervisor = Supervisor(settings.model_copy(update={"model": str(folder)}), self._first)
         self._open.callback(supervisor.close)
         server, self._health = await new_server(SERVICE, transport)
         self._open.push_async_callback(server.stop, 1.0)
@@ -370,15 +367,14 @@ class SupervisorApp:
         await self._open.aclose()
 
 
-def main(settings: SupervisorSettings | None = None) -> None:
-    """`python -m orca_worker.supervisor`: settings from flags, environment and file, unless given."""
+def main(settings: SupervisorSettings | None = None, first: subprocess.Popen[bytes] | None = None) -> None:
+    """`python -m orca_worker`: settings from flags, environment and file, unless given.
+
+    first: a process that has been begun for a rank. Without it, ranks begin when the supervisor listens.
+    """
     settings = settings or SupervisorSettings.load(sys.argv[1:])
     logs.configure("orca-worker", settings.log_level)
     try:
-        service.run(lambda: service.serve(lambda: SupervisorApp(settings)))
+        service.run(lambda: service.serve(lambda: SupervisorApp(settings, first)))
     except OrcaError as error:
         raise SystemExit(f"orca-supervisor: {settings.said(str(error))}") from None
-
-
-if __name__ == "__main__":
-    main()

@@ -3,10 +3,10 @@
 --
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term, the number of the engine's listeners that the master knows, number of rows, how many of them
---   are ready, number of ready packets, claim numbers of all rows (doubles), bases of all rows (the index of the first
---   token, i32). Then two for each row, the ready ones first: request id, tokens in their binary form. Then two for each
---   endpoint of the ready rows: endpoint, their packets. Then four for each row that has more to say: number of the row,
---   reason of the request's end or '', tops of its tokens, logprobs of its prompt or ''.
+--   are ready, number of ready packets, claim numbers of all rows (doubles), bases of all rows but the ready ones (the index
+--   of the first token, i32), the ready rows (wire.READY). Then two for each endpoint of the ready rows: endpoint, their
+--   packets. Then two for each other row: request id, tokens in their binary form. Then four for each row that has more to
+--   say: number of the row, reason of the request's end or '', tops of its tokens, logprobs of its prompt or ''.
 -- Returns {slots that the head of the queue needs or 0, number of the listeners before, and after, listeners of the last
 --   rows (all but the ready ones, where their packets went out), then two for each row that is not COMMITTED.OK: number of
 --   the row, and COMMITTED.GONE, or how many tokens the pool has when that is not the base}; nil when the master has lost
@@ -14,17 +14,16 @@
 --
 -- This script runs for every iteration. While the listeners are those that the master knows, a ready row costs one APPEND,
 -- whose answer tells whether the base was right, and its packet is passed on as it is. Otherwise, and when a base of a
--- ready row is wrong, all rows are taken one by one.
+-- ready row is wrong, all rows are taken one by one. What only some commits need is below a `head` of its own.
 local engine, owner, term, known = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 if fenced(engine, owner, term) then
   return false
 end
 local rows, ready, endpoints = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local bases = { struct.unpack('<' .. ('i4'):rep(rows), ARGV[9]) }
-local IDS, ENDPOINTS_AT = 8, 9 + 2 * rows -- row r has its id at IDS + 2r, its tokens behind
+local ENDPOINTS_AT = 10
 local before = call('HGET', ENGINE .. engine, 'listeners') or ''
-local packets, ended, more, pack = {}, {}, {}, struct.pack
-local NOTHING = { reason = '', tops = '', prompt = '' } -- to say beside the tokens
+-- Three for each ready row: base, key of its tokens, tokens.
+local given = ready > 0 and { struct.unpack('<' .. READY:rep(ready), ARGV[10]) } or {}
 
 -- Takes back tokens that were appended behind another base: `length` is what APPEND has answered. Returns how many tokens
 -- the pool has.
@@ -40,14 +39,14 @@ end
 
 -- Appends the tokens of all ready rows, or of none of them when a base is wrong. Returns whether it did.
 local function append_ready()
-  for row = 1, ready do
-    local tokens = ARGV[IDS + 2 * row + 1]
-    local length = call('APPEND', TOKENS .. ARGV[IDS + 2 * row], tokens)
-    if length ~= bases[row] * TOKEN_SIZE + #tokens then
-      take_back(TOKENS .. ARGV[IDS + 2 * row], tokens, length)
-      for back = row - 1, 1, -1 do
-        tokens = ARGV[IDS + 2 * back + 1]
-        take_back(TOKENS .. ARGV[IDS + 2 * back], tokens, bases[back] * TOKEN_SIZE + #tokens)
+  for i = 1, 3 * ready, 3 do
+    local base, key, tokens = given[i], given[i + 1], given[i + 2]
+    local length = call('APPEND', key, tokens)
+    if length ~= base * TOKEN_SIZE + #tokens then
+      take_back(key, tokens, length)
+      for back = i - 3, 1, -3 do
+        base, key, tokens = given[back], given[back + 1], given[back + 2]
+        take_back(key, tokens, base * TOKEN_SIZE + #tokens)
       end
       return false
     end
@@ -58,26 +57,62 @@ end
 local first = 1 -- of the rows that are taken one by one
 if before == known and append_ready() then
   first = ready + 1
+end
+if first > rows then
+  for i = ENDPOINTS_AT + 1, ENDPOINTS_AT + 2 * endpoints, 2 do
+    deliver(ARGV[i], engine, ARGV[i + 1])
+  end
+  return { unhinted_needs(engine), before, before, {} }
+end
+-- head
+
+local OTHERS_AT, NOTHING = ENDPOINTS_AT + 2 * endpoints, { reason = '', tops = '', prompt = '' }
+local packets, ended, ending, more, pack = {}, {}, {}, {}, struct.pack
+local bases, claims = { struct.unpack('<' .. ('i4'):rep(rows - ready), ARGV[9]) }, {}
+for row, claim in ipairs({ struct.unpack('<' .. ('d'):rep(rows), ARGV[8]) }) do
+  claims[row] = row >= first and int(claim)
+end
+local listeners = call('HMGET', LISTENERS .. engine, unpack(claims, first, rows))
+if first > ready then
   for i = ENDPOINTS_AT + 1, ENDPOINTS_AT + 2 * endpoints, 2 do
     packets[ARGV[i]] = { ARGV[i + 1] }
   end
 end
-local claims, listeners = {}, {}
-if first <= rows then
-  claims = { struct.unpack('<' .. ('d'):rep(rows), ARGV[8]) }
-  for row = first, rows do
-    claims[row] = int(claims[row])
-  end
-  listeners = call('HMGET', LISTENERS .. engine, unpack(claims, first, rows))
-  for i = ENDPOINTS_AT + 2 * endpoints + 1, #ARGV, 4 do
-    more[tonumber(ARGV[i])] = { reason = ARGV[i + 1], tops = ARGV[i + 2], prompt = ARGV[i + 3] }
-  end
+for i = OTHERS_AT + 2 * (rows - ready) + 1, #ARGV, 4 do
+  more[tonumber(ARGV[i])] = { reason = ARGV[i + 1], tops = ARGV[i + 2], prompt = ARGV[i + 3] }
 end
 local answer = { 0, before, before, listeners }
 
+-- The id, base and tokens of a row.
+local function content_of(row)
+  if row <= ready then
+    local at = 3 * row
+    return given[at - 1]:sub(#TOKENS + 1), given[at - 2], given[at]
+  end
+  local at = OTHERS_AT + 2 * (row - ready)
+  return ARGV[at - 1], bases[row - ready], ARGV[at]
+end
+
+-- Adds the packet of a row to those of its listener's endpoint.
+local function add_packet(listener, id, base, tokens, finish, tops)
+  local behind = ADDRESS_SIZE + #id
+  local endpoint = listener:sub(behind + 1)
+  if endpoint ~= '' then
+    local parts = packets[endpoint]
+    if not parts then
+      parts = {}
+      packets[endpoint] = parts
+    end
+    local n = #parts
+    parts[n + 1] = listener:sub(1, behind)
+    parts[n + 2] = pack(CONTENT, base, #tokens / TOKEN_SIZE, #finish, #tops)
+    parts[n + 3], parts[n + 4], parts[n + 5] = tokens, finish, tops
+  end
+end
+
 for row = first, rows do
-  local id, base, tokens, said = ARGV[IDS + 2 * row], bases[row], ARGV[IDS + 2 * row + 1], more[row] or NOTHING
-  local listener, key, count = listeners[row - first + 1], TOKENS .. id, nil
+  local id, base, tokens = content_of(row)
+  local said, listener, key, count = more[row] or NOTHING, listeners[row - first + 1], TOKENS .. id, nil
   if ended[id] or (listener and said.reason ~= '' and call('EXISTS', REQUEST .. id) == 0) then
     listener = false -- Redis has evicted the record
   end
@@ -93,7 +128,6 @@ for row = first, rows do
   if count then
     answer[#answer + 1], answer[#answer + 2] = row, count
   else
-    local finish, behind = '', ADDRESS_SIZE + #id
     if said.tops ~= '' then
       call('APPEND', TOPS .. id, said.tops)
     end
@@ -104,31 +138,31 @@ for row = first, rows do
       call('SET', PROMPT .. id, said.prompt)
     end
     if said.reason ~= '' then
-      finish = end_record(id, said.reason, base + #tokens / TOKEN_SIZE)
-      ended[id] = true
-    end
-    local endpoint = listener:sub(behind + 1)
-    if endpoint ~= '' then
-      local parts = packets[endpoint]
-      if not parts then
-        parts = {}
-        packets[endpoint] = parts
-      end
-      local n = #parts
-      parts[n + 1] = listener:sub(1, behind)
-      parts[n + 2] = pack(CONTENT, base, #tokens / TOKEN_SIZE, #finish, #said.tops)
-      parts[n + 3] = tokens
-      if said ~= NOTHING then
-        parts[n + 4], parts[n + 5] = finish, said.tops
-      end
+      ended[id], ending[#ending + 1] = true, row
+    else
+      add_packet(listener, id, base, tokens, '', said.tops)
     end
   end
 end
-for endpoint, parts in pairs(packets) do
-  deliver(endpoint, engine, table.concat(parts))
+
+-- Writes the packets. Returns the script's answer.
+local function delivered()
+  for endpoint, parts in pairs(packets) do
+    deliver(endpoint, engine, table.concat(parts))
+  end
+  answer[1] = unhinted_needs(engine)
+  return answer
 end
-if next(ended) then
-  answer[3] = call('HGET', ENGINE .. engine, 'listeners') or ''
+
+if #ending == 0 then
+  return delivered()
 end
-answer[1] = unhinted_needs(engine)
-return answer
+-- head
+
+for _, row in ipairs(ending) do
+  local id, base, tokens = content_of(row)
+  local finish = end_record(id, more[row].reason, base + #tokens / TOKEN_SIZE)
+  add_packet(listeners[row - first + 1], id, base, tokens, finish, more[row].tops)
+end
+answer[3] = call('HGET', ENGINE .. engine, 'listeners') or ''
+return delivered()

@@ -88,8 +88,9 @@ local function submit(id, record, body_digest, max_tokens, deadline_in, grace, e
   local deadline = deadline_in == '' and '' or int(time + deadline_in)
   call('HSET', key, 'record', record, 'digest', body_digest, 'max_tokens', max_tokens, 'grace', grace,
     'state', 'waiting', 'arrival', arrival, 'claim', '', 'engine', '', 'endpoint', endpoint, 'attempt', attempt,
-    'closed', 0, 'losses', 0, 'loss_at', -1, 'reason', 0, 'final', 0, 'deadline', deadline, 'detach_at', '',
-    'engines', '', 'new', new, 'tenant', tenant, 'submitted', int(time), 'claimed_at', 0, 'first_token', 0, 'finished', 0)
+    'closed', '0', 'losses', '0', 'loss_at', '-1', 'reason', '0', 'final', '0', 'deadline', deadline, 'detach_at', '',
+    'engines', '', 'new', new, 'tenant', tenant, 'submitted', int(time), 'claimed_at', '0', 'first_token', '0',
+    'finished', '0')
   call('ZADD', WAITING, arrival, id)
   add_load('tokens', new, 'slots', max_tokens, 'bytes', #record, 'tokens:' .. tenant, max_tokens, 'requests:' .. tenant, 1)
   call('SADD', CALLS .. endpoint, id)

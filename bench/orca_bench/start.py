@@ -1,0 +1,68 @@
+"""How long `orca serve` takes from its first instruction to the line that says that it serves.
+
+    python -m orca_bench.start [--rounds 7] [--against CHECKOUT] [SETTING OF orca serve ..]
+
+Each round starts a stack, waits for that line, and ends the stack in order. With --against, rounds alternate with
+those of another checkout, which has a .venv of its own. The first start of each is not counted: it brings what the
+others read into the page cache. CPU seconds are those of all processes of the stack at that moment.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+HERE = Path(__file__).parents[2]
+SERVES = "Orca serves"  # how the line begins
+
+
+def start(checkout: Path, settings: list[str]) -> tuple[float, float]:
+    """Starts and ends a stack: seconds until it serves, and the CPU seconds that it took.
+
+    Raises RuntimeError with what it printed when it does not serve.
+    """
+    with tempfile.TemporaryDirectory(prefix="orca-start-") as folder:
+        command = [str(checkout / ".venv/bin/orca"), "serve", "--run-dir", folder, "--port", "0", "--http-port", "0"]
+        began, printed = time.monotonic(), ""
+        with subprocess.Popen([*command, *settings], stdout=subprocess.PIPE, text=True) as stack:
+            assert stack.stdout is not None
+            try:
+                for line in stack.stdout:
+                    printed += line
+                    if line.startswith(SERVES):
+                        taken = time.monotonic() - began
+                        top = psutil.Process(stack.pid)
+                        times = [process.cpu_times() for process in (top, *top.children(recursive=True))]
+                        return taken, sum(spent.user + spent.system for spent in times)
+            finally:
+                stack.send_signal(signal.SIGTERM)
+                stack.communicate()
+    raise RuntimeError(printed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--against", type=Path, help="another checkout")
+    given, settings = parser.parse_known_args()
+    checkouts = [HERE, *([given.against] if given.against else [])]
+    found: dict[Path, list[tuple[float, float]]] = {checkout: [] for checkout in checkouts}
+    for _ in range(given.rounds + 1):
+        for checkout in checkouts:
+            found[checkout].append(start(checkout, settings))
+    for checkout, starts in found.items():
+        seconds, cpu = zip(*starts[1:], strict=True)
+        print(
+            f"{checkout}: ready after {median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f} in "
+            f"{given.rounds} starts), {median(cpu):.2f} s of CPU, {os.cpu_count()} cores"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""What a command suggests for an option that it does not have: names that look alike, and nothing that does not."""
+
+from difflib import SequenceMatcher
+from typing import Any
+
+from typer._click.exceptions import NoSuchOption
+from typer.core import TyperCommand
+
+ALIKE = 0.7  # of the names without their dashes, which click counts too: it takes --help for --model
+
+
+class Command(TyperCommand):
+    """A command that refuses an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except NoSuchOption as refused:
+            refused.possibilities = [name for name in refused.possibilities or () if alike(refused.option_name, name)]
+            raise
+
+
+def alike(given: str, known: str) -> bool:
+    """Whether somebody who typed the one may have meant the other."""
+    given, known = given.lstrip("-"), known.lstrip("-")
+    return known.startswith(given) or SequenceMatcher(None, given, known).ratio() >= ALIKE

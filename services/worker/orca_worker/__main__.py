@@ -1,0 +1,12 @@
+"""`python -m orca_worker`: the supervisor of a pod. Its first rank begins before the supervisor is imported."""
+
+import gc
+
+from .beginning import begin
+
+first = begin()
+gc.disable()  # until `service.run`: modules stay
+
+from .supervisor import main  # noqa: E402 it imports for a third of a second
+
+main(first=first)
