@@ -20,6 +20,11 @@ class Lengths(NamedTuple):
     inputs: tuple[int, int]
     outputs: tuple[int, int]
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, input and output."""
+        return self.inputs[1] + self.outputs[1]
+
     @classmethod
     def read(cls, text: str) -> "Lengths":
         """`paper`, or `INPUT,OUTPUT`, each a number or a range as in 32-512. Raises InvalidArgument."""

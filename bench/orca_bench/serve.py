@@ -38,7 +38,9 @@ def complain(answers: Sequence[Answer]) -> None:
     """Raises Unavailable when a request has failed."""
     failed = [answer for answer in answers if answer.error]
     if failed:
-        raise Unavailable(f"{len(failed)} of {len(answers)} requests failed, the first with: {failed[0].error}")
+        first = failed[0].error
+        hint = "; --vocab-size keeps token ids below the vocabulary's" if "vocabulary" in first else ""
+        raise Unavailable(f"{len(failed)} of {len(answers)} requests failed, the first with: {first}{hint}")
 
 
 async def open_lines(door: Door, load: OpenLoad, start: Start, patience: float) -> AsyncIterator[dict[str, Any]]:

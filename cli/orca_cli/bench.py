@@ -112,6 +112,7 @@ def serve(
 
     from orca_bench.cases import VOCABULARY, Case, fixed, own_cases, pick, read_cases, vocabulary_of
     from orca_bench.grpc_door import GrpcDoor
+    from orca_bench.load import Lengths
     from orca_bench.openai_door import OpenAIDoor
     from orca_bench.serve import OpenLoad, Start, case_lines, open_lines
 
@@ -135,6 +136,10 @@ def serve(
             vocabulary = vocabulary_of(size)
             if all_rates:
                 load = OpenLoad(all_rates, requests, seed, lengths, vocabulary)
+                longest = Lengths.read(lengths).longest
+                if isinstance(door, GrpcDoor) and longest > door.model.max_positions:
+                    said = f"{longest} tokens; the model has {door.model.max_positions} positions, so some will fail"
+                    typer.echo(f"--lengths: {lengths} has requests of up to {said}", err=True)
                 found = open_lines(door, load, start, patience)
             else:
                 chosen: Mapping[str, Case]

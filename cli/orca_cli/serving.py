@@ -92,14 +92,17 @@ async def serve(settings: StackSettings) -> None:
         for address, http in zip(stack.grpc_addresses, stack.http_addresses, strict=True):
             console.print(f"  gRPC {address}   OpenAI API {scheme}://{http}/v1", soft_wrap=True)
         console.print(f"  run folder {folder}", soft_wrap=True)
-        console.print(f"  try: {example(stack.grpc_addresses[0], settings)}", soft_wrap=True)
+        if not stack.reads_text:
+            console.print("  no tokenizer.json: prompts are token ids, and answers have no text", soft_wrap=True)
+        said = example(stack.grpc_addresses[0], settings, text=stack.reads_text)
+        console.print(f"  try: {said}", soft_wrap=True)
         await stack.wait()
 
 
-def example(address: str, settings: StackSettings, program: str = sys.argv[0]) -> str:
+def example(address: str, settings: StackSettings, program: str = sys.argv[0], *, text: bool = True) -> str:
     """A command that calls the stack, as it can be pasted into the shell that `orca serve` was called from."""
     called = os.path.abspath(program) if os.access(program, os.X_OK) and "/" in program else "orca"
-    command = [called, "generate", "def main("]
+    command = [called, "generate", *(["def main("] if text else ["--token-ids", "1,2,3", "--json"])]
     if address != USUAL_ADDRESS:
         command += ["--address", address]
     if settings.tls_dir is not None:

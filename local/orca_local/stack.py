@@ -102,6 +102,11 @@ class Stack:
         return self._settings.served_model_name or read_checkpoint(self._model).name
 
     @property
+    def reads_text(self) -> bool:
+        """Whether prompts may be text; else they are token ids."""
+        return read_checkpoint(self._model).tokenizer_file is not None
+
+    @property
     def computed_by(self) -> str:
         """What computes the model: its type, instruction set and threads, as the first rank's log has it."""
         log = self._run_dir / "logs" / "supervisor-0.log"

@@ -10,7 +10,7 @@ from checkpoints import make_gpt2
 from reference import Known, Reference
 
 from orca_bench.cases import Request, dump, fixed
-from orca_bench.engine import Engine, EngineOptions, Run, Step, lines
+from orca_bench.engine import Engine, EngineOptions, Run, Step, lines, warm_up
 from orca_bench.floors import case_floor, iteration_work
 from orca_bench.schedule import Shape, shapes, slots_for
 from orca_common.checkpoint import read_checkpoint
@@ -111,3 +111,9 @@ def test_the_floor_of_a_case_is_that_of_its_iterations(model: Path) -> None:
 def test_a_family_without_known_work_has_no_floor(model: Path) -> None:
     other = replace(read_checkpoint(model), model_type="orca_timed")
     assert iteration_work(other, "float32", [(0, 4)]) is None
+
+
+@pytest.mark.parametrize(("slots", "batch"), [(16, 32), (64, 32), (96, 1), (1_536, 32)])
+def test_the_warm_up_uses_the_memory(model: Path, slots: int, batch: int) -> None:
+    case = warm_up(slots, batch, read_checkpoint(model))
+    assert 0.9 * slots <= slots_for(case, batch) <= slots

@@ -118,6 +118,8 @@ async def test_closed_cases_through_the_stack(tmp_path: Path) -> None:
     [line] = counted.lines
     assert 0 < line["errors"] <= 5, "lengths up to 5000 do not fit 2048 positions"
     assert line["error"].startswith("INVALID_ARGUMENT")
+    warned = r"--lengths: \S+ has requests of up to \d+ tokens; the model has 2048 positions, so some will fail"
+    assert re.search(warned, counted.errors)
 
 
 async def test_the_engine_and_a_peer_in_one_table(tmp_path: Path) -> None:

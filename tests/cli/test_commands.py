@@ -157,6 +157,8 @@ def test_a_command_that_can_be_pasted(tmp_path: Path) -> None:
     said = serving.example("127.0.0.1:1", ServeSettings.load(), "/nowhere/__main__.py")
     assert said == "orca generate 'def main(' --address 127.0.0.1:1"
     assert serving.example("127.0.0.1:50051", ServeSettings.load(), "orca") == "orca generate 'def main('"
+    ids = serving.example("127.0.0.1:50051", ServeSettings.load(), "orca", text=False)
+    assert ids == "orca generate --token-ids 1,2,3 --json", "a model without a tokenizer refuses text"
 
 
 def test_a_command_that_can_be_pasted_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,9 +59,10 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 
 
 async def listen(redis: Redis, orca: World, request: Claimed, attempt: int, endpoint: str) -> None:
-    """Whom the next commit tells of a request."""
+    """Whom the next commit tells of a request. The number of the listeners moves, as the pool's own changes move it."""
     listener = ADDRESS.pack(attempt, len(request.request_id)) + f"{request.request_id}{endpoint}".encode()
     await redis.hset(f"orca:{{{orca.name}}}:listeners:engine-0", str(request.claim), listener)
+    await redis.hincrby(f"orca:{{{orca.name}}}:engine:engine-0", "listeners", 1)
 
 
 async def forget(redis: Redis, orca: World, request_id: str, count: int) -> None:

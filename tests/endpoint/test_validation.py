@@ -168,6 +168,8 @@ async def test_without_a_tokenizer(tmp_path: Path) -> None:
     )
     with pytest.raises(FailedPrecondition, match="no tokenizer"):
         await validator.generate(pb.GenerateRequest(text="a", max_new_tokens=1))
+    with pytest.raises(FailedPrecondition, match=r"^prompt\[1\]: this model has no tokenizer"):
+        await validator.generate(pb.GenerateRequest(text="a", max_new_tokens=1), {"text": "prompt[1]"})
     with pytest.raises(FailedPrecondition, match="no tokenizer"):
         await validator.generate(generation(stop=["a"]))
     assert (await validator.generate(generation([1, 2]))).max_tokens == 10

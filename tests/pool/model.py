@@ -431,12 +431,15 @@ class Model:
             needs = self._needs(engine)
         else:
             self.asking.pop(engine, None)
-            taken, needs = self._take(engine, count, slots, total, block_size)
-            if needs:
+            taken, needs, waits = self._take(engine, count, slots, total, block_size)
+            if waits:
                 self._hint_waiting(needs)
         return ClaimAnswer([self._full(r) for r in taken], g.last_claim, needs)
 
-    def _take(self, engine: str, count: int, slots: int, total: int, block_size: int) -> tuple[list[Request], int]:
+    def _take(
+        self, engine: str, count: int, slots: int, total: int, block_size: int
+    ) -> tuple[list[Request], int, bool]:
+        """What is taken, the slots that the engine must have free to claim again, and whether a request waits."""
         taken: list[Request] = []
         for r in self._queue():
             if reason := self._overdue(r):
@@ -447,9 +450,9 @@ class Model:
                 continue
             held = self._held(engine)
             if any(other.losses >= 2 for other in held) or (r.losses >= 2 and bool(held)):
-                return taken, total
+                return taken, total, True
             if count == len(taken) or size > slots:
-                return taken, size
+                return taken, size, True
             g = self.engines[engine]
             g.last_claim = self.last_claim = self._number(max(self.last_claim, g.last_claim))
             r.state, r.claim, r.engine = "claimed", g.last_claim, engine
@@ -457,9 +460,12 @@ class Model:
             r.engines = [line for line in r.engines if line[0] != len(r.tokens)] + [(len(r.tokens), engine)]
             slots -= size
             taken.append(r)
-        if count > len(taken) and slots > 0 and not any(r.losses >= 2 for r in self._held(engine)):
-            self.asking[engine] = slots
-        return taken, 0
+        if any(r.losses >= 2 for r in self._held(engine)):
+            return taken, total, False
+        if count == len(taken) or slots <= 0:
+            return taken, 1, False
+        self.asking[engine] = slots
+        return taken, 0, False
 
     def commit(self, engine: str, owner: str, term: int, rows: Sequence[CommitRow]) -> CommitAnswer | None:
         if self._fenced(engine, owner, term):

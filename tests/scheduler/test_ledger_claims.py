@@ -96,6 +96,23 @@ async def test_a_new_master_claims_nothing_that_it_holds(server: RedisServer) ->
         assert this.names(this.news[0]) == ["b"]
 
 
+@pytest.mark.parametrize("room", [Room(1, 64), Room(8, 9)])
+async def test_an_engine_that_was_full_asks_when_it_has_room(server: RedisServer, room: Room) -> None:
+    """It took all there was, and that filled it. What comes when it is free again is hinted, no renewal needed."""
+    async with books(server) as this, this.running(this.ledger._claiming):
+        this.room = room
+        await this.submit("a")
+        await this.ledger.formed(ENGINE, 0)
+        await this.until(lambda: this.news)
+        this.room = NONE
+        this.ledger.admitted()
+        this.ledger.claimable()  # after each step of the core
+        this.room = MUCH
+        this.ledger.claimable()
+        while not await this.pool._link.command("ZSCORE", f"{this.pool._keys.prefix}asking", "g"):
+            await asyncio.sleep(0.01)
+
+
 async def test_a_claim_without_an_answer_is_heard_of_without_room(server: RedisServer) -> None:
     """The engine is full, so it does not claim: a renewal tells that something was claimed. What the engine runs is
     not news again."""

@@ -123,7 +123,8 @@ class ApiKeys:
                 raise FailedPrecondition(f"{self._file}: is larger than {MAX_FILE_BYTES} bytes")
             return parse(raw.decode(), str(self._file))
         except (OSError, UnicodeDecodeError) as error:
-            raise FailedPrecondition(f"api_keys_file: {self._file} cannot be read ({error})") from None
+            why = error.strerror if isinstance(error, OSError) else error
+            raise FailedPrecondition(f"api_keys_file: {self._file} cannot be read ({why})") from None
 
 
 def _digest(key: str) -> str:

@@ -73,8 +73,11 @@ def strings(value: Any, field: str) -> list[str]:
     """A string or a list of strings, as a list."""
     if isinstance(value, str):
         return [text(value, field)]
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+    if not isinstance(value, list):
         raise InvalidArgument(field, "must be a string or a list of strings")
+    for n, item in enumerate(value):
+        if not isinstance(item, str):
+            raise InvalidArgument(f"{field}[{n}]", "must be a string")
     return [text(item, f"{field}[{n}]") for n, item in enumerate(value)]
 
 

@@ -57,6 +57,8 @@ class Completion:
 def parse(raw: bytes, max_samples: int) -> Completion:
     """Raises InvalidArgument that names the field. max_samples: generations that one body may ask for."""
     body = load(raw)
+    if "messages" in body:
+        raise InvalidArgument("messages", "is a field of chats; Orca serves completions: give a prompt")
     check_names(body, NAMES)
     body = {name: value for name, value in body.items() if value is not None}
     for name, (value, why) in SINGLE_VALUES.items():
@@ -232,7 +234,12 @@ def samples_of(body: Mapping[str, Any], common: GenerateRequest, best_of: int, l
             elif isinstance(item, list):
                 request.token_ids.CopyFrom(TokenIds(ids=token_ids(item, field)))
             else:
-                raise InvalidArgument(field, "must be a string or a list of token ids")
+                raise InvalidArgument(
+                    field,
+                    "must be a string, a list of token ids, or a list of either"
+                    if not several
+                    else "must be a string or a list of token ids",
+                )
             if k and request.sampling.HasField("seed"):
                 request.sampling.seed = seed_of_sample(common.sampling.seed, k)
             samples.append(Sample(request, names))

@@ -204,7 +204,7 @@ class Validator:
             limit = self._limits.max_prompt_bytes
             raise check.error("text", f"the prompt has {size} bytes; at most {limit} are allowed")
         if self._vocabulary is None:
-            problem = "text: this model has no tokenizer.json; give the prompt as token ids"
+            problem = f"{check.name('text')}: this model has no tokenizer.json; give the prompt as token ids"
             raise FailedPrecondition(problem, reason=ErrorReason.NO_TOKENIZER)
         if self._vocabulary.longest_token:
             least = -(-size // self._vocabulary.longest_token)
@@ -240,8 +240,12 @@ class Fields:
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names
 
+    def name(self, field: str) -> str:
+        """What the caller calls a field of ours."""
+        return self._names.get(field) or (field.removeprefix("sampling.") if self._names else field)
+
     def error(self, field: str, problem: str, position: int | None = None) -> InvalidArgument:
-        name = self._names.get(field) or (field.removeprefix("sampling.") if self._names else field)
+        name = self.name(field)
         return InvalidArgument(name if position is None else f"{name}[{position}]", problem)
 
 

@@ -43,7 +43,8 @@ def untouched(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """
     import torch
 
-    memory = mmap.mmap(-1, max(1, math.prod(size) * dtype.itemsize))  # the tensor keeps it
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory, the default, gets small pages on most machines
+    memory = mmap.mmap(-1, max(1, math.prod(size) * dtype.itemsize), flags=private)  # the tensor keeps it
     memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=math.prod(size)).view(size)
 

@@ -56,6 +56,10 @@ inline void transpose(__m512i (&x)[16]) {
 
 // q * scale in bfloat16, as the right tile of scores^T: [d / 2][R][2]. `q`: [rows][d] float32, whole tiles of R rows.
 inline void pair_queries(const float* q, int rows, int d, bf16* out) {
+  if (rows == 1) {
+    for (int i = 0; i < d; i += LANES) save(out + i, load(q + i));
+    return;
+  }
   if (rows < 16) {
     for (int r = 0; r < rows; r++)
       for (int i = 0; i < d; i++) out[(i / 2 * rows + r) * 2 + i % 2] = narrow(q[r * d + i]);
@@ -71,20 +75,55 @@ inline void pair_queries(const float* q, int rows, int d, bf16* out) {
   }
 }
 
-// scores^T [32][R] of R queries with 16 or 32 keys, rows of d in `keys`.
-inline void score_tile(const bf16* q, const bf16* const (&keys)[2], int halves, int rows, int d, float* scores) {
-  _tile_zero(0);
-  _tile_zero(1);
-  for (int i = 0; i < d; i += 32) {
-    _tile_loadd(3, q + i * rows, 4 * rows);
-    _tile_loadd(2, keys[0] + i, 2 * d);
-    _tile_dpbf16ps(0, 2, 3);
-    if (halves == 1) continue;
-    _tile_loadd(5, keys[1] + i, 2 * d);
-    _tile_dpbf16ps(1, 5, 3);
+// Where the rows of 32 tokens' keys, and of their values, begin in the cache: of the first head of a call.
+struct Tile {
+  int64_t first;  // position
+  int n;          // tokens; 0 behind the last
+  size_t at[KEYS];
+
+  Tile(const Attention& a, int64_t first, int64_t end) : first(first), n(int(std::clamp<int64_t>(end - first, 0, KEYS))) {
+    runs(a, a.head, first, n, [&](int j, size_t start, int tokens) {
+      for (int i = 0; i < tokens; i++) at[j + i] = start + size_t(i) * a.cache.head_size;
+    });
   }
-  _tile_stored(0, scores, 4 * rows);
-  _tile_stored(1, scores + 16 * rows, 4 * rows);
+};
+
+// Asks for 16 lines, which are wanted soon. A thread that asks for more at once waits: it has room for as many misses.
+inline void ask(const bf16* lines) {
+  for (int line = 0; line < 16; line++) _mm_prefetch(reinterpret_cast<const char*>(lines + 32 * line), _MM_HINT_T1);
+}
+
+// scores^T [16][R] of R queries with 16 keys of d columns, for each of `tiles` groups of R: [d / 2][R][2] and [32][R] apart.
+// Asks for 16 keys more.
+inline void score_tiles(const bf16* q, const bf16* keys, const bf16* more, int tiles, int rows, int d, float* scores) {
+  for (int i = 0; i < d; i += 32) ask(more + 16 * i);
+  if (d == 64 && rows == 16) {  // two groups together, whose sums need not wait for each other
+    _tile_loadd(2, keys, 128);
+    _tile_loadd(5, keys + 32, 128);
+    for (; tiles >= 2; tiles -= 2, q += 2 * 16 * 64, scores += 2 * 16 * KEYS) {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_loadd(3, q, 64);
+      _tile_dpbf16ps(0, 2, 3);
+      _tile_loadd(4, q + 16 * 64, 64);
+      _tile_dpbf16ps(1, 2, 4);
+      _tile_loadd(3, q + 16 * 32, 64);
+      _tile_dpbf16ps(0, 5, 3);
+      _tile_loadd(4, q + 16 * 96, 64);
+      _tile_dpbf16ps(1, 5, 4);
+      _tile_stored(0, scores, 64);
+      _tile_stored(1, scores + 16 * KEYS, 64);
+    }
+  }
+  for (; tiles--; q += size_t(rows) * d, scores += rows * KEYS) {
+    _tile_zero(0);
+    for (int i = 0; i < d; i += 32) {
+      _tile_loadd(3, q + i * rows, 4 * rows);
+      _tile_loadd(2, keys + i, 2 * d);
+      _tile_dpbf16ps(0, 2, 3);
+    }
+    _tile_stored(0, scores, 4 * rows);
+  }
 }
 
 // 2^x for x <= 0, to 4e-6 of it: p is narrowed to bfloat16, whose half unit is a thousand times that. Below -126 it is not 0
@@ -139,8 +178,9 @@ inline void soften_rows(const float* scores, int rows, const int* seen, float* m
                         bf16* p) {
   const vf nothing = splat(-std::numeric_limits<float>::infinity());
   for (int r = 0; r < rows; r++, p += KEYS) {
-    float row[KEYS];
-    for (int j = 0; j < KEYS; j++) row[j] = scores[j * rows + r];
+    float gathered[KEYS];
+    const float* row = rows == 1 ? scores : gathered;
+    for (int j = 0; j < KEYS && rows > 1; j++) gathered[j] = scores[j * rows + r];
     const vi sees[2] = {lanes() < seen[r], lanes() < seen[r] - 16};
     const vf low = sees[0] ? load(row) : nothing, high = sees[1] ? load(row + 16) : nothing;
     const vf before = splat(maximum[r]), now = larger(before, largest(larger(low, high)));
@@ -153,37 +193,18 @@ inline void soften_rows(const float* scores, int rows, const int* seen, float* m
   }
 }
 
-// The keys of one head from position `first` on as two tiles of 16 rows: where they lie, or copied.
-inline void find_keys(const Attention& a, int head, int64_t first, int n, bf16* copies, const bf16* (&keys)[2]) {
-  const bf16* all = static_cast<const bf16*>(a.cache.keys);
-  const int size = a.cache.block_size, d = a.cache.head_size;
-  if (size % 16 == 0) {
-    for (int half = 0; half < (n + 15) / 16; half++) {
-      const int64_t at = first + 16 * half;
-      keys[half] = all + a.cache.at(a.blocks[at / size], head, int(at % size));
-    }
-    return;
-  }
-  keys[0] = copies, keys[1] = copies + 16 * d;
-  runs(a, head, first, n, [&](int j, size_t at, int tokens) {
-    std::memcpy(copies + size_t(j) * d, all + at, sizeof(bf16) * size_t(tokens) * d);
-  });
-}
-
-// The values of one head as right tiles [16][d][2]: pairs of keys side by side, and zeros behind the last.
-inline void pair_values(const Attention& a, int head, int64_t first, int n, bf16* out) {
-  const int d = a.cache.head_size;
-  const bf16* rows[KEYS];
-  runs(a, head, first, n, [&](int j, size_t at, int tokens) {
-    for (int i = 0; i < tokens; i++) rows[j + i] = static_cast<const bf16*>(a.cache.values) + at + size_t(i) * d;
-  });
+// The values of one head as right tiles [16][d][2]: pairs of keys side by side, and zeros behind the last. Asks for as many
+// more, of another head or tile.
+inline void pair_values(const bf16* values, const Tile& tile, const bf16* more, const Tile& of_more, int d, bf16* out) {
   alignas(64) static constexpr uint16_t ORDER[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                                      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
   const __m512i low = _mm512_load_si512(ORDER), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
   for (int j = 0; j < KEYS; j += 2)
     for (int i = 0; i < d; i += 32, out += 64) {
-      const __m512i even = j < n ? _mm512_loadu_si512(rows[j] + i) : __m512i{};
-      const __m512i odd = j + 1 < n ? _mm512_loadu_si512(rows[j + 1] + i) : __m512i{};
+      for (int k = j; k < j + 2 && k < of_more.n; k++)
+        _mm_prefetch(reinterpret_cast<const char*>(more + of_more.at[k] + i), _MM_HINT_T1);
+      const __m512i even = j < tile.n ? _mm512_loadu_si512(values + tile.at[j] + i) : __m512i{};
+      const __m512i odd = j + 1 < tile.n ? _mm512_loadu_si512(values + tile.at[j + 1] + i) : __m512i{};
       _mm512_store_si512(out, _mm512_permutex2var_epi16(even, low, odd));
       _mm512_store_si512(out + 32, _mm512_permutex2var_epi16(even, high, odd));
     }
@@ -210,8 +231,8 @@ void attend_tiles(const Attention& a, float* scratch) {
   const int together = std::min(16, rows), of_head = rounded(rows, together), all = a.heads * of_head;
   auto take = [&](size_t floats) { return std::exchange(scratch, scratch + (floats + 15) / 16 * 16); };
   auto take_bf16 = [&](size_t values) { return reinterpret_cast<bf16*>(take((values + 1) / 2)); };
-  bf16* copies = take_bf16(size_t(KEYS) * d);
-  bf16* values = take_bf16(size_t(KEYS) * d);
+  bf16* copies = take_bf16(size_t(16) * d);
+  bf16* values[2] = {take_bf16(size_t(KEYS) * d), take_bf16(size_t(KEYS) * d)};
   bf16* q = take_bf16(size_t(all) * d);    // [tiles][d / 2][together][2]
   bf16* p = take_bf16(size_t(all) * KEYS);  // [tiles][together][KEYS]
   float* scores = take(size_t(all) * KEYS);  // [tiles][KEYS][together]
@@ -237,40 +258,64 @@ void attend_tiles(const Attention& a, float* scratch) {
   std::fill(weight, weight + all, 0.0f);
   std::fill(maximum, maximum + all, -std::numeric_limits<float>::infinity());
   if (together < 16) configure(together);
+  const bf16 *all_keys = static_cast<const bf16*>(a.cache.keys), *all_values = static_cast<const bf16*>(a.cache.values);
+  const size_t of_next_head = size_t(a.cache.block_size) * d;
   const int64_t end = a.first + a.queries;  // keys that the last query sees
-  for (int64_t first = 0; first < end; first += KEYS) {
-    const int n = int(std::min<int64_t>(KEYS, end - first));
+  Tile next(a, 0, end);
+  while (next.n) {
+    const Tile tile = next;
+    next = Tile(a, tile.first + KEYS, end);
     int begin = 0;  // the first tile with a row that sees a key of these
     for (int r = 0; r < of_head; r++) {
-      seen[r] = r < rows ? int(std::clamp<int64_t>(a.first + r / a.group + 1 - first, 0, n)) : 0;
+      seen[r] = r < rows ? int(std::clamp<int64_t>(a.first + r / a.group + 1 - tile.first, 0, tile.n)) : 0;
       if (r < rows && !seen[r]) begin = (r + 1) / together * together;
     }
-    for (int head = 0; head < a.heads; head++) {
-      const bf16* keys[2];
-      find_keys(a, a.head + head, first, n, copies, keys);
-      for (int tile = head * of_head + begin; tile < (head + 1) * of_head; tile += together)
-        score_tile(q + size_t(tile) * d, keys, (n + 15) / 16, together, d, scores + size_t(tile) * KEYS);
+    // Keys in the order in which they lie in memory: 16 tokens of all heads, one head after the other.
+    for (int j = 0; j < tile.n; j += 16) {
+      const size_t follows = j + 16 < tile.n ? tile.at[j + 16] : next.n ? next.at[0] : tile.at[j];
+      for (int head = 0; head < a.heads; head++) {
+        const bf16* keys = all_keys + tile.at[j] + head * of_next_head;
+        const bf16* more = head + 1 < a.heads ? keys + of_next_head : all_keys + follows;
+        if (a.cache.block_size % 16) {  // tokens that do not lie together
+          for (int i = 0; i < std::min(16, tile.n - j); i++)
+            std::memcpy(copies + i * d, all_keys + tile.at[j + i] + head * of_next_head, sizeof(bf16) * d);
+          keys = more = copies;
+        }
+        const size_t first = size_t(head) * of_head + begin;
+        score_tiles(q + first * d, keys, more, (of_head - begin) / together, together, d,
+                    scores + first * KEYS + j * together);
+      }
     }
-    for (int head = 0; head < a.heads; head++)
+    auto soften = [&](int head) {
       for (int r = begin; r < of_head; r += together) {
-        const int tile = head * of_head + r;
-        float *of_scores = scores + size_t(tile) * KEYS, *m = maximum + tile, *w = weight + tile, *o = old + tile;
-        bf16* of_p = p + size_t(tile) * KEYS;
+        const int row = head * of_head + r;
+        float *of_scores = scores + size_t(row) * KEYS, *m = maximum + row, *w = weight + row, *o = old + row;
+        bf16* of_p = p + size_t(row) * KEYS;
         const vi of_seen = *reinterpret_cast<const vi*>(seen + r);
         if (together == 16 && seen[r] == KEYS && seen[r + 15] == KEYS) soften_tile<true>(of_scores, of_seen, m, w, o, of_p);
         else if (together == 16) soften_tile<false>(of_scores, of_seen, m, w, o, of_p);
         else soften_rows(of_scores, together, seen + r, m, w, o, of_p);
       }
-    for (int head = 0; head < a.heads; head++) {
-      pair_values(a, a.head + head, first, n, values);
+    };
+    auto blend = [&](int head) {
       for (int r = begin; r < of_head; r += together)
-        blend_tile(p + size_t(head * of_head + r) * KEYS, values, d, part + size_t(r) * d);
+        blend_tile(p + size_t(head * of_head + r) * KEYS, values[head % 2], d, part + size_t(r) * d);
       for (int r = begin; r < rows; r++) {
         float* sum = sums + size_t(head * of_head + r) * d;
         const vf scale = splat(old[head * of_head + r]);
         for (int i = 0; i < d; i += LANES) save(sum + i, load(sum + i) * scale + load(part + size_t(r) * d + i));
       }
+    };
+    // While one head's values come from memory, what multiplies them is computed, and the head before is done.
+    for (int head = 0; head < a.heads; head++) {
+      const bf16* of_head_values = all_values + head * of_next_head;
+      const bool is_last = head + 1 == a.heads;
+      pair_values(of_head_values, tile, is_last ? all_values : of_head_values + of_next_head, is_last ? next : tile, d,
+                  values[head % 2]);
+      soften(head);
+      if (head) blend(head - 1);
     }
+    blend(a.heads - 1);
   }
   if (together < 16) configure(16);
   for (int head = 0; head < a.heads; head++)

@@ -17,7 +17,7 @@ void enter() { configure(16); }
 void leave() { _tile_release(); }
 
 // How far ahead of the tile in use a panel is fetched from memory, in bytes.
-constexpr int AHEAD = 2 * TILE_BYTES;
+constexpr int AHEAD = TILE_BYTES;
 
 inline void ahead(const char* tile) {
   for (int line = 0; line < TILE_BYTES; line += 64) _mm_prefetch(tile + AHEAD + line, _MM_HINT_T0);

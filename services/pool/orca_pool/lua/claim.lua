@@ -3,12 +3,13 @@
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term, the last claim number that the master heard of, how many requests to take at most, free
 --   slots, all slots of the engine, slots of a block (a request takes whole blocks).
--- Returns {last claim number, slots that the first request needs which had to wait, or 0, number of the engine's
---   listeners before, and after, add_held's entry of each request taken...}; nil when the master has lost the lease.
+-- Returns {last claim number, slots that the engine must have free to claim again or 0, number of the engine's listeners
+--   before, and after, add_held's entry of each request taken...}; nil when the master has lost the lease. The slots are
+--   those of the first request that had to wait, or what an engine that is full now needs to ask for more.
 --   When the master has not heard of the engine's last claim, an answer was lost: the reply then tells what was claimed
 --   since, and nothing new is taken.
 --
--- An engine that took all there is asks for more (`asking`), and gets a hint.
+-- An engine that took all there is, and has room left, asks for more (`asking`), and gets a hint.
 local PAGE = 16 -- ids read from the queue at once
 local ABOUT = { 'max_tokens', 'new', 'tenant', 'losses', 'deadline', 'detach_at', 'engines', 'submitted', 'claimed_at',
   'attempt', 'endpoint' } -- what is asked of a request in the queue
@@ -77,7 +78,8 @@ local function too_late(id, deadline, new, pace, length)
   return deadline ~= '' and pace and time + (new - committed(id)) * length * pace > tonumber(deadline)
 end
 
--- Takes requests from the head of the queue until one of them must wait. Returns the slots that this one needs, or 0.
+-- Takes requests from the head of the queue until one of them must wait. Returns the slots that the engine must have free
+-- to claim again, or 0 where it asks for more; and whether a request waits for them.
 local function walk_queue()
   -- While more wait than have room on all engines, nothing is begun that cannot end in time: its place is another's.
   local waiting, crowded = call('ZCARD', WAITING), false
@@ -108,9 +110,9 @@ local function walk_queue()
         end_early(id, reason, committed(id))
       elseif size <= total then -- a larger request is left to a larger engine
         if alone or (suspect and not empty) then
-          return total
+          return total, true
         elseif count == 0 or size > slots then
-          return size
+          return size, true
         end
         take(id, arrival, request)
         count, slots, alone, empty = count - 1, slots - size, suspect, false
@@ -120,21 +122,22 @@ local function walk_queue()
     if #page < 2 * PAGE then
       if count > 0 and slots > 0 and not alone then
         call('ZADD', ASKING, slots, engine)
+        return 0, false
       end
-      return 0
+      return alone and total or 1, false
     end
   end
 end
 
-local needs
+local needs, waits
 if heard < last then
   tell_unheard()
   needs = head_needs(engine)
 else
   call('ZREM', ASKING, engine)
-  needs = walk_queue()
+  needs, waits = walk_queue()
   note_taken()
-  if needs > 0 then
+  if waits then
     hint_waiting(needs) -- another engine may have room for it
   end
 end
