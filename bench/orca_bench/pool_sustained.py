@@ -16,7 +16,7 @@ import random
 import select
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from orca_bench.commit import Wire
 from orca_bench.pool_drive import BATCH, PER_SECOND, PROMPT, SLOTS, TOKENS, Drive, Engine, Exchange
 from orca_pool.leases import LEASE_SECONDS, RENEW_SECONDS
 from orca_pool.link import pack_command
-from orca_pool.pool import READ_ENTRIES
+from orca_pool.pool import READ_ENTRIES, SUBMITTED_TOGETHER
 from orca_pool.records import Attached, ClaimAnswer, CommitAnswer, CommitRow, EngineLoad, Reason
 from orca_pool.scripts import Constants
 from orca_pool.wire import ADDRESS, CONTENT, TOKEN
@@ -90,6 +90,13 @@ class Master:
     needs: int = 0
 
 
+class Together:
+    """Stands for what gathers a Pool's submits: an operation yields what it asks for, and is sent the answer."""
+
+    async def ask(self, item: Any) -> Any:
+        return await Exchange(item)
+
+
 class Exchanged(NamedTuple):
     """An operation of the pool, and who takes its answer."""
 
@@ -111,6 +118,9 @@ class Sustained:
     def __init__(self, port: int, engines: int, endpoints: int, schedulers: int) -> None:
         self._port, self._drive = port, Drive(port, engines, endpoints, schedulers, Constants())
         self._pool, self._keys = self._drive.pool, self._drive.pool._keys  # pyright: ignore[reportPrivateUsage]
+        self._pool._submits = Together()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        self._arrived: dict[str, deque[Coroutine[Any, Any, Any]]] = {name: deque() for name, _ in self._drive.doors}
+        self._submitting = set[str]()  # endpoints
         self._random, self._numbers = random.Random(2), itertools.count(self._drive.submitted + 1)
         self._doors = [name for name, _ in self._drive.doors]
         self._read = dict.fromkeys(self._doors, b"0-0")
@@ -185,6 +195,8 @@ class Sustained:
         waiting = [exchanged for turns in self._turns.values() for exchanged in turns.waiting]
         for exchanged in [*waiting, *(exchanged for _, exchanged in self._under_way.values())]:
             exchanged.work.close()
+        for submit in itertools.chain(*self._arrived.values()):
+            submit.close()
         for wire in [*self._idle, *(wire for wire, _ in self._under_way.values())]:
             wire.close()
         self._poll.close()
@@ -340,14 +352,32 @@ class Sustained:
         request_id = f"request-{next(self._numbers):016}"
         self._submitted[request_id] = time.monotonic()
 
-        def answered(answer: Any) -> None:
-            if not isinstance(answer, Attached):
-                raise Overrun(f"a request was refused: {answer}")
-
         call = {"deadline_in": 600.0, "detach_grace": 5.0, "attempt": 1_700_000_000_000_000, "max_waiting": 1 << 20}
         door = self._random.choice(self._doors)
         submit = self._pool.submit(request_id, PROMPT, "d" * 40, SLOTS, endpoint=door, new_tokens=TOKENS, **call)
-        self._ask_in_turn(door, submit, answered)
+        self._arrived[door].append(submit)
+        if door not in self._submitting:
+            self._submit_arrived(door)
+
+    def _submit_arrived(self, door: str) -> None:
+        """Requests that arrived while an endpoint's submit was under way go together, as `Pool` gathers them."""
+        arrived = self._arrived[door]
+        submits = [arrived.popleft() for _ in range(min(len(arrived), SUBMITTED_TOGETHER))]
+
+        def answered(answers: Sequence[Any]) -> None:
+            for submit, answer in zip(submits, answers, strict=True):
+                try:
+                    submit.send(answer)
+                except StopIteration as done:
+                    if not isinstance(done.value, Attached):
+                        raise Overrun(f"a request was refused: {done.value}") from None
+            self._submitting.discard(door)
+            if arrived:
+                self._submit_arrived(door)
+
+        self._submitting.add(door)
+        together = self._pool._submit_all([submit.send(None) for submit in submits])  # pyright: ignore[reportPrivateUsage]
+        self._ask_in_turn(door, together, answered)
 
     def _deliver(self, name: str) -> None:
         began = time.monotonic()
