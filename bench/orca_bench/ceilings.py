@@ -2,6 +2,9 @@
 
 Every floor of the bench is computed from these two. They are measured by plain torch, whose best is not always the
 machine's: a kernel that is faster than its floor shows a ceiling that was measured too low.
+
+Memory is read from huge pages, where an engine's weights lie. From the pages of torch's own memory a Xeon with AMX read
+20 to 23 GB/s by two threads, and 33 from huge ones.
 """
 
 import time
@@ -11,13 +14,10 @@ from dataclasses import dataclass
 import torch
 
 from orca_lab.roofline import Accelerator, accelerator
+from orca_worker.kv import untouched
 
 READ_BYTES = 400 << 20  # far more than any cache holds
-STREAMS = (
-    4,
-    8,
-    16,
-)  # read at once by each thread; one stream alone leaves part of the bandwidth unused on many machines
+STREAMS = 4, 8, 16  # read at once by each thread; one alone leaves part of the bandwidth unused on some machines
 SQUARES = (256, 512, 1024, 2048, 4096)  # the largest whose product takes less than LONG is measured
 LONG = 0.25  # seconds
 
@@ -50,8 +50,8 @@ def fastest(function: Callable[[], object], runs: int) -> float:
 
 def read_bandwidth(size: int = READ_BYTES, runs: int = 4) -> float:
     """Bytes per second of the fastest way to read `size` bytes with torch's threads: one stream each, or several."""
-    data = torch.ones(size // 4)
-    best = fastest(data.sum, runs)
+    data = untouched((size // 4,), torch.float32).fill_(1.0)
+    best = min(fastest(way, runs) for way in (data.sum, data.max, lambda: torch.dot(data, data)))
     for streams in STREAMS:
         rows = data.view(streams, -1)
         total = torch.empty(rows.shape[1])
