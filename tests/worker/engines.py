@@ -26,10 +26,10 @@ from orca_common.checkpoint import read_checkpoint
 from orca_common.protocol import PROTOCOL
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
+from orca_worker.beginning import TORCH_DISTRIBUTED
 from orca_worker.controller import Controller
 from orca_worker.models.families import family_of
 from orca_worker.models.model import Compute
-from orca_worker.process import TORCH_DISTRIBUTED
 from orca_worker.rendezvous import Rendezvous
 from orca_worker.server import listen, new_server
 from orca_worker.stage import Stage
