@@ -46,7 +46,7 @@ end
 """
 JOURNAL = FLOOR.replace(
     "for i = 1, rows do\n  redis.call('APPEND', KEYS[i], ARGV[2 + i])\nend",
-    ("redis.call('APPEND', KEYS[1], table.concat(ARGV, '', 3, 2 + rows))"),
+    "redis.call('APPEND', KEYS[1], table.concat(ARGV, '', 3, 2 + rows))",
 )
 
 

@@ -15,6 +15,7 @@ from collections import defaultdict
 from typing import Any, NamedTuple
 
 from orca_bench.pool_drive import BATCH, FILLED, PER_SECOND, PROMPT, SLOTS, TOKENS
+from orca_lab.timeline import percentile
 from orca_pool import leases
 
 
@@ -220,16 +221,11 @@ async def run(url: str, case: Case, seconds: float) -> dict[str, Any]:
     await asyncio.gather(*tasks, return_exceptions=True)
     return {
         "commits": counts["iterations"] / seconds,
-        "claim_ms": percentile(to_claim) * 1e3,
-        "delivery_ms": percentile(to_delivery) * 1e3,
+        "claim_ms": percentile(to_claim or [0.0], 0.99) * 1e3,
+        "delivery_ms": percentile(to_delivery or [0.0], 0.99) * 1e3,
         "empty_claims": counts["empty claims"] / max(1, counts["submits"]),
         "resyncs": counts["resyncs"],
     }
-
-
-def percentile(values: list[float]) -> float:
-    """The 99th percentile; 0 where there is no value."""
-    return sorted(values)[int(0.99 * (len(values) - 1))] if values else 0.0
 
 
 def main() -> None:

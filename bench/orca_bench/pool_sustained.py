@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from orca_bench.commit import Wire
 from orca_bench.pool_drive import BATCH, PER_SECOND, PROMPT, SLOTS, TOKENS, Drive, Engine, Exchange
+from orca_lab.timeline import percentile
 from orca_pool.leases import LEASE_SECONDS, RENEW_SECONDS
 from orca_pool.link import pack_command
 from orca_pool.pool import READ_ENTRIES, SUBMITTED_TOGETHER
@@ -176,10 +177,10 @@ class Sustained:
         return Carried(
             self._joined / max(1, self._commits),
             self._rows / max(1, self._commits),
-            (part(self._delivery, 0.5), part(self._delivery, 0.99)),
+            (percentile(self._delivery, 0.5), percentile(self._delivery, 0.99)),
             self._oldest,
-            part(self._claims + waiting, 0.99),
-            (part(self._renewals, 0.99), max(self._renewals)),
+            percentile(self._claims + waiting or [0.0], 0.99),
+            (percentile(self._renewals, 0.99), max(self._renewals)),
             late > GROWTH * early + SLACK,
             redis / took,
             driver / took,
@@ -289,11 +290,9 @@ class Sustained:
             if answer is None:
                 raise Overrun(f"{lease.name} lost its lease")
             assert set(answer.rows) <= {-1}, f"{lease.name} holds what the pool has not: {answer.rows}"
-            self._commits, self._joined, self._rows = (
-                self._commits + 1,
-                self._joined + now + 1 - low,
-                self._rows + len(rows),
-            )
+            self._commits += 1
+            self._joined += now + 1 - low
+            self._rows += len(rows)
             self._oldest = max(self._oldest, self._age(master))
             master.committed = now
             master.committing, master.needs = False, answer.needs or master.needs
@@ -443,8 +442,3 @@ class Sustained:
     def _renew_scheduler(self, name: str) -> None:
         asked = time.monotonic()
         self._ask(self._pool.renew_scheduler(name), lambda _: self._renewed(asked, lambda: self._renew_scheduler(name)))
-
-
-def part(values: list[float], share: float) -> float:
-    """The value that so large a share of the values is not above; 0 where there is none."""
-    return sorted(values)[int(share * (len(values) - 1))] if values else 0.0

@@ -92,10 +92,10 @@ async def serve(settings: StackSettings) -> None:
         for address, http in zip(stack.grpc_addresses, stack.http_addresses, strict=True):
             console.print(f"  gRPC {address}   OpenAI API {scheme}://{http}/v1", soft_wrap=True)
         console.print(f"  run folder {folder}", soft_wrap=True)
-        if not stack.reads_text:
+        text = stack.reads_text
+        if not text:
             console.print("  no tokenizer.json: prompts are token ids, and answers have no text", soft_wrap=True)
-        said = example(stack.grpc_addresses[0], settings, text=stack.reads_text)
-        console.print(f"  try: {said}", soft_wrap=True)
+        console.print(f"  try: {example(stack.grpc_addresses[0], settings, text=text)}", soft_wrap=True)
         await stack.wait()
 
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import httpx2 as httpx
 import pytest
 from endpoint.harness import World, make_model, world
 from servers import redis_server
@@ -23,3 +24,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def orca(redis_url: str, model: Path) -> AsyncIterator[World]:
     async with world(redis_url, model) as started:
         yield started
+
+
+@pytest.fixture
+async def http(orca: World) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=orca.serving.http) as client:
+        yield client

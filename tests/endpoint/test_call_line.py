@@ -1,7 +1,6 @@
 """One line for each call that was refused or has ended, at both doors; and the spans of the same calls."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -23,12 +22,6 @@ FIELDS = {
 }  # fmt: skip
 
 FIELD = {"INVALID_FIELD": "max_new_tokens", "UNREADABLE_MESSAGE": "message"}  # reason of a refusal -> the line's field
-
-
-@pytest.fixture
-async def http(orca: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=orca.serving.http) as client:
-        yield client
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@
 
 import gc
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import grpc
@@ -18,12 +18,6 @@ from orca_endpoint.bodies import IN_LOOP
 
 CALLS = 8  # of each kind
 OURS = "orca_endpoint", "orca_pool", "orca.v1"
-
-
-@pytest.fixture
-async def http(orca: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=orca.serving.http) as client:
-        yield client
 
 
 @contextmanager

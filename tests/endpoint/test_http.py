@@ -23,12 +23,6 @@ async def client(orca: World) -> AsyncIterator[AsyncOpenAI]:
         yield client
 
 
-@pytest.fixture
-async def http(orca: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=orca.serving.http) as client:
-        yield client
-
-
 def encode(orca: World, text: str) -> list[int]:
     assert orca.serving.app.vocabulary is not None
     return orca.serving.app.vocabulary.encode(text)

@@ -1,7 +1,6 @@
 """The HTTP door around its calls: health, version, description, tokens, methods, CORS, request ids, errors."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -19,12 +18,6 @@ from orca_endpoint.completion_fields import FIELDS, markdown
 from orca_endpoint.openapi import PATHS
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-async def http(orca: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=orca.serving.http) as client:
-        yield client
 
 
 def openai_fields() -> set[str]:

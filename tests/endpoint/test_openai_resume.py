@@ -1,7 +1,6 @@
 """A completion's stream is taken up at another endpoint, or after a break, without a hole and without a repetition."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2 as httpx
@@ -9,12 +8,6 @@ import pytest
 from endpoint.harness import World, serving, until
 
 from orca_pool.records import Reason
-
-
-@pytest.fixture
-async def http(orca: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=orca.serving.http) as client:
-        yield client
 
 
 class Events:

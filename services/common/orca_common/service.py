@@ -213,7 +213,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     import uvloop
 
     gc.freeze()  # what is imported stays: no later collection looks at it, which took 70 ms as a rank loaded its model
-    gc.enable()  # where the process began without
+    gc.enable()  # a process that starts quickly has disabled it for its imports
     # An iteration makes a few hundred short-lived containers and no cycles. Collecting at every 700 objects, Python's
     # default, took 4 % of a scheduler's time. But each gRPC call leaves a cycle of gRPC's own, 5 objects and 1 KB: now
     # 2,000 calls wait for a collection.

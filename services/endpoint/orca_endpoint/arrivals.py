@@ -12,8 +12,8 @@ from contextlib import contextmanager
 # longer is not waited for again.
 PATIENCE = 0.015
 ENOUGH = 32  # requests are submitted at once: as many as a batch often has
-# gRPC tells of a call that is there already four turns of the loop after the one before it has been taken. They take
-# 50 us: nobody waits for a request that is not there.
+# Turns of the loop without a new request, after which those that are ready go on: 50 us. gRPC hands over a call that
+# has arrived four turns after the one before it.
 TURNS = 6
 
 

@@ -234,11 +234,9 @@ def samples_of(body: Mapping[str, Any], common: GenerateRequest, best_of: int, l
             elif isinstance(item, list):
                 request.token_ids.CopyFrom(TokenIds(ids=token_ids(item, field)))
             else:
+                one = "must be a string or a list of token ids"
                 raise InvalidArgument(
-                    field,
-                    "must be a string, a list of token ids, or a list of either"
-                    if not several
-                    else "must be a string or a list of token ids",
+                    field, one if several else "must be a string, a list of token ids, or a list of either"
                 )
             if k and request.sampling.HasField("seed"):
                 request.sampling.seed = seed_of_sample(common.sampling.seed, k)

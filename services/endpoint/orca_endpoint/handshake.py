@@ -12,9 +12,10 @@ failure: ContextVar[list[ssl.SSLError]] = ContextVar("failure")
 
 
 class ToldHandshake(ssl.SSLObject):
-    """A handshake that has failed first seems to need more from the client: then asyncio sends the alert.
+    """A handshake that sends its alert before it fails.
 
-    With the next that the client says, or when it leaves, asyncio hears of the failure.
+    When it goes wrong it says at first that it needs more from the client. So asyncio sends what is written, which is
+    the alert, and goes on waiting. asyncio hears of the failure when the client says something more, or leaves.
     """
 
     def do_handshake(self) -> None:

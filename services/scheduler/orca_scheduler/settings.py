@@ -49,7 +49,7 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     @model_validator(mode="after")
     def _one_discovery(self) -> Self:
         if (self.workers is None) == (self.worker_statefulset is None):
-            raise ValueError("workers: exactly one of it and worker_statefulset says where the workers are")
+            raise ValueError("workers: exactly one of workers and worker_statefulset must say where the workers are")
         return self
 
     @model_validator(mode="after")

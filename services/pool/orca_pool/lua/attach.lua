@@ -14,9 +14,4 @@ local function attach_known(id, endpoint, attempt, known, last, seen, digest)
   return attach(id, endpoint, attempt, tonumber(known), last, tonumber(seen), digest)
 end
 
-local answers = {}
-for i = 1, #ARGV, 7 do
-  local _, answer = pcall(attach_known, unpack(ARGV, i, i + 6))
-  answers[#answers + 1] = type(answer) == 'string' and redis.error_reply(answer) or answer
-end
-return answers
+return one_by_one(7, attach_known)

@@ -501,3 +501,13 @@ local function add_held(reply, id, time)
   local tokens = call('GET', TOKENS .. id) or ''
   reply[#reply + 1] = held_entry(id, claim, arrival, record, tokens, losses, deadline, submitted, time)
 end
+
+-- The answers of a script that several operations share, each with so many arguments. One that fails has its error alone.
+local function one_by_one(count, operate)
+  local answers = {}
+  for i = 1, #ARGV, count do
+    local _, answer = pcall(operate, unpack(ARGV, i, i + count - 1))
+    answers[#answers + 1] = type(answer) == 'string' and redis.error_reply(answer) or answer
+  end
+  return answers
+end

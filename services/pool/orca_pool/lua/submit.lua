@@ -101,9 +101,4 @@ local function submit(id, record, body_digest, max_tokens, deadline_in, grace, e
   return { '', ahead + 1, wait and int(wait) or '', 0, '', '', '', '', '0', '0', int(time), '0', '0', '0' }
 end
 
-local answers = {}
-for i = 1, #ARGV, 14 do
-  local _, answer = pcall(submit, unpack(ARGV, i, i + 13))
-  answers[#answers + 1] = type(answer) == 'string' and redis.error_reply(answer) or answer
-end
-return answers
+return one_by_one(14, submit)
