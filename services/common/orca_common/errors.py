@@ -12,6 +12,7 @@ OrcaError
 ├── Unauthenticated      no API key, or a wrong one
 ├── PermissionDenied     a certificate whose role may not do this
 ├── DataLoss             the pool no longer holds what the client was shown
+├── Unimplemented        no such method
 ├── Unavailable          a dependency is away; try again
 └── Internal             a bug, or a request that took its engine down again and again; carries the trace id
 """
@@ -170,6 +171,10 @@ class Unavailable(OrcaError):
     code = grpc.StatusCode.UNAVAILABLE
 
 
+class Unimplemented(OrcaError):
+    code = grpc.StatusCode.UNIMPLEMENTED
+
+
 class Internal(OrcaError):
     """`trace_id` leads to the request's trace and log lines; empty when there is none."""
 
@@ -185,14 +190,18 @@ class Internal(OrcaError):
         return [error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN, metadata=metadata)]
 
 
-async def abort(context: grpc.aio.ServicerContext, error: OrcaError) -> Never:
-    """Ends a call with the error's status, message and details."""
+def status_of(error: OrcaError) -> status_pb2.Status:
+    """The error's status, sentence and details as one message."""
     packed = []
     for detail in error.details():
         packed.append(any_pb2.Any())
         packed[-1].Pack(detail)
-    number = code_pb2.Code.Value(error.code.name)
-    status = rpc_status.to_status(status_pb2.Status(code=number, message=str(error), details=packed))
+    return status_pb2.Status(code=code_pb2.Code.Value(error.code.name), message=str(error), details=packed)
+
+
+async def abort(context: grpc.aio.ServicerContext, error: OrcaError) -> Never:
+    """Ends a call of gRPC's own server with the error's status."""
+    status = rpc_status.to_status(status_of(error))
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise AssertionError("abort() raises")
 

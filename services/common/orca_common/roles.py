@@ -63,11 +63,17 @@ def roles_of(context: grpc.aio.ServicerContext) -> frozenset[Role]:
     return roles_in(name.decode(errors="replace") for name in names)
 
 
+def allowed_for(allowed: Mapping[str, frozenset[Role]], method: str) -> frozenset[Role]:
+    """Who may call a method, in a table by "/package.Service/Method" or "/package.Service/". Others are for nobody."""
+    service = method[: method.rfind("/") + 1]
+    return allowed.get(method, allowed.get(service, frozenset()))
+
+
 class RoleInterceptor(grpc.aio.ServerInterceptor):
     """Refuses calls of other roles than a method is for. Comes after the StatusInterceptor, which answers the error."""
 
     def __init__(self, allowed: Mapping[str, frozenset[Role]]) -> None:
-        """allowed: by method, "/package.Service/Method", or by service, "/package.Service/". Others are for nobody."""
+        """allowed: see `allowed_for`."""
         self._allowed = allowed
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
@@ -75,15 +81,14 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = str(handler_call_details.method)
-        service = method[: method.rfind("/") + 1]
-        allowed = self._allowed.get(method, self._allowed.get(service, frozenset()))
+        allowed = allowed_for(self._allowed, method)
         behaviour, make = behaviour_of(handler)
         check = _checked_stream if inspect.isasyncgenfunction(behaviour) else _checked
         return make(check(behaviour, method, allowed), handler.request_deserializer, handler.response_serializer)
 
 
-def _check(context: grpc.aio.ServicerContext, method: str, allowed: frozenset[Role]) -> None:
-    roles = roles_of(context)
+def check_role(method: str, allowed: frozenset[Role], roles: frozenset[Role]) -> None:
+    """Raises PermissionDenied for a caller that has none of the allowed roles."""
     if not roles & allowed:
         raise wrong_role(method, allowed, roles)
 
@@ -96,7 +101,7 @@ def wrong_role(what: str, allowed: Iterable[Role], roles: Iterable[Role]) -> Per
 
 def _checked(behaviour: Callable[..., Any], method: str, allowed: frozenset[Role]) -> Callable[..., Any]:
     async def checked(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        _check(context, method, allowed)
+        check_role(method, allowed, roles_of(context))
         return await behaviour(request, context)
 
     return checked
@@ -104,7 +109,7 @@ def _checked(behaviour: Callable[..., Any], method: str, allowed: frozenset[Role
 
 def _checked_stream(behaviour: Callable[..., Any], method: str, allowed: frozenset[Role]) -> Callable[..., Any]:
     async def checked(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        _check(context, method, allowed)
+        check_role(method, allowed, roles_of(context))
         async for response in behaviour(request, context):
             yield response
 

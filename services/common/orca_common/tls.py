@@ -72,25 +72,29 @@ class Certificates:
         context.load_cert_chain(certificate, key, password=_no_password)
         context.load_verify_locations(authority)
 
-    def server_context(self, *, client_certificates: bool) -> ssl.SSLContext:
-        """The context of a TLS server that is no gRPC server. New connections use the files as they are then."""
+    def server_context(self, *, client_certificates: bool, alpn: str) -> ssl.SSLContext:
+        """The context of a TLS server that is not grpcio's. New connections use the files as they are then.
+
+        alpn: what is spoken over TLS, "h2" or "http/1.1".
+        """
         used = self.current()
-        newest = self._new_context(client_certificates)
+        newest = self._new_context(client_certificates, alpn)
 
         def renew(connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
             nonlocal used, newest
             found = self.current()
             if found != used:
-                used, newest = found, self._new_context(client_certificates)
+                used, newest = found, self._new_context(client_certificates, alpn)
             connection.context = newest
 
-        first = self._new_context(client_certificates)
+        first = self._new_context(client_certificates, alpn)
         first.sni_callback = renew  # called at the beginning of each handshake
         return first
 
-    def _new_context(self, client_certificates: bool) -> ssl.SSLContext:
+    def _new_context(self, client_certificates: bool, alpn: str) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols([alpn])
         if client_certificates:
             context.verify_mode = ssl.CERT_REQUIRED
             # Who resumes a session shows no certificate, so that session would outlive its authority. In TLS 1.3 no

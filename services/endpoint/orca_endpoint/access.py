@@ -5,13 +5,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import grpc
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import OrcaError, Unauthenticated
-from orca_common.interceptor import behaviour_of
 from orca_common.roles import Role, roles_in, wrong_role
 
 from .call_line import note_error
@@ -23,32 +21,10 @@ OPEN_PATHS = {"/health", "/version", "/docs", "/openapi.json"}  # the same over 
 OPEN = "/grpc.health.v1.Health/"  # probes have no key; health tells only whether the endpoint serves
 
 
-class KeyInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses gRPC calls without a valid key. Comes after the StatusInterceptor, which answers the error."""
-
-    def __init__(self, keys: ApiKeys) -> None:
-        self._keys = keys
-
-    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None or str(handler_call_details.method).startswith(OPEN):
-            return handler
-        try:
-            metadata = dict(handler_call_details.invocation_metadata or ())
-            self._keys.tenant_of(str(metadata.get(AUTHORIZATION, "")))
-        except Unauthenticated as error:
-            return refusing(handler, error)
-        return handler
-
-
-def refusing(handler: Any, error: Unauthenticated) -> Any:
-    """A handler for the same kind of method that reads nothing and raises the error."""
-
-    async def refuse(request: Any, context: grpc.aio.ServicerContext) -> None:
-        raise error
-
-    _, make = behaviour_of(handler)
-    return make(refuse)
+def check_key(keys: ApiKeys, path: str, metadata: Mapping[str, str]) -> None:
+    """Raises Unauthenticated for a gRPC call without a valid key."""
+    if not path.startswith(OPEN):
+        keys.tenant_of(metadata.get(AUTHORIZATION))
 
 
 class KeyMiddleware:

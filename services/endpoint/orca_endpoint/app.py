@@ -132,7 +132,7 @@ class EndpointApp:
         streams_end = now() + (0 if self._failed else self._settings.drain_seconds)
         end = streams_end + LEAVE_SECONDS
         self.endpoint.draining = True
-        await self._grpc.serving(False)
+        self._grpc.serving(False)
         closing = [asyncio.create_task(self._http.stop())]
         await _until(now() + STEP_SECONDS, self.delivery.hand_over())
         await _until(min(now() + HAND_OVER_SECONDS, streams_end), self.delivery.idle())
@@ -176,7 +176,7 @@ class EndpointApp:
         while True:
             ready = self.endpoint.not_ready() is None
             if ready != shown:
-                await self._grpc.serving(ready)
+                self._grpc.serving(ready)
                 shown = ready
             await asyncio.sleep(HEALTH)
 

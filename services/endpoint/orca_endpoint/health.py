@@ -1,14 +1,17 @@
 """gRPC's health service, whose requests count and are read as all others: everybody may call it."""
 
-import grpc
-from grpc_health.v1 import health_pb2
-from grpc_health.v1._async import HealthServicer
+import asyncio
 
+from grpc_health.v1 import health_pb2
+
+from orca_common.errors import NotFound
+
+from .grpc_call import GrpcCall, Methods
 from .limits import Limits
-from .messages import Context, Messages, peer_of
+from .messages import Messages
 
 HEALTH = "grpc.health.v1.Health"
-STATUS = health_pb2.HealthCheckResponse.ServingStatus
+Answer = health_pb2.HealthCheckResponse
 
 
 class Health:
@@ -16,29 +19,40 @@ class Health:
 
     def __init__(self, services: tuple[str, ...], messages: Messages, limits: Limits) -> None:
         """services: full names. The empty name, which means the server, is added."""
-        self._services, self._messages, self._limits = ("", *services), messages, limits
-        self._servicer = HealthServicer()
+        self._services, self._messages, self._limits = {"", *services}, messages, limits
+        self._serving = False
+        self._changed = asyncio.Event()  # set and replaced at each change
 
-    async def serving(self, yes: bool) -> None:
+    def serving(self, yes: bool) -> None:
         """Sets what it says: of the server, and of each service."""
-        for service in self._services:
-            await self._servicer.set(service, STATUS.SERVING if yes else STATUS.NOT_SERVING)
+        self._serving = yes
+        self._changed.set()
+        self._changed = asyncio.Event()
 
-    async def check(self, _: object, context: Context) -> health_pb2.HealthCheckResponse | None:
-        with self._limits.call(peer_of(context)):
-            request = await self._messages.read(context, health_pb2.HealthCheckRequest)
-            return await self._servicer.Check(request, context)
+    def methods(self) -> Methods:
+        return {f"/{HEALTH}/Check": self.check, f"/{HEALTH}/Watch": self.watch}
 
-    async def watch(self, _: object, context: Context) -> None:
-        with self._limits.call(peer_of(context)):
-            request = await self._messages.read(context, health_pb2.HealthCheckRequest)
-            await self._servicer.Watch(request, context)
+    async def check(self, call: GrpcCall) -> bytes:
+        """Raises NotFound for a service that is not known."""
+        with self._limits.call(call.peer):
+            service = (await self._messages.read(call, health_pb2.HealthCheckRequest)).service
+            if service not in self._services:
+                raise NotFound("service: is not known here")
+            return self._status(service).SerializeToString()
 
-    def handlers(self) -> grpc.GenericRpcHandler:
-        """Handlers that read their request themselves, as all of the door do."""
-        serialize = health_pb2.HealthCheckResponse.SerializeToString
-        methods = {
-            "Check": grpc.stream_unary_rpc_method_handler(self.check, response_serializer=serialize),
-            "Watch": grpc.stream_stream_rpc_method_handler(self.watch, response_serializer=serialize),
-        }
-        return grpc.method_handlers_generic_handler(HEALTH, methods)
+    async def watch(self, call: GrpcCall) -> None:
+        """Tells the status now, and at each change. A service that is not known may come to be: its stream stays."""
+        with self._limits.call(call.peer):
+            service = (await self._messages.read(call, health_pb2.HealthCheckRequest)).service
+            told: Answer | None = None
+            while True:
+                changed, status = self._changed, self._status(service)
+                if status != told:
+                    await call.write(status.SerializeToString())
+                    told = status
+                await changed.wait()
+
+    def _status(self, service: str) -> Answer:
+        if service not in self._services:
+            return Answer(status=Answer.SERVICE_UNKNOWN)
+        return Answer(status=Answer.SERVING if self._serving else Answer.NOT_SERVING)

@@ -108,7 +108,9 @@ class HttpDoor:
         assert self._socket is not None
         context = None
         if isinstance(self._transport, MutualTls):
-            context = self._transport.certificates.server_context(client_certificates=self._certificates)
+            context = self._transport.certificates.server_context(
+                client_certificates=self._certificates, alpn="http/1.1"
+            )
         return HttpListener(self._socket, self.connections, self._protocol, context)
 
     def _protocol(self, place: Place) -> GuardedConnection:

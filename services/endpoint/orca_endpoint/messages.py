@@ -2,17 +2,16 @@
 
 from typing import TypeVar
 
-import grpc
 from google.protobuf.message import DecodeError, Message
 
 from orca_common.errors import ErrorReason, InvalidArgument
 
 from .bodies import IN_LOOP
+from .grpc_call import GrpcCall
 from .limits import Held
 from .threads import Threads
 from .turns import Turns
 
-Context = grpc.aio.ServicerContext
 M = TypeVar("M", bound=Message)
 
 
@@ -23,18 +22,17 @@ class Messages:
         """seconds: for a message to come. thread: parses the large ones."""
         self._seconds, self._turns, self._thread = seconds, turns, thread
 
-    async def next(self, context: Context) -> bytes | None:
+    async def next(self, call: GrpcCall) -> bytes | None:
         """The next message of a call; None: there is no more. Raises DeadlineExceeded, ResourceExhausted."""
-        async with self._turns.turn(peer_of(context), self._seconds):
-            raw = await context.read()
-        return raw if isinstance(raw, bytes) else None
+        async with self._turns.turn(call.peer, self._seconds):
+            return await call.read()
 
-    async def read(self, context: Context, kind: type[M], held: Held | None = None) -> M:
+    async def read(self, call: GrpcCall, kind: type[M], held: Held | None = None) -> M:
         """The one message of a call. Raises InvalidArgument when it cannot be parsed, and what `next` raises.
 
         held: what the call holds of the bytes in memory; the message is added when it is whole.
         """
-        raw = await self.next(context)
+        raw = await self.next(call)
         if raw is None:
             raise InvalidArgument("message", "is missing", reason=ErrorReason.UNREADABLE_MESSAGE)
         if held is not None:
@@ -46,8 +44,3 @@ class Messages:
         except DecodeError:
             problem = f"not a valid {kind.DESCRIPTOR.name} (text fields must be UTF-8)"
             raise InvalidArgument("message", problem, reason=ErrorReason.UNREADABLE_MESSAGE) from None
-
-
-def peer_of(context: Context) -> str:
-    """The client's host, as gRPC writes it."""
-    return context.peer().rpartition(":")[0]

@@ -25,8 +25,9 @@ from grpc_reflection.v1alpha.reflection_pb2 import (
 
 from orca_common.errors import ErrorReason, InvalidArgument
 
+from .grpc_call import GrpcCall, Methods
 from .limits import Limits
-from .messages import Context, Messages, peer_of
+from .messages import Messages
 
 SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 
@@ -40,21 +41,20 @@ class Reflection:
         self._services = sorted({*services, *SERVICES})
         self._pools = (Default(), reflection_v1())
 
-    def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """A handler for each version. The messages of both are the same on the wire."""
-        method = grpc.stream_stream_rpc_method_handler(self.info)
-        return [grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method}) for name in SERVICES]
+    def methods(self) -> Methods:
+        """One for each version. The messages of both are the same on the wire."""
+        return {f"/{name}/ServerReflectionInfo": self.info for name in SERVICES}
 
-    async def info(self, _: object, context: Context) -> None:
+    async def info(self, call: GrpcCall) -> None:
         """ServerReflectionInfo. Raises InvalidArgument for bytes that are no request."""
-        with self._limits.call(peer_of(context)):
-            while (raw := await self._messages.next(context)) is not None:
+        with self._limits.call(call.peer):
+            while (raw := await self._messages.next(call)) is not None:
                 try:
                     request = ServerReflectionRequest.FromString(raw)
                 except DecodeError:
                     problem = "not a valid request of ServerReflectionInfo (text fields must be UTF-8)"
                     raise InvalidArgument("message", problem, reason=ErrorReason.UNREADABLE_MESSAGE) from None
-                await context.write(self.answer(request).SerializeToString())
+                await call.write(self.answer(request).SerializeToString())
 
     def answer(self, request: ServerReflectionRequest) -> ServerReflectionResponse:
         """The answer to one question. What is not known is an answer too."""

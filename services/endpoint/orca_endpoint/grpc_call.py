@@ -1,0 +1,183 @@
+"""One gRPC call on a stream of HTTP/2: its messages, its deadline, and the status that it ends with."""
+
+import asyncio
+import re
+import zlib
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Mapping
+from urllib.parse import quote
+
+from grpc_status.rpc_status import GRPC_DETAILS_METADATA_KEY
+
+from orca_common.errors import ErrorReason, InvalidArgument, OrcaError, status_of
+
+from .http2_connection import WINDOW, Headers, Http2Connection
+
+PREFIX = 5  # bytes before a message: whether it is compressed, and its length
+UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}  # of grpc-timeout, in seconds
+TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
+WBITS = {"gzip": 31, "deflate": 15}  # how zlib is told of them
+BEGIN = (
+    (b":status", b"200"),
+    (b"content-type", b"application/grpc"),
+    (b"grpc-accept-encoding", b"identity,deflate,gzip"),
+)
+OK = ((b"grpc-status", b"0"),)
+PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")  # of a status's sentence, as it may be written
+
+
+class GrpcCall:
+    """The server's side of a call."""
+
+    def __init__(self, connection: Http2Connection, number: int, headers: Headers, max_message_bytes: int) -> None:
+        """number: of its stream. Raises nothing: a header that is none is looked at by those who need it."""
+        self._connection, self._number, self._max = connection, number, max_message_bytes
+        self._loop = asyncio.get_running_loop()
+        fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        self.path = fields.get(":path", "")
+        self.content_type = fields.get("content-type", "")
+        self.metadata: Mapping[str, str] = {
+            name: value for name, value in fields.items() if name[0] != ":" and not name.endswith("-bin")
+        }
+        self.deadline = self._deadline(fields.get("grpc-timeout", ""))
+        self._encoding = fields.get("grpc-encoding", "identity")
+        self._came = bytearray()
+        self._window = WINDOW  # bytes that the client may still send
+        self._heard = self._began = self.gone = False
+        self._news: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self.task: asyncio.Task[None] | None = None  # that serves it
+
+    def _deadline(self, timeout: str) -> float | None:
+        told = TIMEOUT.fullmatch(timeout)
+        return self._loop.time() + int(told[1]) * UNITS[told[2]] if told else None
+
+    @property
+    def peer(self) -> str:
+        """The client's host, as limits know it."""
+        return f"grpc {self._connection.host}"
+
+    @property
+    def address(self) -> str:
+        return self._connection.peer
+
+    def certificate_names(self) -> list[str]:
+        return self._connection.certificate_names()
+
+    # -- `Stream`
+    def received(self, data: bytes, taken: int) -> None:
+        self._window -= taken
+        self._came += data
+        _wake(self._news)
+
+    def ended(self) -> None:
+        self._heard = True
+        _wake(self._news)
+
+    def opened(self) -> None:
+        _wake(self._room)
+
+    def lost(self) -> None:
+        self.gone = True
+        if self.task is not None:
+            self.task.cancel()
+
+    # -- messages
+    async def read(self) -> bytes | None:
+        """The next message; None: there is no more. While nobody reads, the client may send its first window only.
+
+        Raises InvalidArgument.
+        """
+        while (need := self._missing()) > 0:
+            if self._heard:
+                if self._came:
+                    raise unreadable("ends in its middle")
+                return None
+            if need > self._window:
+                self._connection.grant(self._number, need - self._window)
+                self._window = need
+            self._news = self._loop.create_future()
+            await self._news
+        compressed, size = self._came[0], int.from_bytes(self._came[1:PREFIX])
+        raw = bytes(self._came[PREFIX : PREFIX + size])
+        del self._came[: PREFIX + size]
+        return self._inflated(raw) if compressed else raw
+
+    def _missing(self) -> int:
+        """Bytes that must come before there is a message."""
+        if len(self._came) < PREFIX:
+            return PREFIX - len(self._came)
+        size = int.from_bytes(self._came[1:PREFIX])
+        if size > self._max:
+            raise self._too_large(size)
+        return PREFIX + size - len(self._came)
+
+    def _inflated(self, raw: bytes) -> bytes:
+        if self._encoding not in WBITS:
+            raise unreadable("is compressed in a way that its header does not tell (identity, deflate or gzip)")
+        inflater = zlib.decompressobj(WBITS[self._encoding])
+        try:
+            message = inflater.decompress(raw, self._max)
+        except zlib.error:
+            raise unreadable(f"is no {self._encoding}") from None
+        if inflater.unconsumed_tail or not inflater.eof:
+            raise self._too_large(None)
+        return message
+
+    def _too_large(self, size: int | None) -> InvalidArgument:
+        problem = f"has {size or 'more'} bytes; at most {self._max}"
+        return InvalidArgument("message", problem, reason=ErrorReason.TOO_LARGE)
+
+    async def write(self, message: bytes) -> None:
+        """Sends a message. Waits for a client that takes no more."""
+        connection, number = self._connection, self._number
+        if not self._began:
+            self._began = True
+            connection.send_headers(number, BEGIN)
+        data = b"\0" + len(message).to_bytes(4) + message
+        while (room := connection.room(number)) < len(data):
+            if room > 0:
+                connection.send(number, data[:room])
+                data = data[room:]
+            else:
+                self._room = self._loop.create_future()
+                await self._room
+        connection.send(number, data)
+
+    # -- the end
+    def end(self, error: OrcaError | None = None) -> None:
+        """Ends the call with the error's status; OK without one. Nothing, when nobody hears it any more."""
+        if self.gone:
+            return
+        self.gone = True
+        trailers = OK if error is None else trailers_of(error)
+        headers = trailers if self._began else (*BEGIN, *trailers)
+        self._connection.finish(self._number, headers, heard=self._heard)
+
+    def refuse(self, status: int) -> None:
+        """Answers what is no call of gRPC, by a status of HTTP."""
+        self.gone = True
+        self._connection.finish(self._number, ((b":status", str(status).encode()),), heard=self._heard)
+
+
+Method = Callable[[GrpcCall], Awaitable[bytes | None]]  # reads its request; what it returns is written
+Methods = Mapping[str, Method]  # by their paths
+
+
+def _wake(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)
+
+
+def unreadable(problem: str) -> InvalidArgument:
+    return InvalidArgument("message", problem, reason=ErrorReason.UNREADABLE_MESSAGE)
+
+
+def trailers_of(error: OrcaError) -> Headers:
+    """An error as gRPC's trailers: its status, its sentence, and what a program can read."""
+    status = status_of(error)
+    return (
+        (b"grpc-status", str(status.code).encode()),
+        (b"grpc-message", quote(str(error), safe=PLAIN).encode()),
+        (GRPC_DETAILS_METADATA_KEY.encode(), b64encode(status.SerializeToString()).rstrip(b"=")),
+    )

@@ -1,0 +1,142 @@
+"""The methods of `orca.v1.Orca`. They translate and delegate; the door makes statuses of their errors."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+
+from orca.v1.orca_pb2 import (
+    CancelRequest,
+    CancelResponse,
+    FinishReason,
+    GenerateRequest,
+    GenerateTextResponse,
+    GetModelRequest,
+    ResumeRequest,
+)
+from orca_common.api_keys import ApiKeys
+from orca_common.errors import Cancelled, ErrorReason
+
+from .access import AUTHORIZATION
+from .call import Call
+from .endpoint import Endpoint
+from .grpc_call import GrpcCall, Methods
+from .grpc_events import Encoder, add
+from .limits import Held, Limits
+from .messages import Messages
+from .validation import MAX_INTERVAL
+
+ORCA = "orca.v1.Orca"
+
+
+class OrcaMethods:
+    def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits, messages: Messages) -> None:
+        self._endpoint, self._keys, self._limits, self._messages = endpoint, keys, limits, messages
+
+    def methods(self) -> Methods:
+        return {
+            f"/{ORCA}/Generate": self.generate,
+            f"/{ORCA}/GenerateText": self.generate_text,
+            f"/{ORCA}/Resume": self.resume,
+            f"/{ORCA}/Cancel": self.cancel,
+            f"/{ORCA}/GetModel": self.get_model,
+        }
+
+    async def generate(self, on: GrpcCall) -> None:
+        with self._limits.call(on.peer) as held:
+            with self._endpoint.arrivals.coming():
+                request = await self._messages.read(on, GenerateRequest, held)
+                call = await self._call(request, on)
+            del request  # a long prompt needs memory, and the pool has it
+            await self._stream(call, on, held)
+
+    async def generate_text(self, on: GrpcCall) -> bytes:
+        with self._limits.call(on.peer) as held:
+            with self._endpoint.arrivals.coming():
+                request = await self._messages.read(on, GenerateRequest, held)
+                logprobs = request.logprobs or request.top_logprobs > 0
+                request.stream_interval = MAX_INTERVAL
+                call = await self._call(request, on)
+            del request  # a long prompt needs memory, and the pool has it
+            return await self._answer(call, logprobs, held)
+
+    async def _answer(self, call: Call, logprobs: bool, held: Held) -> bytes:
+        answer = GenerateTextResponse()
+        texts: list[str] = []
+        async with call:
+            async for piece in call.pieces():
+                held.release()  # the first piece says that the pool has the request
+                for event in piece:
+                    add(event, answer, texts, logprobs)
+        if answer.reason == FinishReason.FINISH_REASON_CANCELLED:
+            raise Cancelled(f"request {answer.request_id} was cancelled after {len(answer.token_ids)} tokens")
+        answer.text = "".join(texts)
+        return answer.SerializeToString()
+
+    async def resume(self, on: GrpcCall) -> None:
+        with self._limits.call(on.peer) as held:
+            request = await self._messages.read(on, ResumeRequest, held)
+            call = self._endpoint.resume(request, on.deadline, on.metadata, tenant=self._tenant(on))
+            await self._stream(call, on, held)
+
+    async def cancel(self, on: GrpcCall) -> bytes:
+        request = await self._messages.read(on, CancelRequest)
+        alive = await self._endpoint.cancel(request, tenant=self._tenant(on))
+        return CancelResponse(alive=alive).SerializeToString()
+
+    async def get_model(self, on: GrpcCall) -> bytes:
+        await self._messages.read(on, GetModelRequest)
+        return (await self._endpoint.model()).SerializeToString()
+
+    async def _call(self, request: GenerateRequest, on: GrpcCall) -> Call:
+        return await self._endpoint.generate(request, on.deadline, on.metadata, tenant=self._tenant(on))
+
+    def _tenant(self, on: GrpcCall) -> str:
+        return self._keys.tenant_of(on.metadata.get(AUTHORIZATION))
+
+    async def _stream(self, call: Call, on: GrpcCall, held: Held) -> None:
+        encode, now = Encoder().encode, asyncio.get_running_loop().time
+        patience = self._endpoint.settings.write_timeout
+        async with call, reading(patience) as writing:
+            async for piece in call.pieces():
+                writing.since = now()
+                # Serialized messages one after the other are one message: protobuf merges them.
+                await on.write(b"".join([encode(event) for event in piece]))
+                writing.since = None
+                held.release()  # the first piece says that the pool has the request
+
+
+class Writing:
+    """Bounds each write of a stream. It looks a few times within the bound: a timer for each write took 7 % of the
+    endpoint's time."""
+
+    LOOKS = 4
+
+    def __init__(self, seconds: float, timeout: asyncio.Timeout) -> None:
+        self.since: float | None = None  # when the present write began, on the loop's clock; None: nothing is written
+        self._seconds, self._timeout = seconds, timeout
+        self._loop = asyncio.get_running_loop()
+        self._look()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if self.since is not None and now - self.since >= self._seconds:
+            self._timeout.reschedule(now)
+        else:
+            self._timer = self._loop.call_later(self._seconds / self.LOOKS, self._look)
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+
+@asynccontextmanager
+async def reading(seconds: float) -> AsyncIterator[Writing]:
+    """The bound of a stream's writes. Raises Cancelled when the client does not read in time."""
+    timeout = asyncio.timeout(None)
+    try:
+        async with timeout:
+            with closing(Writing(seconds, timeout)) as writing:
+                yield writing
+    except TimeoutError:
+        if not timeout.expired():  # something else took too long
+            raise
+        raise Cancelled(f"the client read nothing for {seconds:g} s", reason=ErrorReason.CLIENT_LEFT) from None

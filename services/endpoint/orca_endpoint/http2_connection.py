@@ -1,0 +1,316 @@
+"""One connection of the gRPC door: the library h2 speaks HTTP/2, and the connection gives each stream what is its own.
+
+h2 keeps the protocol's states, and refuses what breaks its rules. What one turn of the loop has to say on all streams
+leaves in one write. Bounds on what a client may cost are here, where h2 has none.
+"""
+
+import asyncio
+import random
+import ssl
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    PingAckReceived,
+    RemoteSettingsChanged,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes, Settings
+from hyperframe.frame import GoAwayFrame, SettingsFrame
+
+from orca_common.address import join_address
+
+from .http_connection import Place
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+WINDOW = 65_535  # bytes that a stream may send before it is granted more: HTTP/2's default
+PIECE = 16_384  # bytes that are parsed before others have their turn on the loop: 10 ms of the smallest frames
+KEEPALIVE_SECONDS, ANSWER_SECONDS = 30.0, 10.0  # a silent client is pinged, and has so long to answer
+RESETS, RESETS_A_SECOND = 1000, 100  # streams that a connection's client may take back
+LAST_STREAM = (1 << 31) - 1
+JITTER = 0.1  # of a connection's age, so that clients do not come again all at once
+UNBOUNDED = (1 << 32) - 1
+
+
+@dataclass(frozen=True)
+class Http2Bounds:
+    """What one connection may cost."""
+
+    streams: int  # at a time
+    header_bytes: int  # of one stream
+    header_seconds: float  # for the connection's first frames
+    age: float  # seconds after which it takes no new streams; 0: never
+
+
+class Stream(Protocol):
+    """What a connection tells one of its streams."""
+
+    def received(self, data: bytes, taken: int) -> None:
+        """taken: bytes of the stream's window, with those that only pad."""
+
+    def ended(self) -> None:
+        """The client has said all."""
+
+    def opened(self) -> None:
+        """There may be room for more to send."""
+
+    def lost(self) -> None:
+        """The client took the stream back, or its connection has ended. Nothing can be sent any more."""
+
+
+class Http2Connection(asyncio.Protocol):
+    """The server's side. `begin` makes the stream of each request; `others` are the connections that are open."""
+
+    def __init__(
+        self,
+        bounds: Http2Bounds,
+        place: Place,
+        begin: "Callable[[Http2Connection, int, Headers], Stream]",
+        others: "set[Http2Connection]",
+    ) -> None:
+        self._bounds, self._place, self._begin, self._others = bounds, place, begin, others
+        self._loop = asyncio.get_running_loop()
+        self._h2 = H2Connection(H2Configuration(client_side=False, header_encoding=None))
+        self._streams: dict[int, Stream] = {}
+        self._unread = b""
+        self._flushing = self._paused = False
+        self._unacknowledged = 0  # bytes of DATA that the connection's window is not yet given back
+        self._resets = 0
+        self._newest = 0  # the last stream that was begun
+        self._leaving = False  # the client was told to open no more streams
+        self._last: int | None = None  # streams after it are refused
+        self.peer = self.host = ""
+
+    # -- the transport
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its type
+        self._others.add(self)
+        peer = transport.get_extra_info("peername")
+        self.host, self.peer = (str(peer[0]), join_address(*peer[:2])) if peer else ("", "")
+        self._heard = self._began = self._loop.time()
+        bounds = self._bounds
+        # h2 would end a connection with one stream too many. It hears of no bound, and the stream alone is refused.
+        self._h2.local_settings = Settings(
+            client=False,
+            initial_values={
+                SettingCodes.MAX_CONCURRENT_STREAMS: UNBOUNDED,
+                SettingCodes.MAX_HEADER_LIST_SIZE: bounds.header_bytes,
+            },
+        )
+        self._h2.decoder.max_header_list_size = bounds.header_bytes
+        self._h2.initiate_connection()
+        told = SettingsFrame(0, {SettingCodes.MAX_CONCURRENT_STREAMS: bounds.streams})
+        self._transport.write(self._h2.data_to_send() + told.serialize())
+        self._greeting = self._loop.call_later(bounds.header_seconds, self._abort)
+        self._alive = self._loop.call_later(KEEPALIVE_SECONDS, self._look)
+        age = bounds.age * random.uniform(1 - JITTER, 1 + JITTER)
+        self._aging = self._loop.call_later(age, self.go_away) if age else None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._greeting, self._alive, self._aging):
+            if timer is not None:
+                timer.cancel()
+        self._place.leave()
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.lost()
+        self._others.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = self._loop.time()
+        if self._unread:  # a turn of `_read` is due
+            self._unread += data
+        else:
+            self._unread = data
+            self._read()
+
+    def _read(self) -> None:
+        """Parses a piece of what has come; the rest in the next turn of the loop."""
+        if self._transport.is_closing():
+            return
+        piece, self._unread = self._unread[:PIECE], self._unread[PIECE:]
+        try:
+            for event in self._h2.receive_data(piece):
+                self._hear(event)
+        except ProtocolError:  # h2 has put its reason on the wire
+            self.close()
+            return
+        self._flush_soon()
+        if self._unread:
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read)
+        elif not self._paused:
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        """The client reads nothing. What it says makes answers, so it is not listened to either."""
+        self._paused = True
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if not self._unread:
+            self._transport.resume_reading()
+        self._opened()
+
+    def close(self) -> None:
+        """Ends the connection, after what is on its way out."""
+        self._flush()
+        self._transport.close()
+
+    def _abort(self) -> None:
+        self._transport.abort()
+
+    def _look(self) -> None:
+        """Pings a client that has been silent, and gives up one that does not answer."""
+        silent = self._loop.time() - self._heard
+        if silent >= KEEPALIVE_SECONDS + ANSWER_SECONDS:
+            self._abort()
+            return
+        if silent >= KEEPALIVE_SECONDS:
+            self._h2.ping(b"orca    ")
+            self._flush_soon()
+        rest = KEEPALIVE_SECONDS - silent
+        self._alive = self._loop.call_later(rest if rest > 0 else ANSWER_SECONDS, self._look)
+
+    # -- what comes in
+    def _hear(self, event: Event) -> None:
+        match event:
+            case DataReceived():
+                self._give_back(event.flow_controlled_length)
+                if stream := self._streams.get(event.stream_id):
+                    stream.received(event.data, event.flow_controlled_length)
+            case RequestReceived():
+                self._request(event)
+            case StreamEnded():
+                if stream := self._streams.get(event.stream_id):
+                    stream.ended()
+            case StreamReset():
+                if stream := self._streams.pop(event.stream_id, None):
+                    stream.lost()
+                    self._count_reset()
+            case WindowUpdated(stream_id=number) if number:
+                if stream := self._streams.get(number):
+                    stream.opened()
+            case WindowUpdated():
+                self._opened()
+            case RemoteSettingsChanged():
+                self._greeting.cancel()
+                self._opened()
+            case PingAckReceived() if self._leaving and self._last is None:
+                self._settle()
+            case ConnectionTerminated():
+                self._leaving = True
+                self._close_if_idle()
+            case _:
+                pass
+
+    def _request(self, event: RequestReceived) -> None:
+        number = event.stream_id
+        if len(self._streams) >= self._bounds.streams or (self._last is not None and number > self._last):
+            self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+            return
+        self._newest = number
+        self._streams[number] = self._begin(self, number, event.headers)
+
+    def _count_reset(self) -> None:
+        """A client that opens streams only to take them back costs us the work, and itself nothing."""
+        self._resets += 1
+        if self._resets > RESETS + RESETS_A_SECOND * (self._loop.time() - self._began):
+            self._h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
+            self.close()
+
+    def _give_back(self, size: int) -> None:
+        """The connection's window is given back as data come, for a stream that nobody reads must not stop others."""
+        self._unacknowledged += size
+        if self._unacknowledged >= WINDOW // 2:
+            self._h2.increment_flow_control_window(self._unacknowledged)
+            self._unacknowledged = 0
+
+    def _opened(self) -> None:
+        for stream in list(self._streams.values()):
+            stream.opened()
+
+    # -- what goes out, for the streams
+    def certificate_names(self) -> list[str]:
+        """The DNS names of the client's certificate; none without one."""
+        tls: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
+        shown = tls.getpeercert() if tls is not None else None
+        found: list[str] = []
+        for pair in (shown or {}).get("subjectAltName", ()):
+            match pair:
+                case ("DNS", str(name)):
+                    found.append(name)
+        return found
+
+    def room(self, number: int) -> int:
+        """Bytes that may be sent on a stream now."""
+        if self._paused:
+            return 0
+        return min(self._h2.local_flow_control_window(number), self._h2.max_outbound_frame_size)
+
+    def send(self, number: int, data: bytes) -> None:
+        """Sends what there is room for."""
+        self._h2.send_data(number, data)
+        self._flush_soon()
+
+    def send_headers(self, number: int, headers: Headers) -> None:
+        self._h2.send_headers(number, headers)
+        self._flush_soon()
+
+    def grant(self, number: int, size: int) -> None:
+        """The client may send so many bytes more on a stream."""
+        self._h2.increment_flow_control_window(size, number)
+        self._flush_soon()
+
+    def finish(self, number: int, headers: Headers, *, heard: bool) -> None:
+        """Ends a stream with these headers. heard: the client had said all; else it is told to say no more."""
+        self._h2.send_headers(number, headers, end_stream=True)
+        if not heard:
+            self._h2.reset_stream(number, ErrorCodes.NO_ERROR)
+        self._streams.pop(number, None)
+        self._flush_soon()
+        self._close_if_idle()
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        data = self._h2.data_to_send()
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+
+    # -- the end
+    def go_away(self) -> None:
+        """Tells the client to open its next streams elsewhere. Those that are on their way are served: only after the
+        client has answered a ping is the last one known."""
+        if self._leaving or self._transport.is_closing():
+            return
+        self._leaving = True
+        self._transport.write(GoAwayFrame(0, last_stream_id=LAST_STREAM).serialize())
+        self._h2.ping(b"leaving ")
+        self._flush_soon()
+
+    def _settle(self) -> None:
+        self._last = self._newest
+        self._transport.write(GoAwayFrame(0, last_stream_id=self._last).serialize())
+        self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        if self._leaving and not self._streams and not self._transport.is_closing():
+            self._loop.call_soon(self.close)
