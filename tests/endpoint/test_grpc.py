@@ -56,7 +56,7 @@ async def error_of(call: grpc.aio.Call) -> grpc.aio.AioRpcError:
 
 def reason_of(error: grpc.aio.AioRpcError) -> str:
     """The reason of an error. Every error at the door has one, but those that gRPC itself makes."""
-    own = ("message larger than max", "Failed to connect", "Deadline Exceeded")
+    own = ("Failed to connect", "Deadline Exceeded")
     if any(sentence in (error.details() or "") for sentence in own):
         return ""
     info = detail_of(error, error_details_pb2.ErrorInfo())
@@ -460,7 +460,8 @@ async def test_bad_input_names_its_field(orca: World) -> None:
         assert field_of(error) == field
         assert (error.details() or "").startswith(f"{field}: ")
     error = await error_of(generate(b"x" * (9 << 20)))
-    assert error.code() is CODE.RESOURCE_EXHAUSTED
+    assert error.code() is CODE.INVALID_ARGUMENT
+    assert error.details() == "message: has 9437184 bytes; at most 4194304"
     async with orca.background(lambda record: [10]):
         assert ids_of(await collect(orca.stub.Generate(generation(max_new_tokens=1)))) == [10]
 

@@ -27,7 +27,7 @@ from orca.v1 import orca_pb2 as pb
 from orca_client import AsyncOrcaClient
 from orca_common.errors import InvalidArgument, OrcaError, ResourceExhausted, Unavailable
 from orca_endpoint.bodies import MAX_VALUES, check_values
-from orca_endpoint.grpc_door import reading
+from orca_endpoint.grpc_methods import reading
 from orca_endpoint.limits import Limits
 from orca_endpoint.settings import EndpointSettings
 from orca_endpoint.threads import Threads
@@ -160,7 +160,8 @@ async def test_a_header_below_the_bound_is_served_with_a_large_body_behind_it(sm
 async def test_long_metadata_is_refused(small: World) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(small.stub.Generate(generation(), metadata=(("x", "a" * 8192),)))
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (caught.value.details() or "").startswith("metadata: has 8")
 
 
 async def test_bodies_in_memory_are_bounded(small: World) -> None:

@@ -5,6 +5,7 @@ import re
 import zlib
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from urllib.parse import quote
 
 from grpc_status.rpc_status import GRPC_DETAILS_METADATA_KEY
@@ -13,7 +14,9 @@ from orca_common.errors import ErrorReason, InvalidArgument, OrcaError, status_o
 
 from .http2_connection import WINDOW, Headers, Http2Connection
 
+FIELD = 32  # bytes that each field of a header counts more, by HTTP/2
 PREFIX = 5  # bytes before a message: whether it is compressed, and its length
+BEGIN_SECONDS = 1.0
 UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}  # of grpc-timeout, in seconds
 TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
 WBITS = {"gzip": 31, "deflate": 15}  # how zlib is told of them
@@ -33,7 +36,9 @@ class GrpcCall:
         """number: of its stream. Raises nothing: a header that is none is looked at by those who need it."""
         self._connection, self._number, self._max = connection, number, max_message_bytes
         self._loop = asyncio.get_running_loop()
-        fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        pairs = list(headers)
+        self.header_bytes = sum(len(name) + len(value) + FIELD for name, value in pairs)
+        fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
         self.path = fields.get(":path", "")
         self.content_type = fields.get("content-type", "")
         self.metadata: Mapping[str, str] = {
@@ -125,8 +130,16 @@ class GrpcCall:
         return message
 
     def _too_large(self, size: int | None) -> InvalidArgument:
-        problem = f"has {size or 'more'} bytes; at most {self._max}"
-        return InvalidArgument("message", problem, reason=ErrorReason.TOO_LARGE)
+        return InvalidArgument("message", f"has {size or 'more'} bytes; at most {self._max}")
+
+    async def begun(self) -> None:
+        """Waits, for a second at most, until something of the first message has come. A client of grpc.aio whose call
+        is refused before it has written hears an internal error instead of the status."""
+        if not (self._came or self._heard):
+            self._news = self._loop.create_future()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEGIN_SECONDS):
+                    await self._news
 
     async def write(self, message: bytes) -> None:
         """Sends a message. Waits for a client that takes no more."""

@@ -9,7 +9,15 @@ import logging
 import socket
 
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import DeadlineExceeded, ErrorReason, OrcaError, Unavailable, Unimplemented, internal
+from orca_common.errors import (
+    DeadlineExceeded,
+    ErrorReason,
+    InvalidArgument,
+    OrcaError,
+    Unavailable,
+    Unimplemented,
+    internal,
+)
 from orca_common.listening import cannot_listen
 from orca_common.roles import ANY, Role, allowed_for, check_role, roles_in
 from orca_common.roles import HEALTH as HEALTH_METHODS
@@ -120,10 +128,15 @@ class GrpcDoor:
         except TimeoutError as error:
             call.end(DeadlineExceeded("Deadline Exceeded") if deadline.expired() else internal(error))
         except Exception as error:
-            call.end(error if isinstance(error, OrcaError) else internal(error))
+            failure = error if isinstance(error, OrcaError) else internal(error)
+            failure.__traceback__ = failure.__cause__ = failure.__context__ = None  # lets go of the request
+            await call.begun()
+            call.end(failure)
 
     def _method(self, call: GrpcCall) -> Method:
         """Raises when there is none, or the client may not call it."""
+        if call.header_bytes > self._bounds.header_bytes:
+            raise InvalidArgument("metadata", f"has {call.header_bytes} bytes; at most {self._bounds.header_bytes}")
         method = self._methods.get(call.path)
         if method is None:
             raise Unimplemented(f"{call.path[:200]}: is no method of this server")

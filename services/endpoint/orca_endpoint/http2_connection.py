@@ -41,7 +41,7 @@ KEEPALIVE_SECONDS, ANSWER_SECONDS = 30.0, 10.0  # a silent client is pinged, and
 RESETS, RESETS_A_SECOND = 1000, 100  # streams that a connection's client may take back
 LAST_STREAM = (1 << 31) - 1
 JITTER = 0.1  # of a connection's age, so that clients do not come again all at once
-UNBOUNDED = (1 << 32) - 1
+WIDER = 4  # times: longer headers end the connection
 
 
 @dataclass(frozen=True)
@@ -101,18 +101,17 @@ class Http2Connection(asyncio.Protocol):
         self.host, self.peer = (str(peer[0]), join_address(*peer[:2])) if peer else ("", "")
         self._heard = self._began = self._loop.time()
         bounds = self._bounds
-        # h2 would end a connection with one stream too many. It hears of no bound, and the stream alone is refused.
-        self._h2.local_settings = Settings(
-            client=False,
-            initial_values={
-                SettingCodes.MAX_CONCURRENT_STREAMS: UNBOUNDED,
-                SettingCodes.MAX_HEADER_LIST_SIZE: bounds.header_bytes,
-            },
-        )
-        self._h2.decoder.max_header_list_size = bounds.header_bytes
+        # h2 would end a connection for one stream too many, or a header that is too long. It is given wider bounds than
+        # the client is told of, and the stream alone is refused.
+        self._h2.local_settings = Settings(client=False)
+        self._h2.decoder.max_header_list_size = WIDER * bounds.header_bytes
         self._h2.initiate_connection()
-        told = SettingsFrame(0, {SettingCodes.MAX_CONCURRENT_STREAMS: bounds.streams})
-        self._transport.write(self._h2.data_to_send() + told.serialize())
+        self._h2.clear_outbound_data_buffer()
+        told = {
+            SettingCodes.MAX_CONCURRENT_STREAMS: bounds.streams,
+            SettingCodes.MAX_HEADER_LIST_SIZE: bounds.header_bytes,
+        }
+        self._transport.write(SettingsFrame(0, told).serialize())
         self._greeting = self._loop.call_later(bounds.header_seconds, self._abort)
         self._alive = self._loop.call_later(KEEPALIVE_SECONDS, self._look)
         age = bounds.age * random.uniform(1 - JITTER, 1 + JITTER)
