@@ -48,6 +48,8 @@ class GrpcCall:
         self._came = bytearray()
         self._window = WINDOW  # bytes that the client may still send
         self._heard = self._began = self.gone = False
+        self._unsent = b""
+        self._listener: tuple[Callable[[bytes], None], Callable[[OrcaError | None], None]] | None = None
         self._news: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self.task: asyncio.Task[None] | None = None  # that serves it
@@ -72,13 +74,15 @@ class GrpcCall:
     def received(self, data: bytes, taken: int) -> None:
         self._window -= taken
         self._came += data
-        _wake(self._news)
+        self._tell()
 
     def ended(self) -> None:
         self._heard = True
-        _wake(self._news)
+        self._tell()
 
     def opened(self) -> None:
+        if self._unsent and not self.gone:
+            self._send_rest()
         _wake(self._room)
 
     def lost(self) -> None:
@@ -102,6 +106,35 @@ class GrpcCall:
                 self._window = need
             self._news = self._loop.create_future()
             await self._news
+        return self._take()
+
+    def listen(self, heard: Callable[[bytes], None], ended: Callable[[OrcaError | None], None]) -> None:
+        """Hands each message to `heard` in the turn of the loop in which it comes, instead of `read`.
+
+        `ended` is told when there are no more, or why they cannot be read.
+        """
+        self._listener = heard, ended
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._listener is None:
+            _wake(self._news)
+            return
+        heard, ended = self._listener
+        try:
+            while not self.gone and self._missing() <= 0:
+                heard(self._take())
+            need = max(self._missing(), WINDOW)
+        except OrcaError as error:
+            ended(error)
+            return
+        if self._heard:
+            ended(unreadable("ends in its middle") if self._came else None)
+        elif self._window < need // 2 and not self.gone:
+            self._connection.grant(self._number, need - self._window)
+            self._window = need
+
+    def _take(self) -> bytes:
         compressed, size = self._came[0], int.from_bytes(self._came[1:PREFIX])
         raw = bytes(self._came[PREFIX : PREFIX + size])
         del self._came[: PREFIX + size]
@@ -155,6 +188,30 @@ class GrpcCall:
                 self._room = self._loop.create_future()
                 await self._room
         connection.send(number, data)
+
+    def begin(self) -> None:
+        """Tells the client that its call is taken, before there is a message."""
+        if not self._began:
+            self._began = True
+            self._connection.send_headers(self._number, BEGIN)
+
+    def send(self, message: bytes) -> None:
+        """Sends a message without waiting: what there is no room for follows as there is. Nothing after the end."""
+        if not self.gone:
+            self.begin()
+            self._unsent += b"\0" + len(message).to_bytes(4) + message
+            self._send_rest()
+
+    def _send_rest(self) -> None:
+        while self._unsent and (room := self._connection.room(self._number)) > 0:
+            piece, self._unsent = self._unsent[:room], self._unsent[room:]
+            self._connection.send(self._number, piece)
+
+    async def sent(self) -> None:
+        """Waits until all that `send` was given is on its way."""
+        while self._unsent and not self.gone:
+            self._room = self._loop.create_future()
+            await self._room
 
     # -- the end
     def end(self, error: OrcaError | None = None) -> None:

@@ -19,11 +19,13 @@ import grpc
 
 from .errors import FailedPrecondition
 from .file_version import version_of
+from .grpc_client import GrpcConnection, Tls, connect
 from .roles import Role, RoleInterceptor
 
 log = logging.getLogger(__name__)
 
 Options = Sequence[tuple[str, Any]]
+ALPN = "h2"
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 
 
@@ -91,6 +93,14 @@ class Certificates:
         first.sni_callback = renew  # called at the beginning of each handshake
         return first
 
+    def client_context(self, alpn: str) -> ssl.SSLContext:
+        """The context of a TLS client that is not grpcio's: one connection's, for the files may change."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols([alpn])
+        self._load(context)
+        return context
+
     def _new_context(self, client_certificates: bool, alpn: str) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -117,6 +127,14 @@ class Transport(Protocol):
         """A channel to a service of this role, which nobody else can pretend to be."""
         ...
 
+    async def connect(self, address: str, role: Role) -> GrpcConnection:
+        """A connection to such a service, by our own client. Raises OSError (ssl.SSLError is one)."""
+        ...
+
+    def server_context(self) -> ssl.SSLContext | None:
+        """What the TLS of a server is that is not grpcio's; None: plaintext."""
+        ...
+
     def listen(self, server: grpc.aio.Server, address: str, *, client_certificates: bool = True) -> int:
         """Adds a port to a server and returns its number. Raises RuntimeError when it is taken."""
         ...
@@ -131,6 +149,12 @@ class Plaintext:
 
     def channel(self, address: str, role: Role, options: Options) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(address, options=options)
+
+    async def connect(self, address: str, role: Role) -> GrpcConnection:
+        return await connect(address, None)
+
+    def server_context(self) -> ssl.SSLContext | None:
+        return None
 
     def listen(self, server: grpc.aio.Server, address: str, *, client_certificates: bool = True) -> int:
         return server.add_insecure_port(address)
@@ -151,6 +175,12 @@ class MutualTls:
         # Addresses of pods are not known when certificates are made. The role's name takes the place of the host's.
         named = [*options, ("grpc.ssl_target_name_override", role.dns_name)]
         return grpc.aio.secure_channel(address, credentials, options=named)
+
+    async def connect(self, address: str, role: Role) -> GrpcConnection:
+        return await connect(address, Tls(self.certificates.client_context(ALPN), role.dns_name))
+
+    def server_context(self) -> ssl.SSLContext | None:
+        return self.certificates.server_context(client_certificates=True, alpn=ALPN)
 
     def listen(self, server: grpc.aio.Server, address: str, *, client_certificates: bool = True) -> int:
         fetch = fetcher(self.certificates)

@@ -6,6 +6,7 @@ import contextlib
 import grpc
 
 from orca_common.address import split_address
+from orca_common.grpc_client import CallFailed, GrpcConnection, Status
 from orca_common.roles import Role
 from orca_common.tls import Transport
 
@@ -37,6 +38,21 @@ async def listens(address: str) -> bool:
     with contextlib.suppress(OSError):
         await writer.wait_closed()
     return True
+
+
+async def connect(address: str, transport: Transport) -> GrpcConnection:
+    """A connection to a rank, with the certificate of this moment. Raises CallFailed when there is none in time."""
+    why = "it says nothing"
+    try:
+        async with asyncio.timeout(timers.DIAL):
+            while True:
+                try:
+                    return await transport.connect(address, Role.WORKER)
+                except OSError as error:
+                    why = str(error)
+                await asyncio.sleep(timers.POLL)
+    except TimeoutError:
+        raise CallFailed(Status(grpc.StatusCode.DEADLINE_EXCEEDED, why)) from None
 
 
 def reason(error: grpc.aio.AioRpcError) -> str:

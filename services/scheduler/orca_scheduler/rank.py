@@ -1,19 +1,20 @@
 """One rank as its engine's master reaches it: greeting, formation, and its control lane."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from orca.v1 import worker_pb2 as pb
-from orca.v1.worker_pb2_grpc import ControllerStub
+from orca_common.grpc_client import CallFailed, ClientCall, GrpcConnection, Status
 from orca_common.protocol import PROTOCOL, TERM_METADATA, drives
 from orca_common.tls import Transport
 
 from . import timers
-from .channels import dial, listens, reason
+from .channels import connect, listens
 from .lifecycle_events import (
     Formation,
     Hello,
@@ -29,13 +30,13 @@ from .lifecycle_events import (
 )
 from .suspicions import Kind, Suspicion
 
-T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+CONTROLLER = "orca.v1.Controller"
 ENDS = {  # of a control lane, by their status
     grpc.StatusCode.FAILED_PRECONDITION: Kind.REFUSED,
     grpc.StatusCode.ABORTED: Kind.REFUSED,
     grpc.StatusCode.UNAVAILABLE: Kind.CUT,
 }
-MAX_UNWRITTEN = 1024  # messages of a control lane: a master has a few iterations in flight, and two heartbeats a second
 
 Told = (
     Hello | Listens | RankAllocated | RankFormed | RankLeaving | Refused | StoreHosted | Suspected
@@ -60,8 +61,8 @@ class Rank:
         self.index, self._transport = index, transport
         self._engine, self._term, self._life, self._hears = engine, term, life, hears
         self._loop = asyncio.get_running_loop()
-        self._channel: grpc.aio.Channel | None = None
-        self._unwritten: asyncio.Queue[pb.ControlMessage] = asyncio.Queue(MAX_UNWRITTEN)
+        self._connection: GrpcConnection | None = None
+        self._lane: ClientCall | None = None
         self._heartbeats = 0
         self.answered = 0  # the number of the last heartbeat that the rank has answered
         self._epoch = 0  # under which the engine runs; 0: it does not run
@@ -71,8 +72,8 @@ class Rank:
         self.last_heard: float | None = None  # on the loop's clock; None: its control lane is not open
 
     async def close(self) -> None:
-        if self._channel is not None:
-            await self._channel.close()
+        if self._connection is not None:
+            self._connection.close()
 
     # -- greeting
 
@@ -84,9 +85,9 @@ class Rank:
                 try:
                     hello = await self._greet(named)
                     break
-                except grpc.aio.AioRpcError as error:
-                    if error.code() is not grpc.StatusCode.UNAVAILABLE:  # else it is leaving, or the connection broke
-                        self._complain(error)
+                except CallFailed as failed:
+                    if failed.status.code is not grpc.StatusCode.UNAVAILABLE:  # it is leaving, or the connection broke
+                        self._complain(failed.status)
                         return
             await asyncio.sleep(timers.POLL)
         if not drives(hello.protocol):
@@ -94,24 +95,27 @@ class Rank:
             self._refuse(f"speaks protocol {hello.protocol}, and {can}")
             return
         self.last_iteration = max(self.last_iteration, hello.iteration)
-        self._lane = self._controller.Run(metadata=((TERM_METADATA, str(self._term)),))
+        assert self._connection is not None
+        self._lane = self._connection.call(f"/{CONTROLLER}/Run", self._heard, [(TERM_METADATA, str(self._term))])
         self.last_heard = self._now
         self._hears.post(_hello(self._now, self._life, self.index, hello))
-        async with asyncio.TaskGroup() as tasks:
-            writing = [tasks.create_task(part) for part in (self._write(), self._send_heartbeats())]
-            await self._read()
-            for task in writing:
-                task.cancel()
+        beating = self._loop.create_task(self._send_heartbeats())
+        try:
+            status = await self._lane.over
+        finally:
+            beating.cancel()
+        self.last_heard = None
+        kind = ENDS.get(status.code, Kind.CLOSED)
+        self.suspect(kind, f"{kind.value}: {status}")
 
     async def _greet(self, named: pb.RankEntry) -> pb.HelloResponse:
-        """Dials the process that a supervisor has named. Raises AioRpcError."""
+        """Dials the process that a supervisor has named. Raises CallFailed."""
         await self.close()
         self.address = named.address
         self._hears.post(Listens(self._now, self._life, self.index, named.address, named.pid))
-        self._channel = dial(self.address, self._transport)
-        self._controller = ControllerStub(self._channel)
+        self._connection = await connect(self.address, self._transport)
         request = pb.HelloRequest(protocol=PROTOCOL, engine=self._engine, term=self._term)
-        return await self._controller.Hello(request, timeout=timers.DIAL, wait_for_ready=True)
+        return await self._connection.ask(f"/{CONTROLLER}/Hello", request, pb.HelloResponse, timers.DIAL)
 
     def run(self, epoch: int) -> None:
         """The engine runs: tells the rank, and counts its silence from now on, unless its lane has ended."""
@@ -125,7 +129,7 @@ class Rank:
     async def host_store(self, epoch: int) -> None:
         """Has the rank host the epoch's store. This may import torch: heartbeats tell whether it lives."""
         request = pb.HostStoreRequest(term=self._term, epoch=epoch)
-        hosted = await self._ask(self._controller.HostStore(request, timeout=timers.LOAD))
+        hosted = await self._ask("HostStore", request, pb.HostStoreResponse)
         if hosted is not None:
             self._hears.post(StoreHosted(self._now, self._life, epoch, hosted.address))
 
@@ -146,35 +150,36 @@ class Rank:
             store=store,
             controllers=controllers,
         )
-        formed = await self._ask(self._controller.Form(request, timeout=timers.LOAD))
+        formed = await self._ask("Form", request, pb.FormResponse)
         if formed is not None:
             self._hears.post(RankFormed(self._now, self._life, epoch, self.index, formed.slots))
 
     async def allocate(self, epoch: int, slots: int) -> None:
         """Has the rank allocate its K/V memory: from then on it is a member of the epoch."""
         request = pb.AllocateRequest(term=self._term, epoch=epoch, slots=slots)
-        if await self._ask(self._controller.Allocate(request, timeout=timers.LOAD)) is not None:
+        if await self._ask("Allocate", request, pb.AllocateResponse) is not None:
             self._hears.post(RankAllocated(self._now, self._life, epoch, self.index))
 
-    async def _ask(self, call: Awaitable[T]) -> T | None:
+    async def _ask(self, method: str, request: Message, answer: type[M]) -> M | None:
         """The answer of a call. None: the lifecycle was told why there is none."""
+        assert self._connection is not None
         try:
-            return await call
-        except grpc.aio.AioRpcError as error:
-            self._complain(error)
+            return await self._connection.ask(f"/{CONTROLLER}/{method}", request, answer, timers.LOAD)
+        except CallFailed as failed:
+            self._complain(failed.status)
         return None
 
-    def _complain(self, error: grpc.aio.AioRpcError) -> None:
+    def _complain(self, status: Status) -> None:
         """Tells the lifecycle why the rank has not done what it was asked for."""
-        match error.code():
+        match status.code:
             case grpc.StatusCode.FAILED_PRECONDITION:
-                self._refuse(f"refuses: {error.details()}")
+                self._refuse(f"refuses: {status.details}")
             case grpc.StatusCode.DEADLINE_EXCEEDED:
-                self.suspect(Kind.SILENT, f"listens and does not answer: {error.details()}")
+                self.suspect(Kind.SILENT, f"listens and does not answer: {status.details}")
             case grpc.StatusCode.UNAVAILABLE:  # this rank is gone (its supervisor will say so), or a neighbour is
-                self.suspect(Kind.PEER_LOST, f"does not form: {reason(error)}")
+                self.suspect(Kind.PEER_LOST, f"does not form: {status}")
             case _:
-                self.suspect(Kind.FAILED, f"does not form: {reason(error)}")
+                self.suspect(Kind.FAILED, f"does not form: {status}")
 
     def _refuse(self, why: str) -> None:
         self._hears.post(Refused(self._now, self._life, self.index, why))
@@ -188,18 +193,15 @@ class Rank:
 
     def send(self, iteration: pb.Iteration) -> None:
         """Puts an iteration on the control lane. Never waits: a rank that does not read is found by its silence."""
-        self._unwritten.put_nowait(pb.ControlMessage(iteration=iteration))
+        self._write(pb.ControlMessage(iteration=iteration))
 
-    async def _write(self) -> None:
-        try:
-            while True:
-                await self._lane.write(await self._unwritten.get())
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the lane has ended, and `_read` tells why
+    def _write(self, message: pb.ControlMessage) -> None:
+        if self._lane is not None:
+            self._lane.send(message.SerializeToString())
 
     async def _send_heartbeats(self) -> None:
         while True:
-            if self._unwritten.empty():  # a message that waits does as well
+            if self._lane is not None and not self._lane.waits:  # a message that waits does as well
                 self._send_heartbeat()
             await asyncio.sleep(timers.HEARTBEAT)
 
@@ -213,30 +215,24 @@ class Rank:
     def _send_heartbeat(self) -> None:
         self._heartbeats += 1
         heartbeat = pb.Heartbeat(number=self._heartbeats, epoch=self._epoch)
-        self._unwritten.put_nowait(pb.ControlMessage(heartbeat=heartbeat))
+        self._write(pb.ControlMessage(heartbeat=heartbeat))
 
-    async def _read(self) -> None:
-        try:
-            async for report in self._lane:
-                self.last_heard = self._now
-                match report.WhichOneof("report"):
-                    case "iteration":
-                        self._reported(report.iteration)
-                    case "times":
-                        for times in report.times.stages:
-                            self._has_run(times.iteration, times)
-                    case "leaving":
-                        self._hears.post(RankLeaving(self._now, self._life, self.index, self.last_iteration))
-                    case _:
-                        self.last_iteration = max(self.last_iteration, report.heartbeat.iteration)
-                        self.answered = report.heartbeat.number
-                        self._hears.answered()
-            why = f"{(await self._lane.code()).name}: {await self._lane.details()}"
-        except grpc.aio.AioRpcError as error:
-            why = reason(error)
-        self.last_heard = None
-        kind = ENDS.get(await self._lane.code(), Kind.CLOSED)
-        self.suspect(kind, f"{kind.value}: {why}")
+    def _heard(self, message: bytes) -> None:
+        """A report has come on the lane."""
+        self.last_heard = self._now
+        report = pb.Report.FromString(message)
+        match report.WhichOneof("report"):
+            case "iteration":
+                self._reported(report.iteration)
+            case "times":
+                for times in report.times.stages:
+                    self._has_run(times.iteration, times)
+            case "leaving":
+                self._hears.post(RankLeaving(self._now, self._life, self.index, self.last_iteration))
+            case _:
+                self.last_iteration = max(self.last_iteration, report.heartbeat.iteration)
+                self.answered = report.heartbeat.number
+                self._hears.answered()
 
     def _reported(self, report: pb.IterationReport) -> None:
         if report.peer_lost and report.epoch < self._asked_for:

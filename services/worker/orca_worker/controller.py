@@ -15,18 +15,19 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-import grpc
 from opentelemetry.trace import StatusCode
 
-from orca.v1 import worker_pb2, worker_pb2_grpc
+from orca.v1 import worker_pb2
 from orca_common.address import join_address
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition, Internal, InvalidArgument, OrcaError, Unavailable, internal
+from orca_common.grpc_call import GrpcCall, Methods
+from orca_common.grpc_server import parsed, unary
 from orca_common.protocol import PROTOCOL, TERM_METADATA, obeys
 from orca_common.telemetry import Telemetry, context_of
 from orca_common.tls import Transport
@@ -35,7 +36,7 @@ from .data_plane import PeerLost
 from .epoch import Epoch
 from .gpu_thread import GpuThread
 from .iterations import Iterations, Origin
-from .lane import Lane, Lanes, once
+from .lane import Lane, Lanes, Once
 from .membership import (
     Action,
     Allocate,
@@ -58,11 +59,12 @@ from .stage import Memory, Stage
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+SERVICE = "orca.v1.Controller"
 LEAVING = "this rank is leaving"
 MAX_NAME = 256  # characters of an engine's name
 
 
-class Controller(worker_pb2_grpc.ControllerServicer):
+class Controller:
     """Answers the master. `on_failure` is called once, with a sentence, when this rank must not be used again."""
 
     def __init__(
@@ -134,11 +136,20 @@ class Controller(worker_pb2_grpc.ControllerServicer):
         self._lanes.end(Unavailable(LEAVING))
         return await asyncio.to_thread(self._gpu.join, 0 if len(self._iterations) else 1)
 
+    def methods(self) -> Methods:
+        """What a server serves."""
+        return {
+            f"/{SERVICE}/Hello": unary(worker_pb2.HelloRequest, self.hello),
+            f"/{SERVICE}/HostStore": unary(worker_pb2.HostStoreRequest, self.host_store),
+            f"/{SERVICE}/Form": unary(worker_pb2.FormRequest, self.form),
+            f"/{SERVICE}/Allocate": unary(worker_pb2.AllocateRequest, self.allocate),
+            f"/{SERVICE}/Run": self.run,
+            f"/{SERVICE}/Relay": self.relay,
+        }
+
     # Formation
 
-    async def Hello(  # noqa: N802 the proto's name
-        self, request: worker_pb2.HelloRequest, context: grpc.aio.ServicerContext
-    ) -> worker_pb2.HelloResponse:
+    async def hello(self, request: worker_pb2.HelloRequest) -> worker_pb2.HelloResponse:
         if self._leaving:
             raise Unavailable(LEAVING)
         if len(request.engine) > MAX_NAME:
@@ -167,27 +178,21 @@ class Controller(worker_pb2_grpc.ControllerServicer):
             vocab_size=self._checkpoint.vocab_size,
         )
 
-    async def HostStore(  # noqa: N802 the proto's name
-        self, request: worker_pb2.HostStoreRequest, context: grpc.aio.ServicerContext
-    ) -> worker_pb2.HostStoreResponse:
+    async def host_store(self, request: worker_pb2.HostStoreRequest) -> worker_pb2.HostStoreResponse:
         self._check_master(request.term)
         self._carry_out(self._membership.host(request.epoch))
         assert self._store is not None
         store = await asyncio.shield(self._store)
         return worker_pb2.HostStoreResponse(address=join_address(self._rendezvous.host, store.port))
 
-    async def Form(  # noqa: N802 the proto's name
-        self, request: worker_pb2.FormRequest, context: grpc.aio.ServicerContext
-    ) -> worker_pb2.FormResponse:
+    async def form(self, request: worker_pb2.FormRequest) -> worker_pb2.FormResponse:
         self._check_master(request.term)
         self._carry_out(self._membership.form(request.epoch, self._formation_of(request)))
         assert self._joined is not None
         memory = await asyncio.shield(self._joined)
         return worker_pb2.FormResponse(slots=memory.slots, free_bytes=memory.free_bytes, slot_bytes=memory.slot_bytes)
 
-    async def Allocate(  # noqa: N802 the proto's name
-        self, request: worker_pb2.AllocateRequest, context: grpc.aio.ServicerContext
-    ) -> worker_pb2.AllocateResponse:
+    async def allocate(self, request: worker_pb2.AllocateRequest) -> worker_pb2.AllocateResponse:
         self._check_master(request.term)
         self._carry_out(self._membership.allocate(request.epoch, request.slots))
         assert self._allocated is not None
@@ -272,50 +277,48 @@ class Controller(worker_pb2_grpc.ControllerServicer):
 
     # Iterations
 
-    async def Run(  # noqa: N802 the proto's name
-        self, request_iterator: AsyncIterator[worker_pb2.ControlMessage], context: grpc.aio.ServicerContext
-    ) -> None:
+    async def run(self, call: GrpcCall) -> None:
         if self._leaving:
             raise Unavailable(LEAVING)
-        lane, reader = Lane(), None
-        try:
-            self._lanes.open(lane, dict(context.invocation_metadata() or ()).get(TERM_METADATA))
-            reader = asyncio.create_task(self._read(request_iterator, lane))
-            while (report := await lane.next()) is not None:
-                await context.write(report)
-        finally:
-            if reader is not None:
-                reader.cancel()
-            self._lanes.closed(lane)
+        lane, once = Lane(call.send), Once()
 
-    async def Relay(  # noqa: N802 the proto's name
-        self, request_iterator: AsyncIterator[worker_pb2.Iteration], context: grpc.aio.ServicerContext
-    ) -> worker_pb2.RelayResponse:
-        await context.send_initial_metadata(())  # the sender waits for it before its first iteration
-        try:
-            async for iteration in once(request_iterator):
-                self._take(iteration, None)
-        except OrcaError as error:
-            log.warning("relay refused: %s", error)
-            raise
-        return worker_pb2.RelayResponse()
-
-    async def _read(self, messages: AsyncIterator[worker_pb2.ControlMessage], lane: Lane) -> None:
-        """Reads a lane until it ends."""
-        try:
-            async for message in once(messages):
-                lane.heard = time.monotonic()
+        def heard(raw: bytes) -> None:
+            if once.again(raw):
+                return
+            lane.heard = time.monotonic()
+            try:
+                message = parsed(worker_pb2.ControlMessage, raw)
                 if message.HasField("iteration"):
                     self._take(message.iteration, lane)
                 elif message.HasField("heartbeat"):
                     lane.answer(message.heartbeat, self._gpu.iteration)
+            except OrcaError as error:
+                log.warning("control lane refused: %s", error)
+                lane.end(error)
+            except Exception as error:  # without an end, the master would only find the rank silent
+                lane.end(internal(error))
+
+        try:
+            self._lanes.open(lane, call.metadata.get(TERM_METADATA))
+            call.listen(heard, lane.end)
+            error = await lane.over()
+            await call.sent()
+            if error is not None:
+                raise error
+        finally:
+            self._lanes.closed(lane)
+
+    async def relay(self, call: GrpcCall) -> bytes:
+        call.begin()  # the sender waits for it before its first iteration
+        once = Once()
+        try:
+            while (raw := await call.read()) is not None:
+                if not once.again(raw):
+                    self._take(parsed(worker_pb2.Iteration, raw), None)
         except OrcaError as error:
-            log.warning("control lane refused: %s", error)
-            lane.end(error)
-        except Exception as error:  # without an end, the master would only find the rank silent
-            lane.end(internal(error))
-        else:
-            lane.end(None)
+            log.warning("relay refused: %s", error)
+            raise
+        return worker_pb2.RelayResponse().SerializeToString()
 
     def _take(self, iteration: worker_pb2.Iteration, lane: Lane | None) -> None:
         """Sends an iteration on, and hands it to the GPU thread. `lane` None: it came by a relay."""

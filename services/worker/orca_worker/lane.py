@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from typing import TypeVar
+from collections.abc import Callable
 
 from orca.v1 import worker_pb2
 from orca_common.errors import Aborted, FailedPrecondition, InvalidArgument, OrcaError
@@ -13,28 +12,30 @@ SILENCE = 5.0  # seconds without a message from the master, who sends two a seco
 TERM_AHEAD = 86_400e6  # microseconds that a term may lie ahead of this machine's clock: the pool makes terms of its own
 MAX_TIMES = 256  # iterations whose times are kept for the next heartbeat
 
-M = TypeVar("M", worker_pb2.ControlMessage, worker_pb2.Iteration)
 
-
-async def once(messages: AsyncIterator[M]) -> AsyncIterator[M]:
-    """A stream's messages, of which one that comes twice in a row counts once.
+class Once:
+    """Tells a message that comes twice in a row, which counts once.
 
     gRPC doubles none. Where something between two processes does, an iteration that came twice would otherwise look
     like one of another time, and cost the engine its epoch.
     """
-    before = None
-    async for message in messages:
-        if message != before:
-            yield message
-        before = message
+
+    def __init__(self) -> None:
+        self._before: bytes | None = None
+
+    def again(self, message: bytes) -> bool:
+        """Whether this is the message before once more."""
+        again, self._before = message == self._before, message
+        return again
 
 
 class Lane:
-    """One Run call: the reports that are still to be written to it."""
+    """One Run call: `send` writes a report, without waiting."""
 
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[worker_pb2.Report | OrcaError | None] = asyncio.Queue()
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        self._send = send
         self._times = worker_pb2.Times()  # of iterations that went well; they wait so that tokens go first
+        self._over: asyncio.Future[OrcaError | None] = asyncio.get_running_loop().create_future()
         self.ended = asyncio.Event()  # the call is over
         # What the status port's thread reads too: when the master was last heard, by time.monotonic(), and the epoch
         # under which it says that the engine runs. 0: it does not run; None: this master does not tell.
@@ -42,7 +43,8 @@ class Lane:
         self.epoch: int | None = 0
 
     def put(self, report: worker_pb2.Report) -> None:
-        self._queue.put_nowait(report)
+        if not self._over.done():
+            self._send(report.SerializeToString())
 
     def keep_times(self, times: worker_pb2.StageTimes, idle: bool) -> None:
         """Sends an iteration's times at the next heartbeat, or at once when many are kept or the rank is idle."""
@@ -71,15 +73,13 @@ class Lane:
         return "its master waits for the engine's other ranks"
 
     def end(self, error: OrcaError | None) -> None:
-        """Ends the call after everything that was put, with an error or, with None, in order."""
-        self._queue.put_nowait(error)
+        """Ends the call after everything that was put, with an error or, with None, in order. The first end counts."""
+        if not self._over.done():
+            self._over.set_result(error)
 
-    async def next(self) -> worker_pb2.Report | None:
-        """The next report; None at the end. Raises the error that ended the lane."""
-        report = await self._queue.get()
-        if isinstance(report, OrcaError):
-            raise report
-        return report
+    async def over(self) -> OrcaError | None:
+        """Waits for the end. Returns the error that ended the lane."""
+        return await self._over
 
 
 class Lanes:

@@ -26,7 +26,6 @@ from contextlib import AsyncExitStack, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Never
 
-from orca.v1 import worker_pb2_grpc
 from orca_common import logs, service
 from orca_common.address import join_address
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
@@ -41,7 +40,7 @@ from .models.families import check_type, family_of
 from .models.model import Compute
 from .process import die_with_parent
 from .rendezvous import Rendezvous
-from .server import listen, new_server
+from .rank_server import RankServer
 from .settings import RankSettings
 from .stage import Stage
 
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger(__name__)
-
-SERVICE = "orca.v1.Controller"
 
 
 class RankFailed(Exception):
@@ -134,11 +131,9 @@ class RankApp:
         told = lambda: {"loading": stage.loading.sentence}  # noqa: E731
         status = service.StatusPort(settings.host, settings.status_port, self._controller.ready, pulse.alive, told)
         self._open.callback(status.close)
-        server, self._health = await new_server(SERVICE, transport)
-        self._open.push_async_callback(server.stop, 1.0)
-        worker_pb2_grpc.add_ControllerServicer_to_server(self._controller, server)
-        address = join_address(host, listen(server, transport, settings.host, settings.port))
-        await server.start()
+        self._server = RankServer(self._controller, transport)
+        self._open.push_async_callback(self._server.stop, 1.0)
+        address = join_address(host, await self._server.start(settings.host, settings.port))
         log.info("listening", extra={"address": address, "model": checkpoint.name, "device": str(device)})
         return {"address": address, "status": join_address(settings.host, status.port)}
 
@@ -148,7 +143,7 @@ class RankApp:
 
     async def drain(self) -> None:
         log.info("leaving", extra={"failure": self._failure.result() if self._failure.done() else None})
-        await self._health.enter_graceful_shutdown()
+        self._server.serving(False)
         self._finished = await self._controller.leave(self._settings.drain_seconds)
 
     async def close(self) -> None:
