@@ -5,19 +5,22 @@ A rank checks what it is sent: rows and blocks that are free, the right tokens, 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from grpc.aio import Metadata
 
 from orca.v1 import worker_pb2 as pb
+from orca_common.grpc_client import CallFailed, Status
 from orca_common.protocol import PROTOCOL, TERM_METADATA
 
 from .oracle import POISON, sample, state_of
 from .processes import Process, World
 
+M = TypeVar("M", bound=Message)
 DIGEST = "a model"
 REFUSED, GONE = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE
 
@@ -314,12 +317,13 @@ class Engine:
 
 
 class Lane:
-    """A control lane: the scheduler's side is a stream of gRPC. Messages keep their order."""
+    """A control lane: the scheduler's side is a call of orca_common.grpc_client. Messages keep their order."""
 
-    def __init__(self, network: "Network", process: Process, rank: Rank) -> None:
-        self._network, self._process, self._rank = network, process, rank
-        self._reports: asyncio.Queue[pb.Report | None] = asyncio.Queue()
-        self._status: tuple[grpc.StatusCode, str] | None = None  # as the scheduler knows it
+    waits = False
+
+    def __init__(self, network: "Network", process: Process, rank: Rank, heard: Callable[[bytes], None]) -> None:
+        self._network, self._process, self._rank, self._heard = network, process, rank, heard
+        self.over: asyncio.Future[Status] = process.create_future()  # as the scheduler knows it
         self._ended = False  # as the rank knows it
         self._order = {"to": 0.0, "from": 0.0}
 
@@ -338,36 +342,37 @@ class Lane:
     # -- the rank's side
     def tell(self, report: pb.Report) -> None:
         if not self._ended:
-            self._send("from", lambda: self._reports.put_nowait(report) if self._process.alive else None)
+            raw = report.SerializeToString()
+            self._send("from", lambda: self._process.call_soon(self._came, raw) if self._process.alive else None)
 
     def end(self, code: grpc.StatusCode, details: str) -> None:
         if not self._ended:
             self._ended = True
-            self._send("from", lambda: self._closed(code, details))
-
-    def _closed(self, code: grpc.StatusCode, details: str) -> None:
-        if self._process.alive and self._status is None:
-            self._status = code, details
-            self._reports.put_nowait(None)
+            self._send("from", lambda: self._closed(Status(code, details)))
 
     # -- the scheduler's side
-    async def write(self, message: pb.ControlMessage) -> None:
-        if self._status is not None:
-            raise asyncio.InvalidStateError("the lane has ended")
-        self._send("to", lambda: None if self._ended else self._rank.hear(lambda: self._rank.message(self, message)))
+    def _came(self, raw: bytes) -> None:
+        if not self.over.done():
+            self._heard(raw)
 
-    async def __aiter__(self) -> AsyncIterator[pb.Report]:
-        try:
-            while (report := await self._reports.get()) is not None:
-                yield report
-        finally:
-            self.cancel()
-        assert self._status is not None
-        raise rpc_error(*self._status)
+    def _closed(self, status: Status) -> None:
+        if self._process.alive:
+            self._process.call_soon(self._over, status)
+
+    def _over(self, status: Status) -> None:
+        if not self.over.done():
+            self.over.set_result(status)
+
+    def send(self, raw: bytes) -> None:
+        message = pb.ControlMessage.FromString(raw)
+        if not self.over.done():
+            rank = self._rank
+            self._send("to", lambda: None if self._ended else rank.hear(lambda: rank.message(self, message)))
 
     def cancel(self) -> None:
         """The scheduler closes the lane."""
         rank = self._rank
+        self._over(Status(grpc.StatusCode.CANCELLED, "by this side"))
 
         def closed() -> None:
             self._ended = True
@@ -375,12 +380,6 @@ class Lane:
                 rank.lane = None
 
         self._send("to", closed)
-
-    async def code(self) -> grpc.StatusCode:
-        return self._status[0] if self._status is not None else grpc.StatusCode.CANCELLED
-
-    async def details(self) -> str:
-        return self._status[1] if self._status is not None else ""
 
 
 class Watch:
@@ -464,6 +463,12 @@ class Network:
         assert isinstance(process, Process)
         return Channel(self, process, address)
 
+    async def connect(self, address: str, role: object = None) -> "Connection":
+        """A connection to a rank, as orca_common.tls.Transport opens one."""
+        process = asyncio.get_running_loop()
+        assert isinstance(process, Process)
+        return Connection(self, process, address)
+
     async def listens(self, address: str) -> bool:
         """Whether a process accepts connections there."""
         channel = self.channel(address)
@@ -482,10 +487,13 @@ class Channel:
 
     def __init__(self, network: Network, process: Process, address: str) -> None:
         self._network, self._process, self._address = network, process, address
-        self._streams: list[Lane | Watch] = []
+        self._streams: list[Watch] = []
         self._asked: list[asyncio.Future[Any]] = []
 
     async def close(self) -> None:
+        self.end()
+
+    def end(self) -> None:
         for stream in self._streams:
             stream.cancel()
         for asked in self._asked:
@@ -530,11 +538,11 @@ class Channel:
         name = method.rpartition("/")[2]
 
         def call(request: Any, timeout: float | None = None, wait_for_ready: bool = False) -> Any:
-            return self.ask(lambda answer: self._serve(name, request, answer), timeout)
+            return self.ask(lambda answer: self.serve(name, request, answer), timeout)
 
         return call
 
-    def _serve(self, name: str, request: Any, answer: Callable[[Any], None]) -> None:
+    def serve(self, name: str, request: Any, answer: Callable[[Any], None]) -> None:
         if name == "Fence":
             engine, index = self._network.supervisor(self._address)
             engine.fence(index, request.pid)
@@ -582,19 +590,35 @@ class Channel:
 
         return watch
 
-    def stream_stream(self, method: str, **_: Any) -> Callable[..., Lane]:
-        def run(metadata: tuple[tuple[str, str], ...] = ()) -> Lane:
-            rank = self._network.rank(self._address)
-            if rank is None:  # it died since its Hello
-                engine = next(iter(self._network.engines.values()))
-                rank = Rank(engine, 0, 0)
-                rank.alive = False
-            lane = Lane(self._network, self._process, rank)
-            self._streams.append(lane)
-            lane.open(int(dict(metadata)[TERM_METADATA]))
-            return lane
 
-        return run
+class Connection:
+    """A connection of orca_common.grpc_client to the rank that listens at an address."""
 
-    def stream_unary(self, method: str, **_: Any) -> None:
-        """Relay: only between ranks."""
+    def __init__(self, network: Network, process: Process, address: str) -> None:
+        self._network, self._process, self._address = network, process, address
+        self._channel = Channel(network, process, address)
+        self._lanes: list[Lane] = []
+
+    def close(self) -> None:
+        self._channel.end()
+        for lane in self._lanes:
+            lane.cancel()
+
+    async def ask(self, path: str, request: Any, answer: type[M], timeout: float) -> M:
+        name = path.rpartition("/")[2]
+        try:
+            return await self._channel.ask(lambda done: self._channel.serve(name, request, done), timeout)
+        except grpc.aio.AioRpcError as error:
+            raise CallFailed(Status(error.code(), error.details() or "")) from None
+
+    def call(self, path: str, heard: Callable[[bytes], None], metadata: Sequence[tuple[str, str]]) -> Lane:
+        assert path.endswith("/Run")
+        rank = self._network.rank(self._address)
+        if rank is None:  # it died since its Hello
+            engine = next(iter(self._network.engines.values()))
+            rank = Rank(engine, 0, 0)
+            rank.alive = False
+        lane = Lane(self._network, self._process, rank, heard)
+        self._lanes.append(lane)
+        lane.open(int(dict(metadata)[TERM_METADATA]))
+        return lane

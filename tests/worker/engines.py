@@ -30,8 +30,8 @@ from orca_worker.beginning import TORCH_DISTRIBUTED
 from orca_worker.controller import Controller
 from orca_worker.models.families import family_of
 from orca_worker.models.model import Compute
+from orca_worker.rank_server import RankServer
 from orca_worker.rendezvous import Rendezvous
-from orca_worker.server import listen, new_server
 from orca_worker.stage import Stage
 
 BLOCK_SIZE = 4
@@ -229,7 +229,7 @@ class InProcess:
 
     stage: Stage
     controller: Controller
-    server: grpc.aio.Server
+    server: RankServer
     address: str
     failures: list[str] = field(default_factory=list)
 
@@ -241,10 +241,8 @@ async def serve(folder: Path, slots: int | None = None) -> InProcess:
     failures: list[str] = []
     rendezvous = Rendezvous("127.0.0.1", device)
     controller = Controller(checkpoint, stage, Telemetry("test"), rendezvous, Plaintext(), failures.append)
-    server, _ = await new_server("orca.v1.Controller", Plaintext())
-    worker_pb2_grpc.add_ControllerServicer_to_server(controller, server)
-    address = f"127.0.0.1:{listen(server, Plaintext(), '127.0.0.1', 0)}"
-    await server.start()
+    server = RankServer(controller, Plaintext())
+    address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     return InProcess(stage, controller, server, address, failures)
 
 

@@ -48,7 +48,7 @@ class GrpcCall:
         self._came = bytearray()
         self._window = WINDOW  # bytes that the client may still send
         self._heard = self._began = self.gone = False
-        self._unsent = b""
+        self._unsent = bytearray()
         self._listener: tuple[Callable[[bytes], None], Callable[[OrcaError | None], None]] | None = None
         self._news: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
@@ -204,8 +204,8 @@ class GrpcCall:
 
     def _send_rest(self) -> None:
         while self._unsent and (room := self._connection.room(self._number)) > 0:
-            piece, self._unsent = self._unsent[:room], self._unsent[room:]
-            self._connection.send(self._number, piece)
+            self._connection.send(self._number, bytes(self._unsent[:room]))
+            del self._unsent[:room]
 
     async def sent(self) -> None:
         """Waits until all that `send` was given is on its way."""

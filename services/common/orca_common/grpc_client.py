@@ -5,7 +5,6 @@ threads and queues between, which take 30 to 50 us for each message on each side
 """
 
 import asyncio
-import re
 import ssl
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar, cast
@@ -38,7 +37,7 @@ Metadata = Sequence[tuple[str, str]]
 PREFIX = 5  # bytes before a message: whether it is compressed, and its length
 WINDOW = 1 << 30  # bytes that the server may send ahead: all that comes is read
 MAX_UNSENT = 64 << 20  # bytes of a call that wait for room, beyond one message
-CODES = {int(code.value[0]): code for code in grpc.StatusCode}  # type: ignore[index]
+CODES = {str(code.value[0]): code for code in grpc.StatusCode}  # type: ignore[index]
 RESETS = {  # what a stream's reset means to a call (gRPC over HTTP/2, "Errors")
     ErrorCodes.REFUSED_STREAM: grpc.StatusCode.UNAVAILABLE,
     ErrorCodes.CANCEL: grpc.StatusCode.CANCELLED,
@@ -62,6 +61,9 @@ class Status(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.code.name}: {self.details}"
+
+
+CANCELLED = Status(grpc.StatusCode.CANCELLED, "by this side")
 
 
 class CallFailed(Exception):
@@ -88,14 +90,15 @@ class Opened(H2Connection):
 
 
 class ClientCall:
-    """One call. `heard` takes each message, and `over` ends with the status."""
+    """One call. `heard` takes each message in the turn of the loop in which it comes. `over` ends with the status, or
+    with what `heard` has raised."""
 
     def __init__(self, connection: "GrpcConnection", number: int, heard: Callable[[bytes], None]) -> None:
         """number: of its stream."""
         self._connection, self._number, self._heard = connection, number, heard
-        self._came = b""
-        self._unsent = b""
-        self._closing = False
+        self._came, self._unsent = bytearray(), bytearray()
+        self._closing = False  # nothing follows what is unsent
+        self.closed = False  # all was sent, and the server knows that nothing follows
         self.over: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
 
     @property
@@ -103,51 +106,52 @@ class ClientCall:
         """Whether a part of what was sent waits for room."""
         return bool(self._unsent)
 
-    @property
-    def closed(self) -> bool:
-        """Whether all was sent, and nothing follows."""
-        return self._closing and not self._unsent
-
     def send(self, message: bytes) -> None:
-        """Sends a message, or as much as there is room for; the rest follows. Nothing when the call is over.
+        """Sends a message without waiting: what there is no room for follows as there is. Nothing when it is over.
 
-        Raises BufferError when the server has not taken MAX_UNSENT bytes of earlier messages.
+        A server that has not taken MAX_UNSENT bytes of earlier messages loses the call.
         """
-        if self.over.done():
-            return
         if len(self._unsent) > MAX_UNSENT:
-            raise BufferError(f"{len(self._unsent)} bytes of a call wait for room")
-        self._unsent += b"\0" + len(message).to_bytes(4) + message
-        self.opened()
+            self.cancel(Status(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{len(self._unsent)} bytes wait for room"))
+        if not self.over.done():
+            self._unsent += b"\0" + len(message).to_bytes(4) + message
+            self.opened()
 
     def close(self) -> None:
         """Nothing more will be sent."""
         self._closing = True
         self.opened()
 
-    def cancel(self) -> None:
-        """Gives the call up."""
+    def cancel(self, why: Status = CANCELLED) -> None:
+        """Gives the call up, unless it is over."""
         if not self.over.done():
+            self.over.set_result(why)
             self._connection.reset(self._number)
-            self.end(Status(grpc.StatusCode.CANCELLED, "by this side"))
 
     # -- for the connection
     def opened(self) -> None:
         """There may be room for more to send."""
-        if not self.over.done():
-            self._unsent = self._connection.send(self._number, self._unsent, last=self._closing)
+        if not self.over.done() and not self.closed:
+            self.closed = self._connection.send(self._number, self._unsent, last=self._closing)
 
     def received(self, data: bytes) -> None:
-        data = self._came + data
-        at = 0
-        while len(data) - at >= PREFIX and len(data) >= (end := at + PREFIX + int.from_bytes(data[at + 1 : at + PREFIX])):
-            if data[at]:
-                self._connection.reset(self._number)
-                self.end(Status(grpc.StatusCode.INTERNAL, "a message is compressed, which was not offered"))
+        came = self._came
+        came += data
+        while not self.over.done() and len(came) >= PREFIX:
+            end = PREFIX + int.from_bytes(came[1:PREFIX])
+            if len(came) < end:
                 return
-            message, at = data[at + PREFIX : end], end
-            self._heard(message)
-        self._came = data[at:]
+            compressed, message = came[0], bytes(came[PREFIX:end])
+            del came[:end]
+            if compressed:
+                self.cancel(Status(grpc.StatusCode.INTERNAL, "a message is compressed, which was not offered"))
+                return
+            try:
+                self._heard(message)
+            except Exception as error:
+                self._connection.reset(self._number)
+                if not self.over.done():
+                    self.over.set_exception(error)
 
     def end(self, status: Status) -> None:
         if not self.over.done():
@@ -182,10 +186,9 @@ class GrpcConnection(asyncio.Protocol):
     # -- calls
     def call(self, path: str, heard: Callable[[bytes], None], metadata: Metadata = ()) -> ClientCall:
         """Begins a call. One that cannot be made is over at once."""
-        if not self._lost and self._h2.open_outbound_streams >= self._h2.remote_settings.max_concurrent_streams:
-            lost = "the server takes no more calls of one connection"
-        else:
-            lost = self._lost
+        lost = self._lost
+        if not lost and self._h2.open_outbound_streams >= self._h2.remote_settings.max_concurrent_streams:
+            lost = "the server takes no more calls on this connection"
         if lost:
             call = ClientCall(self, 0, heard)
             call.end(Status(grpc.StatusCode.UNAVAILABLE, lost))
@@ -228,9 +231,9 @@ class GrpcConnection(asyncio.Protocol):
         raise CallFailed(status)
 
     def close(self) -> None:
-        """Ends the connection, and what calls it has."""
+        """Ends the connection at once, and the calls that it has."""
         self._flush()
-        self._transport.close()
+        self._transport.abort()
 
     # -- the transport
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -241,7 +244,7 @@ class GrpcConnection(asyncio.Protocol):
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lost = self._lost or f"the connection was lost ({exc})" if exc else "the connection has ended"
+        self._lost = self._lost or (f"the connection was lost ({exc})" if exc else "the connection has ended")
         if not self.greeted.done():
             self.greeted.set_exception(exc if isinstance(exc, OSError) else ConnectionAbortedError(self._lost))
         calls, self._calls = self._calls, {}
@@ -299,36 +302,37 @@ class GrpcConnection(asyncio.Protocol):
 
     def _told(self, event: ResponseReceived | TrailersReceived) -> None:
         """Headers: a status is among those that end the stream."""
-        said = dict(event.headers or ())
         call = self._calls.get(event.stream_id or 0)
         if call is None:
             return
-        if (http := str(said.get(":status", "200"))) != "200":
+        said = {str(name): str(value) for name, value in event.headers or ()}
+        if (http := said.get(":status", "200")) != "200":
             call.end(Status(ANSWERS.get(http, grpc.StatusCode.UNKNOWN), f"HTTP status {http}"))
-        elif "grpc-status" in said:
-            number = str(said["grpc-status"])
-            code = CODES.get(int(number), grpc.StatusCode.UNKNOWN) if number.isdigit() else grpc.StatusCode.UNKNOWN
-            call.end(Status(code, unquote(str(said.get("grpc-message", "")))))
+        elif (number := said.get("grpc-status")) is not None:
+            code = CODES.get(number, grpc.StatusCode.UNKNOWN)
+            call.end(Status(code, unquote(said.get("grpc-message", ""))))
 
     def _opened(self) -> None:
         for call in list(self._calls.values()):
             call.opened()
 
     # -- what goes out, for the calls
-    def send(self, number: int, data: bytes, *, last: bool) -> bytes:
-        """Sends what there is room for, and returns the rest. last: nothing follows it."""
-        if number not in self._calls or self._paused:
-            return data
-        while data or last:
+    def send(self, number: int, data: bytearray, *, last: bool) -> bool:
+        """Sends what there is room for, and takes it from `data`. last: nothing follows it.
+
+        Returns whether the call is closed on this side.
+        """
+        while not self._paused and (data or last):
             room = min(self._h2.local_flow_control_window(number), self._h2.max_outbound_frame_size)
-            if data and not room:
-                break
-            piece, data = data[:room], data[room:]
+            if data and room <= 0:
+                return False
+            piece = bytes(data[:room])
+            del data[:room]
             self._h2.send_data(number, piece, end_stream=last and not data)
+            self._flush_soon()
             if not data:
-                break
-        self._flush_soon()
-        return data
+                return last
+        return False
 
     def reset(self, number: int) -> None:
         """Takes a stream back."""

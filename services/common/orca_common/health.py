@@ -21,7 +21,9 @@ class Health:
     def __init__(
         self,
         services: tuple[str, ...],
-        read: Callable[[GrpcCall, type[health_pb2.HealthCheckRequest]], Awaitable[health_pb2.HealthCheckRequest]] = only,
+        read: Callable[
+            [GrpcCall, type[health_pb2.HealthCheckRequest]], Awaitable[health_pb2.HealthCheckRequest]
+        ] = only,
         bound: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """services: full names. The empty name, which means the server, is added.

@@ -4,33 +4,26 @@ It is not grpc.aio's server, which takes 25 us for each message of a stream and 
 quarter of that (docs/decisions/grpc-door.md).
 """
 
-import asyncio
 import logging
 import socket
+from contextlib import AbstractContextManager
 
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import (
-    DeadlineExceeded,
-    ErrorReason,
-    InvalidArgument,
-    OrcaError,
-    Unavailable,
-    Unimplemented,
-    internal,
-)
-from orca_common.grpc_call import GrpcCall, Method
-from orca_common.http2_connection import Headers, Http2Bounds, Http2Connection
+from orca_common.errors import ErrorReason, InvalidArgument, Unavailable
+from orca_common.grpc_call import GrpcCall
+from orca_common.grpc_server import GrpcServer
+from orca_common.health import HEALTH, Health
+from orca_common.http2_connection import Http2Bounds
 from orca_common.listening import cannot_listen
 from orca_common.roles import ANY, Role, allowed_for, check_role, roles_in
 from orca_common.roles import HEALTH as HEALTH_METHODS
-from orca_common.tls import MutualTls, Transport
+from orca_common.tls import ALPN, MutualTls, Transport
 
 from .access import check_key
 from .call_line import grpc_line
 from .endpoint import Endpoint
 from .grpc_methods import ORCA, OrcaMethods
-from .health import HEALTH, Health
-from .http_connection import ConnectionLimits, Place
+from .http_connection import ConnectionLimits
 from .http_listener import HttpListener
 from .limits import Limits
 from .messages import Messages
@@ -43,8 +36,6 @@ ALLOWED = {  # who may call what, where certificates tell
     **{f"/{service}/": ANY for service in REFLECTION},
     **HEALTH_METHODS,
 }
-ALPN = "h2"
-UNSUPPORTED = 415  # HTTP's status of a content type that is not gRPC's
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +49,6 @@ class GrpcDoor:
         settings = endpoint.settings
         self._keys, self._transport, self._certificates = keys, transport, settings.client_certificates
         self._mutual = isinstance(transport, MutualTls) and self._certificates
-        self._max_message_bytes = settings.max_message_bytes
         self._bounds = Http2Bounds(
             settings.max_streams, settings.max_header_bytes, settings.header_seconds, settings.connection_age
         )
@@ -72,14 +62,13 @@ class GrpcDoor:
         )
         turns = Turns(settings.max_body_bytes // settings.max_message_bytes)
         messages = Messages(settings.body_seconds, turns, endpoint.large)
-        self._health = Health((ORCA, HEALTH, *REFLECTION), messages, limits)
+        self._health = Health((ORCA, HEALTH, *REFLECTION), messages.read, limits.call)
         orca = OrcaMethods(endpoint, keys, limits, messages)
         reflection = Reflection((ORCA, HEALTH), messages, limits)
-        self._methods = {**orca.methods(), **self._health.methods(), **reflection.methods()}
-        self._connections: set[Http2Connection] = set()
-        self._calls: set[asyncio.Task[None]] = set()
+        methods = {**orca.methods(), **self._health.methods(), **reflection.methods()}
+        leaving = Unavailable("this endpoint is leaving", reason=ErrorReason.ENDPOINT_LEAVING)
+        self._server = GrpcServer(methods, self._bounds, settings.max_message_bytes, self._admit, _line, leaving)
         self._listener: HttpListener | None = None
-        self._loop = asyncio.get_running_loop()
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
@@ -92,78 +81,35 @@ class GrpcDoor:
         context = None
         if isinstance(self._transport, MutualTls):
             context = self._transport.certificates.server_context(client_certificates=self._certificates, alpn=ALPN)
-        self._listener = HttpListener(listening, self._limits, self._connection, context)
+        self._listener = HttpListener(listening, self._limits, self._server.connection, context)
         return bound
 
     def serving(self, yes: bool) -> None:
         """Sets what the health service says: of the server (the empty name) and of each service."""
         self._health.serving(yes)
 
-    def _connection(self, place: Place) -> Http2Connection:
-        return Http2Connection(self._bounds, place, self._begin, self._connections)
-
-    # -- a call
-    def _begin(self, connection: Http2Connection, number: int, headers: Headers) -> GrpcCall:
-        call = GrpcCall(connection, number, headers, self._max_message_bytes)
-        if not call.content_type.startswith("application/grpc"):
-            self._loop.call_soon(call.refuse, UNSUPPORTED)
-            return call
-        call.task = self._loop.create_task(self._serve(call))
-        self._calls.add(call.task)
-        call.task.add_done_callback(self._calls.discard)
-        return call
-
-    async def _serve(self, call: GrpcCall) -> None:
-        """Runs a call to its end, and answers what it raises: an OrcaError by its status, anything else INTERNAL."""
-        deadline = asyncio.timeout_at(call.deadline)
-        try:
-            async with deadline:
-                with grpc_line(call.path, call.address):
-                    answer = await self._method(call)(call)
-                    if answer is not None:
-                        await call.write(answer)
-            call.end()
-        except asyncio.CancelledError:
-            call.end(Unavailable("this endpoint is leaving", reason=ErrorReason.ENDPOINT_LEAVING))
-        except TimeoutError as error:
-            call.end(DeadlineExceeded("Deadline Exceeded") if deadline.expired() else internal(error))
-        except Exception as error:
-            failure = error if isinstance(error, OrcaError) else internal(error)
-            failure.__traceback__ = failure.__cause__ = failure.__context__ = None  # lets go of the request
-            await call.begun()
-            call.end(failure)
-
-    def _method(self, call: GrpcCall) -> Method:
-        """Raises when there is none, or the client may not call it."""
+    def _admit(self, call: GrpcCall) -> None:
+        """Raises when the client may not make this call."""
         if call.header_bytes > self._bounds.header_bytes:
             raise InvalidArgument("metadata", f"has {call.header_bytes} bytes; at most {self._bounds.header_bytes}")
-        method = self._methods.get(call.path)
-        if method is None:
-            raise Unimplemented(f"{call.path[:200]}: is no method of this server")
         if self._mutual:
             check_role(call.path, allowed_for(ALLOWED, call.path), roles_in(call.certificate_names()))
         check_key(self._keys, call.path, call.metadata)
-        return method
 
-    # -- the end
     def cut(self) -> None:
         """Closes all connections, as the end of the process would. For the time when no call is left."""
-        for connection in list(self._connections):
-            connection.close()
+        self._server.cut()
 
     async def stop(self, grace: float) -> None:
         """Accepts nothing more, and ends what is left after `grace` seconds.
 
-        Every client is told at once (GOAWAY): its streams go on here, and its new calls go elsewhere. A second call may
-        shorten the grace.
+        Every client is told at once: its streams go on here, and its new calls go elsewhere. A second call may shorten
+        the grace.
         """
         if self._listener is not None:
             await self._listener.close()
-        for connection in list(self._connections):
-            connection.go_away()
-        if self._calls:
-            await asyncio.wait(self._calls, timeout=grace)
-        for task in self._calls:
-            task.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
-        self.cut()
+        await self._server.stop(grace)
+
+
+def _line(call: GrpcCall) -> AbstractContextManager[None]:
+    return grpc_line(call.path, call.address)

@@ -39,8 +39,8 @@ from .machine import kernels_needed
 from .models.families import check_type, family_of
 from .models.model import Compute
 from .process import die_with_parent
-from .rendezvous import Rendezvous
 from .rank_server import RankServer
+from .rendezvous import Rendezvous
 from .settings import RankSettings
 from .stage import Stage
 

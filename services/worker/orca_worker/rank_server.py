@@ -3,6 +3,7 @@
 grpc.aio takes 30 to 50 us for each message that comes or goes, and an iteration has one of each.
 """
 
+import asyncio
 import socket
 from contextlib import nullcontext
 
@@ -17,7 +18,6 @@ from orca_common.tls import Transport
 
 from .controller import LEAVING, SERVICE, Controller
 from .server import ALLOWED, MAX_MESSAGE
-import asyncio
 
 BOUNDS = Http2Bounds(streams=100, header_bytes=16_384, header_seconds=10.0, age=0.0)
 HANDSHAKE_SECONDS = 10.0
