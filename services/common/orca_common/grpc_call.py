@@ -206,6 +206,7 @@ class GrpcCall:
         while self._unsent and (room := self._connection.room(self._number)) > 0:
             self._connection.send(self._number, bytes(self._unsent[:room]))
             del self._unsent[:room]
+        self._connection.flush()
 
     async def sent(self) -> None:
         """Waits until all that `send` was given is on its way."""

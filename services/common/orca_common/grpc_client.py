@@ -133,6 +133,7 @@ class ClientCall:
         """There may be room for more to send."""
         if not self.over.done() and not self.closed:
             self.closed = self._connection.send(self._number, self._unsent, last=self._closing)
+            self._connection.flush()
 
     def received(self, data: bytes) -> None:
         came = self._came
@@ -230,9 +231,14 @@ class GrpcConnection(asyncio.Protocol):
                 status = Status(grpc.StatusCode.INTERNAL, f"the answer is no {answer.DESCRIPTOR.name}")
         raise CallFailed(status)
 
+    @property
+    def closed(self) -> bool:
+        """Whether the connection has ended, or is about to."""
+        return self._transport.is_closing()
+
     def close(self) -> None:
         """Ends the connection at once, and the calls that it has."""
-        self._flush()
+        self.flush()
         self._transport.abort()
 
     # -- the transport
@@ -241,7 +247,7 @@ class GrpcConnection(asyncio.Protocol):
         self._scheme = "https" if transport.get_extra_info("ssl_object") else "http"
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(WINDOW)
-        self._flush()
+        self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = self._lost or (f"the connection was lost ({exc})" if exc else "the connection has ended")
@@ -329,7 +335,6 @@ class GrpcConnection(asyncio.Protocol):
             piece = bytes(data[:room])
             del data[:room]
             self._h2.send_data(number, piece, end_stream=last and not data)
-            self._flush_soon()
             if not data:
                 return last
         return False
@@ -343,9 +348,10 @@ class GrpcConnection(asyncio.Protocol):
     def _flush_soon(self) -> None:
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Hands the transport what is to be sent."""
         self._flushing = False
         data = self._h2.data_to_send()
         if data and not self._transport.is_closing():

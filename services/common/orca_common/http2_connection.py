@@ -287,6 +287,10 @@ class Http2Connection(asyncio.Protocol):
         self._flush_soon()
         self._close_if_idle()
 
+    def flush(self) -> None:
+        """Hands the transport at once what else would wait for the next turn: somebody waits for it."""
+        self._flush()
+
     def _flush_soon(self) -> None:
         if not self._flushing:
             self._flushing = True

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -235,9 +235,9 @@ class EngineMaster:
             match await self._inbox.get():
                 case Returned() as returned:
                     self._returned.append(returned)
-                    self._take_returned()
+                    await self._take_returned()
                 case CaughtUp():
-                    self._take_returned()
+                    await self._take_returned()
                 case EndedElsewhere() as ended:
                     self._end_elsewhere(ended.claims)
                 case core.Tick() as tick:
@@ -251,7 +251,7 @@ class EngineMaster:
             if isinstance(self.lifecycle.state, Draining) and not self.core.in_flight:
                 self._step_life(Rested(self._now, self.lifecycle.life))
 
-    def _take_returned(self) -> None:
+    async def _take_returned(self) -> None:
         """Gives the core what has returned, as far as the pool keeps up."""
         while self._returned and self._ledger.keeps_up(self._returned[0].report.number):
             now, report = self._returned.popleft()
@@ -260,7 +260,16 @@ class EngineMaster:
             if self._tracing is not None:
                 self._tracing.returned(report)
             running = len(self.core.requests)
-            self._step_core(BatchReturned(now, report.number, self._tokens_of(report)), report)
+            event = BatchReturned(now, report.number, self._tokens_of(report))
+            actions = self.core.step(event)
+            try:
+                self._send_batches(actions)
+                # What was sent leaves as this turn of the loop ends: 0.15 ms before the books are kept.
+                await asyncio.sleep(0)
+                self._settle(actions, report)
+            finally:
+                self._record_step(event, actions)
+            self._stepped()
             self._pace.returned(now, len(report.token_ids), running, not self.core.in_flight)
             del self._in_flight[report.number]
 
@@ -283,21 +292,39 @@ class EngineMaster:
             )
         return tuple(tokens)
 
-    def _step_core(self, event: core.Event, report: pb.IterationReport | None = None) -> None:
+    def _step_core(self, event: core.Event) -> None:
         """Steps the core and does what it says."""
         actions = self.core.step(event)
         try:
-            for action in actions:
-                match action:
-                    case ScheduleBatch():
-                        self._schedule(action)
-                    case Commit():
-                        self._commit(action, report)
-                    case GiveBack():
-                        self._give_back(action)
-        finally:  # after them, since the ranks wait for a batch; and the step that fails is the one to look for
-            if self._journal is not None and (actions or not isinstance(event, core.Tick)):
-                self._journal.core_step(event, actions)
+            self._send_batches(actions)
+            self._settle(actions)
+        finally:
+            self._record_step(event, actions)
+        self._stepped()
+
+    def _send_batches(self, actions: Iterable[core.Action]) -> None:
+        """First of all, since the ranks wait for them."""
+        for action in actions:
+            if isinstance(action, ScheduleBatch):
+                self._schedule(action)
+
+    def _settle(self, actions: Iterable[core.Action], report: pb.IterationReport | None = None) -> None:
+        """What an event has ended. report: that of the iteration that has returned."""
+        for action in actions:
+            match action:
+                case Commit():
+                    self._commit(action, report)
+                case GiveBack():
+                    self._give_back(action)
+                case ScheduleBatch():
+                    pass
+
+    def _record_step(self, event: core.Event, actions: Sequence[core.Action]) -> None:
+        """After the actions, since the ranks wait for a batch; and where one fails, this step is the one to look for."""
+        if self._journal is not None and (actions or not isinstance(event, core.Tick)):
+            self._journal.core_step(event, actions)
+
+    def _stepped(self) -> None:
         self._ledger.claimable()
         if not self.core.in_flight:
             self._check_invariants()

@@ -226,7 +226,8 @@ class Rank:
                 self._reported(report.iteration)
             case "times":
                 for times in report.times.stages:
-                    self._has_run(times.iteration, times)
+                    self.last_iteration = max(self.last_iteration, times.iteration)
+                    self._hears.timed(times.iteration, times)
             case "leaving":
                 self._hears.post(RankLeaving(self._now, self._life, self.index, self.last_iteration))
             case _:
@@ -241,12 +242,9 @@ class Rank:
             kind = Kind.PEER_LOST if report.peer_lost else Kind.FAILED
             self.suspect(kind, f"{kind.value}: {report.error}")
             return
-        self._has_run(report.number, report.times)
+        self.last_iteration = max(self.last_iteration, report.number)
         self._hears.returned(report)
-
-    def _has_run(self, iteration: int, times: pb.StageTimes) -> None:
-        self.last_iteration = max(self.last_iteration, iteration)
-        self._hears.timed(iteration, times)
+        self._loop.call_soon(self._hears.timed, report.number, report.times)  # the next batch does not wait for it
 
     @property
     def _now(self) -> float:

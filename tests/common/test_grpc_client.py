@@ -1,0 +1,266 @@
+"""Our gRPC client against grpc.aio's server and against our own: messages, statuses, deadlines, broken connections."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.wrappers_pb2 import BytesValue, UInt32Value
+from hyperframe.frame import GoAwayFrame, SettingsFrame
+
+from orca_common.errors import FailedPrecondition, Unavailable
+from orca_common.grpc_call import GrpcCall
+from orca_common.grpc_client import CallFailed, GrpcConnection, Status, connect
+from orca_common.grpc_server import GrpcServer, unary
+from orca_common.http2_connection import Http2Bounds
+from orca_common.roles import Role
+from orca_common.tls import Certificates, MutualTls, Plaintext, Transport
+from orca_local.authority import Authority
+
+LARGE = 5 << 20  # bytes of a message that fills windows and frames many times
+BOUNDS = Http2Bounds(streams=3, header_bytes=8192, header_seconds=10.0, age=0.0)
+
+
+class Place:
+    def leave(self) -> None: ...
+
+
+async def size(request: BytesValue) -> UInt32Value:
+    if request.value == b"refuse":
+        raise FailedPrecondition("an old term: 50 % too old")
+    if request.value == b"wait":
+        await asyncio.Event().wait()
+    return UInt32Value(value=len(request.value))
+
+
+@asynccontextmanager
+async def ours(transport: Transport | None = None) -> AsyncIterator[str]:
+    """Our server."""
+
+    async def echo(call: GrpcCall) -> None:
+        over = asyncio.get_running_loop().create_future()
+        call.listen(call.send, over.set_result)
+        assert await over is None
+        await call.sent()
+
+    leaving = Unavailable("leaving")
+    methods = {"/t/Size": unary(BytesValue, size), "/t/Echo": echo}
+    server = GrpcServer(methods, BOUNDS, 8 << 20, lambda call: None, lambda call: nullcontext(), leaving)
+    context = transport.server_context() if transport is not None else None
+    listening = await asyncio.get_running_loop().create_server(
+        lambda: server.connection(Place()), "127.0.0.1", 0, ssl=context
+    )
+    yield f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    listening.close()
+    await server.stop(0)
+
+
+@asynccontextmanager
+async def theirs() -> AsyncIterator[str]:
+    """grpc.aio's server."""
+
+    async def sized(request: bytes, context: Any) -> bytes:
+        try:
+            return (await size(BytesValue.FromString(request))).SerializeToString()
+        except FailedPrecondition as refusal:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refusal))
+            raise
+
+    async def echo(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield request
+
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
+    handlers = {
+        "Size": grpc.unary_unary_rpc_method_handler(sized),
+        "Echo": grpc.stream_stream_rpc_method_handler(echo),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+Serve = Callable[[], Any]
+both = pytest.mark.parametrize("serve", [ours, theirs])
+
+
+@asynccontextmanager
+async def connected(serve: Serve) -> AsyncIterator[GrpcConnection]:
+    async with serve() as address:
+        connection = await connect(address, None)
+        yield connection
+        connection.close()
+
+
+async def ask(connection: GrpcConnection, value: bytes, timeout: float = 20.0) -> int:
+    return (await connection.ask("/t/Size", BytesValue(value=value), UInt32Value, timeout)).value
+
+
+async def failure(connection: GrpcConnection, value: bytes, timeout: float = 20.0) -> Status:
+    with pytest.raises(CallFailed) as failed:
+        await ask(connection, value, timeout)
+    return failed.value.status
+
+
+@both
+async def test_answers_and_statuses(serve: Serve) -> None:
+    async with connected(serve) as connection:
+        assert await ask(connection, b"abc") == 3
+        assert await ask(connection, bytes(LARGE)) == LARGE
+        assert await failure(connection, b"refuse") == (
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "an old term: 50 % too old",
+        )
+        assert (await failure(connection, b"wait", 0.05)).code is grpc.StatusCode.DEADLINE_EXCEEDED
+        with pytest.raises(CallFailed, match="UNIMPLEMENTED"):
+            await connection.ask("/t/None", BytesValue(), UInt32Value, 20.0)
+        assert await ask(connection, b"abcd") == 4, "the connection goes on"
+
+
+@both
+async def test_a_stream_both_ways(serve: Serve) -> None:
+    """Messages of all sizes, some of which must wait for room, come back in their order; then both sides are done."""
+    async with connected(serve) as connection:
+        heard: list[bytes] = []
+        call = connection.call("/t/Echo", heard.append)
+        sent = [b"", b"a", bytes(LARGE), b"b", *(bytes([n]) * 3000 for n in range(200)), bytes(LARGE), b"end"]
+        for message in sent:
+            call.send(message)
+        assert call.waits
+        call.close()
+        async with asyncio.timeout(30):
+            status = await call.over
+        assert (status.code, heard) == (grpc.StatusCode.OK, sent)
+        assert call.closed
+
+
+@both
+async def test_a_call_that_is_given_up(serve: Serve) -> None:
+    async with connected(serve) as connection:
+        calls = [connection.call("/t/Echo", lambda message: None) for _ in range(3)]
+        calls[0].cancel()
+        assert (await calls[0].over).code is grpc.StatusCode.CANCELLED
+        calls[0].send(b"not sent")
+        assert await ask(connection, b"abc") == 3, "its place is free"
+
+
+async def test_one_call_too_many() -> None:
+    async with connected(ours) as connection:
+        calls = [connection.call("/t/Echo", lambda message: None) for _ in range(4)]
+        assert [call.over.done() for call in calls] == [False, False, False, True]
+        assert calls[3].over.result().code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_what_the_hearer_raises_ends_the_call() -> None:
+    def refuse(message: bytes) -> None:
+        raise ValueError(message)
+
+    async with connected(ours) as connection:
+        call = connection.call("/t/Echo", refuse)
+        call.send(b"one")
+        call.send(b"two")
+        with pytest.raises(ValueError, match="one"):
+            await call.over
+        assert await ask(connection, b"abc") == 3
+
+
+async def test_a_server_that_takes_nothing_loses_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orca_common.grpc_client.MAX_UNSENT", 1 << 20)
+    async with connected(theirs) as connection:
+        call = connection.call("/t/Nobody", lambda message: None)
+        call.send(bytes(LARGE))
+        call.send(b"one more")
+        assert (await call.over).code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class Scripted(asyncio.Protocol):
+    """A server that says what a test gives it."""
+
+    def __init__(self, greeting: bytes) -> None:
+        self._greeting = greeting
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        transport.write(self._greeting)
+
+
+@asynccontextmanager
+async def scripted(greeting: bytes) -> AsyncIterator[tuple[str, list[Scripted]]]:
+    made: list[Scripted] = []
+
+    def make() -> Scripted:
+        made.append(Scripted(greeting))
+        return made[-1]
+
+    listening = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{listening.sockets[0].getsockname()[1]}", made
+    finally:
+        for one in made:
+            one.transport.abort()
+        listening.close()
+
+
+async def test_a_connection_that_breaks_ends_its_calls() -> None:
+    async with scripted(SettingsFrame(0).serialize()) as (address, made):
+        connection = await connect(address, None)
+        call = connection.call("/t/Echo", lambda message: None)
+        made[0].transport.abort()
+        assert (await call.over).code is grpc.StatusCode.UNAVAILABLE
+        assert (await failure(connection, b"abc")).code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_goaway_lets_calls_end() -> None:
+    """The server takes no new calls, and the one that is open goes on."""
+    async with scripted(SettingsFrame(0).serialize()) as (address, made):
+        connection = await connect(address, None)
+        call = connection.call("/t/Echo", lambda message: None)
+        made[0].transport.write(GoAwayFrame(0, last_stream_id=1).serialize())
+        async with asyncio.timeout(10):
+            while (status := await failure(connection, b"abc", 0.2)).code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                pass
+        assert status == (grpc.StatusCode.UNAVAILABLE, "the server is leaving")
+        assert not call.over.done()
+        connection.close()
+        await call.over
+
+
+async def test_a_server_that_does_not_keep_to_http2() -> None:
+    settings_of_a_stream = b"\0\0\0\4\0\0\0\0\1"
+    async with scripted(settings_of_a_stream) as (address, _), asyncio.timeout(10):
+        with pytest.raises(OSError, match="does not keep to HTTP/2"):
+            await connect(address, None)
+
+
+async def test_nobody_listens_or_nobody_speaks() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await connect(address, None)
+    with pytest.raises(ConnectionRefusedError):
+        await connect(address, None)
+
+
+async def test_by_certificates(tmp_path: Path) -> None:
+    """Both sides show theirs, and the server's must have the name of its role."""
+    authority = Authority(tmp_path / "ca")
+    worker, scheduler = (MutualTls(Certificates(str(authority.issue(role)))) for role in (Role.WORKER, Role.SCHEDULER))
+    async with ours(worker) as address:
+        connection = await scheduler.connect(address, Role.WORKER)
+        assert await ask(connection, bytes(LARGE)) == LARGE
+        connection.close()
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await scheduler.connect(address, Role.ENDPOINT)
+        with pytest.raises(ConnectionError):
+            await Plaintext().connect(address, Role.WORKER)
+        stranger = MutualTls(Certificates(str(Authority(tmp_path / "other").issue(Role.SCHEDULER))))
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await stranger.connect(address, Role.WORKER)
