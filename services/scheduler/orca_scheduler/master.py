@@ -320,7 +320,7 @@ class EngineMaster:
                     pass
 
     def _record_step(self, event: core.Event, actions: Sequence[core.Action]) -> None:
-        """After the actions, since the ranks wait for a batch; and where one fails, this step is the one to look for."""
+        """After the actions: the ranks wait for a batch, and where an action fails, this is the step to look for."""
         if self._journal is not None and (actions or not isinstance(event, core.Tick)):
             self._journal.core_step(event, actions)
 
