@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import zlib
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -10,15 +9,16 @@ from urllib.parse import quote
 
 from grpc_status.rpc_status import GRPC_DETAILS_METADATA_KEY
 
-from .errors import ErrorReason, InvalidArgument, OrcaError, status_of
+from .compression import inflated, too_large, unreadable
+from .errors import OrcaError, status_of
 from .http2_connection import WINDOW, Headers, Http2Connection
 
 FIELD = 32  # bytes that each field of a header counts more, by HTTP/2
 PREFIX = 5  # bytes before a message: whether it is compressed, and its length
 BEGIN_SECONDS = 1.0
+IN_LOOP = 1 << 16  # bytes; a larger message is inflated in a thread. 4 MB may take 0.3 s.
 UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}  # of grpc-timeout, in seconds
 TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
-WBITS = {"gzip": 31, "deflate": 15}  # how zlib is told of them
 BEGIN = (
     (b":status", b"200"),
     (b"content-type", b"application/grpc"),
@@ -105,7 +105,11 @@ class GrpcCall:
         compressed, size = self._came[0], int.from_bytes(self._came[1:PREFIX])
         raw = bytes(self._came[PREFIX : PREFIX + size])
         del self._came[: PREFIX + size]
-        return self._inflated(raw) if compressed else raw
+        if not compressed:
+            return raw
+        if size <= IN_LOOP:
+            return inflated(raw, self._encoding, self._max)
+        return await asyncio.to_thread(inflated, raw, self._encoding, self._max)
 
     def _missing(self) -> int:
         """Bytes that must come before there is a message."""
@@ -113,23 +117,8 @@ class GrpcCall:
             return PREFIX - len(self._came)
         size = int.from_bytes(self._came[1:PREFIX])
         if size > self._max:
-            raise self._too_large(size)
+            raise too_large(size, self._max)
         return PREFIX + size - len(self._came)
-
-    def _inflated(self, raw: bytes) -> bytes:
-        if self._encoding not in WBITS:
-            raise unreadable("is compressed in a way that its header does not tell (identity, deflate or gzip)")
-        inflater = zlib.decompressobj(WBITS[self._encoding])
-        try:
-            message = inflater.decompress(raw, self._max)
-        except zlib.error:
-            raise unreadable(f"is no {self._encoding}") from None
-        if inflater.unconsumed_tail or not inflater.eof:
-            raise self._too_large(None)
-        return message
-
-    def _too_large(self, size: int | None) -> InvalidArgument:
-        return InvalidArgument("message", f"has {size or 'more'} bytes; at most {self._max}")
 
     async def begun(self) -> None:
         """Waits, for a second at most, until something of the first message has come. A client of grpc.aio whose call
@@ -168,6 +157,8 @@ class GrpcCall:
 
     def refuse(self, status: int) -> None:
         """Answers what is no call of gRPC, by a status of HTTP."""
+        if self.gone:
+            return
         self.gone = True
         self._connection.finish(self._number, ((b":status", str(status).encode()),), heard=self._heard)
 
@@ -179,10 +170,6 @@ Methods = Mapping[str, Method]  # by their paths
 def _wake(future: asyncio.Future[None] | None) -> None:
     if future is not None and not future.done():
         future.set_result(None)
-
-
-def unreadable(problem: str) -> InvalidArgument:
-    return InvalidArgument("message", problem, reason=ErrorReason.UNREADABLE_MESSAGE)
 
 
 def trailers_of(error: OrcaError) -> Headers:

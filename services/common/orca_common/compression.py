@@ -1,0 +1,32 @@
+"""Compressed messages of gRPC. What they become has a bound before it is made."""
+
+import zlib
+
+from .errors import ErrorReason, InvalidArgument
+
+WBITS = {"gzip": 31, "deflate": 15}  # how zlib is told of them
+
+
+def inflated(raw: bytes, encoding: str, most: int) -> bytes:
+    """The message. Raises InvalidArgument, also when it has more than `most` bytes."""
+    if encoding not in WBITS:
+        raise unreadable("is compressed in a way that its header does not tell (identity, deflate or gzip)")
+    inflater = zlib.decompressobj(WBITS[encoding])
+    try:
+        message = inflater.decompress(raw, most + 1)
+    except zlib.error:
+        raise unreadable(f"is no {encoding}") from None
+    if len(message) > most:
+        raise too_large(None, most)
+    if not inflater.eof:
+        raise unreadable("ends in its middle")
+    return message
+
+
+def too_large(size: int | None, most: int) -> InvalidArgument:
+    """size: None when it is not known."""
+    return InvalidArgument("message", f"has {size or 'more'} bytes; at most {most}")
+
+
+def unreadable(problem: str) -> InvalidArgument:
+    return InvalidArgument("message", problem, reason=ErrorReason.UNREADABLE_MESSAGE)
