@@ -261,13 +261,11 @@ async def test_calls_of_a_connection_that_breaks_the_rules_end_at_once(server: S
         server.go.set()
 
 
-async def test_a_client_that_takes_nothing_is_not_waited_for(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_takes_nothing_is_not_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads nothing, so what is on its way out stays there."""
     monkeypatch.setattr(http2_connection, "ANSWER_SECONDS", 0.2)
     host, _, port = server.address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port), limit=1)
+    _, writer = await asyncio.open_connection(host, int(port), limit=1)
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     writer.write(http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0))
     await until(lambda: len(server.connections) == 1)
@@ -278,9 +276,7 @@ async def test_a_client_that_takes_nothing_is_not_waited_for(
     writer.close()
 
 
-async def test_a_client_that_is_told_to_go_and_answers_no_ping(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_is_told_to_go_and_answers_no_ping(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http2_connection, "ANSWER_SECONDS", 0.2)
     host, _, port = server.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))

@@ -217,7 +217,8 @@ def _http2(runner: asyncio.Runner) -> Target:
             return call
 
         open_ones: set[Http2Connection] = set()
-        connection, transport = Http2Connection(Http2Bounds(4, 4096, 10.0, 300.0), Place(), begin, open_ones), Recorder()
+        bounds, transport = Http2Bounds(4, 4096, 10.0, 300.0), Recorder()
+        connection = Http2Connection(bounds, Place(), begin, open_ones)
         connection.connection_made(transport)
         first, raw = raw[0], raw[1:]
         connection.data_received(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")

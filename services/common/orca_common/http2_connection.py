@@ -257,7 +257,7 @@ class Http2Connection(asyncio.Protocol):
     def _settings_came(self) -> None:
         if len(self._h2.remote_settings) > KNOWN_SETTINGS:
             raise Flood
-        if self._h2.encoder.header_table_size > TABLE:
+        if self._h2.encoder.header_table_size > TABLE:  # noqa: PLR1730 (to set it again would hide a change)
             self._h2.encoder.header_table_size = TABLE
         self._widened = True
 

@@ -83,7 +83,7 @@ class Frames:
     def _cost(self, kind: int, came: bytearray, at: int, end: int) -> int:
         """What a frame costs of the turn. Raises Flood."""
         cost = 1
-        if kind == HEADERS or kind == CONTINUATION or kind == PUSH_PROMISE:
+        if kind in (HEADERS, CONTINUATION, PUSH_PROMISE):
             cost = HEAVY + (end - at) // 2
             self._header(kind, came[at + 4], came, at + HEAD, end)
             if kind == HEADERS:
