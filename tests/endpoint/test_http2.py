@@ -197,6 +197,21 @@ async def test_a_header_that_costs_too_much_is_not_decoded(server: Server, block
     assert not server.begun
 
 
+async def test_headers_above_the_bound_are_refused_a_few_times(server: Server) -> None:
+    """Each stream alone; 20 of them end the connection. They are short on the wire: an entry of the table, again and
+    again."""
+    entry = b"\x40\x01a" + http2.header("b", "x" * 3000)[3:]
+    long = http2.call(PATH) + entry + b"\xbe" * 8
+    again = http2.call(PATH) + b"\xbe" * 8
+    async with Http2.connected(server.address) as client:
+        for stream in range(1, 7, 2):
+            client.write(http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, long))
+        await until(lambda: server.begun == 3)
+        for stream in range(7, 107, 2):
+            client.write(http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, again))
+        assert await the_end(client) == CALM
+
+
 def test_fields_of_a_header_are_counted() -> None:
     block = http2.call(PATH, http2.header("x", "a" * 1000))
     assert fields(block) == 7

@@ -11,9 +11,8 @@ from grpc_status.rpc_status import GRPC_DETAILS_METADATA_KEY
 
 from .compression import inflated, too_large, unreadable
 from .errors import OrcaError, status_of
-from .http2_connection import WINDOW, Headers, Http2Connection
+from .http2_connection import FIELD, WINDOW, Headers, Http2Connection
 
-FIELD = 32  # bytes that each field of a header counts more, by HTTP/2
 PREFIX = 5  # bytes before a message: whether it is compressed, and its length
 BEGIN_SECONDS = 1.0
 IN_LOOP = 1 << 16  # bytes; a larger message is inflated in a thread. 4 MB may take 0.3 s.

@@ -36,6 +36,8 @@ Headers = Iterable[tuple[bytes, bytes]]
 WINDOW = 65_535  # bytes that a stream may send before it is granted more: HTTP/2's default
 KEEPALIVE_SECONDS, ANSWER_SECONDS = 30.0, 10.0  # a silent client is pinged, and has so long to answer
 RESETS, RESETS_A_SECOND = 1000, 100  # streams that a client may take back, or open beyond the bound
+LONG = 50  # resets that a stream with a header above the bound counts as
+FIELD = 32  # bytes that each field of a header counts more, by HTTP/2
 TABLE = 4096  # bytes of our table of headers. hpack reads all of it for a header that it does not find.
 KNOWN_SETTINGS = 64  # h2 keeps what it does not know
 LEAVING = b"leaving "  # what a ping says after which no stream is on its way
@@ -251,6 +253,9 @@ class Http2Connection(asyncio.Protocol):
             self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
             self._count_reset()
             return
+        size = sum(len(name) + len(value) + FIELD for name, value in event.headers)
+        if size > self._bounds.header_bytes:
+            self._count_reset(LONG)
         self._newest = number
         self._streams[number] = self._begin(self, number, event.headers)
 
@@ -261,9 +266,9 @@ class Http2Connection(asyncio.Protocol):
             self._h2.encoder.header_table_size = TABLE
         self._widened = True
 
-    def _count_reset(self) -> None:
+    def _count_reset(self, many: int = 1) -> None:
         """A client that opens streams only to take them back costs us the work, and itself nothing. Raises Flood."""
-        self._resets += 1
+        self._resets += many
         if self._resets > RESETS + RESETS_A_SECOND * (self._loop.time() - self._began):
             raise Flood
 

@@ -15,7 +15,8 @@ GOAWAY, CONTINUATION = GoAwayFrame.type, ContinuationFrame.type
 END_HEADERS, PADDED, PRIORITY = 0x4, 0x8, 0x20  # flags
 
 TURN = 1000  # small frames that are handled before other connections have their turn: 10 ms
-HEAVY = 20  # small frames that a header, or settings, cost as much as; a header half of one more for each byte
+HEADER = 200  # small frames that a header costs as much as, and half of one more for each byte: 5 ms at the worst
+HEAVY = 20  # small frames that settings cost as much as
 FRAMES, FRAMES_A_SECOND = 2000, 200  # small frames that a client may send of its own accord
 EARNED = 4  # small frames that it may answer one of ours with
 SMALL = 1024  # bytes; DATA frames of this size are what a call needs
@@ -82,19 +83,19 @@ class Frames:
 
     def _cost(self, kind: int, came: bytearray, at: int, end: int) -> int:
         """What a frame costs of the turn. Raises Flood."""
-        cost = 1
+        own = cost = 1
         if kind in (HEADERS, CONTINUATION, PUSH_PROMISE):
-            cost = HEAVY + (end - at) // 2
+            cost = HEADER + (end - at) // 2
             self._header(kind, came[at + 4], came, at + HEAD, end)
             if kind == HEADERS:
-                return cost  # it begins a call, and these have bounds of their own
+                own = 0  # it begins a call, and these have bounds of their own
         elif kind == SETTINGS:
-            cost = HEAVY
+            own = cost = HEAVY
             if end - at > HEAD + SETTINGS_BYTES:
                 raise Flood
         elif kind == DATA and end - at >= SMALL:
-            return cost
-        self._spare -= cost
+            own = 0
+        self._spare -= own
         if self._spare < 0:
             raise Flood
         return cost
