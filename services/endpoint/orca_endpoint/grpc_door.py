@@ -90,7 +90,7 @@ class OrcaServicer:
             with self._endpoint.arrivals.coming():
                 request = await self._messages.read(context, GenerateRequest, held)
                 logprobs = request.logprobs or request.top_logprobs > 0
-                request.stream_interval = MAX_INTERVAL
+                request.stream_interval = max(request.stream_interval, MAX_INTERVAL)  # a larger one is refused
                 call = await self._call(request, context)
             del request  # a long prompt needs memory, and the pool has it
             return await self._answer(call, logprobs, held)
