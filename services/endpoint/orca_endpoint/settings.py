@@ -10,6 +10,7 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     """Runs one endpoint: the gRPC and HTTP doors, which validate, tokenize and stream."""
 
     model_config = SettingsConfigDict(cli_prog_name="orca endpoint")
+    heading = "endpoints"
 
     model: str
     """Checkpoint folder or hub name. Its configuration and tokenizer are read, never its weights."""
