@@ -199,6 +199,19 @@ def test_certificates_that_cannot_be_written(tmp_path: Path) -> None:
     assert (done.exit_code, done.stderr) == (1, f"folder: {tmp_path / 'file'} cannot be written (File exists)\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("plot /nope --out x.svg", "/nope: no file of JSON lines (No such file or directory)"),
+        (f"plot {__file__} --out /nope/x", "/nope/x: nothing was drawn (no line has a rate and a latency)"),
+        ("kernels --json-file /nope/x", "--json-file: /nope/x cannot be written (No such file or directory)"),
+    ],
+)
+def test_files_of_the_bench_that_cannot_be_had(command: str, said: str) -> None:
+    done = CliRunner().invoke(app, ["bench", *command.split()])
+    assert (done.exit_code, done.stderr) == (1, said + "\n")
+
+
 # -- runs
 
 
