@@ -105,7 +105,9 @@ def status(run_dir: RunDir = None) -> None:
             console.print(table)
         if not ready:
             if table.row_count and (why := unwritable(folder)):
-                console.print(f"{folder} cannot be written ({why}): what writes there ends again and again", soft_wrap=True)
+                console.print(
+                    f"{folder} cannot be written ({why}): what writes there ends again and again", soft_wrap=True
+                )
             raise typer.Exit(1)
 
     _run(body())

@@ -147,13 +147,25 @@ class Child:
     def last_words(self) -> str:
         """The last line in the log of the process that was started last: usually the reason why it ended."""
         try:
-            with self._log.open("rb") as log:
-                log.seek(self._began)
-                lines = log.read().decode(errors="replace").split("\n")
+            lines = self._log_lines()
         except OSError as error:
             return f"{self._log}: {error.strerror}"
         line = next((line for line in reversed(lines) if line.strip()), "its log says nothing, or the disk is full")
         return said(line).removeprefix(f"orca-{self.role}: ")
+
+    def logged(self, event: str) -> dict[str, Any] | None:
+        """The last line with an event in the log of the process that was started last; None: there is none."""
+        with suppress(OSError):
+            for line in reversed(self._log_lines()):
+                if f'"event": "{event}"' in line:
+                    return json.loads(line)
+        return None
+
+    def _log_lines(self) -> list[str]:
+        """The log of the process that was started last. Raises OSError."""
+        with self._log.open("rb") as log:
+            log.seek(self._began)
+            return log.read().decode(errors="replace").split("\n")
 
     def unready(self) -> str | None:
         """Asks the status port why the service is not ready. None: it is ready. Blocks for at most 5 s."""

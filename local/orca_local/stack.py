@@ -6,7 +6,6 @@ Every process is a child of this one or of a supervisor, and ends with its paren
 """
 
 import asyncio
-import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -46,6 +45,7 @@ LATE_SECONDS = 10.0  # beyond `drain_seconds`, until the last process is killed
 LEFT_SECONDS = {"endpoint": 5.0, "scheduler": 3.0, "supervisor": 1.5, "redis": 0.0}
 REDIS_END = 3.0  # seconds for the embedded Redis to end; what it acknowledged is on disk already
 COUNT_SECONDS = 1.0  # for the endpoints to tell how many streams they have, before they are ended
+CUT = "drain_seconds have passed: streams end UNAVAILABLE"  # an endpoint's word in its log
 REDIAL = 0.2  # seconds between attempts to watch a supervisor
 
 # (source, destination, address) -> where `source` reaches `destination`, which listens at `address`. Both are names of
@@ -109,13 +109,9 @@ class Stack:
     @property
     def computed_by(self) -> str:
         """What computes the model: its type, instruction set and threads, as the first rank's log has it."""
-        log = self._run_dir / "logs" / "supervisor-0.log"
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        loaded = next((line for line in lines if '"event": "model loaded"' in line), None)
-        if loaded is None:
-            return "unknown"
-        said = json.loads(loaded)
-        return f"{said['dtype']}, kernels {said['kernels']}"
+        supervisor = next(child for child in self._children if child.role == "supervisor")
+        loaded = supervisor.logged("model loaded")
+        return f"{loaded['dtype']}, kernels {loaded['kernels']}" if loaded else "unknown"
 
     @property
     def children(self) -> Sequence[Child]:
@@ -207,7 +203,16 @@ class Stack:
             seconds = until - left - loop.time()
             seconds = min(seconds, REDIS_END) if role == "redis" else seconds
             await asyncio.gather(*(self._end(child, seconds) for child in children))
+            if role == "endpoint":
+                self._tell_cut()
         self._ended()
+
+    def _tell_cut(self) -> None:
+        """Tells how many streams the endpoints have ended before their time."""
+        told = [child.logged(CUT) for child in self._children if child.role == "endpoint"]
+        if count := sum(line["calls"] for line in told if line):
+            were = "1 stream was" if count == 1 else f"{count} streams were"
+            self._warn(f"{were} cut off: they did not end within {self._settings.drain_seconds:g} s (drain_seconds)")
 
     async def _open_calls(self) -> str:
         """How many streams the endpoints have, for the line that says that they are waited for; "" for none."""
