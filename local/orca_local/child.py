@@ -10,10 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from orca_common.address import split_address
 from orca_common.environment import child_environment
 from orca_common.errors import FailedPrecondition
-from orca_common.settings import variable
 
 from . import embedded_pool, status_port
 from .redis_log import copy_lines
@@ -24,7 +22,7 @@ START_SECONDS = 120.0  # bound until a process listens; importing torch from a c
 
 
 class Child:
-    """A service of the stack. When it has died it can be started again, and then listens where it did before."""
+    """A service of the stack. When it has died it can be started again, as it was."""
 
     def __init__(
         self,
@@ -80,9 +78,6 @@ class Child:
             await self._process.wait()
             raise FailedPrecondition(f"{self.name} did not start: {self.last_words()}")
         self.addresses = json.loads(line)
-        for name, setting in (("grpc", "port"), ("http", "http_port"), ("address", "port")):
-            if name in self.addresses:
-                self._environment[variable(setting)] = str(split_address(self.addresses[name])[1])
 
     async def _spawn(self, stdout: int | None) -> asyncio.subprocess.Process:
         """Starts the process below a tether, with its log as standard error and, without `stdout`, as output too."""

@@ -16,7 +16,7 @@ from orca_worker.settings import Kernels, SupervisorSettings
 # The settings of each process.
 SERVICES = {"endpoint": EndpointSettings, "supervisor": SupervisorSettings, "scheduler": SchedulerSettings}
 # The stack decides these for each process.
-DECIDED = {"advertise_host", "first_gpu", "gpus_per_pod", "rank_port", "ranks", "status_port"}
+DECIDED = {"advertise_host", "first_gpu", "gpus_per_pod", "ports_kept", "rank_port", "ranks", "status_port"}
 DECIDED |= {"workers", "worker_statefulset", "worker_namespace", "worker_port"}  # it knows where they are
 
 
