@@ -6,7 +6,6 @@ quarter of that (docs/decisions/grpc-door.md).
 
 import asyncio
 import logging
-import socket
 
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import (
@@ -20,7 +19,7 @@ from orca_common.errors import (
 )
 from orca_common.grpc_call import GrpcCall, Method
 from orca_common.http2_connection import Headers, Http2Bounds, Http2Connection
-from orca_common.listening import cannot_listen
+from orca_common.listening import listen
 from orca_common.roles import ANY, Role, allowed_for, check_role, roles_in
 from orca_common.roles import HEALTH as HEALTH_METHODS
 from orca_common.tls import MutualTls, Transport
@@ -57,6 +56,7 @@ class GrpcDoor:
     ) -> None:
         settings = endpoint.settings
         self._keys, self._transport, self._certificates = keys, transport, settings.client_certificates
+        self._kept = settings.ports_kept
         self._mutual = isinstance(transport, MutualTls) and self._certificates
         self._max_message_bytes = settings.max_message_bytes
         self._bounds = Http2Bounds(
@@ -83,11 +83,7 @@ class GrpcDoor:
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            listening = socket.create_server((host, port), family=family, backlog=1024)
-        except OSError as error:
-            raise cannot_listen("port", host, port, error) from None
+        listening = listen("port", host, port, shared=self._kept)
         bound = listening.getsockname()[1]
         context = None
         if isinstance(self._transport, MutualTls):

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import InvalidArgument, NotFound, OrcaError, echo, internal
-from orca_common.listening import cannot_listen
+from orca_common.listening import listen
 from orca_common.tls import MutualTls, Transport
 
 from .access import CertifiedConnection, KeyMiddleware
@@ -87,11 +87,7 @@ class HttpDoor:
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._socket = socket.create_server((host, port), family=family, backlog=1024)
-        except OSError as error:
-            raise cannot_listen("http_port", host, port, error) from None
+        self._socket = listen("http_port", host, port, shared=self._endpoint.settings.ports_kept)
         return self._socket.getsockname()[1]
 
     async def serve(self) -> None:
