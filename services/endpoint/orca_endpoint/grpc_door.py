@@ -30,8 +30,8 @@ from .endpoint import Endpoint
 from .grpc_methods import ORCA, OrcaMethods
 from .health import HEALTH, Health
 from .http_connection import ConnectionLimits, Place
-from .http_listener import HttpListener
 from .limits import Limits
+from .listener import Listener
 from .messages import Messages
 from .reflection import SERVICES as REFLECTION
 from .reflection import Reflection
@@ -78,7 +78,7 @@ class GrpcDoor:
         self._methods = {**orca.methods(), **self._health.methods(), **reflection.methods()}
         self._connections: set[Http2Connection] = set()
         self._calls: set[asyncio.Task[None]] = set()
-        self._listener: HttpListener | None = None
+        self._listener: Listener | None = None
         self._loop = asyncio.get_running_loop()
 
     async def start(self, host: str, port: int) -> int:
@@ -88,7 +88,7 @@ class GrpcDoor:
         context = None
         if isinstance(self._transport, MutualTls):
             context = self._transport.certificates.server_context(client_certificates=self._certificates, alpn=ALPN)
-        self._listener = HttpListener(listening, self._limits, self._connection, context)
+        self._listener = Listener(listening, self._limits, self._connection, context)
         return bound
 
     def serving(self, yes: bool) -> None:
