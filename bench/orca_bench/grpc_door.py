@@ -9,6 +9,7 @@ import grpc
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaStub
 from orca_client.channels import channel_options
+from orca_client.reach import cause_of
 from orca_common.errors import FailedPrecondition
 
 from .measures import Answer
@@ -28,12 +29,13 @@ class GrpcDoor:
         self._channel = grpc.aio.insecure_channel(self.address, channel_options(keepalive=30.0))
         try:
             request = pb.GetModelRequest()
-            self.model: pb.GetModelResponse = await OrcaStub(self._channel).GetModel(
-                request, wait_for_ready=True, timeout=self.patience
-            )
+            self.model: pb.GetModelResponse = await OrcaStub(self._channel).GetModel(request, timeout=self.patience)
         except grpc.aio.AioRpcError as error:
             await self._channel.close()
-            raise FailedPrecondition(f"address: {self.address} does not answer ({error.details()})") from None
+            details = error.details() or error.code().name
+            cause = cause_of(details, tls=False)
+            why = cause.sentence if cause else details
+            raise FailedPrecondition(f"address: {self.address} does not answer ({why})") from None
         self._generate: Any = self._channel.unary_stream("/orca.v1.Orca/Generate")  # bytes in, bytes out
         return self
 

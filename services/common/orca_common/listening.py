@@ -31,3 +31,21 @@ def check_port(setting: str, host: str, port: int, shared: bool = False) -> None
         socket.create_server((host, port), family=family, reuse_port=shared).close()
     except OSError as error:
         raise cannot_listen(setting, host, port, error) from None
+
+
+def reserve_port(setting: str, host: str, port: int = 0) -> socket.socket:
+    """A socket that is bound and never listens. It keeps a port for children, which bind it too, with SO_REUSEPORT.
+
+    While no child listens, a connection is refused, and no other program gets the port: neither to listen nor to
+    connect from. Port 0 takes a free one. Raises Unavailable when the port cannot be had.
+    """
+    reserved = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server may linger
+    try:
+        reserved.bind((host, port))
+    except OSError as error:
+        reserved.close()
+        raise cannot_listen(setting, host, port, error) from None
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # with it, others could listen beside it
+    return reserved

@@ -56,7 +56,6 @@ ALLOWED = {  # who may call what, where certificates tell
     **HEALTH_METHODS,
 }
 OPTIONS = [
-    ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
     # Clients may ping as often as they like, also while their stream is silent. By default a client that pings a silent
     # stream every few seconds is sent away with too_many_pings.
     ("grpc.keepalive_permit_without_calls", 1),
@@ -90,7 +89,7 @@ class OrcaServicer:
             with self._endpoint.arrivals.coming():
                 request = await self._messages.read(context, GenerateRequest, held)
                 logprobs = request.logprobs or request.top_logprobs > 0
-                request.stream_interval = MAX_INTERVAL
+                request.stream_interval = max(request.stream_interval, MAX_INTERVAL)  # a larger one is refused
                 call = await self._call(request, context)
             del request  # a long prompt needs memory, and the pool has it
             return await self._answer(call, logprobs, held)
@@ -293,8 +292,10 @@ class GrpcDoor:
     ) -> None:
         settings = endpoint.settings
         self._transport, self._certificates = transport, settings.client_certificates
+        self._kept = settings.ports_kept
         options = [
             *OPTIONS,
+            ("grpc.so_reuseport", int(settings.ports_kept)),  # else a port in use is an error, not a second listener
             ("grpc.max_receive_message_length", settings.max_message_bytes),
             ("grpc.max_concurrent_streams", settings.max_streams),
             ("grpc.max_metadata_size", settings.max_header_bytes),
@@ -317,7 +318,7 @@ class GrpcDoor:
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
         await self.serving(False)
-        check_port("port", host, port)
+        check_port("port", host, port, shared=self._kept)
         address = join_address(host, port)
         bound = self._transport.listen(self._server, address, client_certificates=self._certificates)
         await self._server.start()

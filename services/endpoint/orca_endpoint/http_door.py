@@ -89,7 +89,8 @@ class HttpDoor:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._socket = socket.create_server((host, port), family=family, backlog=1024)
+            kept = self._endpoint.settings.ports_kept
+            self._socket = socket.create_server((host, port), family=family, backlog=1024, reuse_port=kept)
         except OSError as error:
             raise cannot_listen("http_port", host, port, error) from None
         return self._socket.getsockname()[1]
