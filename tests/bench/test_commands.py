@@ -20,9 +20,7 @@ NUMBER = r"[\d.,]+"
         ("rank --batch 2", [rf"batch 2: rank's CPU {NUMBER} us an iteration; round trip median {NUMBER} us"]),
         (
             "neighbour --batch 2 --rounds 1 --seconds 0.3",
-            [
-                rf"alone {NUMBER} ms an iteration, beside the neighbour {NUMBER}; it took {NUMBER} ms of each: lost -?{NUMBER}"
-            ],
+            [rf"alone {NUMBER} ms an iteration, beside the neighbour {NUMBER}; it took {NUMBER} ms of each: lost "],
         ),
         (
             "hops --stages 2 --seconds 0.005 --tokens 20",
