@@ -190,6 +190,13 @@ class Child:
         except OSError:
             return None
 
+    def fork_server(self) -> int | None:
+        """Asks a supervisor for the process that forks its ranks; None where none runs. Blocks for at most 5 s."""
+        try:
+            return self._status().get("fork_server")
+        except OSError:
+            return None
+
     def refused(self) -> str | None:
         """Asks why this process or its part of the engines cannot work, ever. Blocks for at most 5 s."""
         if self.status is None:

@@ -56,8 +56,8 @@ def test_the_order_of_sources(file: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_switches_and_none() -> None:
     common = ["--model", "m"]
-    assert SupervisorSettings.load(common).spare
-    assert not SupervisorSettings.load([*common, "--no-spare"]).spare
+    assert SupervisorSettings.load(common).cuda_graphs
+    assert not SupervisorSettings.load([*common, "--no-cuda-graphs"]).cuda_graphs
     assert SchedulerSettings.load(["--workers", "a:1", "--slots", "none"]).slots is None
 
 
@@ -191,7 +191,7 @@ def test_help_has_the_settings_of_each_part_together(capsys: pytest.CaptureFixtu
         "--config": "options",
         "--tp": "stack",
         "--retention": "request pool",
-        "--spare": "workers",
+        "--cuda-graphs": "workers",
     }.items():
         assert [name for name, part in zip(headings, parts, strict=True) if f"\n  {flag}" in part] == [heading]
 
@@ -211,7 +211,7 @@ def test_a_stack_has_the_settings_of_its_services() -> None:
 
 def test_a_child_has_what_its_parent_decided(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It inherits no settings, and reads no file."""
-    settings = SupervisorSettings.load(["--config", str(file), "--no-spare"])
+    settings = SupervisorSettings.load(["--config", str(file), "--no-cuda-graphs"])
     for name, value in {"ORCA_CONFIG": str(file), "ORCA_SLOTS": "5", "OTEL_SERVICE_NAME": "x"}.items():
         monkeypatch.setenv(name, value)
     environment = child_environment(settings.environment())

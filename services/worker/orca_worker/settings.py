@@ -57,5 +57,3 @@ class SupervisorSettings(WorkerSettings):
     """Ranks of the pod."""
     rank_port: int = Field(default=0, ge=0, le=65535)
     """Port of the first rank, the others follow; 0 takes free ones."""
-    spare: bool = True
-    """Keep an idle process for the rank that dies next: a gap shorter by 1 to 2 s, for some 300 MB."""
