@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from urllib.parse import quote
 
-from grpc_status.rpc_status import GRPC_DETAILS_METADATA_KEY
-
 from .compression import inflated, too_large, unreadable
 from .errors import OrcaError, status_of
 from .http2_connection import FIELD, WINDOW, Headers, Http2Connection
@@ -23,6 +21,7 @@ BEGIN = (
     (b"content-type", b"application/grpc"),
     (b"grpc-accept-encoding", b"identity,deflate,gzip"),
 )
+DETAILS = b"grpc-status-details-bin"
 OK = ((b"grpc-status", b"0"),)
 PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")  # of a status's sentence, as it may be written
 
@@ -110,6 +109,11 @@ class GrpcCall:
             return inflated(raw, self._encoding, self._max)
         return await asyncio.to_thread(inflated, raw, self._encoding, self._max)
 
+    @property
+    def readable(self) -> bool:
+        """Whether `read` returns, or raises, at once."""
+        return self._heard or (len(self._came) >= PREFIX and self._missing() <= 0)
+
     def _missing(self) -> int:
         """Bytes that must come before there is a message."""
         if len(self._came) < PREFIX:
@@ -177,5 +181,5 @@ def trailers_of(error: OrcaError) -> Headers:
     return (
         (b"grpc-status", str(status.code).encode()),
         (b"grpc-message", quote(str(error), safe=PLAIN).encode()),
-        (GRPC_DETAILS_METADATA_KEY.encode(), b64encode(status.SerializeToString()).rstrip(b"=")),
+        (DETAILS, b64encode(status.SerializeToString()).rstrip(b"=")),
     )

@@ -35,6 +35,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 WINDOW = 65_535  # bytes that a stream may send before it is granted more: HTTP/2's default
 KEEPALIVE_SECONDS, ANSWER_SECONDS = 30.0, 10.0  # a silent client is pinged, and has so long to answer
+GOODBYE_SECONDS = 1.0  # for a client that breaks the rules to hear so; TLS would read on from it
 RESETS, RESETS_A_SECOND = 1000, 100  # streams that a client may take back, or open beyond the bound
 LONG = 50  # resets that a stream with a header above the bound counts as
 FIELD = 32  # bytes that each field of a header counts more, by HTTP/2
@@ -124,7 +125,7 @@ class Http2Connection(asyncio.Protocol):
         self._h2.decoder.max_header_list_size = WIDER * bounds.header_bytes
         self._h2.initiate_connection()
         self._h2.clear_outbound_data_buffer()
-        told = {
+        told: dict[int, int] = {
             SettingCodes.MAX_CONCURRENT_STREAMS: bounds.streams,
             SettingCodes.MAX_HEADER_LIST_SIZE: bounds.header_bytes,
         }
@@ -164,10 +165,10 @@ class Http2Connection(asyncio.Protocol):
                 self._hear(event)
         except Flood as flood:
             self._h2.close_connection(flood.code)
-            self.close()
+            self.close(GOODBYE_SECONDS)
             return
         except ProtocolError:  # h2 has put its reason on the wire
-            self.close()
+            self.close(GOODBYE_SECONDS)
             return
         if self._widened:
             self._widened = False
@@ -193,14 +194,17 @@ class Http2Connection(asyncio.Protocol):
         if not self._reading:
             self._read()
 
-    def close(self) -> None:
-        """Ends the connection, after what is on its way out. Its streams end now: h2 lets them send no more."""
+    def close(self, patience: float | None = None) -> None:
+        """Ends the connection, after what is on its way out. Its streams end now: h2 lets them send no more.
+
+        patience: seconds for a client that reads nothing, or sends on below TLS; ANSWER_SECONDS if not given.
+        """
         if self._transport.is_closing():
             return
         self._flush()
         self._transport.close()
         self._alive.cancel()
-        self._ending = self._loop.call_later(ANSWER_SECONDS, self._abort)  # the client may read nothing
+        self._ending = self._loop.call_later(patience or ANSWER_SECONDS, self._abort)
         self._lose()
 
     def _abort(self) -> None:
