@@ -21,13 +21,15 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import psutil
+import uvloop
 
 from orca.v1 import orca_pb2 as pb
+from orca_bench.grpc_client import connect, split_messages
 from orca_bench.timed_model import make_timed_model
 from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
@@ -38,35 +40,37 @@ FLOOR_ROW, FLOOR_FIXED = 18.0 + 3.0, 4 * 30.0 + 2 * 50.0  # microseconds
 
 async def load(address: str, batch: int, seconds: float) -> None:
     """The load: `batch` streams at once. Prints the tokens so far and the iteration, at both ends of the window."""
-    method = "/orca.v1.Orca/Generate"
     request = pb.GenerateRequest(
         token_ids=pb.TokenIds(ids=[1, 2, 3]), max_new_tokens=min(1 << 18, SLOTS // batch - 64), ignore_eos=True
     ).SerializeToString()
     tokens = messages = iteration = started = 0
 
-    async with grpc.aio.insecure_channel(address) as channel:
+    def listener() -> Callable[[bytes], None]:
+        rest, first = b"", True
 
-        async def stream() -> None:
-            nonlocal tokens, messages, iteration, started
-            first = True
-            async for message in channel.unary_stream(method)(request):
-                messages += 1
+        def heard(data: bytes) -> None:
+            nonlocal tokens, messages, iteration, started, rest, first
+            found, rest = split_messages(rest + data)
+            messages += len(found)
+            for message in found:
                 if made := pb.GenerateResponse.FromString(message).tokens:
                     tokens, iteration = tokens + len(made), made[-1].iteration
                     started += first
                     first = False
 
-        streams = [asyncio.create_task(stream()) for _ in range(batch)]
-        while started < batch:
-            await asyncio.sleep(0.05)
-        await asyncio.sleep(1.0)
-        for wait in (seconds, 0.0):
-            counts = {"tokens": tokens, "messages": messages, "iteration": iteration}
-            print(json.dumps({**counts, "time": time.monotonic()}), flush=True)
-            await asyncio.sleep(wait)
-        for task in streams:
-            task.cancel()
-        await asyncio.gather(*streams, return_exceptions=True)
+        return heard
+
+    connection = await connect(address)
+    for _ in range(batch):
+        await connection.call(request, listener())
+    while started < batch:
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(1.0)
+    for wait in (seconds, 0.0):
+        counts = {"tokens": tokens, "messages": messages, "iteration": iteration}
+        print(json.dumps({**counts, "time": time.monotonic()}), flush=True)
+        await asyncio.sleep(wait)
+    connection.close()
 
 
 def processes(run_dir: Path) -> list[tuple[str, int]]:
@@ -157,7 +161,7 @@ def main() -> None:
     arguments = parser.parse_args()
     batches = [int(batch) for batch in arguments.batches.split(",")]
     if arguments.load:
-        asyncio.run(load(arguments.load, batches[0], arguments.seconds))
+        uvloop.run(load(arguments.load, batches[0], arguments.seconds))
     else:
         asyncio.run(bench(batches, arguments.seconds, arguments.json))
 

@@ -68,7 +68,7 @@ async def test_a_server_takes_up_new_certificates_and_authorities(tmp_path: Path
     """Of a server that is no gRPC server. It is never restarted."""
     old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
     folder = old.issue(Role.ENDPOINT)
-    context = Certificates(str(folder)).server_context(client_certificates=True)
+    context = Certificates(str(folder)).server_context(client_certificates=True, alpn="h2")
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"hello")
@@ -90,7 +90,7 @@ async def test_a_session_is_not_resumed(tmp_path: Path) -> None:
     """Who resumes one shows no certificate, so an authority that was taken away meanwhile would still count."""
     old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
     folder, client = old.issue(Role.ENDPOINT), old.issue(Role.CLIENT)
-    served = Certificates(str(folder)).server_context(client_certificates=True)
+    served = Certificates(str(folder)).server_context(client_certificates=True, alpn="h2")
 
     def connect(context: ssl.SSLContext, session: ssl.SSLSession | None) -> ssl.SSLSession | None:
         """The session of a connection over which the server spoke; None: it refused."""

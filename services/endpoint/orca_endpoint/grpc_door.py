@@ -18,6 +18,8 @@ from orca_common.errors import (
     Unimplemented,
     internal,
 )
+from orca_common.grpc_call import GrpcCall, Method
+from orca_common.http2_connection import Headers, Http2Bounds, Http2Connection
 from orca_common.listening import cannot_listen
 from orca_common.roles import ANY, Role, allowed_for, check_role, roles_in
 from orca_common.roles import HEALTH as HEALTH_METHODS
@@ -26,10 +28,8 @@ from orca_common.tls import MutualTls, Transport
 from .access import check_key
 from .call_line import grpc_line
 from .endpoint import Endpoint
-from .grpc_call import GrpcCall, Method
 from .grpc_methods import ORCA, OrcaMethods
 from .health import HEALTH, Health
-from .http2_connection import Headers, Http2Bounds, Http2Connection
 from .http_connection import ConnectionLimits, Place
 from .http_listener import HttpListener
 from .limits import Limits

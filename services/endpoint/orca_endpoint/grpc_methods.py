@@ -15,11 +15,11 @@ from orca.v1.orca_pb2 import (
 )
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import Cancelled, ErrorReason
+from orca_common.grpc_call import GrpcCall, Methods
 
 from .access import AUTHORIZATION
 from .call import Call
 from .endpoint import Endpoint
-from .grpc_call import GrpcCall, Methods
 from .grpc_events import Encoder, add
 from .limits import Held, Limits
 from .messages import Messages

@@ -5,8 +5,8 @@ import asyncio
 from grpc_health.v1 import health_pb2
 
 from orca_common.errors import NotFound
+from orca_common.grpc_call import GrpcCall, Methods
 
-from .grpc_call import GrpcCall, Methods
 from .limits import Limits
 from .messages import Messages
 

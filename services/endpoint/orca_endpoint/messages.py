@@ -5,9 +5,9 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from orca_common.errors import ErrorReason, InvalidArgument
+from orca_common.grpc_call import GrpcCall
 
 from .bodies import IN_LOOP
-from .grpc_call import GrpcCall
 from .limits import Held
 from .threads import Threads
 from .turns import Turns

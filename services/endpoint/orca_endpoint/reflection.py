@@ -24,8 +24,8 @@ from grpc_reflection.v1alpha.reflection_pb2 import (
 )
 
 from orca_common.errors import ErrorReason, InvalidArgument
+from orca_common.grpc_call import GrpcCall, Methods
 
-from .grpc_call import GrpcCall, Methods
 from .limits import Limits
 from .messages import Messages
 

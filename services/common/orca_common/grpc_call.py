@@ -10,8 +10,7 @@ from urllib.parse import quote
 
 from grpc_status.rpc_status import GRPC_DETAILS_METADATA_KEY
 
-from orca_common.errors import ErrorReason, InvalidArgument, OrcaError, status_of
-
+from .errors import ErrorReason, InvalidArgument, OrcaError, status_of
 from .http2_connection import WINDOW, Headers, Http2Connection
 
 FIELD = 32  # bytes that each field of a header counts more, by HTTP/2

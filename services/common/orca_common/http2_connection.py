@@ -1,4 +1,4 @@
-"""One connection of the gRPC door: the library h2 speaks HTTP/2, and the connection gives each stream what is its own.
+"""One connection of a gRPC server: the library h2 speaks HTTP/2, and the connection gives each stream what is its own.
 
 h2 keeps the protocol's states, and refuses what breaks its rules. What one turn of the loop has to say on all streams
 leaves in one write. Bounds on what a client may cost are here, where h2 has none.
@@ -29,9 +29,7 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame, SettingsFrame
 
-from orca_common.address import join_address
-
-from .http_connection import Place
+from .address import join_address
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -52,6 +50,12 @@ class Http2Bounds:
     header_bytes: int  # of one stream
     header_seconds: float  # for the connection's first frames
     age: float  # seconds after which it takes no new streams; 0: never
+
+
+class Place(Protocol):
+    """What a connection takes of a server's limits."""
+
+    def leave(self) -> None: ...
 
 
 class Stream(Protocol):
