@@ -1,4 +1,4 @@
-"""The gRPC door's HTTP/2 where gRPC's own client does not take it: both sides' GOAWAY, and what a call compresses by."""
+"""The gRPC door over HTTP/2, where gRPC's Python client does not take it: GOAWAY of both sides, and compression."""
 
 import asyncio
 
