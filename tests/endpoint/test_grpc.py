@@ -124,6 +124,9 @@ async def test_tokens_wait_for_one_another_where_asked(orca: World) -> None:
             assert ids_of([await call.read()]) == [10 + index - 1, 10 + index]  # type: ignore[list-item]
     error = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="three", stream_interval=257)))
     assert field_of(error) == "stream_interval"
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await orca.stub.GenerateText(generation(stream_interval=257), timeout=5)
+    assert field_of(refused.value) == "stream_interval", "what an answer that is not streamed does not need is checked"
 
 
 async def test_with_stop_strings_no_token_waits(orca: World) -> None:

@@ -19,7 +19,19 @@ SETTINGS: dict[str, type[Settings]] = {
     "worker": SupervisorSettings,
 }
 DECIDED = {  # by values of their own, or by the chart
-    *("config", "host", "port", "http_port", "status_port", "drain_seconds", "run_dir", "redis_url", "pool", "model"),
+    *(
+        "config",
+        "host",
+        "port",
+        "http_port",
+        "ports_kept",
+        "status_port",
+        "drain_seconds",
+        "run_dir",
+        "redis_url",
+        "pool",
+        "model",
+    ),
     *("tp", "pp", "gpus_per_pod", "slots", "workers", "worker_statefulset", "worker_namespace", "worker_port"),
     *("dtype", "device", "ranks", "rank_port", "advertise_host", "spare", "first_gpu"),
     *("api_keys", "api_keys_file", "tls_dir"),

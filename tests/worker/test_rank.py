@@ -13,8 +13,8 @@ from checkpoints import make_gpt2, make_timed
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
+from orca_common.listening import reserve_port
 from orca_common.protocol import PROTOCOL
-from orca_worker.process import reserve_port
 from orca_worker.settings import RankSettings
 
 PIPE = asyncio.subprocess.PIPE
@@ -37,7 +37,7 @@ async def supervised(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 async def test_a_process_becomes_the_rank_that_it_is_told(tmp_path: Path) -> None:
-    with reserve_port("127.0.0.1", 0) as reserved:
+    with reserve_port("rank_port", "127.0.0.1") as reserved:
         port = reserved.getsockname()[1]
         async with supervised(make_timed(tmp_path)) as process:
             assert process.stdin is not None

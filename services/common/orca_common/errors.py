@@ -109,7 +109,13 @@ class InvalidArgument(OrcaError):
 
 
 class FailedPrecondition(OrcaError):
+    """`field` is the request's field that cannot be honoured here, where it is one alone; the sentence names it."""
+
     code = grpc.StatusCode.FAILED_PRECONDITION
+
+    def __init__(self, message: str, field: str | None = None, *, reason: ErrorReason | None = None) -> None:
+        super().__init__(message, reason=reason)
+        self.field = field
 
 
 class AlreadyExists(OrcaError):

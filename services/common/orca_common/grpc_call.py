@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from urllib.parse import quote
 
-from grpc_status.rpc_status import GRPC_DETAILS_METADATA_KEY
-
 from .errors import ErrorReason, InvalidArgument, OrcaError, Unimplemented, echo, status_of
 from .http2_connection import WINDOW, Headers, Http2Connection
 
@@ -24,6 +22,7 @@ BEGIN = (
     (b"content-type", b"application/grpc"),
     (b"grpc-accept-encoding", b"identity,deflate,gzip"),
 )
+DETAILS = b"grpc-status-details-bin"
 OK = ((b"grpc-status", b"0"),)
 PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")  # of a status's sentence, as it may be written
 
@@ -106,6 +105,11 @@ class GrpcCall:
         raw = bytes(self._came[PREFIX : PREFIX + size])
         del self._came[: PREFIX + size]
         return self._inflated(raw) if compressed else raw
+
+    @property
+    def readable(self) -> bool:
+        """Whether `read` returns, or raises, at once."""
+        return self._heard or (len(self._came) >= PREFIX and self._missing() <= 0)
 
     def _missing(self) -> int:
         """Bytes that must come before there is a message."""
@@ -193,5 +197,5 @@ def trailers_of(error: OrcaError) -> Headers:
     return (
         (b"grpc-status", str(status.code).encode()),
         (b"grpc-message", quote(str(error), safe=PLAIN).encode()),
-        (GRPC_DETAILS_METADATA_KEY.encode(), b64encode(status.SerializeToString()).rstrip(b"=")),
+        (DETAILS, b64encode(status.SerializeToString()).rstrip(b"=")),
     )

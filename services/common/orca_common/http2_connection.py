@@ -120,7 +120,7 @@ class Http2Connection(asyncio.Protocol):
         self._h2.decoder.max_header_list_size = WIDER * bounds.header_bytes
         self._h2.initiate_connection()
         self._h2.clear_outbound_data_buffer()
-        told = {
+        told: dict[int, int] = {
             SettingCodes.MAX_CONCURRENT_STREAMS: bounds.streams,
             SettingCodes.MAX_HEADER_LIST_SIZE: bounds.header_bytes,
         }

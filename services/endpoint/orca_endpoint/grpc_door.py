@@ -6,7 +6,6 @@ quarter of that (docs/decisions/grpc-door.md).
 
 import asyncio
 import logging
-import socket
 
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import (
@@ -20,7 +19,7 @@ from orca_common.errors import (
 )
 from orca_common.grpc_call import GrpcCall, Method
 from orca_common.http2_connection import Headers, Http2Bounds, Http2Connection
-from orca_common.listening import cannot_listen
+from orca_common.listening import listen
 from orca_common.roles import ANY, Role, allowed_for, check_role, roles_in
 from orca_common.roles import HEALTH as HEALTH_METHODS
 from orca_common.tls import MutualTls, Transport
@@ -31,8 +30,8 @@ from .endpoint import Endpoint
 from .grpc_methods import ORCA, OrcaMethods
 from .health import HEALTH, Health
 from .http_connection import ConnectionLimits, Place
-from .http_listener import HttpListener
 from .limits import Limits
+from .listener import Listener
 from .messages import Messages
 from .reflection import SERVICES as REFLECTION
 from .reflection import Reflection
@@ -57,6 +56,7 @@ class GrpcDoor:
     ) -> None:
         settings = endpoint.settings
         self._keys, self._transport, self._certificates = keys, transport, settings.client_certificates
+        self._kept = settings.ports_kept
         self._mutual = isinstance(transport, MutualTls) and self._certificates
         self._max_message_bytes = settings.max_message_bytes
         self._bounds = Http2Bounds(
@@ -78,21 +78,17 @@ class GrpcDoor:
         self._methods = {**orca.methods(), **self._health.methods(), **reflection.methods()}
         self._connections: set[Http2Connection] = set()
         self._calls: set[asyncio.Task[None]] = set()
-        self._listener: HttpListener | None = None
+        self._listener: Listener | None = None
         self._loop = asyncio.get_running_loop()
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            listening = socket.create_server((host, port), family=family, backlog=1024)
-        except OSError as error:
-            raise cannot_listen("port", host, port, error) from None
+        listening = listen("port", host, port, shared=self._kept)
         bound = listening.getsockname()[1]
         context = None
         if isinstance(self._transport, MutualTls):
             context = self._transport.certificates.server_context(client_certificates=self._certificates, alpn=ALPN)
-        self._listener = HttpListener(listening, self._limits, self._connection, context)
+        self._listener = Listener(listening, self._limits, self._connection, context)
         return bound
 
     def serving(self, yes: bool) -> None:

@@ -3,9 +3,6 @@
 import ctypes
 import os
 import signal
-import socket
-
-from orca_common.listening import cannot_listen
 
 PR_SET_PDEATHSIG = 1
 
@@ -20,19 +17,3 @@ def die_with_parent(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         raise SystemExit(0)
-
-
-def reserve_port(host: str, port: int) -> socket.socket:
-    """A socket that is bound and never listens. It keeps a port for children, which bind it too, with SO_REUSEPORT.
-
-    Raises Unavailable when the port cannot be had.
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    reserved = socket.socket(family, kind, protocol)
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        reserved.bind(address)
-    except OSError as error:
-        reserved.close()
-        raise cannot_listen("rank_port", host, port, error) from None
-    return reserved

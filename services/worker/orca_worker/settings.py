@@ -13,6 +13,8 @@ Kernels = Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "portable", "t
 class WorkerSettings(ServiceSettings):
     """Settings that a rank and its supervisor share."""
 
+    heading = "workers"
+
     model: str
     """Checkpoint folder or hub name."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -29,13 +29,13 @@ from orca_common import logs, service
 from orca_common.address import join_address
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import InvalidArgument, OrcaError
+from orca_common.listening import reserve_port
 from orca_common.tls import transport_of
 
 from . import memory_limit
 from .beginning import begin
 from .machine import check_gpus, compile_kernels, kernels_needed
 from .models.families import check_type, family_of
-from .process import reserve_port
 from .rank_process import RankProcess
 from .server import listen, new_server
 from .settings import RankSettings, SupervisorSettings
@@ -56,7 +56,7 @@ class Rank:
     def __init__(self, number: int, settings: SupervisorSettings) -> None:
         self.number = number
         wanted = settings.rank_port + number if settings.rank_port else 0
-        self._reserved = reserve_port(settings.host, wanted)
+        self._reserved = reserve_port("rank_port", settings.host, wanted)
         self._port: int = self._reserved.getsockname()[1]
         self.address = join_address(settings.reachable_host, self._port)
         self.process: RankProcess | None = None
