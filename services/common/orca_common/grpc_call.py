@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from urllib.parse import quote
 
-from .errors import ErrorReason, InvalidArgument, OrcaError, status_of
+from .errors import ErrorReason, InvalidArgument, OrcaError, Unimplemented, echo, status_of
 from .http2_connection import WINDOW, Headers, Http2Connection
 
 FIELD = 32  # bytes that each field of a header counts more, by HTTP/2
@@ -89,7 +89,7 @@ class GrpcCall:
     async def read(self) -> bytes | None:
         """The next message; None: there is no more. While nobody reads, the client may send its first window only.
 
-        Raises InvalidArgument.
+        Raises InvalidArgument; Unimplemented for a compression that is not known.
         """
         while (need := self._missing()) > 0:
             if self._heard:
@@ -121,8 +121,10 @@ class GrpcCall:
         return PREFIX + size - len(self._came)
 
     def _inflated(self, raw: bytes) -> bytes:
+        if self._encoding == "identity":
+            raise unreadable("is compressed, and its header does not tell how (deflate or gzip)")
         if self._encoding not in WBITS:
-            raise unreadable("is compressed in a way that its header does not tell (identity, deflate or gzip)")
+            raise Unimplemented(f"grpc-encoding: {echo(self._encoding)} is not known here; deflate and gzip are")
         inflater = zlib.decompressobj(WBITS[self._encoding])
         try:
             message = inflater.decompress(raw, self._max)

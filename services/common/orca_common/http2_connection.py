@@ -27,7 +27,7 @@ from h2.events import (
 )
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
-from hyperframe.frame import GoAwayFrame, SettingsFrame
+from hyperframe.frame import Frame, GoAwayFrame, SettingsFrame
 
 from .address import join_address
 
@@ -38,6 +38,7 @@ PIECE = 16_384  # bytes that are parsed before others have their turn on the loo
 KEEPALIVE_SECONDS, ANSWER_SECONDS = 30.0, 10.0  # a silent client is pinged, and has so long to answer
 RESETS, RESETS_A_SECOND = 1000, 100  # streams that a connection's client may take back
 LAST_STREAM = (1 << 31) - 1
+LEAVING = b"leaving "  # what the ping after the first GOAWAY says
 JITTER = 0.1  # of a connection's age, so that clients do not come again all at once
 WIDER = 4  # times: longer headers end the connection
 
@@ -56,6 +57,14 @@ class Place(Protocol):
     """What a connection takes of a server's limits."""
 
     def leave(self) -> None: ...
+
+
+class Served(H2Connection):
+    """h2 takes a connection for closed when the other side says GOAWAY. By RFC 9113, 6.8, that side opens no more
+    streams, and hears those that it has opened to their end: clients of Node.js and Java do so when they close."""
+
+    def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
+        return [], [ConnectionTerminated()]
 
 
 class Stream(Protocol):
@@ -86,7 +95,7 @@ class Http2Connection(asyncio.Protocol):
     ) -> None:
         self._bounds, self._place, self._begin, self._others = bounds, place, begin, others
         self._loop = asyncio.get_running_loop()
-        self._h2 = H2Connection(H2Configuration(client_side=False, header_encoding=None))
+        self._h2 = Served(H2Configuration(client_side=False, header_encoding=None))
         self._streams: dict[int, Stream] = {}
         self._unread = b""
         self._flushing = self._paused = False
@@ -212,11 +221,11 @@ class Http2Connection(asyncio.Protocol):
             case RemoteSettingsChanged():
                 self._greeting.cancel()
                 self._opened()
-            case PingAckReceived() if self._leaving and self._last is None:
+            case PingAckReceived(ping_data=said) if said == LEAVING and self._last is None:
                 self._settle()
-            case ConnectionTerminated():
+            case ConnectionTerminated() if self._last is None:
                 self._leaving = True
-                self._close_if_idle()
+                self._settle()
             case _:
                 pass
 
@@ -306,14 +315,15 @@ class Http2Connection(asyncio.Protocol):
             return
         self._leaving = True
         self._transport.write(GoAwayFrame(0, last_stream_id=LAST_STREAM).serialize())
-        self._h2.ping(b"leaving ")
+        self._h2.ping(LEAVING)
         self._flush_soon()
 
     def _settle(self) -> None:
+        """No stream after the newest is served."""
         self._last = self._newest
         self._transport.write(GoAwayFrame(0, last_stream_id=self._last).serialize())
         self._close_if_idle()
 
     def _close_if_idle(self) -> None:
-        if self._leaving and not self._streams and not self._transport.is_closing():
+        if self._last is not None and not self._streams and not self._transport.is_closing():
             self._loop.call_soon(self.close)
