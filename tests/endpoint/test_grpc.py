@@ -580,7 +580,13 @@ async def test_health(orca: World) -> None:
         assert await status(service) == health_pb2.HealthCheckResponse.SERVING
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await status("orca.v2.Orca")
-    assert caught.value.code() is CODE.NOT_FOUND
+    assert (caught.value.code(), reason_of(caught.value)) == (CODE.NOT_FOUND, "UNSUPPORTED")
+
+
+async def test_an_unknown_method(orca: World) -> None:
+    for path in ("/orca.v1.Orca/Nothing", "/a.B/C", "/"):
+        error = await error_of(orca.serving.channel.unary_stream(path)(b""))
+        assert (error.code(), reason_of(error)) == (CODE.UNIMPLEMENTED, "UNSUPPORTED")
 
 
 V1, V1ALPHA = "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"

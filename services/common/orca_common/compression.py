@@ -2,15 +2,17 @@
 
 import zlib
 
-from .errors import ErrorReason, InvalidArgument
+from .errors import ErrorReason, InvalidArgument, Unimplemented, echo
 
 WBITS = {"gzip": 31, "deflate": 15}  # how zlib is told of them
 
 
 def inflated(raw: bytes, encoding: str, most: int) -> bytes:
-    """The message. Raises InvalidArgument, also when it has more than `most` bytes."""
+    """The message. Raises InvalidArgument, also when it has more than `most` bytes, and Unimplemented."""
+    if encoding == "identity":
+        raise unreadable("is compressed, and its header does not tell how (deflate or gzip)")
     if encoding not in WBITS:
-        raise unreadable("is compressed in a way that its header does not tell (identity, deflate or gzip)")
+        raise Unimplemented(f"grpc-encoding: {echo(encoding)} is not known here; deflate and gzip are")
     inflater = zlib.decompressobj(WBITS[encoding])
     try:
         message = inflater.decompress(raw, most + 1)

@@ -88,7 +88,7 @@ class GrpcCall:
     async def read(self) -> bytes | None:
         """The next message; None: there is no more. While nobody reads, the client may send its first window only.
 
-        Raises InvalidArgument.
+        Raises InvalidArgument; Unimplemented for a compression that is not known.
         """
         while (need := self._missing()) > 0:
             if self._heard:

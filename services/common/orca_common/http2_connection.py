@@ -80,7 +80,7 @@ class Stream(Protocol):
         """The client took the stream back, or its connection has ended. Nothing can be sent any more."""
 
 
-class Protocol2(H2Connection):
+class Remembering(H2Connection):
     """h2 remembers how streams have ended, 65,536 of them: 8 MB for each connection."""
 
     MAX_CLOSED_STREAMS = 1024
@@ -98,7 +98,7 @@ class Http2Connection(asyncio.Protocol):
     ) -> None:
         self._bounds, self._place, self._begin, self._others = bounds, place, begin, others
         self._loop = asyncio.get_running_loop()
-        self._h2 = Protocol2(H2Configuration(client_side=False, header_encoding=None))
+        self._h2 = Remembering(H2Configuration(client_side=False, header_encoding=None))
         self._frames = Frames(WIDER * bounds.header_bytes, self._loop.time())
         self._streams: dict[int, Stream] = {}
         self._reading = False  # a turn of `_read` is due

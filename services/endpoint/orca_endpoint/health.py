@@ -4,7 +4,7 @@ import asyncio
 
 from grpc_health.v1 import health_pb2
 
-from orca_common.errors import NotFound
+from orca_common.errors import ErrorReason, NotFound
 from orca_common.grpc_call import GrpcCall, Methods
 
 from .limits import Limits
@@ -37,7 +37,7 @@ class Health:
         with self._limits.call(call.peer):
             service = (await self._messages.read(call, health_pb2.HealthCheckRequest)).service
             if service not in self._services:
-                raise NotFound("service: is not known here")
+                raise NotFound("service: is not known here", reason=ErrorReason.UNSUPPORTED)
             return self._status(service).SerializeToString()
 
     async def watch(self, call: GrpcCall) -> None:
