@@ -87,8 +87,8 @@ class Http2:
         """Waits until the server has taken most of what was written."""
         await self._writer.drain()
 
-    async def frames(self) -> AsyncIterator[Frame]:
-        """What the server sends, until it closes the connection. Settings and pings are acknowledged."""
+    async def frames(self, acknowledge: bool = True) -> AsyncIterator[Frame]:
+        """What the server sends, until it closes the connection. acknowledge: settings and pings."""
         while True:
             try:
                 head = await self._reader.readexactly(9)
@@ -96,6 +96,6 @@ class Http2:
             except (asyncio.IncompleteReadError, ConnectionError):
                 return
             kind, flags, stream = struct.unpack(">BBI", head[3:])
-            if kind in (SETTINGS, PING) and not flags & ACK:
+            if acknowledge and kind in (SETTINGS, PING) and not flags & ACK:
                 self.write(frame(kind, ACK, 0, payload if kind == PING else b""))
             yield Frame(kind, flags, stream, payload)

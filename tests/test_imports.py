@@ -296,8 +296,9 @@ STARTS = {
     "orca_cli.main, orca_cli.serving": SLOW | DOORS,
     "orca_endpoint.app": SLOW,
     "orca_scheduler.app": SLOW | {"uvicorn", "tokenizers"},
-    "orca_worker.beginning": SLOW | DOORS | LIGHT,  # the first rank begins when a supervisor has imported no more
+    "orca_worker.beginning": SLOW | DOORS | LIGHT,  # the fork server begins when a supervisor has imported no more
     "orca_worker.supervisor": SLOW | DOORS,
+    "orca_worker.fork_server": (SLOW | DOORS) - {"numpy"},  # it hears what the model needs from its supervisor
     "orca_worker.rank": (SLOW | DOORS) - {"numpy"},  # torch comes when it is known that the model needs it
 }
 

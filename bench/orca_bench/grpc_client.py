@@ -6,6 +6,7 @@ A client takes its time from the cores that it measures. For a token grpc.aio's 
 import asyncio
 from collections.abc import Callable
 from typing import cast
+from urllib.parse import unquote
 
 import grpc
 from h2.config import H2Configuration
@@ -51,7 +52,7 @@ class Connection(asyncio.Protocol):
     """The client's side of HTTP/2."""
 
     def __init__(self) -> None:
-        self._h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
+        self._h2 = H2Connection(H2Configuration(client_side=True, header_encoding=None))
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, CallStream] = {}
         self._flushing = False
@@ -127,8 +128,9 @@ class Connection(asyncio.Protocol):
                     stream.heard(event.data)
             case ResponseReceived() | TrailersReceived():
                 said = dict(event.headers or ())
-                if said.get("grpc-status", "0") != "0" and (stream := self._streams.get(event.stream_id)):
-                    stream.end(f"{grpc_name(said['grpc-status'])}: {said.get('grpc-message', '')}")
+                if said.get(b"grpc-status", b"0") != b"0" and (stream := self._streams.get(event.stream_id)):
+                    why = unquote(said.get(b"grpc-message", b"").decode())
+                    stream.end(f"{grpc_name(said[b'grpc-status'].decode())}: {why}")
             case StreamEnded() | StreamReset():
                 if stream := self._streams.pop(event.stream_id, None):
                     stream.end("" if isinstance(event, StreamEnded) else "the server has reset the stream")

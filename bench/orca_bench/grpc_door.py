@@ -10,6 +10,7 @@ import grpc
 from orca.v1 import orca_pb2 as pb
 from orca.v1.orca_pb2_grpc import OrcaStub
 from orca_client.channels import channel_options
+from orca_client.reach import cause_of
 from orca_common.errors import FailedPrecondition
 
 from .grpc_client import connect, split_messages
@@ -30,11 +31,12 @@ class GrpcDoor:
         async with grpc.aio.insecure_channel(self.address, channel_options(keepalive=30.0)) as channel:
             try:
                 request = pb.GetModelRequest()
-                self.model: pb.GetModelResponse = await OrcaStub(channel).GetModel(
-                    request, wait_for_ready=True, timeout=self.patience
-                )
+                self.model: pb.GetModelResponse = await OrcaStub(channel).GetModel(request, timeout=self.patience)
             except grpc.aio.AioRpcError as error:
-                raise FailedPrecondition(f"address: {self.address} does not answer ({error.details()})") from None
+                details = error.details() or error.code().name
+                cause = cause_of(details, tls=False)
+                why = cause.sentence if cause else details
+                raise FailedPrecondition(f"address: {self.address} does not answer ({why})") from None
         self._connection = await connect(self.address)
         return self
 

@@ -80,7 +80,9 @@ class OpenAIDoor:
         try:
             models = await self._exchange("GET", "/models", b"", lambda: 0.0)
             self.model = json.loads(models.body)["data"][0]["id"]
-        except (OSError, httptools.HttpParserError, ValueError, LookupError, TypeError) as error:
+        except OSError as error:
+            raise FailedPrecondition(f"openai: {self.url} does not answer ({error.strerror or error})") from None
+        except (httptools.HttpParserError, ValueError, LookupError, TypeError) as error:
             raise FailedPrecondition(
                 f"openai: {self.url} does not name a model ({type(error).__name__}: {error})"
             ) from None

@@ -4,7 +4,8 @@
 
 Each round starts a stack, waits for that line, and ends the stack in order. With --against, rounds alternate with
 those of another checkout, which has a .venv of its own. The first start of each is not counted: it brings what the
-others read into the page cache. CPU seconds are those of all processes of the stack at that moment.
+others read into the page cache. CPU seconds are those of all processes of the stack at that moment. Memory is that of
+the pods (supervisors, fork servers, ranks): a page that n processes share counts as 1/n in each (PSS).
 """
 
 import argparse
@@ -15,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import psutil
 
@@ -22,8 +24,17 @@ HERE = Path(__file__).parents[2]
 SERVES = "Orca serves"  # how the line begins
 
 
-def start(checkout: Path, settings: list[str]) -> tuple[float, float]:
-    """Starts and ends a stack: seconds until it serves, and the CPU seconds that it took.
+class Start(NamedTuple):
+    """What a start took, when the stack served."""
+
+    seconds: float
+    cpu: float  # seconds
+    memory: float  # MB of the pods' processes
+    processes: int  # of the pods
+
+
+def start(checkout: Path, settings: list[str]) -> Start:
+    """Starts and ends a stack.
 
     Raises RuntimeError with what it printed when it does not serve.
     """
@@ -38,8 +49,11 @@ def start(checkout: Path, settings: list[str]) -> tuple[float, float]:
                     if line.startswith(SERVES):
                         taken = time.monotonic() - began
                         top = psutil.Process(stack.pid)
-                        times = [process.cpu_times() for process in (top, *top.children(recursive=True))]
-                        return taken, sum(spent.user + spent.system for spent in times)
+                        below = top.children(recursive=True)
+                        times = [process.cpu_times() for process in (top, *below)]
+                        pods = [process for process in below if any("orca_worker" in a for a in process.cmdline())]
+                        memory = sum(process.memory_full_info().pss for process in pods) / 1e6
+                        return Start(taken, sum(spent.user + spent.system for spent in times), memory, len(pods))
             finally:
                 stack.send_signal(signal.SIGTERM)
                 stack.communicate()
@@ -52,15 +66,16 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="another checkout")
     given, settings = parser.parse_known_args()
     checkouts = [HERE, *([given.against] if given.against else [])]
-    found: dict[Path, list[tuple[float, float]]] = {checkout: [] for checkout in checkouts}
+    found: dict[Path, list[Start]] = {checkout: [] for checkout in checkouts}
     for _ in range(given.rounds + 1):
         for checkout in checkouts:
             found[checkout].append(start(checkout, settings))
     for checkout, starts in found.items():
-        seconds, cpu = zip(*starts[1:], strict=True)
+        seconds, cpu, memory, processes = zip(*starts[1:], strict=True)
         print(
             f"{checkout}: ready after {median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f} in "
-            f"{given.rounds} starts), {median(cpu):.2f} s of CPU, {os.cpu_count()} cores"
+            f"{given.rounds} starts), {median(cpu):.2f} s of CPU, {os.cpu_count()} cores; "
+            f"{median(processes)} processes of pods hold {median(memory):.0f} MB"
         )
 
 

@@ -16,6 +16,7 @@ from .links import Direction, Link
 from .network import REDIS, Network
 
 SIGNALS = {Kind.KILL: signal.SIGKILL, Kind.STOP: signal.SIGSTOP}
+FORKS = "fork-server-"  # and the ordinal of its pod
 DOUBLED = 8  # messages in a row that come twice
 
 
@@ -55,6 +56,7 @@ def victims_of(settings: StackSettings, *, redis: bool = True, links: bool = Tru
         Victim(name.partition("-")[0], name, OF_PROCESSES)
         for name in (*endpoints, *schedulers, *supervisors, *ranks, *([REDIS] if redis else []))
     ]
+    processes += [Victim("fork server", f"{FORKS}{pod}", OF_PROCESSES) for pod in pods]
     if not links:
         return processes
     return [
@@ -89,7 +91,10 @@ class LocalTarget:
         return victims_of(self._settings, redis=self._own_redis, links=self._network is not None)
 
     def pid(self, name: str) -> int | None:
-        """The process of this name that runs now; None: none."""
+        """The process of this name that runs now; None: none. Blocks for at most 5 s."""
+        if name.startswith(FORKS):
+            supervisor = f"supervisor-{name.removeprefix(FORKS)}"
+            return next((c.fork_server() for c in self._stack.children if c.name == supervisor and c.pid), None)
         if name.startswith("rank-"):
             pod, local = map(int, name.removeprefix("rank-").split("."))
             return self._stack.rank_pid(pod, local)
@@ -119,7 +124,7 @@ class LocalTarget:
 
     async def begin(self, fault: Fault) -> bool:
         if fault.kind in SIGNALS:
-            pid = self.pid(fault.victim.name)
+            pid = await asyncio.to_thread(self.pid, fault.victim.name)
             if pid is None:
                 return False
             if fault.kind is Kind.STOP:

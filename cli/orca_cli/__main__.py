@@ -2,7 +2,9 @@
 
 import gc
 import sys
+from functools import partial
 
+from orca_cli import stdout
 from orca_cli.settings import quiet_grpc
 
 EXTRAS = {"generate": "cli", "bench": "bench"}  # of commands; all others come with the extra `serve`
@@ -17,7 +19,7 @@ def main() -> None:
         gc.freeze()
         gc.enable()
 
-        app(prog_name="orca")
+        stdout.run(partial(app, prog_name="orca"))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except ModuleNotFoundError as missing:

@@ -235,7 +235,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
     except (OSError, ValueError) as error:
-        raise FailedPrecondition(f"{path}: no file of JSON lines ({error})") from None
+        raise FailedPrecondition(f"{path}: no file of JSON lines ({_why(error)})") from None
 
 
 def write_plot(lines: list[dict[str, Any]], path: Path) -> None:
@@ -245,7 +245,12 @@ def write_plot(lines: list[dict[str, Any]], path: Path) -> None:
     try:
         path.write_text(draw(lines))
     except (OSError, ValueError) as error:
-        raise FailedPrecondition(f"{path}: nothing was drawn ({error})") from None
+        raise FailedPrecondition(f"{path}: nothing was drawn ({_why(error)})") from None
+
+
+def _why(error: OSError | ValueError) -> str | None:
+    """An error without its number and the path, which the sentence has."""
+    return error.strerror if isinstance(error, OSError) else str(error)
 
 
 @contextmanager
@@ -262,11 +267,17 @@ def sentences() -> Iterator[None]:
 
 @contextmanager
 def saved(path: Path | None) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """A function that writes a JSON line to a file, at once; without a file it does nothing."""
+    """A function that writes a JSON line to a file, at once; without a file it does nothing.
+
+    Raises FailedPrecondition."""
     if path is None:
         yield lambda line: None
         return
-    with path.open("w") as file:
+    try:
+        opened = path.open("w")
+    except OSError as error:
+        raise FailedPrecondition(f"--json-file: {path} cannot be written ({error.strerror})") from None
+    with opened as file:
 
         def save(line: Mapping[str, Any]) -> None:
             file.write(json.dumps(line) + "\n")

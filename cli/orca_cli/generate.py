@@ -122,6 +122,9 @@ def prompts_of(prompts: Sequence[str], token_ids: str | None) -> list[str | list
             raise typer.BadParameter('must be numbers and commas, as in "1,2,3"', param_hint="--token-ids") from None
     if prompts.count("-") > 1:
         raise typer.BadParameter("stdin can be read only once", param_hint="PROMPTS")
+    for prompt in prompts:
+        if any("\udc80" <= letter <= "\udcff" for letter in prompt):  # what Python makes of other bytes
+            raise typer.BadParameter("a prompt is not UTF-8", param_hint="PROMPTS")
     return [read_prompt() if prompt == "-" else prompt for prompt in prompts or ["-"]]
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -29,6 +28,8 @@ from orca_client import (
 from orca_client import Prompt as PromptEvent
 from orca_client.reach import NOBODY
 
+from .stdout import drop
+
 Prompt = str | list[int]
 HELLO_TIMEOUT = 5.0  # seconds for the first answer of an endpoint; later outages are waited out
 PANEL_WIDTH = 40  # columns that each of several prompts gets at least
@@ -46,7 +47,7 @@ async def generate_all(
     secrets: the client's `credentials` and `api_key`, if it needs them.
     """
     failures: dict[int, str] = {}
-    closed = False
+    unwritten = ""
 
     async def one(client: AsyncOrcaClient, n: int, prompt: Prompt, output: Output) -> None:
         try:
@@ -79,13 +80,22 @@ async def generate_all(
                 for n, prompt in enumerate(prompts):
                     group.create_task(one(client, n, prompt, output))
         except* BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at its last flush
-            closed = True
+            unwritten = "was closed by its reader"
+        except* OSError as errors:
+            unwritten = f"cannot be written ({strerror(errors)})"
         finally:
+            if unwritten:
+                drop()
             output.close()
-    if closed:
-        return ["stdout was closed by its reader; the requests were cancelled"]
+    if unwritten:
+        return [f"stdout {unwritten}; the requests were cancelled"]
     return told_once(failures, len(prompts))
+
+
+def strerror(errors: ExceptionGroup[OSError]) -> str | None:
+    """Why output could not be written, by the first of the errors."""
+    first = errors.exceptions[0]
+    return first.strerror if isinstance(first, OSError) else str(first)
 
 
 def told_once(failures: dict[int, str], count: int) -> list[str]:

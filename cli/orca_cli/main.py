@@ -95,6 +95,7 @@ def status(run_dir: RunDir = None) -> None:
     Ends with status 0 when all are ready, else with 1.
     """
     from orca_cli import runs
+    from orca_local.run_folder import unwritable
 
     async def body() -> None:
         folder = runs.run_folder(run_dir)
@@ -103,6 +104,10 @@ def status(run_dir: RunDir = None) -> None:
         if table.row_count:
             console.print(table)
         if not ready:
+            if table.row_count and (why := unwritable(folder)):
+                console.print(
+                    f"{folder} cannot be written ({why}): what writes there ends again and again", soft_wrap=True
+                )
             raise typer.Exit(1)
 
     _run(body())

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.text import Text
@@ -22,7 +23,9 @@ from orca_local.settings import ServeSettings, StackSettings, StateSettings
 from orca_local.stack import DEMO_MODEL, Stack
 from orca_worker.models.families import check_type
 
-console = Console(highlight=False, markup=False)
+from .stdout import Lossy
+
+console = Console(file=cast(TextIO, Lossy(sys.stdout)), highlight=False, markup=False)
 USUAL_ADDRESS = "127.0.0.1:50051"  # that `orca generate` takes when it is given none
 KEY_FILE = "FILE_WITH_YOUR_KEY"  # the hashes that the stack knows tell no key
 

@@ -111,6 +111,8 @@ def _field(name: str, needed: str = "", value: object = None) -> Generator[None,
     needed: what the field can hold, in words; without it the words are Python's."""
     try:
         yield
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{name}: not valid Unicode: it holds a lone surrogate", name) from None
     except (TypeError, ValueError, OverflowError) as error:
         why = f"must be {needed}; it is {_short(value)}" if needed else str(error)
         raise InvalidArgument(f"{name}: {why}", name) from None

@@ -156,7 +156,7 @@ PICTURES = {
             ("rank", "1 killed"),
             ("rank", "supervisor", "2 its pidfd is readable"),
             ("supervisor", "master", "3 rank table without it"),
-            ("supervisor", "rank", "4 a spare takes the place"),
+            ("supervisor", "rank", "4 the fork server makes another"),
             ("survivor", "5 its operation fails: PeerLost"),
             ("survivor", "master", "6 peer lost (doubtful)"),
             ("master", "7 verdict: names the rank"),

@@ -54,8 +54,7 @@ helm.sh/chart: {{ printf "%s-%s" (first .).Chart.Name (first .).Chart.Version }}
 {{- $resources := dict -}}
 {{- if last . | eq "worker" -}}
 {{- $memory := $root.Values.worker.memory -}}
-{{- $spare := $root.Values.worker.spare | ternary $memory.spare 0 -}}
-{{- $sum := printf "%dMi" (add (mul (include "orca.gpusPerPod" $root) $memory.rank) $spare $memory.shm 256) -}}
+{{- $sum := printf "%dMi" (add (mul (include "orca.gpusPerPod" $root) $memory.rank) $memory.forkServer $memory.shm 256) -}}
 {{- $resources = dict "requests" (dict "memory" $sum) "limits" (dict "memory" $sum) -}}
 {{- end -}}
 {{ mergeOverwrite $resources (deepCopy (index $root.Values (last .)).resources) | toJson }}

@@ -10,10 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from orca_common.address import split_address
 from orca_common.environment import child_environment
 from orca_common.errors import FailedPrecondition
-from orca_common.settings import variable
 
 from . import embedded_pool, status_port
 from .redis_log import copy_lines
@@ -24,7 +22,7 @@ START_SECONDS = 120.0  # bound until a process listens; importing torch from a c
 
 
 class Child:
-    """A service of the stack. When it has died it can be started again, and then listens where it did before."""
+    """A service of the stack. When it has died it can be started again, as it was."""
 
     def __init__(
         self,
@@ -80,9 +78,6 @@ class Child:
             await self._process.wait()
             raise FailedPrecondition(f"{self.name} did not start: {self.last_words()}")
         self.addresses = json.loads(line)
-        for name, setting in (("grpc", "port"), ("http", "http_port"), ("address", "port")):
-            if name in self.addresses:
-                self._environment[variable(setting)] = str(split_address(self.addresses[name])[1])
 
     async def _spawn(self, stdout: int | None) -> asyncio.subprocess.Process:
         """Starts the process below a tether, with its log as standard error and, without `stdout`, as output too."""
@@ -147,13 +142,25 @@ class Child:
     def last_words(self) -> str:
         """The last line in the log of the process that was started last: usually the reason why it ended."""
         try:
-            with self._log.open("rb") as log:
-                log.seek(self._began)
-                lines = log.read().decode(errors="replace").split("\n")
+            lines = self._log_lines()
         except OSError as error:
             return f"{self._log}: {error.strerror}"
         line = next((line for line in reversed(lines) if line.strip()), "its log says nothing, or the disk is full")
         return said(line).removeprefix(f"orca-{self.role}: ")
+
+    def logged(self, event: str) -> dict[str, Any] | None:
+        """The last line with an event in the log of the process that was started last; None: there is none."""
+        with suppress(OSError):
+            for line in reversed(self._log_lines()):
+                if f'"event": "{event}"' in line:
+                    return json.loads(line)
+        return None
+
+    def _log_lines(self) -> list[str]:
+        """The log of the process that was started last. Raises OSError."""
+        with self._log.open("rb") as log:
+            log.seek(self._began)
+            return log.read().decode(errors="replace").split("\n")
 
     def unready(self) -> str | None:
         """Asks the status port why the service is not ready. None: it is ready. Blocks for at most 5 s."""
@@ -180,6 +187,13 @@ class Child:
         """Asks a supervisor what its ranks still do before they can form an engine. Blocks for at most 5 s."""
         try:
             return self._status().get("starting")
+        except OSError:
+            return None
+
+    def fork_server(self) -> int | None:
+        """Asks a supervisor for the process that forks its ranks; None where none runs. Blocks for at most 5 s."""
+        try:
+            return self._status().get("fork_server")
         except OSError:
             return None
 

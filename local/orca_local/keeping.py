@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Never
 
+from orca_common.backoff import Backoff
 from orca_common.errors import FailedPrecondition
 
-from .backoff import Backoff
 from .child import Child
 
 QUIET = 10.0  # seconds that a process must have lived for its death to be the first one

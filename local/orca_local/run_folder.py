@@ -6,6 +6,7 @@ Prompts are in the pool's file, so only their owner may read what is in a run fo
 import fcntl
 import os
 import shutil
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -71,6 +72,16 @@ def new_run(runs: Path) -> Path:
             _remove(old)
         return path
     raise FailedPrecondition(f"run_dir: {runs} holds 1000 runs of this second")
+
+
+def unwritable(path: Path) -> str | None:
+    """Why nothing can be written to a folder: a full disk, most often. None: it can."""
+    try:
+        with tempfile.TemporaryFile(dir=path, buffering=0) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        return error.strerror
+    return None
 
 
 def runs_now(path: Path) -> bool:

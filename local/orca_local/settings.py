@@ -16,13 +16,15 @@ from orca_worker.settings import Kernels, SupervisorSettings
 # The settings of each process.
 SERVICES = {"endpoint": EndpointSettings, "supervisor": SupervisorSettings, "scheduler": SchedulerSettings}
 # The stack decides these for each process.
-DECIDED = {"advertise_host", "first_gpu", "gpus_per_pod", "rank_port", "ranks", "status_port", "workers"}
+DECIDED = {"advertise_host", "first_gpu", "gpus_per_pod", "ports_kept", "rank_port", "ranks", "status_port"}
+DECIDED |= {"workers", "worker_statefulset", "worker_namespace", "worker_port"}  # it knows where they are
 
 
 class StackSettings(Settings):
     """Starts everything on this machine, as the processes that a cluster runs, until Ctrl-C."""
 
     model_config = SettingsConfigDict(cli_prog_name="orca serve")
+    heading = "stack"
 
     model: str | None = None
     """Checkpoint folder or hub name; the demo model if not given."""
@@ -101,6 +103,8 @@ def _check_slots(settings: Any) -> Any:
 
 
 VALIDATORS: dict[str, Any] = {"slots_hold_a_block": model_validator(mode="after")(_check_slots)}
+
+StackSettings.parts = (StackSettings, *SERVICES.values())
 
 # What `orca serve` loads. The stack knows it as StackSettings, and only hands the services' settings on.
 ServeSettings = create_model(

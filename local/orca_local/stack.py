@@ -6,9 +6,9 @@ Every process is a child of this one or of a supervisor, and ends with its paren
 """
 
 import asyncio
-import json
 import logging
 import os
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from orca.v1.worker_pb2_grpc import SupervisorStub
 from orca_common.api_keys import ApiKeys
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, Unavailable
-from orca_common.listening import check_port
+from orca_common.listening import check_port, reserve_port
 from orca_common.roles import Role
 from orca_common.service import in_thread
 from orca_common.settings import variable
@@ -46,6 +46,7 @@ LATE_SECONDS = 10.0  # beyond `drain_seconds`, until the last process is killed
 LEFT_SECONDS = {"endpoint": 5.0, "scheduler": 3.0, "supervisor": 1.5, "redis": 0.0}
 REDIS_END = 3.0  # seconds for the embedded Redis to end; what it acknowledged is on disk already
 COUNT_SECONDS = 1.0  # for the endpoints to tell how many streams they have, before they are ended
+CUT = "drain_seconds have passed: streams end UNAVAILABLE"  # an endpoint's word in its log
 REDIAL = 0.2  # seconds between attempts to watch a supervisor
 
 # (source, destination, address) -> where `source` reaches `destination`, which listens at `address`. Both are names of
@@ -87,6 +88,7 @@ class Stack:
         self._rank_ends = RankEnds(settings.tp, settings.pp, self._warn)
         self._waiting = Waiting(self._children, self._say, show)
         self._tasks: list[asyncio.Task[None]] = []
+        self._kept: list[socket.socket] = []  # keep the ports of children that others know, while these start again
 
     def _say(self, sentence: str, level: int = logging.INFO) -> None:
         """Tells it, and leaves it in the run folder, where `orca logs` finds it among the lines of the processes."""
@@ -109,13 +111,9 @@ class Stack:
     @property
     def computed_by(self) -> str:
         """What computes the model: its type, instruction set and threads, as the first rank's log has it."""
-        log = self._run_dir / "logs" / "supervisor-0.log"
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        loaded = next((line for line in lines if '"event": "model loaded"' in line), None)
-        if loaded is None:
-            return "unknown"
-        said = json.loads(loaded)
-        return f"{said['dtype']}, kernels {said['kernels']}"
+        supervisor = next(child for child in self._children if child.role == "supervisor")
+        loaded = supervisor.logged("model loaded")
+        return f"{loaded['dtype']}, kernels {loaded['kernels']}" if loaded else "unknown"
 
     @property
     def children(self) -> Sequence[Child]:
@@ -207,7 +205,16 @@ class Stack:
             seconds = until - left - loop.time()
             seconds = min(seconds, REDIS_END) if role == "redis" else seconds
             await asyncio.gather(*(self._end(child, seconds) for child in children))
+            if role == "endpoint":
+                self._tell_cut()
         self._ended()
+
+    def _tell_cut(self) -> None:
+        """Tells how many streams the endpoints have ended before their time."""
+        told = [child.logged(CUT) for child in self._children if child.role == "endpoint"]
+        if count := sum(line["calls"] for line in told if line):
+            were = "1 stream was" if count == 1 else f"{count} streams were"
+            self._warn(f"{were} cut off: they did not end within {self._settings.drain_seconds:g} s (drain_seconds)")
 
     async def _open_calls(self) -> str:
         """How many streams the endpoints have, for the line that says that they are waited for; "" for none."""
@@ -230,6 +237,9 @@ class Stack:
         self._children.clear()
         self._tasks.clear()
         self._table.ranks.clear()
+        for kept in self._kept:
+            kept.close()
+        self._kept.clear()
         if self._folder is not None:
             self._table.write()
             self._folder.close()
@@ -240,7 +250,14 @@ class Stack:
     async def _start_all(self) -> None:
         settings = self._settings
         supervisors = [
-            await self._child("supervisor", n, "orca_worker", ranks=settings.tp, first_gpu=n * settings.tp)
+            await self._child(
+                "supervisor",
+                n,
+                "orca_worker",
+                ranks=settings.tp,
+                first_gpu=n * settings.tp,
+                port=self._keep("port", LOOPBACK, 0),
+            )
             for n in range(settings.engines * settings.pp)
         ]
         redis: list[Child] = []
@@ -253,7 +270,6 @@ class Stack:
             redis.append(self._redis)
         # Supervisors need no pool, and their ranks take the longest to start.
         await self._start(*redis, *supervisors)
-        ports = {"port": settings.port, "http_port": settings.http_port}
         endpoints = [
             await self._child(
                 "endpoint",
@@ -261,7 +277,9 @@ class Stack:
                 "orca_endpoint",
                 host=settings.host,
                 served_model_name=self.model_name,
-                **({} if n else ports),
+                port=self._keep("port", settings.host, 0 if n else settings.port),
+                http_port=self._keep("http_port", settings.host, 0 if n else settings.http_port),
+                ports_kept=True,
             )
             for n in range(settings.endpoints)
         ]
@@ -277,6 +295,19 @@ class Stack:
         await self._waiting.until(lambda: self._idle_engine(schedulers, supervisors))
         for endpoint in endpoints:
             await self._waiting.until(endpoint.unready)
+
+    def _keep(self, name: str, host: str, port: int) -> int:
+        """A port that no other program gets until the stack has ended; 0 takes a free one. Raises FailedPrecondition.
+
+        A process that is started again would else find the port of its callers taken: a program listens there, or has
+        connected from it, for it may be one of those that the system gives to connections.
+        """
+        try:
+            check_port(name, host, port)
+            self._kept.append(reserve_port(name, host, port))
+        except Unavailable as error:
+            raise FailedPrecondition(str(error)) from None
+        return self._kept[-1].getsockname()[1]
 
     async def _child(self, role: str, number: int, module: str, **decided: object) -> Child:
         """A service with the stack's settings, and with those that are `decided` for this process.

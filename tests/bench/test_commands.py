@@ -19,6 +19,10 @@ NUMBER = r"[\d.,]+"
         ("commit 2x1", [rf"2 rows to 1 endpoints: commit {NUMBER} \({NUMBER}\), floor {NUMBER} .*round trip {NUMBER}"]),
         ("rank --batch 2", [rf"batch 2: rank's CPU {NUMBER} us an iteration; round trip median {NUMBER} us"]),
         (
+            "neighbour --batch 2 --rounds 1 --seconds 0.3",
+            [rf"alone {NUMBER} ms an iteration, beside the neighbour {NUMBER}; it took {NUMBER} ms of each: lost "],
+        ),
+        (
             "hops --stages 2 --seconds 0.005 --tokens 20",
             [
                 rf"control message, stage 0 to 1 +p50 +{NUMBER} ms   p99 +{NUMBER} ms",

@@ -8,8 +8,10 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from importlib.metadata import requires
 from pathlib import Path
+from typing import TextIO, cast
 
 import pytest
 from packaging.requirements import Requirement
@@ -19,6 +21,7 @@ from typer.testing import CliRunner
 from orca_cli import serving
 from orca_cli.main import app
 from orca_cli.runs import logs_of, run_folder, state_of
+from orca_cli.stdout import Lossy
 from orca_client import __version__
 from orca_common.errors import FailedPrecondition
 from orca_local.run_folder import RunFolder, new_run
@@ -197,6 +200,37 @@ def test_certificates_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = CliRunner().invoke(app, ["certs", str(tmp_path / "file")])
     assert (done.exit_code, done.stderr) == (1, f"folder: {tmp_path / 'file'} cannot be written (File exists)\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("plot /nope --out x.svg", "/nope: no file of JSON lines (No such file or directory)"),
+        (f"plot {__file__} --out /nope/x", "/nope/x: nothing was drawn (no line has a rate and a latency)"),
+        ("kernels --json-file /nope/x", "--json-file: /nope/x cannot be written (No such file or directory)"),
+    ],
+)
+def test_files_of_the_bench_that_cannot_be_had(command: str, said: str) -> None:
+    done = CliRunner().invoke(app, ["bench", *command.split()])
+    assert (done.exit_code, done.stderr) == (1, said + "\n")
+
+
+@pytest.mark.parametrize("command", [["config"], ["topology"], ["--help"]])
+def test_output_that_cannot_be_written(command: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "orca_cli", *command]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "standard output cannot be written (No space left on device)\n")
+
+
+def test_a_server_goes_on_when_its_terminal_is_away() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    for path in ("/dev/full", write):
+        with suppress(OSError), open(path, "w") as file:
+            terminal = Console(file=cast(TextIO, Lossy(file)))
+            for _ in range(3):
+                terminal.print("ready")
 
 
 # -- runs

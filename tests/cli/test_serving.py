@@ -16,6 +16,7 @@ from checkpoints import make_timed
 from rich.console import Console
 
 from orca_cli import serving
+from orca_client import AsyncOrcaClient
 from orca_common.errors import Aborted, FailedPrecondition
 from orca_local.settings import ServeSettings
 
@@ -65,3 +66,25 @@ async def test_a_second_ctrl_c(tmp_path: Path, shown: io.StringIO) -> None:
     log = (tmp_path / "run/logs/serve.log").read_text().splitlines()
     told = [(line["level"], line["event"]) for line in map(json.loads, log)]
     assert told[-2:] == [("INFO", "draining, 60 s at most"), ("WARNING", "killed before all was drained")]
+
+
+async def test_streams_that_are_cut_off(tmp_path: Path, shown: io.StringIO) -> None:
+    """Only the endpoint's log told of them."""
+    model = make_timed(tmp_path / "model", seconds=0.05, positions=4096)
+    arguments = [
+        f"--model={model}",
+        f"--run-dir={tmp_path / 'run'}",
+        "--port=0",
+        "--http-port=0",
+        "--drain-seconds=0.1",
+    ]
+    serve = asyncio.create_task(serving.serve(ServeSettings.load(arguments)))
+    await until(lambda: "try: " in shown.getvalue())
+    (address,) = re.findall(r"gRPC (\S+) ", shown.getvalue())
+    async with AsyncOrcaClient([address]) as client:
+        events = client.generate([1, 2, 3], max_new_tokens=4000, ignore_eos=True)
+        await anext(events)
+        serve.cancel()
+        await asyncio.gather(serve, return_exceptions=True)
+    assert "draining 1 stream, 10.1 s at most" in shown.getvalue()
+    assert "1 stream was cut off: they did not end within 0.1 s (drain_seconds)" in shown.getvalue()

@@ -701,6 +701,7 @@ async def test_what_the_wire_cannot_hold(connect: Connect, field: str, arguments
         ({"max_new_tokens": "5"}, "max_new_tokens: must be a whole number from 0 to 4294967295; it is '5'"),
         ({"seed": -1}, "sampling.seed: must be a whole number from 0 to 18446744073709551615; it is -1"),
         ({"temperature": "hot"}, "sampling.temperature: must be a number; it is 'hot'"),
+        ({"stop": ["\udcff"]}, "stop: not valid Unicode: it holds a lone surrogate"),
         ({"stop": [3]}, "stop: must be a string or several of them; it is [3]"),
         ({"stop_token_ids": ["a" * 200]}, f"stop_token_ids: must be token ids; it is ['{'a' * 98}.."),
         ({"on_leave": "stay"}, 'on_leave: must be "cancel" or "detach"; it is \'stay\''),

@@ -25,7 +25,7 @@ COMMAND = [sys.executable, "-c", "import typer; from orca_cli.generate import ge
 TEXT = " w0 w1 w2 w3 w4 w5!"
 
 
-async def start(*arguments: str, stdout: int = asyncio.subprocess.PIPE) -> asyncio.subprocess.Process:
+async def start(*arguments: str | bytes, stdout: int = asyncio.subprocess.PIPE) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(*COMMAND, *arguments, stdin=pipe, stdout=stdout, stderr=pipe)
 
@@ -291,6 +291,24 @@ async def test_ctrl_c_cancels(stage: Stage) -> None:
     _, err = await process.communicate()
     assert (process.returncode, err) == (130, b"")
     assert sorted(script.cancelled) == sorted(call.request.request_id for call in script.calls)
+
+
+async def test_a_full_disk_cancels(stage: Stage) -> None:
+    script = Script(Act(upto=6))
+    full = os.open("/dev/full", os.O_WRONLY)
+    process = await start("x", "--address", (await stage.endpoint(script)).address, stdout=full)
+    os.close(full)
+    _, err = await process.communicate()
+    said = b"stdout cannot be written (No space left on device); the requests were cancelled\n"
+    assert (process.returncode, err) == (1, said)
+    assert len(script.cancelled) == 1
+
+
+async def test_a_prompt_that_is_not_utf_8() -> None:
+    process = await start(b"a\xff")
+    _, err = await process.communicate()
+    assert process.returncode == 2
+    assert b"a prompt is not UTF-8" in err
 
 
 async def test_a_closed_pipe_cancels(stage: Stage, tmp_path: Path) -> None:

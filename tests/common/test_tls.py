@@ -26,13 +26,16 @@ from orca_local.authority import Authority
 
 
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FailedPrecondition, match=r"tls_dir: .* cannot be used"):
+    with pytest.raises(FailedPrecondition, match=r"tls_dir: .* cannot be used .tls.crt: No such file or directory.$"):
         Certificates(str(tmp_path))
     authority = Authority(tmp_path / "ca")
     folder, other = authority.issue(Role.WORKER), authority.issue(Role.CLIENT)
     Certificates(str(folder))
     (folder / "tls.key").write_bytes((other / "tls.key").read_bytes())
-    with pytest.raises(FailedPrecondition, match="cannot be used"):
+    with pytest.raises(FailedPrecondition, match=r"cannot be used .tls.key is not the key of tls.crt.$"):
+        Certificates(str(folder))
+    (folder / "ca.crt").unlink()
+    with pytest.raises(FailedPrecondition, match=r"cannot be used .ca.crt: No such file or directory.$"):
         Certificates(str(folder))
 
 

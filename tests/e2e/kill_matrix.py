@@ -39,7 +39,7 @@ from orca_pool.keys import Keys  # noqa: E402
 from orca_pool.link import Link  # noqa: E402
 
 FILLERS = 2  # requests beside the watched one: as many as a batch holds
-FEW = ("supervisor", "rank")  # roles without a process to spare: all must run before the next kill
+FEW = ("supervisor", "fork server", "rank")  # roles without a process to spare: all must run before the next kill
 TRIES = 20  # a moment may pass while it is looked for
 LONGEST = 180.0  # seconds until a moment comes
 LOOK = 0.001  # seconds between looks whether it has

@@ -7,8 +7,7 @@ streams have ended. In float32 the tokens must be those of transformers, in bflo
 of each prompt alone before. It prints the parts of the recovery's time:
 
 verdict         from the signal to the master's verdict
-re-formation    from the verdict to the engine's next formation. The rank starts again and its groups form; without a
-                spare it also imports torch (a pod has none before 5 quiet seconds, and never with ORCA_SPARE=false)
+re-formation    from the verdict to the engine's next formation. The rank is forked again and its groups form
 re-initiation   from the formation to the first tokens of the new epoch
 """
 

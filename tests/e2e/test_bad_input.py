@@ -98,8 +98,9 @@ async def test_bytes_on_the_wire(stack: Running, case: str) -> None:
 async def test_message_over_the_transport_limit(stack: Running) -> None:
     request = pb.GenerateRequest(text="a" * (32 << 20), max_new_tokens=4)
     error = await refused(stack, lambda: stack.stub.Generate(request).read())
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "larger than max" in (error.details() or "").lower()
+    assert error.code() is INVALID
+    assert field_of(error) == "message"
+    assert "at most 4194304" in (error.details() or "")
 
 
 async def test_duplicate_id_with_another_body(stack: Running) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -114,8 +115,16 @@ def test_serve_generate_and_ctrl_c(served: tuple[subprocess.Popen[str], Path, st
     assert json.loads((run_dir / "processes.json").read_text()) == []
 
 
-def test_serve_killed_leaves_nothing(served: tuple[subprocess.Popen[str], Path, str]) -> None:
-    process, _, _ = served
+def test_serve_keeps_its_ports_and_leaves_nothing(served: tuple[subprocess.Popen[str], Path, str]) -> None:
+    """While an endpoint is away no other program gets its ports. When `orca serve` is killed, nothing is left."""
+    process, _, said = served
+    pid = int(re.findall(r"endpoint-0 at .*\(pid (\d+)\)", said)[0])
+    os.kill(pid, signal.SIGKILL)
+    assert process.stdout is not None
+    assert any(f"endpoint-0 (pid {pid}) was killed" in line for line in process.stdout)
+    for port in re.findall(r"(?:gRPC|http:)\D+127.0.0.1:(\d+)", said):
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", int(port))).close()
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     _, alive = psutil.wait_procs(children, timeout=60)

@@ -30,6 +30,11 @@ if __name__ != "__main__":
         assert len(said) < 40, "each state is told once"
 
 
+def status(run_dir: Path) -> str:
+    command = [sys.executable, "-m", "orca_cli", "status", "--run-dir", str(run_dir)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout
+
+
 async def main(folder: Path) -> None:
 
     from orca_client import AsyncOrcaClient, Token
@@ -57,6 +62,8 @@ async def main(folder: Path) -> None:
             reading = asyncio.create_task(read())
             while not any("No space left" in line for line in said):
                 await asyncio.sleep(0.05)
+            shown = await asyncio.to_thread(status, run_dir)
+            assert f"{run_dir} cannot be written (No space left on device)" in shown, shown
             filler.unlink()
             await reading
             assert tokens == 1500

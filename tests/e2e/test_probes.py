@@ -38,7 +38,7 @@ def pid(stack: Running, role: str, stage: int = 0) -> int:
 
 async def test_probes(tmp_path: Path) -> None:
     everyone = "endpoint-0", "scheduler-0", "supervisor-0", "supervisor-1"
-    async with running(tmp_path / "run", make_timed(tmp_path / "model", seconds=0.0), pp=2, spare=False) as stack:
+    async with running(tmp_path / "run", make_timed(tmp_path / "model", seconds=0.0), pp=2) as stack:
         await ready(stack, *everyone)
         alive(stack, *everyone)
 

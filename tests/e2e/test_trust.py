@@ -72,7 +72,6 @@ async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sec
         "threads": 1,
         "port": 0,
         "http_port": 0,
-        "spare": False,
     }
     settings = ServeSettings.load(
         model=str(model), pp=2, tls_dir=str(certificates), api_keys=line_of("research", KEY), **values

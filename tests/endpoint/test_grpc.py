@@ -124,6 +124,9 @@ async def test_tokens_wait_for_one_another_where_asked(orca: World) -> None:
             assert ids_of([await call.read()]) == [10 + index - 1, 10 + index]  # type: ignore[list-item]
     error = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="three", stream_interval=257)))
     assert field_of(error) == "stream_interval"
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await orca.stub.GenerateText(generation(stream_interval=257), timeout=5)
+    assert field_of(refused.value) == "stream_interval", "what an answer that is not streamed does not need is checked"
 
 
 async def test_with_stop_strings_no_token_waits(orca: World) -> None:
@@ -577,7 +580,13 @@ async def test_health(orca: World) -> None:
         assert await status(service) == health_pb2.HealthCheckResponse.SERVING
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await status("orca.v2.Orca")
-    assert caught.value.code() is CODE.NOT_FOUND
+    assert (caught.value.code(), reason_of(caught.value)) == (CODE.NOT_FOUND, "UNSUPPORTED")
+
+
+async def test_an_unknown_method(orca: World) -> None:
+    for path in ("/orca.v1.Orca/Nothing", "/a.B/C", "/"):
+        error = await error_of(orca.serving.channel.unary_stream(path)(b""))
+        assert (error.code(), reason_of(error)) == (CODE.UNIMPLEMENTED, "UNSUPPORTED")
 
 
 V1, V1ALPHA = "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"

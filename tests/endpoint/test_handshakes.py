@@ -105,7 +105,7 @@ async def test_plain_text_at_the_port_of_tls(
     secured: World, authority: Authority, door: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The HTTP door says what is wrong, to the client and in its log; the client had an empty answer."""
-    caplog.set_level(logging.INFO, "orca_endpoint.http_listener")
+    caplog.set_level(logging.INFO, "orca_endpoint.listener")
     reader, writer = await connected(secured, door)
     host, port = writer.get_extra_info("sockname")
     writer.write(GET)
@@ -130,7 +130,7 @@ async def test_a_client_without_a_certificate(
     secured: World, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It hears TLS's own words, also when it has sent a request at once, as all clients do. asyncio sent no alert."""
-    caplog.set_level(logging.INFO, "orca_endpoint.http_listener")
+    caplog.set_level(logging.INFO, "orca_endpoint.listener")
     context = ssl.create_default_context(cafile=authority.issue(Role.CLIENT) / "ca.crt")
     host, _, port = secured.serving.addresses["http"].rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), ssl=context)

@@ -177,10 +177,9 @@ async def test_a_deadline(orca: World, http: httpx.AsyncClient) -> None:
     body = {"prompt": [5, 6], "max_tokens": 100}
     answer = await http.post("/v1/completions", json=body, headers={"X-Request-Timeout": "0.3"})
     assert answer.status_code == 504
-    answer = await http.post("/v1/completions", json=body, headers={"X-Request-Timeout": "-1"})
-    assert answer.status_code == 504
-    answer = await http.post("/v1/completions", json=body, headers={"X-Request-Timeout": "soon"})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "X-Request-Timeout")
+    for wrong in ("-1", "0", "soon", "inf", ""):
+        answer = await http.post("/v1/completions", json=body, headers={"X-Request-Timeout": wrong})
+        assert (wrong, answer.status_code, answer.json()["error"]["param"]) == (wrong, 400, "X-Request-Timeout")
 
 
 async def test_an_end_in_the_middle_of_a_stream(orca: World, client: AsyncOpenAI) -> None:

@@ -113,3 +113,5 @@ async def test_bad_input(http: httpx.AsyncClient) -> None:
     for case, (path, headers, status, param) in CASES.items():
         answer = await http.get(path, headers=headers)
         assert (case, answer.status_code, answer.json()["error"]["param"]) == (case, status, param)
+    answer = await http.get("/v1/completions/a?form=1")
+    assert answer.json()["error"]["message"] == "form: is not known to Orca; did you mean from?"

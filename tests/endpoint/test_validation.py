@@ -10,6 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from orca.v1 import orca_pb2 as pb
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition, InvalidArgument
+from orca_endpoint.completion_answer import failure
 from orca_endpoint.settings import EndpointSettings
 from orca_endpoint.text import Vocabulary
 from orca_endpoint.threads import Threads
@@ -168,10 +169,12 @@ async def test_without_a_tokenizer(tmp_path: Path) -> None:
     )
     with pytest.raises(FailedPrecondition, match="no tokenizer"):
         await validator.generate(pb.GenerateRequest(text="a", max_new_tokens=1))
-    with pytest.raises(FailedPrecondition, match=r"^prompt\[1\]: this model has no tokenizer"):
+    with pytest.raises(FailedPrecondition, match=r"^prompt\[1\]: this model has no tokenizer") as refused:
         await validator.generate(pb.GenerateRequest(text="a", max_new_tokens=1), {"text": "prompt[1]"})
-    with pytest.raises(FailedPrecondition, match="no tokenizer"):
+    assert failure(refused.value)[2]["error"]["param"] == "prompt[1]"
+    with pytest.raises(FailedPrecondition, match="no tokenizer") as refused:
         await validator.generate(generation(stop=["a"]))
+    assert failure(refused.value)[2]["error"]["param"] == "stop"
     assert (await validator.generate(generation([1, 2]))).max_tokens == 10
 
 

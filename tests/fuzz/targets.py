@@ -11,6 +11,8 @@ from google.protobuf.message import DecodeError, Message
 from orca.v1 import orca_pb2 as pb
 from orca_common.checkpoint import Checkpoint, read_checkpoint
 from orca_common.errors import Internal, OrcaError
+from orca_common.grpc_call import GrpcCall
+from orca_common.http2_connection import Headers, Http2Bounds, Http2Connection
 from orca_endpoint.completion_request import parse
 from orca_endpoint.settings import EndpointSettings
 from orca_endpoint.text import Vocabulary
@@ -43,6 +45,7 @@ def targets(folder: Path, runner: asyncio.Runner) -> dict[str, Target]:
         "resume": _message(doors, pb.ResumeRequest, lambda check, request: check.resume(request)),
         "cancel": _message(doors, pb.CancelRequest, lambda check, request: check.cancel(request)),
         "completions": _completions(doors, runner),
+        "http2": _http2(runner),
     }
 
 
@@ -167,3 +170,104 @@ def _completions(folder: Path, runner: asyncio.Runner) -> Target:
             runner.run(check(raw))
 
     return target
+
+
+# -- HTTP/2
+
+
+class Recorder(asyncio.Transport):
+    """Takes what a connection writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closing = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.closing
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    abort = close
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Place:
+    def leave(self) -> None: ...
+
+
+def _http2(runner: asyncio.Runner) -> Target:
+    """The first byte says in how large pieces the rest comes, and whether its frames are given lengths that fit."""
+
+    async def check(raw: bytes) -> None:
+        wrong: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
+        tasks: list[asyncio.Task[None]] = []
+
+        def begin(connection: Http2Connection, number: int, headers: Headers) -> GrpcCall:
+            call = GrpcCall(connection, number, headers, 1 << 14)
+            call.task = asyncio.get_running_loop().create_task(_echo(call))
+            tasks.append(call.task)
+            return call
+
+        open_ones: set[Http2Connection] = set()
+        bounds, transport = Http2Bounds(4, 4096, 10.0, 300.0), Recorder()
+        connection = Http2Connection(bounds, Place(), begin, open_ones)
+        connection.connection_made(transport)
+        first, raw = raw[0], raw[1:]
+        connection.data_received(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        if first & 1:
+            raw = fitted(raw)
+        size = 1 << first // 16
+        pieces = [raw[n : n + size] for n in range(0, len(raw), size)] if len(raw) < 1000 * size else [raw]
+        for n, piece in enumerate(pieces):
+            connection.data_received(piece)
+            match (first + n) % 32:
+                case 0:
+                    connection.pause_writing()
+                case 5:
+                    connection.resume_writing()
+                case 20 if first & 2:
+                    connection.go_away()
+                case _:
+                    pass
+            await asyncio.sleep(0)
+        connection.resume_writing()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        transport.close()
+        connection.connection_lost(None)
+        for end in await asyncio.gather(*tasks, return_exceptions=True):
+            assert end is None or isinstance(end, asyncio.CancelledError), end
+        assert not open_ones
+        assert not wrong, wrong
+
+    def target(raw: bytes) -> None:
+        runner.run(check(raw or b"\0"))
+
+    return target
+
+
+async def _echo(call: GrpcCall) -> None:
+    try:
+        while (message := await call.read()) is not None:
+            await call.write(message)
+        call.end()
+    except OrcaError as error:
+        call.end(error)
+
+
+def fitted(raw: bytes) -> bytes:
+    """The same with lengths of at most 600 bytes, the last of which ends with the input."""
+    out, at = bytearray(), 0
+    while len(raw) - at > 9:
+        size = min(int.from_bytes(raw[at : at + 3]) % 600, len(raw) - at - 9)
+        out += size.to_bytes(3) + raw[at + 3 : at + 9 + size]
+        at += 9 + size
+    return bytes(out)

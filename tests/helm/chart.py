@@ -86,14 +86,14 @@ OPTIONS = {
         },
         frozenset({"Secret/hub"}),
     ),
-    "no spare, settings, journals": Options(
+    "settings, journals": Options(
         merged(
             DEMO,
             {
                 "slots": 1048576,
                 "endpoint": {"settings": {"max_waiting": 1000000, "pool_patience": 2.5}, "replicas": 3},
                 "scheduler": {"settings": {"max_batch_size": 32, "run_ahead": 1}, "journals": {"enabled": True}},
-                "worker": {"spare": False, "settings": {"threads": 4, "log_level": "DEBUG"}},
+                "worker": {"settings": {"threads": 4, "log_level": "DEBUG"}},
             },
         )
     ),

@@ -257,13 +257,11 @@ def test_placement(placement: str, kind: str) -> None:
 
 
 def test_memory_is_counted() -> None:
-    memory = {"rank": 1000, "spare": 300, "shm": 200}
+    memory = {"rank": 1000, "forkServer": 300, "shm": 200}
     shape = merged(DEMO, {"tp": 4, "worker": {"memory": memory}})
-    with_spare = main(render(shape).pods["worker"])["resources"]
-    without = main(render(merged(shape, {"worker": {"spare": False}})).pods["worker"])["resources"]
-    assert with_spare["requests"]["memory"] == with_spare["limits"]["memory"] == f"{4 * 1000 + 300 + 200 + 256}Mi"
-    assert without["limits"]["memory"] == f"{4 * 1000 + 200 + 256}Mi"
-    assert with_spare["limits"]["nvidia.com/gpu"] == 4
+    resources = main(render(shape).pods["worker"])["resources"]
+    assert resources["requests"]["memory"] == resources["limits"]["memory"] == f"{4 * 1000 + 300 + 200 + 256}Mi"
+    assert resources["limits"]["nvidia.com/gpu"] == 4
     other = merged(shape, {"device": "cpu", "worker": {"resources": {"limits": {"memory": "9Gi"}}}})
     assert main(render(other).pods["worker"])["resources"]["limits"] == {"memory": "9Gi"}
 

@@ -19,9 +19,21 @@ SETTINGS: dict[str, type[Settings]] = {
     "worker": SupervisorSettings,
 }
 DECIDED = {  # by values of their own, or by the chart
-    *("config", "host", "port", "http_port", "status_port", "drain_seconds", "run_dir", "redis_url", "pool", "model"),
+    *(
+        "config",
+        "host",
+        "port",
+        "http_port",
+        "ports_kept",
+        "status_port",
+        "drain_seconds",
+        "run_dir",
+        "redis_url",
+        "pool",
+        "model",
+    ),
     *("tp", "pp", "gpus_per_pod", "slots", "workers", "worker_statefulset", "worker_namespace", "worker_port"),
-    *("dtype", "device", "ranks", "rank_port", "advertise_host", "spare", "first_gpu"),
+    *("dtype", "device", "ranks", "rank_port", "advertise_host", "first_gpu"),
     *("api_keys", "api_keys_file", "tls_dir"),
 }
 
@@ -48,14 +60,14 @@ def test_the_environment_is_of_known_settings(option: str, service: str, monkeyp
 
 
 def test_values_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    option = "no spare, settings, journals"
+    option = "settings, journals"
     endpoint = loaded(option, "endpoint", monkeypatch)
     assert (endpoint.max_waiting, endpoint.pool_patience) == (1000000, 2.5)
     scheduler = loaded(option, "scheduler", monkeypatch)
     assert (scheduler.max_batch_size, scheduler.run_ahead, scheduler.slots) == (32, 1, 1048576)
     assert scheduler.run_dir == "/journals"
     worker = loaded(option, "worker", monkeypatch)
-    assert (worker.spare, worker.threads, worker.log_level, worker.slots) == (False, 4, "DEBUG", 1048576)
+    assert (worker.threads, worker.log_level, worker.slots) == (4, "DEBUG", 1048576)
 
 
 def test_services_agree(monkeypatch: pytest.MonkeyPatch) -> None:

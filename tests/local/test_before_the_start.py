@@ -65,7 +65,7 @@ async def test_no_redis(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"tls_dir": "/nowhere"}, "tls_dir: /nowhere/endpoint cannot be used ([Errno 2] No such file or directory)"),
+        ({"tls_dir": "/nowhere"}, "tls_dir: /nowhere/endpoint cannot be used (tls.crt: No such file or directory)"),
         ({"api_keys_file": "/nowhere"}, "api_keys_file: "),
         ({"api_keys": "research"}, "api_keys: "),
     ],

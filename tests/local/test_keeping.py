@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from orca.v1 import worker_pb2 as pb
-from orca_local.backoff import FIRST, LONGEST, WORKED, Backoff
+from orca_common.backoff import FIRST, LONGEST, WORKED, Backoff
 from orca_local.child import Child
 from orca_local.keeping import UNSTEADY, keep
 from orca_local.rank_ends import RankEnds

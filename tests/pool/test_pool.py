@@ -303,3 +303,14 @@ async def test_an_attach_reads_what_lies_beyond_the_known_tokens(lab: Lab) -> No
         assert isinstance(answer, Attached)
         assert (answer.first, answer.tokens) == (first, tokens[first:])
         assert answer.record == (b"" if known else b"record of r")
+
+
+async def test_streams_are_handed_over_to_an_endpoint_that_renews(lab: Lab) -> None:
+    """One that is silent may be dead, though its lease is not over: nobody would take the streams up."""
+    await lab.endpoint("e")
+    await lab.endpoint("other")
+    await lab.advance(0.7)  # a renewal may be late
+    assert await lab.pool.renew_endpoint("e")
+    assert await lab.pool.hand_over("e") == 1
+    await lab.advance(0.1)
+    assert await lab.pool.hand_over("e") == 0

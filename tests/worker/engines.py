@@ -26,7 +26,7 @@ from orca_common.checkpoint import read_checkpoint
 from orca_common.protocol import PROTOCOL
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
-from orca_worker.beginning import TORCH_DISTRIBUTED
+from orca_worker.beginning import ENVIRONMENT
 from orca_worker.controller import Controller
 from orca_worker.models.families import family_of
 from orca_worker.models.model import Compute
@@ -273,7 +273,7 @@ class Process:
 
     async def start(self) -> "Process":
         environment = (
-            TORCH_DISTRIBUTED
+            ENVIRONMENT
             | os.environ
             | {
                 "ORCA_MODEL": str(self._folder),

@@ -13,22 +13,21 @@ from checkpoints import make_gpt2, make_timed
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
+from orca_common.listening import reserve_port
 from orca_common.protocol import PROTOCOL
-from orca_worker.process import reserve_port
 from orca_worker.settings import RankSettings
 
 PIPE = asyncio.subprocess.PIPE
 
 
+SUPERVISED = "import os; from orca_worker import rank; rank.main(os.getppid())"
+
+
 @asynccontextmanager
-async def supervised(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+async def supervised() -> AsyncIterator[asyncio.subprocess.Process]:
     """A rank whose supervisor is this process."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "orca_worker.rank", str(os.getpid())), stdin=PIPE, stdout=PIPE
-    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", SUPERVISED, stdin=PIPE, stdout=PIPE)
     try:
-        assert process.stdin is not None
-        process.stdin.write(RankSettings(model=str(folder)).model_dump_json().encode() + b"\n")
         yield process
     finally:
         if process.returncode is None:
@@ -37,12 +36,13 @@ async def supervised(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 async def test_a_process_becomes_the_rank_that_it_is_told(tmp_path: Path) -> None:
-    with reserve_port("127.0.0.1", 0) as reserved:
+    with reserve_port("rank_port", "127.0.0.1") as reserved:
         port = reserved.getsockname()[1]
-        async with supervised(make_timed(tmp_path)) as process:
+        async with supervised() as process:
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(json.dumps({"local_rank": 0, "port": port}).encode() + b"\n")
+            settings = RankSettings(model=str(make_timed(tmp_path)), port=port)
+            process.stdin.write(settings.model_dump_json().encode() + b"\n")
             process.stdin.close()
             async with asyncio.timeout(20):
                 address = json.loads(await process.stdout.readline())["address"]
@@ -52,8 +52,8 @@ async def test_a_process_becomes_the_rank_that_it_is_told(tmp_path: Path) -> Non
                 assert (await worker_pb2_grpc.ControllerStub(channel).Hello(request)).pid == process.pid
 
 
-async def test_a_process_that_is_told_nothing_leaves_in_silence(tmp_path: Path) -> None:
-    async with supervised(make_timed(tmp_path)) as process:
+async def test_a_process_that_is_told_nothing_leaves_in_silence() -> None:
+    async with supervised() as process:
         async with asyncio.timeout(20):
             printed, _ = await process.communicate(b"")
         assert (process.returncode, printed) == (0, b"")

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -23,11 +24,12 @@ from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
 from orca_worker.beginning import begin
+from orca_worker.forks import ForkServer, ForkServerLost
+from orca_worker.machine import DRIVER
+from orca_worker.process import adopt_orphans, why_ended
 from orca_worker.rank_process import RankProcess
 from orca_worker.settings import RankSettings
-from orca_worker.supervisor import why_ended
 
-SOON = "from orca_worker import supervisor; supervisor.QUIET = 0.3; supervisor.main()"  # starts its spare soon
 OPTIONS = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
 
 
@@ -50,13 +52,13 @@ class Pod:
     async def running(self) -> list[pb.RankEntry]:
         return await self.until(lambda ranks: all(rank.pid for rank in ranks))
 
-    async def spare(self, *others: int) -> int:
+    async def fork_server(self, *others: int) -> int:
         """The pid of the supervisor's child that is none of these others."""
         async with asyncio.timeout(20):
             while not (found := self.children() - {*others}):
                 await asyncio.sleep(0.02)
-        (spare,) = found
-        return spare
+        (forks,) = found
+        return forks
 
     def children(self) -> set[int]:
         return {child.pid for child in psutil.Process(self.process.pid).children()}
@@ -88,13 +90,15 @@ async def make_member(channel: grpc.aio.Channel) -> worker_pb2_grpc.ControllerSt
 
 
 @asynccontextmanager
-async def running(folder: Path, *how: str, **settings: Any) -> AsyncIterator[Pod]:
-    """Runs a supervisor. `how`: other arguments of Python to start it with."""
-    environment = os.environ | {"ORCA_MODEL": str(folder)} | {f"ORCA_{n.upper()}": str(v) for n, v in settings.items()}
+async def running(
+    folder: Path, *how: str, environment: dict[str, str] | None = None, **settings: Any
+) -> AsyncIterator[Pod]:
+    """Runs a supervisor. `how`: other arguments of Python to start it with. `environment`: besides this process's."""
+    of_orca = {"ORCA_MODEL": str(folder)} | {f"ORCA_{n.upper()}": str(v) for n, v in settings.items()}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *(how or ("-m", "orca_worker")),
-        env=environment,
+        env=os.environ | of_orca | (environment or {}),
         stdout=asyncio.subprocess.PIPE,
     )
     try:
@@ -109,8 +113,15 @@ async def running(folder: Path, *how: str, **settings: Any) -> AsyncIterator[Pod
         await process.wait()
 
 
-def imports_torch(pid: int) -> bool:
-    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+def make_tiny(folder: Path) -> Path:
+    """A model that needs torch."""
+    return make_gpt2(folder / "model", heads=1, layers=1, hidden=4, vocab=97, positions=8, seed=0)
+
+
+def of_torch(pid: int) -> list[str]:
+    """Where the code of torch lies in a process."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return [line for line in maps if "libtorch_cpu" in line and " r-xp " in line]
 
 
 async def gone(pid: int) -> None:
@@ -122,7 +133,7 @@ async def gone(pid: int) -> None:
 
 
 async def test_a_killed_rank_comes_back_at_its_address(tmp_path: Path) -> None:
-    async with running(make_timed(tmp_path), ranks=2, spare=False) as pod:
+    async with running(make_timed(tmp_path), ranks=2) as pod:
         before = await pod.running()
         assert len({rank.address for rank in before}) == 2
         hellos = [await pod.hello(rank) for rank in before]
@@ -153,7 +164,7 @@ def test_why_a_rank_ended(code: int, out_of_memory: bool, why: str) -> None:
 
 
 async def test_fence_kills_that_process_and_no_other(tmp_path: Path) -> None:
-    async with running(make_timed(tmp_path), spare=False) as pod:
+    async with running(make_timed(tmp_path)) as pod:
         (rank,) = await pod.running()
         await pod.hello(rank)
         os.kill(rank.pid, signal.SIGSTOP)  # frozen: it would not hear SIGTERM
@@ -173,115 +184,110 @@ async def test_fence_kills_that_process_and_no_other(tmp_path: Path) -> None:
 async def test_sigterm_leaves_nothing(tmp_path: Path, frozen: bool) -> None:
     async with running(make_timed(tmp_path), ranks=2, drain_seconds=0.5 if frozen else 20) as pod:
         ranks = await pod.running()
-        for rank in ranks:
-            await pod.hello(rank)
+        pids = [(await pod.hello(rank)).pid for rank in ranks]
+        forks = await pod.fork_server(*pids)
         if frozen:
-            os.kill(ranks[0].pid, signal.SIGSTOP)
+            for pid in (forks, pids[0]):
+                os.kill(pid, signal.SIGSTOP)
         pod.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(10):
             assert await pod.process.wait() == 0
-        for rank in ranks:
-            assert not psutil.pid_exists(rank.pid)
+        for pid in (forks, *pids):
+            assert not psutil.pid_exists(pid)
 
 
-async def test_ranks_end_with_their_supervisor(tmp_path: Path) -> None:
-    async with running(make_timed(tmp_path)) as pod:
+async def test_ranks_are_forked_by_one_process_and_are_the_supervisors_children(tmp_path: Path) -> None:
+    """What they run has been imported once, before them, by a process of one thread."""
+    async with running(make_tiny(tmp_path), ranks=2, device="cpu") as pod:
+        ranks = await pod.running()
+        pids = [(await pod.hello(rank)).pid for rank in ranks]
+        forks = await pod.fork_server(*pids)
+        assert [psutil.Process(pid).ppid() for pid in pids] == 2 * [pod.process.pid]
+        assert [psutil.Process(pid).name() for pid in (forks, *pids)] == ["orca-forks", "orca-rank-0", "orca-rank-1"]
+        assert len(os.listdir(f"/proc/{forks}/task")) == 1
+        # Their address space was the fork server's: torch lies where it lies there.
+        assert [of_torch(pid) for pid in pids] == 2 * [of_torch(forks)] != [[], []]
+        os.kill(pids[1], signal.SIGKILL)
+        after = await pod.until(lambda ranks: ranks[1].pid not in (0, pids[1]))
+        assert (await pod.hello(after[1])).pid == after[1].pid
+        assert of_torch(after[1].pid) == of_torch(forks)
+        assert pod.children() == {forks, pids[0], after[1].pid}
+
+
+async def test_the_fork_server_does_not_start_cuda(tmp_path: Path) -> None:
+    """A process that has started CUDA's driver cannot be forked for a GPU. This driver says who starts it."""
+    told = tmp_path / "told"
+    source = (
+        "#include <stdio.h>\n#include <unistd.h>\n"
+        f'int cuInit(unsigned f) {{ FILE *o = fopen("{told}", "a");'
+        'fprintf(o, "%d\\n", getpid()); fclose(o); return 100; }\n'
+    )
+    library = tmp_path / DRIVER
+    compiler = ("cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library))
+    await asyncio.to_thread(subprocess.run, compiler, input=source.encode(), check=True)
+    async with running(make_tiny(tmp_path), environment={"LD_LIBRARY_PATH": str(tmp_path)}) as pod:
         (rank,) = await pod.running()
         await pod.hello(rank)
-        pod.process.kill()
-        async with asyncio.timeout(10):
-            await pod.process.wait()
-            await gone(rank.pid)
+        forks = await pod.fork_server(rank.pid)
+        started = {int(pid) for pid in told.read_text().split()}
+        assert started == {pod.process.pid, rank.pid}
+        assert of_torch(forks)
 
 
-async def test_the_spare_takes_a_dead_ranks_place_and_a_new_one_comes(tmp_path: Path) -> None:
-    async with running(make_timed(tmp_path), "-c", SOON, ranks=2) as pod:
+async def test_a_killed_fork_server_is_replaced_and_the_ranks_do_not_notice(tmp_path: Path) -> None:
+    async with running(make_timed(tmp_path), ranks=2) as pod:
         before = await pod.running()
         pids = [rank.pid for rank in before]
-        spare = await pod.spare(*pids)
-        os.kill(pids[1], signal.SIGKILL)
-        after = await pod.until(lambda ranks: ranks[1].restarts == 1 and ranks[1].pid != 0)
-        assert after[0] == before[0]
-        assert (after[1].address, after[1].pid) == (before[1].address, spare)
-        assert (await pod.hello(after[1])).pid == spare
-        assert (await pod.hello(after[0])).pid == pids[0]
-        next_spare = await pod.spare(*pids, spare)
-        os.kill(spare, signal.SIGKILL)
-        again = await pod.until(lambda ranks: ranks[1].restarts == 2 and ranks[1].pid != 0)
-        assert again[1].pid == next_spare
+        forks = await pod.fork_server(*pids)
+        os.kill(forks, signal.SIGKILL)
+        successor = await pod.fork_server(*pids, forks)
+        assert [(await pod.hello(rank)).pid for rank in before] == pids
+        os.kill(pids[0], signal.SIGKILL)
+        after = await pod.until(lambda ranks: ranks[0].pid not in (0, pids[0]))
+        assert after[1] == before[1]
+        assert (await pod.hello(after[0])).pid == after[0].pid
+        assert pod.children() == {successor, after[0].pid, pids[1]}
 
 
-async def test_a_killed_spare_is_replaced_and_the_ranks_do_not_notice(tmp_path: Path) -> None:
-    async with running(make_timed(tmp_path), "-c", SOON) as pod:
+async def test_a_rank_that_dies_with_the_fork_server_comes_back(tmp_path: Path) -> None:
+    async with running(make_timed(tmp_path)) as pod:
         (rank,) = await pod.running()
-        spare = await pod.spare(rank.pid)
-        os.kill(spare, signal.SIGKILL)
-        successor = await pod.spare(rank.pid, spare)
-        hello = await pod.hello(rank)
-        assert hello.pid == rank.pid
+        forks = await pod.fork_server(rank.pid)
+        for pid in (forks, rank.pid):
+            os.kill(pid, signal.SIGKILL)
+        (after,) = await pod.until(lambda ranks: ranks[0].pid not in (0, rank.pid))
+        assert (await pod.hello(after)).pid == after.pid
+
+
+async def test_a_frozen_fork_server_is_replaced_when_it_is_needed(tmp_path: Path) -> None:
+    impatient = "from orca_worker import forks, supervisor; forks.ANSWER = 0.3; supervisor.main()"
+    async with running(make_timed(tmp_path), "-c", impatient) as pod:
+        (rank,) = await pod.running()
+        forks = await pod.fork_server(rank.pid)
+        os.kill(forks, signal.SIGSTOP)
         os.kill(rank.pid, signal.SIGKILL)
         (after,) = await pod.until(lambda ranks: ranks[0].pid not in (0, rank.pid))
-        assert (after.pid, after.restarts) == (successor, 1)
+        assert (await pod.hello(after)).pid == after.pid
+        assert not psutil.pid_exists(forks)
 
 
-async def test_a_frozen_spare_is_a_rank_that_can_be_fenced(tmp_path: Path) -> None:
-    async with running(make_timed(tmp_path), "-c", SOON) as pod:
-        (rank,) = await pod.running()
-        spare = await pod.spare(rank.pid)
-        os.kill(spare, signal.SIGSTOP)
-        os.kill(rank.pid, signal.SIGKILL)
-        await pod.until(lambda ranks: ranks[0].pid == spare)
-        assert (await pod.stub.Fence(pb.FenceRequest(local_rank=0, pid=spare, verdict="a test"))).killed
-        (successor,) = await pod.until(lambda ranks: ranks[0].pid not in (0, spare))
-        assert (await pod.hello(successor)).pid == successor.pid
-
-
-async def test_a_pod_without_a_spare(tmp_path: Path) -> None:
-    folder = make_timed(tmp_path)
-    async with running(folder, "-c", SOON, spare=False) as pod:
-        (rank,) = await pod.running()
-        await pod.hello(rank)
-        async with running(folder, "-c", SOON) as later:
-            (its_rank,) = await later.running()
-            await later.spare(its_rank.pid)
-        assert pod.children() == {rank.pid}  # although this pod was quiet for longer than the other
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-async def test_sigterm_leaves_no_spare(tmp_path: Path, frozen: bool) -> None:
-    async with running(make_timed(tmp_path), "-c", SOON) as pod:
-        (rank,) = await pod.running()
-        spare = await pod.spare(rank.pid)
-        if frozen:
-            os.kill(spare, signal.SIGSTOP)
-        pod.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(10):
-            assert await pod.process.wait() == 0
-        assert not psutil.pid_exists(spare)
-        assert not psutil.pid_exists(rank.pid)
-
-
-async def test_a_spare_has_torch_and_ends_with_its_supervisor_even_frozen(tmp_path: Path) -> None:
-    folder = make_gpt2(tmp_path, heads=1, layers=1, hidden=4, vocab=97, positions=8, seed=0)
-    async with running(folder, "-c", SOON, device="cpu") as pod:
-        (rank,) = await pod.running()
-        spare = await pod.spare(rank.pid)
-        async with asyncio.timeout(20):
-            while not imports_torch(spare):
-                await asyncio.sleep(0.02)
-        os.kill(spare, signal.SIGSTOP)
+async def test_ranks_and_fork_server_end_with_their_supervisor_even_frozen(tmp_path: Path) -> None:
+    async with running(make_timed(tmp_path), ranks=2) as pod:
+        pids = [(await pod.hello(rank)).pid for rank in await pod.running()]
+        forks = await pod.fork_server(*pids)
+        for pid in (forks, pids[0]):
+            os.kill(pid, signal.SIGSTOP)
         pod.process.kill()
         async with asyncio.timeout(10):
             await pod.process.wait()
-            await gone(spare)
-            await gone(rank.pid)
+            for pid in (forks, *pids):
+                await gone(pid)
 
 
 async def test_the_pod_is_ready_when_its_ranks_are_members(tmp_path: Path) -> None:
-    async with running(make_timed(tmp_path), "-c", SOON) as pod:
+    async with running(make_timed(tmp_path)) as pod:
         (rank,) = await pod.running()
         await pod.hello(rank)
-        spare = await pod.spare(rank.pid)
         reason = await asyncio.to_thread(pod.ready)
         assert reason is not None
         assert reason.startswith("rank 0")
@@ -292,14 +298,13 @@ async def test_the_pod_is_ready_when_its_ranks_are_members(tmp_path: Path) -> No
             await lane.write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=1, epoch=1)))
             await lane.read()
             assert await asyncio.to_thread(pod.ready) is None
-            assert await pod.spare(rank.pid) == spare  # readiness does not depend on the spare
         while await asyncio.to_thread(pod.ready) != "rank 0: no master holds its control lane":
             await asyncio.sleep(0.02)
 
 
 async def test_probes_of_a_pod_with_frozen_ranks(tmp_path: Path) -> None:
     """All ranks are asked at the same time, so the answer comes within a probe's time. None ends the supervisor."""
-    async with running(make_timed(tmp_path), ranks=4, spare=False) as pod:
+    async with running(make_timed(tmp_path), ranks=4) as pod:
         ranks = await pod.running()
         for rank in ranks:
             await pod.hello(rank)
@@ -389,15 +394,51 @@ async def test_a_taken_port_stops_the_start_with_a_sentence(tmp_path: Path, modu
     assert errors.count(b"\n") == 1, errors
 
 
-async def test_a_process_may_end_before_it_is_told(tmp_path: Path) -> None:
-    """A spare that has died, before the supervisor has noticed."""
-    process = RankProcess(begin(), RankSettings(model=str(make_timed(tmp_path / "model"))), lambda: None)
-    process.kill(signal.SIGKILL)
-    assert await asyncio.wait_for(process.ended, 20) == -signal.SIGKILL
-    process.tell(0, 1)
+@pytest.fixture
+async def forks() -> AsyncIterator[ForkServer]:
+    """A fork server of this process, which imports nothing more."""
+    adopt_orphans()
+    server = ForkServer(begin(), [], "INFO")
+    yield server
+    server.kill()
+    await server.ended
+    adopt_orphans(False)
 
 
-async def test_a_process_ends_where_many_descriptors_are_open(tmp_path: Path) -> None:
+async def left(pid: int) -> int | None:
+    """Waits until a child has ended, and leaves it to be reaped. Returns its exit status."""
+    async with asyncio.timeout(20):
+        while (ended := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None:  # noqa: ASYNC222
+            await asyncio.sleep(0.01)
+    return ended.si_status
+
+
+async def test_a_process_may_end_before_it_is_told(tmp_path: Path, forks: ForkServer) -> None:
+    forked = await forks.fork()
+    os.kill(forked.pid, signal.SIGKILL)
+    await left(forked.pid)
+    process = RankProcess(forked, RankSettings(model=str(tmp_path)))
+    async with asyncio.timeout(20):
+        assert await process.ended == -signal.SIGKILL
+
+
+async def test_a_process_without_settings_ends(forks: ForkServer) -> None:
+    """As one that was forked just before the fork server died: nobody has heard of it."""
+    pid, input, output = await forks.fork()
+    os.close(input)
+    assert await left(pid) == 0
+    os.close(output)
+    os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222
+
+
+async def test_a_fork_server_that_has_died_says_so(forks: ForkServer) -> None:
+    await forks.fork()
+    forks.kill()
+    with pytest.raises(ForkServerLost, match="the fork server: its process ended with status -9"):
+        await forks.fork()
+
+
+async def test_a_process_ends_where_many_descriptors_are_open(tmp_path: Path, forks: ForkServer) -> None:
     settings = RankSettings(model=str(make_timed(tmp_path / "model")))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
@@ -405,6 +446,7 @@ async def test_a_process_ends_where_many_descriptors_are_open(tmp_path: Path) ->
         files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
         for _ in range(1_100):
             files.callback(os.close, os.dup(sys.stderr.fileno()))
-        process = RankProcess(begin(), settings, lambda: None)
+        process = RankProcess(await forks.fork(), settings)
         process.kill(signal.SIGKILL)
-        assert await asyncio.wait_for(process.ended, 20) == -signal.SIGKILL
+        async with asyncio.timeout(20):
+            assert await process.ended == -signal.SIGKILL

@@ -33,6 +33,7 @@ class OrcaStub:
     PERMISSION_DENIED   where the release has mTLS: the certificate has another role than client [WRONG_ROLE]
     UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
     DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
+    UNIMPLEMENTED       no such method, or a message compressed in a way that is not known here [UNSUPPORTED]
     INTERNAL            a bug; the sentence and the metadata hold a trace id [BUG]
     """
 
@@ -77,6 +78,7 @@ class OrcaServicer:
     PERMISSION_DENIED   where the release has mTLS: the certificate has another role than client [WRONG_ROLE]
     UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
     DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
+    UNIMPLEMENTED       no such method, or a message compressed in a way that is not known here [UNSUPPORTED]
     INTERNAL            a bug; the sentence and the metadata hold a trace id [BUG]
     """
 
@@ -180,6 +182,7 @@ class Orca:
     PERMISSION_DENIED   where the release has mTLS: the certificate has another role than client [WRONG_ROLE]
     UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
     DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
+    UNIMPLEMENTED       no such method, or a message compressed in a way that is not known here [UNSUPPORTED]
     INTERNAL            a bug; the sentence and the metadata hold a trace id [BUG]
     """
 

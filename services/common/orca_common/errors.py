@@ -12,7 +12,7 @@ OrcaError
 ├── Unauthenticated      no API key, or a wrong one
 ├── PermissionDenied     a certificate whose role may not do this
 ├── DataLoss             the pool no longer holds what the client was shown
-├── Unimplemented        no such method
+├── Unimplemented        no such method, or a compression that is not known
 ├── Unavailable          a dependency is away; try again
 └── Internal             a bug, or a request that took its engine down again and again; carries the trace id
 """
@@ -73,6 +73,7 @@ class ErrorReason(StrEnum):
     ENDPOINT_LEAVING = "ENDPOINT_LEAVING"
     ENGINES_LOST = "ENGINES_LOST"
     LOGITS_NOT_FINITE = "LOGITS_NOT_FINITE"
+    UNSUPPORTED = "UNSUPPORTED"
     BUG = "BUG"
 
 
@@ -108,7 +109,13 @@ class InvalidArgument(OrcaError):
 
 
 class FailedPrecondition(OrcaError):
+    """`field` is the request's field that cannot be honoured here, where it is one alone; the sentence names it."""
+
     code = grpc.StatusCode.FAILED_PRECONDITION
+
+    def __init__(self, message: str, field: str | None = None, *, reason: ErrorReason | None = None) -> None:
+        super().__init__(message, reason=reason)
+        self.field = field
 
 
 class AlreadyExists(OrcaError):
@@ -173,6 +180,7 @@ class Unavailable(OrcaError):
 
 class Unimplemented(OrcaError):
     code = grpc.StatusCode.UNIMPLEMENTED
+    reason = ErrorReason.UNSUPPORTED
 
 
 class Internal(OrcaError):

@@ -2,28 +2,26 @@
 
 import asyncio
 import re
-import zlib
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from urllib.parse import quote
 
-from grpc_status.rpc_status import GRPC_DETAILS_METADATA_KEY
+from .compression import inflated, too_large, unreadable
+from .errors import OrcaError, status_of
+from .http2_connection import FIELD, WINDOW, Headers, Http2Connection
 
-from .errors import ErrorReason, InvalidArgument, OrcaError, status_of
-from .http2_connection import WINDOW, Headers, Http2Connection
-
-FIELD = 32  # bytes that each field of a header counts more, by HTTP/2
 PREFIX = 5  # bytes before a message: whether it is compressed, and its length
 BEGIN_SECONDS = 1.0
+IN_LOOP = 1 << 16  # bytes; a larger message is inflated in a thread. 4 MB may take 0.3 s.
 UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}  # of grpc-timeout, in seconds
 TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
-WBITS = {"gzip": 31, "deflate": 15}  # how zlib is told of them
 BEGIN = (
     (b":status", b"200"),
     (b"content-type", b"application/grpc"),
     (b"grpc-accept-encoding", b"identity,deflate,gzip"),
 )
+DETAILS = b"grpc-status-details-bin"
 OK = ((b"grpc-status", b"0"),)
 PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")  # of a status's sentence, as it may be written
 
@@ -94,7 +92,7 @@ class GrpcCall:
     async def read(self) -> bytes | None:
         """The next message; None: there is no more. While nobody reads, the client may send its first window only.
 
-        Raises InvalidArgument.
+        Raises InvalidArgument; Unimplemented for a compression that is not known.
         """
         while (need := self._missing()) > 0:
             if self._heard:
@@ -106,7 +104,12 @@ class GrpcCall:
                 self._window = need
             self._news = self._loop.create_future()
             await self._news
-        return self._take()
+        compressed, raw = self._take()
+        if not compressed:
+            return raw
+        if len(raw) <= IN_LOOP:
+            return inflated(raw, self._encoding, self._max)
+        return await asyncio.to_thread(inflated, raw, self._encoding, self._max)
 
     def listen(self, heard: Callable[[bytes], None], ended: Callable[[OrcaError | None], None]) -> None:
         """Hands each message to `heard` in the turn of the loop in which it comes, instead of `read`.
@@ -123,7 +126,8 @@ class GrpcCall:
         heard, ended = self._listener
         try:
             while not self.gone and self._missing() <= 0:
-                heard(self._take())
+                compressed, raw = self._take()
+                heard(inflated(raw, self._encoding, self._max) if compressed else raw)
             need = max(self._missing(), WINDOW)
         except OrcaError as error:
             ended(error)
@@ -134,11 +138,17 @@ class GrpcCall:
             self._connection.grant(self._number, need - self._window)
             self._window = need
 
-    def _take(self) -> bytes:
+    def _take(self) -> tuple[int, bytes]:
+        """The next message, which has come, and whether it is compressed."""
         compressed, size = self._came[0], int.from_bytes(self._came[1:PREFIX])
         raw = bytes(self._came[PREFIX : PREFIX + size])
         del self._came[: PREFIX + size]
-        return self._inflated(raw) if compressed else raw
+        return compressed, raw
+
+    @property
+    def readable(self) -> bool:
+        """Whether `read` returns, or raises, at once."""
+        return self._heard or (len(self._came) >= PREFIX and self._missing() <= 0)
 
     def _missing(self) -> int:
         """Bytes that must come before there is a message."""
@@ -146,23 +156,8 @@ class GrpcCall:
             return PREFIX - len(self._came)
         size = int.from_bytes(self._came[1:PREFIX])
         if size > self._max:
-            raise self._too_large(size)
+            raise too_large(size, self._max)
         return PREFIX + size - len(self._came)
-
-    def _inflated(self, raw: bytes) -> bytes:
-        if self._encoding not in WBITS:
-            raise unreadable("is compressed in a way that its header does not tell (identity, deflate or gzip)")
-        inflater = zlib.decompressobj(WBITS[self._encoding])
-        try:
-            message = inflater.decompress(raw, self._max)
-        except zlib.error:
-            raise unreadable(f"is no {self._encoding}") from None
-        if inflater.unconsumed_tail or not inflater.eof:
-            raise self._too_large(None)
-        return message
-
-    def _too_large(self, size: int | None) -> InvalidArgument:
-        return InvalidArgument("message", f"has {size or 'more'} bytes; at most {self._max}")
 
     async def begun(self) -> None:
         """Waits, for a second at most, until something of the first message has come. A client of grpc.aio whose call
@@ -226,6 +221,8 @@ class GrpcCall:
 
     def refuse(self, status: int) -> None:
         """Answers what is no call of gRPC, by a status of HTTP."""
+        if self.gone:
+            return
         self.gone = True
         self._connection.finish(self._number, ((b":status", str(status).encode()),), heard=self._heard)
 
@@ -239,15 +236,11 @@ def _wake(future: asyncio.Future[None] | None) -> None:
         future.set_result(None)
 
 
-def unreadable(problem: str) -> InvalidArgument:
-    return InvalidArgument("message", problem, reason=ErrorReason.UNREADABLE_MESSAGE)
-
-
 def trailers_of(error: OrcaError) -> Headers:
     """An error as gRPC's trailers: its status, its sentence, and what a program can read."""
     status = status_of(error)
     return (
         (b"grpc-status", str(status.code).encode()),
         (b"grpc-message", quote(str(error), safe=PLAIN).encode()),
-        (GRPC_DETAILS_METADATA_KEY.encode(), b64encode(status.SerializeToString()).rstrip(b"=")),
+        (DETAILS, b64encode(status.SerializeToString()).rstrip(b"=")),
     )

@@ -7,8 +7,9 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from .compression import unreadable
 from .errors import DeadlineExceeded, OrcaError, Unavailable, Unimplemented, internal
-from .grpc_call import GrpcCall, Method, Methods, unreadable
+from .grpc_call import GrpcCall, Method, Methods
 from .http2_connection import Headers, Http2Bounds, Http2Connection, Place
 
 M = TypeVar("M", bound=Message)

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from grpc_health.v1 import health_pb2
 
-from orca_common.errors import NotFound
+from orca_common.errors import ErrorReason, NotFound
 
 from .grpc_call import GrpcCall, Methods
 from .grpc_server import only
@@ -48,7 +48,7 @@ class Health:
         with self._bound(call.peer):
             service = (await self._read(call, Request)).service
             if service not in self._services:
-                raise NotFound("service: is not known here")
+                raise NotFound("service: is not known here", reason=ErrorReason.UNSUPPORTED)
             return self._status(service).SerializeToString()
 
     async def watch(self, call: GrpcCall) -> None:

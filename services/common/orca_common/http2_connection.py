@@ -15,7 +15,6 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
-    ConnectionTerminated,
     DataReceived,
     Event,
     PingAckReceived,
@@ -30,14 +29,21 @@ from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame, SettingsFrame
 
 from .address import join_address
+from .http2_frames import Flood, Frames
 
 Headers = Iterable[tuple[bytes, bytes]]
 
 WINDOW = 65_535  # bytes that a stream may send before it is granted more: HTTP/2's default
-PIECE = 16_384  # bytes that are parsed before others have their turn on the loop: 10 ms of the smallest frames
 KEEPALIVE_SECONDS, ANSWER_SECONDS = 30.0, 10.0  # a silent client is pinged, and has so long to answer
-RESETS, RESETS_A_SECOND = 1000, 100  # streams that a connection's client may take back
+GOODBYE_SECONDS = 1.0  # for a client that breaks the rules to hear so; TLS would read on from it
+RESETS, RESETS_A_SECOND = 1000, 100  # streams that a client may take back, or open beyond the bound
+LONG = 50  # resets that a stream with a header above the bound counts as
+FIELD = 32  # bytes that each field of a header counts more, by HTTP/2
+TABLE = 4096  # bytes of our table of headers. hpack reads all of it for a header that it does not find.
+KNOWN_SETTINGS = 64  # h2 keeps what it does not know
+LEAVING = b"leaving "  # what a ping says after which no stream is on its way
 LAST_STREAM = (1 << 31) - 1
+MEANT = 16  # bytes; a smaller frame of ours may be one that the client's window has cut
 JITTER = 0.1  # of a connection's age, so that clients do not come again all at once
 WIDER = 4  # times: longer headers end the connection
 
@@ -74,6 +80,12 @@ class Stream(Protocol):
         """The client took the stream back, or its connection has ended. Nothing can be sent any more."""
 
 
+class Remembering(H2Connection):
+    """h2 remembers how streams have ended, 65,536 of them: 8 MB for each connection."""
+
+    MAX_CLOSED_STREAMS = 1024
+
+
 class Http2Connection(asyncio.Protocol):
     """The server's side. `begin` makes the stream of each request; `others` are the connections that are open."""
 
@@ -86,10 +98,12 @@ class Http2Connection(asyncio.Protocol):
     ) -> None:
         self._bounds, self._place, self._begin, self._others = bounds, place, begin, others
         self._loop = asyncio.get_running_loop()
-        self._h2 = H2Connection(H2Configuration(client_side=False, header_encoding=None))
+        self._h2 = Remembering(H2Configuration(client_side=False, header_encoding=None))
+        self._frames = Frames(WIDER * bounds.header_bytes, self._loop.time())
         self._streams: dict[int, Stream] = {}
-        self._unread = b""
+        self._reading = False  # a turn of `_read` is due
         self._flushing = self._paused = False
+        self._widened = False  # the client has widened the connection's window, or all windows
         self._unacknowledged = 0  # bytes of DATA that the connection's window is not yet given back
         self._resets = 0
         self._newest = 0  # the last stream that was begun
@@ -111,7 +125,7 @@ class Http2Connection(asyncio.Protocol):
         self._h2.decoder.max_header_list_size = WIDER * bounds.header_bytes
         self._h2.initiate_connection()
         self._h2.clear_outbound_data_buffer()
-        told = {
+        told: dict[int, int] = {
             SettingCodes.MAX_CONCURRENT_STREAMS: bounds.streams,
             SettingCodes.MAX_HEADER_LIST_SIZE: bounds.header_bytes,
         }
@@ -120,38 +134,50 @@ class Http2Connection(asyncio.Protocol):
         self._alive = self._loop.call_later(KEEPALIVE_SECONDS, self._look)
         age = bounds.age * random.uniform(1 - JITTER, 1 + JITTER)
         self._aging = self._loop.call_later(age, self.go_away) if age else None
+        self._ending: asyncio.TimerHandle | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._greeting, self._alive, self._aging):
+        for timer in (self._greeting, self._alive, self._aging, self._ending):
             if timer is not None:
                 timer.cancel()
         self._place.leave()
+        self._lose()
+        self._others.discard(self)
+
+    def _lose(self) -> None:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.lost()
-        self._others.discard(self)
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
-        if self._unread:  # a turn of `_read` is due
-            self._unread += data
-        else:
-            self._unread = data
+        self._frames.add(data)
+        if not self._reading:
             self._read()
 
     def _read(self) -> None:
-        """Parses a piece of what has come; the rest in the next turn of the loop."""
-        if self._transport.is_closing():
+        """Hears what has come, as much as one turn of the loop has time for."""
+        self._reading = False
+        if self._transport.is_closing() or self._paused:
             return
-        piece, self._unread = self._unread[:PIECE], self._unread[PIECE:]
         try:
-            for event in self._h2.receive_data(piece):
+            for event in self._h2.receive_data(self._frames.turn(self._loop.time())):
                 self._hear(event)
-        except ProtocolError:  # h2 has put its reason on the wire
-            self.close()
+        except Flood as flood:
+            self._h2.close_connection(flood.code)
+            self.close(GOODBYE_SECONDS)
             return
+        except ProtocolError:  # h2 has put its reason on the wire
+            self.close(GOODBYE_SECONDS)
+            return
+        if self._widened:
+            self._widened = False
+            self._opened()
+        if self._frames.goaway:
+            self._settle()
         self._flush_soon()
-        if self._unread:
+        if self._frames.more:
+            self._reading = True
             self._transport.pause_reading()
             self._loop.call_soon(self._read)
         elif not self._paused:
@@ -164,14 +190,22 @@ class Http2Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._paused = False
-        if not self._unread:
-            self._transport.resume_reading()
         self._opened()
+        if not self._reading:
+            self._read()
 
-    def close(self) -> None:
-        """Ends the connection, after what is on its way out."""
+    def close(self, patience: float | None = None) -> None:
+        """Ends the connection, after what is on its way out. Its streams end now: h2 lets them send no more.
+
+        patience: seconds for a client that reads nothing, or sends on below TLS; ANSWER_SECONDS if not given.
+        """
+        if self._transport.is_closing():
+            return
         self._flush()
         self._transport.close()
+        self._alive.cancel()
+        self._ending = self._loop.call_later(patience or ANSWER_SECONDS, self._abort)
+        self._lose()
 
     def _abort(self) -> None:
         self._transport.abort()
@@ -201,22 +235,19 @@ class Http2Connection(asyncio.Protocol):
                 if stream := self._streams.get(event.stream_id):
                     stream.ended()
             case StreamReset():
-                if stream := self._streams.pop(event.stream_id, None):
+                if stream := self._forget(event.stream_id):
                     stream.lost()
                     self._count_reset()
             case WindowUpdated(stream_id=number) if number:
                 if stream := self._streams.get(number):
                     stream.opened()
             case WindowUpdated():
-                self._opened()
+                self._widened = True
             case RemoteSettingsChanged():
                 self._greeting.cancel()
-                self._opened()
-            case PingAckReceived() if self._leaving and self._last is None:
+                self._settings_came()
+            case PingAckReceived(ping_data=data) if data == LEAVING and self._leaving:
                 self._settle()
-            case ConnectionTerminated():
-                self._leaving = True
-                self._close_if_idle()
             case _:
                 pass
 
@@ -224,22 +255,39 @@ class Http2Connection(asyncio.Protocol):
         number = event.stream_id
         if len(self._streams) >= self._bounds.streams or (self._last is not None and number > self._last):
             self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+            self._count_reset()
             return
+        size = sum(len(name) + len(value) + FIELD for name, value in event.headers)
+        if size > self._bounds.header_bytes:
+            self._count_reset(LONG)
         self._newest = number
         self._streams[number] = self._begin(self, number, event.headers)
 
-    def _count_reset(self) -> None:
-        """A client that opens streams only to take them back costs us the work, and itself nothing."""
-        self._resets += 1
+    def _settings_came(self) -> None:
+        if len(self._h2.remote_settings) > KNOWN_SETTINGS:
+            raise Flood
+        if self._h2.encoder.header_table_size > TABLE:  # noqa: PLR1730 (to set it again would hide a change)
+            self._h2.encoder.header_table_size = TABLE
+        self._widened = True
+
+    def _count_reset(self, many: int = 1) -> None:
+        """A client that opens streams only to take them back costs us the work, and itself nothing. Raises Flood."""
+        self._resets += many
         if self._resets > RESETS + RESETS_A_SECOND * (self._loop.time() - self._began):
-            self._h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
-            self.close()
+            raise Flood
+
+    def _forget(self, number: int) -> Stream | None:
+        stream = self._streams.pop(number, None)
+        if not self._streams:
+            _ = self._h2.open_inbound_streams  # h2 lets go of closed streams only when it counts the open ones
+        return stream
 
     def _give_back(self, size: int) -> None:
         """The connection's window is given back as data come, for a stream that nobody reads must not stop others."""
         self._unacknowledged += size
         if self._unacknowledged >= WINDOW // 2:
             self._h2.increment_flow_control_window(self._unacknowledged)
+            self._frames.earn()
             self._unacknowledged = 0
 
     def _opened(self) -> None:
@@ -267,15 +315,19 @@ class Http2Connection(asyncio.Protocol):
     def send(self, number: int, data: bytes) -> None:
         """Sends what there is room for."""
         self._h2.send_data(number, data)
+        if len(data) >= MEANT:
+            self._frames.earn()
         self._flush_soon()
 
     def send_headers(self, number: int, headers: Headers) -> None:
         self._h2.send_headers(number, headers)
+        self._frames.earn()
         self._flush_soon()
 
     def grant(self, number: int, size: int) -> None:
         """The client may send so many bytes more on a stream."""
         self._h2.increment_flow_control_window(size, number)
+        self._frames.earn()
         self._flush_soon()
 
     def finish(self, number: int, headers: Headers, *, heard: bool) -> None:
@@ -283,7 +335,8 @@ class Http2Connection(asyncio.Protocol):
         self._h2.send_headers(number, headers, end_stream=True)
         if not heard:
             self._h2.reset_stream(number, ErrorCodes.NO_ERROR)
-        self._streams.pop(number, None)
+        self._frames.earn()
+        self._forget(number)
         self._flush_soon()
         self._close_if_idle()
 
@@ -305,19 +358,25 @@ class Http2Connection(asyncio.Protocol):
     # -- the end
     def go_away(self) -> None:
         """Tells the client to open its next streams elsewhere. Those that are on their way are served: only after the
-        client has answered a ping is the last one known."""
+        client has answered a ping, or has not for a while, is the last one known."""
         if self._leaving or self._transport.is_closing():
             return
         self._leaving = True
+        if self._aging is not None:
+            self._aging.cancel()
+        self._aging = self._loop.call_later(ANSWER_SECONDS, self._settle)
         self._transport.write(GoAwayFrame(0, last_stream_id=LAST_STREAM).serialize())
-        self._h2.ping(b"leaving ")
+        self._h2.ping(LEAVING)
         self._flush_soon()
 
     def _settle(self) -> None:
-        self._last = self._newest
+        """No stream is begun any more."""
+        if self._last is not None or self._transport.is_closing():
+            return
+        self._leaving, self._last = True, self._newest
         self._transport.write(GoAwayFrame(0, last_stream_id=self._last).serialize())
         self._close_if_idle()
 
     def _close_if_idle(self) -> None:
-        if self._leaving and not self._streams and not self._transport.is_closing():
+        if self._last is not None and not self._streams:
             self._loop.call_soon(self.close)

@@ -7,6 +7,7 @@ import socket
 from .address import join_address
 from .errors import Unavailable
 
+BACKLOG = 1024  # connections that wait to be accepted
 NO_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # the host is none of this machine's addresses, or no address
 
 
@@ -21,13 +22,39 @@ def cannot_listen(setting: str, host: str, port: int, error: OSError) -> Unavail
     return Unavailable(f"{setting}: cannot listen on {join_address(host, port)} ({why}); 0 takes a free one")
 
 
-def check_port(setting: str, host: str, port: int, shared: bool = False) -> None:
-    """Raises Unavailable when a port cannot be had now. shared: a process of ours keeps it, by SO_REUSEPORT.
+def listen(setting: str, host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A listening socket; port 0 takes a free one. shared: a process of ours keeps the port, by SO_REUSEPORT.
 
-    gRPC itself would write why to standard error, in a form of its own, and raise without a reason.
+    Raises Unavailable when the port cannot be had.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server((host, port), family=family, reuse_port=shared).close()
+        return socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=shared)
     except OSError as error:
         raise cannot_listen(setting, host, port, error) from None
+
+
+def check_port(setting: str, host: str, port: int, shared: bool = False) -> None:
+    """Raises Unavailable when a port cannot be had now.
+
+    grpcio's server would write why to standard error, in a form of its own, and raise without a reason.
+    """
+    listen(setting, host, port, shared=shared).close()
+
+
+def reserve_port(setting: str, host: str, port: int = 0) -> socket.socket:
+    """A socket that is bound and never listens. It keeps a port for children, which bind it too, with SO_REUSEPORT.
+
+    While no child listens, a connection is refused, and no other program gets the port: neither to listen nor to
+    connect from. Port 0 takes a free one. Raises Unavailable when the port cannot be had.
+    """
+    reserved = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server may linger
+    try:
+        reserved.bind((host, port))
+    except OSError as error:
+        reserved.close()
+        raise cannot_listen(setting, host, port, error) from None
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # with it, others could listen beside it
+    return reserved

@@ -11,7 +11,8 @@ import re
 import tomllib
 from argparse import HelpFormatter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError
 from pydantic_settings import (
@@ -36,8 +37,8 @@ advertise_host api_keys api_keys_file block_size body_seconds call_buffer client
 cors_origins cuda_graphs device drain_seconds dtype endpoints engines first_gpu gpus_per_pod header_seconds host
 http_port kernels local_rank log_level max_batch_size max_body_bytes max_calls max_connections max_detach_grace
 max_header_bytes max_peer_calls max_peer_connections max_prompt_bytes max_prompts max_stop_bytes max_stop_strings
-max_stop_token_ids max_streams max_waiting max_waiting_bytes model pool pool_patience port pp rank_port ranks redis_url
-run_ahead run_dir schedulers served_model_name slots spare start_timeout status_port tenant_requests
+max_stop_token_ids max_streams max_waiting max_waiting_bytes model pool pool_patience port ports_kept pp rank_port ranks
+redis_url run_ahead run_dir schedulers served_model_name slots start_timeout status_port tenant_requests
 tenant_waiting_tokens threads tls_dir tp worker_namespace worker_port worker_statefulset workers write_timeout
 """
 KNOWN = frozenset(NAMES.split())
@@ -94,6 +95,9 @@ class Settings(BaseSettings):
         cli_parse_none_str="none",
     )
 
+    heading: ClassVar[str] = "options"  # over what this class defines, in --help
+    parts: ClassVar[tuple[type["Settings"], ...]] = ()  # other classes whose settings these are, too
+
     config: str | None = None
     """TOML file with settings; flags and the environment override it."""
 
@@ -104,7 +108,8 @@ class Settings(BaseSettings):
         """Settings from a command line's arguments, from what is given by name (None: not given), then
         from the environment, the file and the defaults.
 
-        Raises SystemExit with a sentence that names the wrong setting. `--help` prints all settings and ends with 0.
+        Raises SystemExit with a sentence for each wrong setting, which names it. `--help` prints all settings and ends
+        with 0.
         """
         values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         names: dict[str, str] = {}
@@ -124,7 +129,7 @@ class Settings(BaseSettings):
             problem = str(error).removeprefix("error parsing CLI: ")
             raise SystemExit(f"{problem}; --help lists all settings") from None
         except ValidationError as error:
-            raise SystemExit(sentence(error, names)) from None
+            raise SystemExit("\n".join(sentence(dict(one), names) for one in error.errors())) from None
 
     def said(self, sentence: str) -> str:
         """A sentence about a setting, `NAME: what is wrong`, with the name that the user gave.
@@ -217,32 +222,46 @@ def _parsed(kind: type[Settings], arguments: Sequence[str]) -> CliSettingsSource
             given = (word if word.startswith("--") else name).partition("=")[0]
             better = f"{variable(given.lstrip('-').replace('-', '_'))} or the file of --config"
             raise SystemExit(f"{given}: everybody could read the password in the list of processes; use {better}")
-    source: CliSettingsSource[Any] = CliSettingsSource(kind, formatter_class=HelpFormatter)
+    source: CliSettingsSource[Any] = CliSettingsSource(
+        kind, formatter_class=HelpFormatter, add_argument_method=partial(_add_argument, kind, {})
+    )
     source.root_parser.epilog = EPILOG
     source.root_parser.usage = "%(prog)s [--SETTING VALUE ...]"  # argparse would list all of them
     return source(args=list(arguments))
 
 
+def _add_argument(kind: type[Settings], groups: dict[str, Any], parser: Any, *flags: str, **options: Any) -> None:
+    """argparse's add_argument, below the heading of the class that defines the setting."""
+    name = options.get("dest", "config")  # --help has none
+    part = next(part for part in (*kind.parts, kind) if name in part.model_fields)
+    owner = next(base for base in reversed(part.__mro__) if name in getattr(base, "model_fields", ()))
+    heading = cast(type[Settings], owner).heading
+    if heading == Settings.heading:  # argparse's own
+        groups[heading] = parser
+    elif heading not in groups:
+        groups[heading] = parser.add_argument_group(heading)
+    groups[heading].add_argument(*flags, **options)
+
+
 def check_names(names: Iterable[str], known: Iterable[str], where: str = "") -> None:
-    """Raises SystemExit for the first unknown name, with a sentence that says which known name is nearest."""
+    """Raises SystemExit for unknown names, with a sentence for each that says which known name is nearest."""
     known = set(known)
-    for name in names:
-        if name not in known:
-            raise SystemExit(f"{where}{name}: there is no such setting{meant(name, known)}")
+    wrong = [f"{where}{name}: there is no such setting{meant(name, known)}" for name in names if name not in known]
+    if wrong:
+        raise SystemExit("\n".join(wrong))
 
 
-def sentence(error: ValidationError, names: Mapping[str, str]) -> str:
-    """The first of the errors, with the setting's value, and its name as the user gave it."""
-    first = error.errors()[0]
-    problem = first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:  # several settings that do not fit together: the message names them
+def sentence(error: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """An error of pydantic, with the setting's value, and its name as the user gave it."""
+    problem = error["msg"].removeprefix("Value error, ")
+    if not error["loc"]:  # several settings that do not fit together: the message names them
         return renamed(problem, names)
-    name = str(first["loc"][0])
-    if first["type"] in WORDS:
-        problem = WORDS[first["type"]].format(**first.get("ctx", {}))
-    if first["type"] == "missing":
+    name = str(error["loc"][0])
+    if error["type"] in WORDS:
+        problem = WORDS[error["type"]].format(**error.get("ctx", {}))
+    if error["type"] == "missing":
         return f"{flag(name)}: is required; {variable(name)} or the file of --config can give it too"
-    return f"{names.get(name, name)}: {problem} (it is {first['input']!r})"
+    return f"{names.get(name, name)}: {problem} (it is {error['input']!r})"
 
 
 def renamed(sentence: str, names: Mapping[str, str]) -> str:
@@ -269,12 +288,16 @@ def _names_given(kind: type[Settings], flags: Mapping[str, Any], given: Mapping[
 class ConnectionSettings(Settings):
     """What everything has that connects to others."""
 
+    heading = "every service"
+
     tls_dir: str | None = None
     """Folder with tls.crt, tls.key and ca.crt: connections are mTLS then, plaintext if it is not given."""
 
 
 class ServiceSettings(ConnectionSettings):
     """What every service has."""
+
+    heading = "every service"
 
     host: str = "127.0.0.1"
     """Address that the service's ports listen on."""
@@ -293,6 +316,8 @@ class ServiceSettings(ConnectionSettings):
 
 class PoolSettings(ConnectionSettings):
     """Where the request pool is."""
+
+    heading = "request pool"
 
     redis_url: str = "redis://127.0.0.1:6379/0"
     """The Redis of the request pool."""

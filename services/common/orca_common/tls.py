@@ -27,6 +27,11 @@ log = logging.getLogger(__name__)
 Options = Sequence[tuple[str, Any]]
 ALPN = "h2"
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
+UNUSABLE: Mapping[str | None, str] = {  # by OpenSSL's reason, what is wrong with the files
+    "KEY_VALUES_MISMATCH": f"{KEY} is not the key of {CERTIFICATE}",
+    "NO_CERTIFICATE_OR_CRL_FOUND": f"{AUTHORITY} holds no certificate in PEM",
+    None: f"{CERTIFICATE} or {KEY} is no PEM, or the key has a password",
+}
 
 
 class Material(NamedTuple):
@@ -64,10 +69,14 @@ class Certificates:
     def _read(self) -> Material:
         certificate, key, authority = self.files
         try:
+            material = Material(certificate.read_bytes(), key.read_bytes(), authority.read_bytes())
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-            return Material(certificate.read_bytes(), key.read_bytes(), authority.read_bytes())
-        except (OSError, ssl.SSLError) as error:
-            raise FailedPrecondition(f"tls_dir: {self.folder} cannot be used ({error})") from None
+            return material
+        except ssl.SSLError as error:  # an OSError, too
+            why = UNUSABLE.get(error.reason or None, str(error))
+        except OSError as error:
+            why = f"{Path(error.filename).name}: {error.strerror}" if error.filename else str(error.strerror)
+        raise FailedPrecondition(f"tls_dir: {self.folder} cannot be used ({why})")
 
     def _load(self, context: ssl.SSLContext) -> None:
         certificate, key, authority = self.files

@@ -8,6 +8,7 @@ from typing import Any
 
 from orca_common.errors import (
     ErrorReason,
+    FailedPrecondition,
     InvalidArgument,
     NotFound,
     OrcaError,
@@ -167,7 +168,7 @@ def failure(error: OrcaError) -> tuple[int, dict[str, str], dict[str, Any]]:
     status, kind = STATUS.get(error.code.name, (500, "server_error"))
     headers, code, param = {}, None, None
     match error:
-        case InvalidArgument():
+        case InvalidArgument() | FailedPrecondition():
             param = error.field
         case NotFound(reason=ErrorReason.UNKNOWN_MODEL):
             param, code = "model", "model_not_found"

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from orca_common.errors import DeadlineExceeded, InvalidArgument, OrcaError, internal
+from orca_common.errors import DeadlineExceeded, InvalidArgument, OrcaError, echo, internal
 
 from .call_line import note_error
 from .completion_answer import failure
@@ -129,6 +129,6 @@ def deadline_of(request: Request) -> float | None:
         seconds = float(given)
     except ValueError:
         seconds = math.nan
-    if not math.isfinite(seconds):
-        raise InvalidArgument("X-Request-Timeout", "must be a number of seconds")
+    if not 0 < seconds < math.inf:  # NaN is not between them either
+        raise InvalidArgument("X-Request-Timeout", f"must be a number of seconds above 0; it is {echo(given)!r}")
     return asyncio.get_running_loop().time() + seconds

@@ -5,7 +5,6 @@ quarter of that (docs/decisions/grpc-door.md).
 """
 
 import logging
-import socket
 from contextlib import AbstractContextManager
 
 from orca_common.api_keys import ApiKeys
@@ -14,7 +13,7 @@ from orca_common.grpc_call import GrpcCall
 from orca_common.grpc_server import GrpcServer
 from orca_common.health import HEALTH, Health
 from orca_common.http2_connection import Http2Bounds
-from orca_common.listening import cannot_listen
+from orca_common.listening import listen
 from orca_common.roles import ANY, Role, allowed_for, check_role, roles_in
 from orca_common.roles import HEALTH as HEALTH_METHODS
 from orca_common.tls import ALPN, MutualTls, Transport
@@ -24,8 +23,8 @@ from .call_line import grpc_line
 from .endpoint import Endpoint
 from .grpc_methods import ORCA, OrcaMethods
 from .http_connection import ConnectionLimits
-from .http_listener import HttpListener
 from .limits import Limits
+from .listener import Listener
 from .messages import Messages
 from .reflection import SERVICES as REFLECTION
 from .reflection import Reflection
@@ -48,6 +47,7 @@ class GrpcDoor:
     ) -> None:
         settings = endpoint.settings
         self._keys, self._transport, self._certificates = keys, transport, settings.client_certificates
+        self._kept = settings.ports_kept
         self._mutual = isinstance(transport, MutualTls) and self._certificates
         self._bounds = Http2Bounds(
             settings.max_streams, settings.max_header_bytes, settings.header_seconds, settings.connection_age
@@ -68,20 +68,16 @@ class GrpcDoor:
         methods = {**orca.methods(), **self._health.methods(), **reflection.methods()}
         leaving = Unavailable("this endpoint is leaving", reason=ErrorReason.ENDPOINT_LEAVING)
         self._server = GrpcServer(methods, self._bounds, settings.max_message_bytes, self._admit, _line, leaving)
-        self._listener: HttpListener | None = None
+        self._listener: Listener | None = None
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            listening = socket.create_server((host, port), family=family, backlog=1024)
-        except OSError as error:
-            raise cannot_listen("port", host, port, error) from None
+        listening = listen("port", host, port, shared=self._kept)
         bound = listening.getsockname()[1]
         context = None
         if isinstance(self._transport, MutualTls):
             context = self._transport.certificates.server_context(client_certificates=self._certificates, alpn=ALPN)
-        self._listener = HttpListener(listening, self._limits, self._server.connection, context)
+        self._listener = Listener(listening, self._limits, self._server.connection, context)
         return bound
 
     def serving(self, yes: bool) -> None:

@@ -54,7 +54,7 @@ class OrcaMethods:
             with self._endpoint.arrivals.coming():
                 request = await self._messages.read(on, GenerateRequest, held)
                 logprobs = request.logprobs or request.top_logprobs > 0
-                request.stream_interval = MAX_INTERVAL
+                request.stream_interval = max(request.stream_interval, MAX_INTERVAL)  # a larger one is refused
                 call = await self._call(request, on)
             del request  # a long prompt needs memory, and the pool has it
             return await self._answer(call, logprobs, held)

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import InvalidArgument, NotFound, OrcaError, echo, internal
-from orca_common.listening import cannot_listen
+from orca_common.listening import listen
 from orca_common.tls import MutualTls, Transport
 
 from .access import CertifiedConnection, KeyMiddleware
@@ -31,8 +31,8 @@ from .completion_answer import failure
 from .completions import Completions
 from .endpoint import Endpoint
 from .http_connection import ConnectionLimits, GuardedConnection, Place
-from .http_listener import HttpListener
 from .limits import Limits
+from .listener import Listener
 from .pages import Door, Pages
 from .request_ids import HEADER as REQUEST_ID
 from .request_ids import RequestIds
@@ -87,11 +87,7 @@ class HttpDoor:
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._socket = socket.create_server((host, port), family=family, backlog=1024)
-        except OSError as error:
-            raise cannot_listen("http_port", host, port, error) from None
+        self._socket = listen("http_port", host, port, shared=self._endpoint.settings.ports_kept)
         return self._socket.getsockname()[1]
 
     async def serve(self) -> None:
@@ -104,14 +100,14 @@ class HttpDoor:
             await self._server.stop_listening()  # a cancellation leaves that to us
             self._served.set()
 
-    def _listen(self) -> HttpListener:
+    def _listen(self) -> Listener:
         assert self._socket is not None
         context = None
         if isinstance(self._transport, MutualTls):
             context = self._transport.certificates.server_context(
                 client_certificates=self._certificates, alpn="http/1.1"
             )
-        return HttpListener(self._socket, self.connections, self._protocol, context)
+        return Listener(self._socket, self.connections, self._protocol, context)
 
     def _protocol(self, place: Place) -> GuardedConnection:
         server = self._server
@@ -148,10 +144,10 @@ def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
 class Server(uvicorn.Server):
     """uvicorn without its signal handlers, which `service.serve` has, and without its sockets, which a listener has."""
 
-    def __init__(self, config: uvicorn.Config, listen: Callable[[], HttpListener]) -> None:
+    def __init__(self, config: uvicorn.Config, listen: Callable[[], Listener]) -> None:
         super().__init__(config)
         self._listen = listen
-        self._listener: HttpListener | None = None
+        self._listener: Listener | None = None
 
     def capture_signals(self) -> Any:
         return contextlib.nullcontext()

@@ -54,7 +54,8 @@ def parameter(name: str, where: str, description: str, schema: Schema, required:
 
 
 REQUEST_ID = parameter("X-Request-Id", "header", "Your name of this request; it is given back.", STRING)
-TIMEOUT = parameter("X-Request-Timeout", "header", "The request's deadline, in seconds.", {"type": "number"})
+POSITIVE = {"type": "number", "exclusiveMinimum": 0}
+TIMEOUT = parameter("X-Request-Timeout", "header", "The request's deadline, in seconds.", POSITIVE)
 EVENT_ID = parameter("Last-Event-ID", "header", "The id of the last event seen; counts before `from`.", INTEGER)
 FROM = parameter("from", "query", "Tokens that were seen; 0 when absent.", {"type": "integer", "minimum": 0})
 USAGE = parameter("include_usage", "query", "A last chunk with the usage.", BOOLEAN)

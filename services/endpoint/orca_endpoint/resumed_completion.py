@@ -11,6 +11,7 @@ from orca_common.errors import DataLoss, InvalidArgument, NotFound
 
 from .access import tenant_in
 from .bodies import body_in
+from .body import check_names
 from .completion_answer import Choice, Chunks, Logprobs
 from .completion_stream import CompletionStream
 from .exchange import Answer, Exchange, deadline_of, until
@@ -48,9 +49,8 @@ def asked_in(request: Request) -> tuple[int, bool]:
     """From which token on, and whether the usage is wanted. Raises InvalidArgument."""
     given = request.query_params.multi_items()
     names = [name for name, _ in given]
+    check_names(names, {"from", "include_usage"})
     for name in names:
-        if name not in {"from", "include_usage"}:
-            raise InvalidArgument(name, "is not known to Orca")
         if names.count(name) > 1:
             raise InvalidArgument(name, "comes twice")
     values = dict(given)

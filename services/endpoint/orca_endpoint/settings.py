@@ -10,6 +10,7 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     """Runs one endpoint: the gRPC and HTTP doors, which validate, tokenize and stream."""
 
     model_config = SettingsConfigDict(cli_prog_name="orca endpoint")
+    heading = "endpoints"
 
     model: str
     """Checkpoint folder or hub name. Its configuration and tokenizer are read, never its weights."""
@@ -19,6 +20,8 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     """Port of gRPC; 0 takes a free one."""
     http_port: int = Field(default=0, ge=0, le=65535)
     """Port of the OpenAI API; 0 takes a free one."""
+    ports_kept: bool = False
+    """The parent process keeps both ports by SO_REUSEPORT, so that no other program takes them during a restart."""
 
     client_certificates: bool = True
     """With tls_dir: the doors take only clients with a certificate of the role client; else API keys say who calls."""

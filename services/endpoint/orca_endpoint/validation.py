@@ -179,7 +179,7 @@ class Validator:
                 raise check.error("stop", f"has {size} bytes; at most {limits.max_stop_bytes} are allowed", n)
         if request.stop and self._vocabulary is None:
             problem = "stop: this model has no tokenizer.json and so no text; use stop_token_ids"
-            raise FailedPrecondition(problem, reason=ErrorReason.NO_TOKENIZER)
+            raise FailedPrecondition(problem, "stop", reason=ErrorReason.NO_TOKENIZER)
         if len(request.stop_token_ids) > limits.max_stop_token_ids:
             count, limit = len(request.stop_token_ids), limits.max_stop_token_ids
             raise check.error("stop_token_ids", f"has {count} ids; at most {limit} are allowed")
@@ -204,8 +204,9 @@ class Validator:
             limit = self._limits.max_prompt_bytes
             raise check.error("text", f"the prompt has {size} bytes; at most {limit} are allowed")
         if self._vocabulary is None:
-            problem = f"{check.name('text')}: this model has no tokenizer.json; give the prompt as token ids"
-            raise FailedPrecondition(problem, reason=ErrorReason.NO_TOKENIZER)
+            field = check.name("text")
+            problem = f"{field}: this model has no tokenizer.json; give the prompt as token ids"
+            raise FailedPrecondition(problem, field, reason=ErrorReason.NO_TOKENIZER)
         if self._vocabulary.longest_token:
             least = -(-size // self._vocabulary.longest_token)
             self._fits(least, request.max_new_tokens, "text", check, "at least ")

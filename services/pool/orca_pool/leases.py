@@ -9,8 +9,8 @@ master of an engine holds one on the engine. See docs/design.md, "The request po
 |                      | renew                                 | be lost or late.                                     |
 | LEASE_SECONDS        | the sweep, for endpoints and          | Short, because clients wait for it when a process    |
 |                      | schedulers; candidates, for an engine | dies; but a loop may stand still for a second.       |
-| GAP_SECONDS          | the sweep, candidates, endpoints      | Half a lease. So at least two earlier looks fell     |
-|                      |                                       | into the silence of a process that is judged dead,   |
+| GAP_SECONDS          | the sweep, candidates, endpoints,     | Half a lease. So at least two earlier looks fell     |
+|                      | hand-overs (who stays?)               | into the silence of a process that is judged dead,   |
 |                      |                                       | and the pool answered them.                          |
 | DETACH_FLOOR_SECONDS | the sweep, endpoints                  | A client needs some seconds to notice that its       |
 |                      |                                       | endpoint is gone, and to find another one.           |

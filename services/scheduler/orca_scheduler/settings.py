@@ -22,6 +22,7 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     """Runs one scheduler: it claims requests, selects batches, and drives the engines."""
 
     model_config = SettingsConfigDict(cli_prog_name="orca scheduler")
+    heading = "schedulers"
 
     workers: str | None = None
     """Addresses of the pods' supervisors, "host:port,host:port,..", of all engines in the order of their ordinals."""

@@ -1,4 +1,4 @@
-"""`python -m orca_worker`: the supervisor of a pod. Its first rank begins before the supervisor is imported."""
+"""`python -m orca_worker`: the supervisor of a pod. Its fork server begins before the supervisor is imported."""
 
 import gc
 

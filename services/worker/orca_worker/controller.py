@@ -25,9 +25,9 @@ from opentelemetry.trace import StatusCode
 from orca.v1 import worker_pb2
 from orca_common.address import join_address
 from orca_common.checkpoint import Checkpoint
-from orca_common.errors import FailedPrecondition, Internal, InvalidArgument, OrcaError, Unavailable, internal
+from orca_common.errors import FailedPrecondition, Internal, InvalidArgument, OrcaError, Unavailable
 from orca_common.grpc_call import GrpcCall, Methods
-from orca_common.grpc_server import parsed, unary
+from orca_common.grpc_server import unary
 from orca_common.protocol import PROTOCOL, TERM_METADATA, obeys
 from orca_common.telemetry import Telemetry, context_of
 from orca_common.tls import Transport
@@ -36,7 +36,7 @@ from .data_plane import PeerLost
 from .epoch import Epoch
 from .gpu_thread import GpuThread
 from .iterations import Iterations, Origin
-from .lane import Lane, Lanes, Once
+from .lane import Lane, Lanes, Over, end, hearer
 from .membership import (
     Action,
     Allocate,
@@ -280,44 +280,34 @@ class Controller:
     async def run(self, call: GrpcCall) -> None:
         if self._leaving:
             raise Unavailable(LEAVING)
-        lane, once = Lane(call.send), Once()
-
-        def heard(raw: bytes) -> None:
-            if once.again(raw):
-                return
-            lane.heard = time.monotonic()
-            try:
-                message = parsed(worker_pb2.ControlMessage, raw)
-                if message.HasField("iteration"):
-                    self._take(message.iteration, lane)
-                elif message.HasField("heartbeat"):
-                    lane.answer(message.heartbeat, self._gpu.iteration)
-            except OrcaError as error:
-                log.warning("control lane refused: %s", error)
-                lane.end(error)
-            except Exception as error:  # without an end, the master would only find the rank silent
-                lane.end(internal(error))
-
+        lane = Lane(call.send)
         try:
             self._lanes.open(lane, call.metadata.get(TERM_METADATA))
-            call.listen(heard, lane.end)
-            error = await lane.over()
+            call.listen(hearer(worker_pb2.ControlMessage, partial(self._told, lane), lane.over), lane.end)
+            error = await lane.over
             await call.sent()
             if error is not None:
                 raise error
         finally:
             self._lanes.closed(lane)
 
+    def _told(self, lane: Lane, message: worker_pb2.ControlMessage) -> None:
+        """The master has said something on a lane."""
+        lane.heard = time.monotonic()
+        if message.HasField("iteration"):
+            self._take(message.iteration, lane)
+        elif message.HasField("heartbeat"):
+            lane.answer(message.heartbeat, self._gpu.iteration)
+
     async def relay(self, call: GrpcCall) -> bytes:
         call.begin()  # the sender waits for it before its first iteration
-        once = Once()
-        try:
-            while (raw := await call.read()) is not None:
-                if not once.again(raw):
-                    self._take(parsed(worker_pb2.Iteration, raw), None)
-        except OrcaError as error:
-            log.warning("relay refused: %s", error)
-            raise
+        over: Over = self._loop.create_future()
+        call.listen(
+            hearer(worker_pb2.Iteration, lambda iteration: self._take(iteration, None), over), partial(end, over)
+        )
+        error = await over
+        if error is not None:
+            raise error
         return worker_pb2.RelayResponse().SerializeToString()
 
     def _take(self, iteration: worker_pb2.Iteration, lane: Lane | None) -> None:

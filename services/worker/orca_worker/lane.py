@@ -1,11 +1,14 @@
 """The control lane: the Run call over which the engine's master and this rank speak."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from orca.v1 import worker_pb2
-from orca_common.errors import Aborted, FailedPrecondition, InvalidArgument, OrcaError
+from orca_common.errors import Aborted, FailedPrecondition, InvalidArgument, OrcaError, internal
+from orca_common.grpc_server import parsed
 from orca_common.protocol import TERM_METADATA
 
 SILENCE = 5.0  # seconds without a message from the master, who sends two a second, until the lane counts as not held
@@ -13,20 +16,40 @@ TERM_AHEAD = 86_400e6  # microseconds that a term may lie ahead of this machine'
 MAX_TIMES = 256  # iterations whose times are kept for the next heartbeat
 
 
-class Once:
-    """Tells a message that comes twice in a row, which counts once.
+M = TypeVar("M", worker_pb2.ControlMessage, worker_pb2.Iteration)
+log = logging.getLogger(__name__)
 
-    gRPC doubles none. Where something between two processes does, an iteration that came twice would otherwise look
-    like one of another time, and cost the engine its epoch.
+Over = asyncio.Future[OrcaError | None]  # ends with the error that ended a stream; None: it ended in order
+
+
+def end(over: Over, error: OrcaError | None) -> None:
+    """Ends a stream. The first end counts."""
+    if not over.done():
+        over.set_result(error)
+
+
+def hearer(kind: type[M], take: Callable[[M], None], over: Over) -> Callable[[bytes], None]:
+    """Gives a stream's messages to `take`, until the stream is over. What `take` raises ends it.
+
+    A message that comes twice in a row counts once. gRPC doubles none. Where something between two processes does, an
+    iteration that came twice would otherwise look like one of another time, and cost the engine its epoch.
     """
+    before = b""
 
-    def __init__(self) -> None:
-        self._before: bytes | None = None
+    def heard(raw: bytes) -> None:
+        nonlocal before
+        if over.done() or raw == before:
+            return
+        before = raw
+        try:
+            take(parsed(kind, raw))
+        except OrcaError as error:
+            log.warning("%s refused: %s", kind.DESCRIPTOR.name, error)
+            end(over, error)
+        except Exception as error:  # without an end, the other side would only find this rank silent
+            end(over, internal(error))
 
-    def again(self, message: bytes) -> bool:
-        """Whether this is the message before once more."""
-        again, self._before = message == self._before, message
-        return again
+    return heard
 
 
 class Lane:
@@ -35,7 +58,7 @@ class Lane:
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
         self._times = worker_pb2.Times()  # of iterations that went well; they wait so that tokens go first
-        self._over: asyncio.Future[OrcaError | None] = asyncio.get_running_loop().create_future()
+        self.over: Over = asyncio.get_running_loop().create_future()
         self.ended = asyncio.Event()  # the call is over
         # What the status port's thread reads too: when the master was last heard, by time.monotonic(), and the epoch
         # under which it says that the engine runs. 0: it does not run; None: this master does not tell.
@@ -43,7 +66,7 @@ class Lane:
         self.epoch: int | None = 0
 
     def put(self, report: worker_pb2.Report) -> None:
-        if not self._over.done():
+        if not self.over.done():
             self._send(report.SerializeToString())
 
     def keep_times(self, times: worker_pb2.StageTimes, idle: bool) -> None:
@@ -74,12 +97,7 @@ class Lane:
 
     def end(self, error: OrcaError | None) -> None:
         """Ends the call after everything that was put, with an error or, with None, in order. The first end counts."""
-        if not self._over.done():
-            self._over.set_result(error)
-
-    async def over(self) -> OrcaError | None:
-        """Waits for the end. Returns the error that ended the lane."""
-        return await self._over
+        end(self.over, error)
 
 
 class Lanes:

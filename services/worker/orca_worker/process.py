@@ -3,11 +3,15 @@
 import ctypes
 import os
 import signal
-import socket
 
-from orca_common.listening import cannot_listen
+# Of prctl.
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
-PR_SET_PDEATHSIG = 1
+
+def _prctl(what: int, value: int | bytes) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(what, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({what})")
 
 
 def die_with_parent(parent: int) -> None:
@@ -15,24 +19,28 @@ def die_with_parent(parent: int) -> None:
 
     Ends the process in silence if the parent has ended already: it has said why, if there was something to say.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit(0)
 
 
-def reserve_port(host: str, port: int) -> socket.socket:
-    """A socket that is bound and never listens. It keeps a port for children, which bind it too, with SO_REUSEPORT.
+def adopt_orphans(adopts: bool = True) -> None:
+    """Makes descendants of this process its children when their parents end. Process 1 has no choice."""
+    _prctl(PR_SET_CHILD_SUBREAPER, adopts)
 
-    Raises Unavailable when the port cannot be had.
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    reserved = socket.socket(family, kind, protocol)
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        reserved.bind(address)
-    except OSError as error:
-        reserved.close()
-        raise cannot_listen("rank_port", host, port, error) from None
-    return reserved
+
+def name_process(name: str) -> None:
+    """Names this process as `top` and `ps -o comm` show it: 15 characters at most."""
+    _prctl(PR_SET_NAME, name.encode())
+
+
+def threads() -> int:
+    """How many threads this process has, Python's and others."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def why_ended(code: int, out_of_memory: bool) -> str:
+    """Why a child of a supervisor ended, in words. `out_of_memory`: the kernel has killed one of the pod meanwhile."""
+    if code == -signal.SIGKILL and out_of_memory:
+        return "its process was killed, because the pod has reached its memory limit"
+    return f"its process ended with status {code}"

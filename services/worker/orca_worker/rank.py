@@ -2,11 +2,10 @@
 
     ORCA_MODEL=FOLDER python -m orca_worker.rank
 
-Prints `{"address": "host:port", "status": "host:port"}` on standard output when it listens. Under a supervisor, whose
-pid is its argument, it takes no settings from the environment, but reads two lines from standard input. The first has
-the settings of all ranks of the pod, `{"model": "FOLDER", ..}`; then it does everything that is the same for them. The
-second says which of them it is, `{"local_rank": 0, "port": 50100}`. Until that line comes it is a spare, with no port
-and nothing on the GPU. A rank that cannot work with its settings prints `{"refused": "why"}` and ends.
+Prints `{"address": "host:port", "status": "host:port"}` on standard output when it listens. The rank of a pod is forked
+by the pod's fork server, which has imported all this. It takes no settings from the environment, but reads them from
+standard input, one line: `{"model": "FOLDER", "local_rank": 0, "port": 50100, ..}`. A rank that cannot work with its
+settings prints `{"refused": "why"}` and ends.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import signal
 import sys
 from contextlib import AsyncExitStack, suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Never
 
 from orca_common import logs, service
 from orca_common.address import join_address
@@ -36,9 +35,9 @@ from orca_common.tls import transport_of
 from .controller import Controller
 from .dtype import choose_dtype, kernels_are_used
 from .machine import kernels_needed
-from .models.families import check_type, family_of
+from .models.families import check_type, family_of, modules_of
 from .models.model import Compute
-from .process import die_with_parent
+from .process import die_with_parent, name_process
 from .rank_server import RankServer
 from .rendezvous import Rendezvous
 from .settings import RankSettings
@@ -72,29 +71,29 @@ def open_device(name: str, gpu: int) -> torch.device:
 
 
 def prepare(settings: RankSettings) -> Checkpoint:
-    """Does ahead of time what is slow and the same for all ranks. Raises SystemExit with a sentence."""
+    """Does what is slow before the rank listens. Raises SystemExit with a sentence."""
     try:
         checkpoint = read_checkpoint(resolve_model(settings.model, check_type))
         family = family_of(checkpoint)
     except FailedPrecondition as error:
         raise SystemExit(str(error)) from None
-    if family.needs_torch:  # whose import takes 1 to 2 s
-        for module in ("orca_worker.process_groups", *family.modules):
-            import_module(module)
-        if kernels_needed(settings.device, settings.kernels):
-            try:  # loads them; a checkout's first start builds them
-                kernels_are_used(Compute(settings.threads, settings.kernels))
-            except FailedPrecondition as error:
-                raise SystemExit(str(error)) from None
+    for module in modules_of(checkpoint):
+        import_module(module)
+    if family.needs_torch and kernels_needed(settings.device, settings.kernels):
+        try:  # loads them; a checkout's first start builds them
+            kernels_are_used(Compute(settings.threads, settings.kernels))
+        except FailedPrecondition as error:
+            raise SystemExit(str(error)) from None
     return checkpoint
 
 
-def read_line() -> dict[str, Any]:
-    """Waits for the supervisor's next line. Raises SystemExit when the supervisor has ended."""
+def told_settings() -> RankSettings:
+    """Waits for the settings from the supervisor. Raises SystemExit when it does not need this process any more."""
     line = sys.stdin.readline()
     if not line:
         raise SystemExit(0)
-    return json.loads(line)
+    # All settings are told, so none is taken from the environment, which may have other values for the supervisor.
+    return RankSettings(**json.loads(line))
 
 
 class RankApp:
@@ -165,11 +164,11 @@ class RankApp:
         os._exit(status if self._finished else 1)
 
 
-def main() -> None:
-    """`python -m orca_worker.rank [SUPERVISOR_PID]`: settings from the supervisor, without one from the environment."""
+def main(supervisor: int | None = None) -> None:
+    """Runs a rank. `supervisor`: the pid of the process that tells its settings; without it the environment does."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before it serves there is nothing to leave in order
     try:
-        _run()
+        _run(supervisor)
     except SystemExit as end:
         if isinstance(end.code, str):
             with suppress(OSError):  # the supervisor has ended
@@ -177,16 +176,15 @@ def main() -> None:
         raise
 
 
-def _run() -> None:
-    supervised = len(sys.argv) > 1
-    if supervised:
-        die_with_parent(int(sys.argv[1]))
-    # All settings are told, so none is taken from the environment, which may have other values for the supervisor.
-    settings = RankSettings(**read_line()) if supervised else RankSettings.load()
+def _run(supervisor: int | None) -> None:
+    if supervisor is not None:
+        settings = told_settings()  # comes when the supervisor knows the process, so it is the parent by then
+        die_with_parent(supervisor)
+        name_process(f"orca-rank-{settings.local_rank}")
+    else:
+        settings = RankSettings.load()
     logs.configure("orca-worker", settings.log_level)
     checkpoint = prepare(settings)
-    if supervised:
-        settings = settings.model_copy(update=read_line())
     try:
         service.run(RankApp(settings, checkpoint).live)
     except OrcaError as error:

@@ -4,7 +4,6 @@ grpc.aio takes 30 to 50 us for each message that comes or goes, and an iteration
 """
 
 import asyncio
-import socket
 from contextlib import nullcontext
 
 from orca_common.errors import Unavailable
@@ -12,7 +11,7 @@ from orca_common.grpc_call import GrpcCall
 from orca_common.grpc_server import GrpcServer
 from orca_common.health import Health
 from orca_common.http2_connection import Http2Bounds, Http2Connection
-from orca_common.listening import cannot_listen
+from orca_common.listening import listen
 from orca_common.roles import allowed_for, check_role, roles_in
 from orca_common.tls import Transport
 
@@ -44,11 +43,7 @@ class RankServer:
 
     async def start(self, host: str, port: int) -> int:
         """Listens on a port (0: a free one) and returns it. Raises Unavailable when it cannot be had."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:  # the supervisor holds a rank's port; see process.reserve_port
-            listening = socket.create_server((host, port), family=family, backlog=128, reuse_port=True)
-        except OSError as error:
-            raise cannot_listen("port", host, port, error) from None
+        listening = listen("port", host, port, shared=True)  # the supervisor keeps a rank's port
         loop = asyncio.get_running_loop()
         seconds = HANDSHAKE_SECONDS if self._context is not None else None
         self._listening = await loop.create_server(

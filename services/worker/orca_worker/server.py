@@ -22,7 +22,7 @@ ALLOWED = {
 }
 
 OPTIONS = [
-    ("grpc.so_reuseport", 1),  # the supervisor holds a rank's port; see process.reserve_port
+    ("grpc.so_reuseport", 1),  # the supervisor holds a rank's port; see reserve_port
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_permit_without_calls", 1),

@@ -13,6 +13,8 @@ Kernels = Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "portable", "t
 class WorkerSettings(ServiceSettings):
     """Settings that a rank and its supervisor share."""
 
+    heading = "workers"
+
     model: str
     """Checkpoint folder or hub name."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -55,5 +57,3 @@ class SupervisorSettings(WorkerSettings):
     """Ranks of the pod."""
     rank_port: int = Field(default=0, ge=0, le=65535)
     """Port of the first rank, the others follow; 0 takes free ones."""
-    spare: bool = True
-    """Keep an idle process for the rank that dies next: a gap shorter by 1 to 2 s, for some 300 MB."""

@@ -2,9 +2,8 @@
 
     ORCA_MODEL=FOLDER ORCA_RANKS=1 python -m orca_worker
 
-It starts the ranks, replaces a rank's process that has died, and kills one that a master fences. When the pod has been
-quiet for a while, it starts a spare: a process like any other that has not been told yet which rank it is. The next
-death then costs no start of Python and no import of torch. The supervisor itself imports no torch.
+It starts the ranks, replaces a rank's process that has died, and kills one that a master fences. Ranks are forked by
+a fork server, a process that has imported torch once for all of them. The supervisor itself imports no torch.
 Prints `{"address": "host:port", "status": "host:port"}` on standard output when it listens.
 """
 
@@ -13,7 +12,6 @@ import http.client
 import json
 import logging
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -27,15 +25,18 @@ import grpc
 from orca.v1 import worker_pb2, worker_pb2_grpc
 from orca_common import logs, service
 from orca_common.address import join_address
+from orca_common.backoff import Backoff
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import InvalidArgument, OrcaError
+from orca_common.listening import reserve_port
 from orca_common.tls import transport_of
 
 from . import memory_limit
-from .beginning import begin
+from .beginning import Begun
+from .forks import Forks
 from .machine import check_gpus, compile_kernels, kernels_needed
-from .models.families import check_type, family_of
-from .process import reserve_port
+from .models.families import check_type, family_of, modules_of
+from .process import why_ended
 from .rank_process import RankProcess
 from .server import listen, new_server
 from .settings import RankSettings, SupervisorSettings
@@ -43,9 +44,6 @@ from .settings import RankSettings, SupervisorSettings
 log = logging.getLogger(__name__)
 
 SERVICE = "orca.v1.Supervisor"
-FIRST_BACKOFF, LAST_BACKOFF = 0.2, 5.0  # seconds before a dead rank starts again; doubles
-STABLE = 60.0  # seconds that a rank must have lived for the backoff to begin again
-QUIET = 5.0  # seconds without a change before a spare starts, so that it does not slow a starting rank down
 ASK, ASK_ALL = 1.5, 2.0  # seconds for a rank's status port, and for those of all ranks: a probe may take 3 s
 SLACK = 1.0  # seconds that a rank gets beyond its own drain bound
 
@@ -56,12 +54,12 @@ class Rank:
     def __init__(self, number: int, settings: SupervisorSettings) -> None:
         self.number = number
         wanted = settings.rank_port + number if settings.rank_port else 0
-        self._reserved = reserve_port(settings.host, wanted)
-        self._port: int = self._reserved.getsockname()[1]
-        self.address = join_address(settings.reachable_host, self._port)
+        self._reserved = reserve_port("rank_port", settings.host, wanted)
+        self.port: int = self._reserved.getsockname()[1]
+        self.address = join_address(settings.reachable_host, self.port)
         self.process: RankProcess | None = None
         self.restarts = 0
-        self.last_end = ""  # why its last process ended
+        self.last_end = ""  # why its last process ended, or why there is none
         self.refusal = ""  # why that one could not work with its settings
         self.loading: str | None = None  # how far it had read its weights when it was last asked
         self.unready: str | None = None  # why it was not ready then
@@ -77,16 +75,15 @@ class Rank:
         process = self.process
         return process.status if process is not None else None
 
-    def take(self, process: RankProcess) -> None:
-        """Makes a process this rank."""
-        self.process = process
-        process.tell(self.number, self._port)
-
     def ended(self, why: str) -> None:
         """Its process has ended."""
         assert self.process is not None
         self.refusal, self.process = self.process.refusal, None
         self.last_end = self.refusal or why
+
+    def not_started(self, why: str) -> None:
+        """Its process cannot be made yet."""
+        self.last_end = why
 
     @property
     def starting(self) -> str | None:
@@ -125,94 +122,51 @@ class Rank:
         self._reserved.close()
 
 
-def why_ended(code: int, out_of_memory: bool) -> str:
-    """Why a rank's process ended, in words. `out_of_memory`: the kernel has killed one of the pod's meanwhile."""
-    if code == -signal.SIGKILL and out_of_memory:
-        return "its process was killed, because the pod has reached its memory limit"
-    return f"its process ended with status {code}"
-
-
 class Supervisor(worker_pb2_grpc.SupervisorServicer):
     """Keeps the ranks running and shows them to masters."""
 
-    def __init__(self, settings: SupervisorSettings, first: subprocess.Popen[bytes] | None) -> None:
-        """first: a process that has been begun for a rank."""
-        self._drain, self._keeps_spare = settings.drain_seconds, settings.spare
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, settings: SupervisorSettings, forks: Forks) -> None:
+        self._drain, self._forks = settings.drain_seconds, forks
         self._ranks = [Rank(number, settings) for number in range(settings.ranks)]
-        of_pod = settings.model_dump(exclude={"ranks", "rank_port", "spare"})
+        of_pod = settings.model_dump(exclude={"ranks", "rank_port"})
         self._of_ranks = RankSettings(**of_pod | {"config": None, "port": 0, "status_port": 0, "local_rank": 0})
-        self._begun = first  # None: no process waits for its settings
-        self._spare: RankProcess | None = None
-        self._quiet = self._loop.call_later(QUIET, self._start_spare)  # starts again after every change
         self._changed = asyncio.Event()  # replaced after every change
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
         """Keeps the ranks running until it is cancelled."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._forks.run())
             for rank in self._ranks:
                 group.create_task(self._keep(rank))
 
     async def _keep(self, rank: Rank) -> None:
-        backoff = FIRST_BACKOFF
+        backoff = Backoff()
+        settings = self._of_ranks.model_copy(update={"local_rank": rank.number, "port": rank.port})
         while True:
-            spare, self._spare = self._spare, None
-            process = spare or self._start()
-            rank.take(process)
+            rank.process = process = RankProcess(await self._forks.fork(rank.not_started), settings)
             started, oom_kills = time.monotonic(), memory_limit.kills()
             about = {"rank": rank.number, "address": rank.address, "rank_pid": process.pid}
-            log.info("rank started", extra=about | {"was_spare": spare is not None})
+            log.info("rank started", extra=about)
             self._publish()
             code = await asyncio.shield(process.ended)
             rank.ended(why_ended(code, out_of_memory=memory_limit.kills() > oom_kills))
             lived = time.monotonic() - started
-            backoff = FIRST_BACKOFF if lived > STABLE else backoff
-            # A spare takes over at once. A spare starts only after QUIET seconds, so this cannot loop fast.
-            pause = 0.0 if self._spare is not None else backoff
+            pause = backoff.after(lived)
             what = {"rank": rank.number, "status": code, "lived": lived, "again_in": pause, "why": rank.last_end}
             log.error("rank ended", extra=what)
             rank.restarts += 1
             self._publish()
             await asyncio.sleep(pause)
-            backoff = min(2 * backoff, LAST_BACKOFF)
-
-    def _start(self) -> RankProcess:
-        begun, self._begun = self._begun, None
-        return RankProcess(begun or begin(), self._of_ranks, self._await_quiet)
-
-    def _await_quiet(self) -> None:
-        """The pod has changed: a spare starts after QUIET seconds without another change."""
-        self._quiet.cancel()
-        self._quiet = self._loop.call_later(QUIET, self._start_spare)
-
-    def _start_spare(self) -> None:
-        """Starts a spare, unless a rank is still starting. When it listens, `_await_quiet` runs again."""
-        steady = all(rank.status is not None for rank in self._ranks)
-        if self._keeps_spare and self._spare is None and steady and not self._stopping.is_set():
-            self._spare = self._start()
-            self._spare.ended.add_done_callback(partial(self._spare_ended, self._spare))
-            log.info("spare started", extra={"rank_pid": self._spare.pid})
-
-    def _spare_ended(self, process: RankProcess, ended: asyncio.Future[int]) -> None:
-        """A process that started as a spare has ended. It may have become a rank meanwhile."""
-        if process is self._spare:
-            log.error("spare ended", extra={"rank_pid": process.pid, "status": ended.result()})
-            self._spare = None
-            self._await_quiet()
 
     async def stop(self) -> None:
         """Lets the ranks leave, and kills those that have not left within the drain bound. Follows `run`."""
         self._stopping.set()
         self._publish()
-        self._quiet.cancel()
         for rank in self._ranks:
             rank.kill(signal.SIGTERM)
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            spare.kill(signal.SIGKILL)  # it has nothing to leave in order, and may be frozen
         running = [(rank, rank.process) for rank in self._ranks if rank.process is not None]
-        ends = [process.ended for _, process in running] + ([spare.ended] if spare is not None else [])
+        ends = [process.ended for _, process in running]
         if not ends:
             return
         await asyncio.wait(ends, timeout=self._drain + SLACK)
@@ -224,7 +178,6 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
 
     def close(self) -> None:
         """Frees the ranks' ports."""
-        self._quiet.cancel()
         for rank in self._ranks:
             rank.close()
 
@@ -256,6 +209,10 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
     def unready(self) -> dict[int, str | None]:
         """Why each rank was not ready when `ready` last asked; None: it was. May be called in any thread."""
         return {rank.number: rank.unready for rank in self._ranks}
+
+    def fork_server(self) -> int | None:
+        """The pid of the fork server; None while none runs. May be called in any thread."""
+        return self._forks.pid
 
     def starting(self) -> str | None:
         """What a rank still does before it can be a member of an epoch, as of the last `ready`."""
@@ -294,13 +251,12 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
     def _publish(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-        self._await_quiet()
 
 
 class SupervisorApp:
     """A supervisor as a service: its ranks, its gRPC server, and its status port."""
 
-    def __init__(self, settings: SupervisorSettings, first: subprocess.Popen[bytes] | None) -> None:
+    def __init__(self, settings: SupervisorSettings, first: Begun | None) -> None:
         self._settings, self._first = settings, first
         self._open = AsyncExitStack()
         self._supervisor: Supervisor | None = None  # None: the model is being found
@@ -320,10 +276,11 @@ class SupervisorApp:
         self._open.callback(status.close)
         check_gpus(settings.device, settings.first_gpu, settings.ranks)
         folder = await service.in_thread(partial(resolve_model, settings.model, check_type))  # once, not by each rank
-        self._needs_kernels = family_of(read_checkpoint(folder)).needs_torch and kernels_needed(
-            settings.device, settings.kernels
-        )
-        self._supervisor = supervisor = Supervisor(settings.model_copy(update={"model": str(folder)}), self._first)
+        checkpoint = read_checkpoint(folder)
+        self._needs_kernels = family_of(checkpoint).needs_torch and kernels_needed(settings.device, settings.kernels)
+        forks = Forks(modules_of(checkpoint), settings.log_level, self._first)
+        self._open.push_async_callback(forks.stop)
+        self._supervisor = supervisor = Supervisor(settings.model_copy(update={"model": str(folder)}), forks)
         self._open.callback(supervisor.close)
         server, self._health = await new_server(SERVICE, transport)
         self._open.push_async_callback(server.stop, 1.0)
@@ -342,9 +299,13 @@ class SupervisorApp:
         """What the status port tells besides."""
         supervisor = self._supervisor
         if supervisor is None:
-            return {"refused": None, "starting": None, "ranks": {}}
-        starting = self._compiling or supervisor.starting()
-        return {"refused": supervisor.refused(), "starting": starting, "ranks": supervisor.unready()}
+            return {"refused": None, "starting": None, "ranks": {}, "fork_server": None}
+        return {
+            "refused": supervisor.refused(),
+            "starting": self._compiling or supervisor.starting(),
+            "ranks": supervisor.unready(),
+            "fork_server": supervisor.fork_server(),
+        }
 
     async def run(self) -> None:
         assert self._supervisor is not None
@@ -367,10 +328,10 @@ class SupervisorApp:
         await self._open.aclose()
 
 
-def main(settings: SupervisorSettings | None = None, first: subprocess.Popen[bytes] | None = None) -> None:
+def main(settings: SupervisorSettings | None = None, first: Begun | None = None) -> None:
     """`python -m orca_worker`: settings from flags, environment and file, unless given.
 
-    first: a process that has been begun for a rank. Without it, ranks begin when the supervisor listens.
+    first: a fork server that has been begun. Without it, one begins when the model is found.
     """
     settings = settings or SupervisorSettings.load(sys.argv[1:])
     logs.configure("orca-worker", settings.log_level)

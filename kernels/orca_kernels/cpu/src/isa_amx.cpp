@@ -16,42 +16,53 @@ void enter() { configure(16); }
 
 void leave() { _tile_release(); }
 
-// How far ahead of the tile in use a panel is fetched from memory, in bytes.
-constexpr int AHEAD = TILE_BYTES;
-
-inline void ahead(const char* tile) {
-  for (int line = 0; line < TILE_BYTES; line += 64) _mm_prefetch(tile + AHEAD + line, _MM_HINT_T0);
+// Asks for a tile that is wanted soon.
+template <_mm_hint NEAR>
+inline void ask_tile(const char* tile) {
+  for (int line = 0; line < TILE_BYTES; line += 64) _mm_prefetch(tile + line, NEAR);
 }
 
-// Up to 16 rows times 4 panels: tiles 0-3 are sums, 4 and 5 the operand.
-inline void few_rows(const Gemm& g, int panel) {
-  const int steps = g.weights->steps;
-  const char* a = static_cast<const char*>(g.operand);
-  const char *w0 = g.weights->panel(panel), *w1 = g.weights->panel(panel + 1);
-  const char *w2 = g.weights->panel(panel + 2), *w3 = g.weights->panel(panel + 3);
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int step = 0; step < steps; step++) {
-    const size_t at = size_t(step) * TILE_BYTES;
-    ahead(w0 + at), ahead(w1 + at), ahead(w2 + at), ahead(w3 + at);
-    _tile_loadd(4, a + at, 64);
-    _tile_loadd(5, w0 + at, 64);
-    _tile_dpbf16ps(0, 4, 5);
-    _tile_loadd(6, w1 + at, 64);
-    _tile_dpbf16ps(1, 4, 6);
-    _tile_loadd(7, w2 + at, 64);
-    _tile_dpbf16ps(2, 4, 7);
-    _tile_loadd(5, w3 + at, 64);
-    _tile_dpbf16ps(3, 4, 5);
-  }
+// Up to 16 rows times panels [panel, last), four by four: tiles 0-3 are sums, 4 the operand.
+//
+// This waits for memory, so the four streams must not pause: tiles are asked for a step ahead, across the end of the panels,
+// and sums are finished, some rows a step, while the next four panels are multiplied.
+void few_rows(const Gemm& g, int panel, int last) {
   alignas(64) float sums[4][16 * 16];
-  _tile_stored(0, sums[0], 64);
-  _tile_stored(1, sums[1], 64);
-  _tile_stored(2, sums[2], 64);
-  _tile_stored(3, sums[3], 64);
-  for (int p = 0; p < 4; p++) finish(g, panel + p, 0, g.rows, sums[p], 16);
+  const int steps = g.weights->steps;
+  const size_t of_a_panel = size_t(steps) * TILE_BYTES;
+  auto finish_rows = [&](int four, int begin, int end) {
+    for (int p = 0; p < 4 && begin < end; p++)
+      finish(g, four + p, begin, end - begin, sums[p] + begin * 16, 16);
+  };
+  for (int four = panel; four < last; four += 4) {
+    const char *a = static_cast<const char*>(g.operand), *w = g.weights->panel(four);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int step = 0; step < steps; step++, a += TILE_BYTES, w += TILE_BYTES) {
+      const char* next = step + 1 < steps ? w + TILE_BYTES : g.weights->panel(four + 4 < last ? four + 4 : four);
+      _tile_loadd(4, a, 64);
+      ask_tile<_MM_HINT_T1>(next);
+      _tile_loadd(5, w, 64);
+      _tile_dpbf16ps(0, 4, 5);
+      ask_tile<_MM_HINT_T1>(next + of_a_panel);
+      _tile_loadd(6, w + of_a_panel, 64);
+      _tile_dpbf16ps(1, 4, 6);
+      ask_tile<_MM_HINT_T1>(next + 2 * of_a_panel);
+      _tile_loadd(7, w + 2 * of_a_panel, 64);
+      _tile_dpbf16ps(2, 4, 7);
+      ask_tile<_MM_HINT_T1>(next + 3 * of_a_panel);
+      _tile_loadd(5, w + 3 * of_a_panel, 64);
+      _tile_dpbf16ps(3, 4, 5);
+      if (four > panel) finish_rows(four - 4, step * g.rows / steps, (step + 1) * g.rows / steps);
+    }
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+  }
+  finish_rows(last - 4, 0, g.rows);
 }
 
 // 32 rows times 2 panels: tiles 0-3 are sums, 4 and 5 the operand, 6 and 7 the weights. Goes on with the sums of the steps
@@ -126,7 +137,8 @@ void many_rows(const Gemm& g, int panel, int last, int first_row, int last_row) 
           for (int b = 0; b < blocks; b++)
             block(g, panel + 2 * pair, first_row + b * 32, from, to, sums[pair % (GROUP + 1)][b], [&](int step) {
               const char* tile = weights + size_t(step) * TILE_BYTES;
-              if (fresh && !b) ahead(tile), ahead(tile + of_a_panel);
+              if (fresh && !b)
+                ask_tile<_MM_HINT_T0>(tile + TILE_BYTES), ask_tile<_MM_HINT_T0>(tile + TILE_BYTES + of_a_panel);
               if (fetches)
                 for (int line = b * lines; line < std::min(2 * TILE_BYTES / 64, (b + 1) * lines); line++)
                   _mm_prefetch(tile + (2 + line / 16) * of_a_panel + line % 16 * 64, _MM_HINT_T1);
@@ -159,7 +171,9 @@ inline void corner(const Gemm& g, int panel, int first) {
 
 void gemm_tiles(const Gemm& g, int panel, int last) {
   if (g.rows <= TILE) {
-    for (; panel + 4 <= last; panel += 4) few_rows(g, panel);
+    const int fours = panel + (last - panel) / 4 * 4;
+    if (panel < fours) few_rows(g, panel, fours);
+    panel = fours;
   } else {
     const int even = panel + (last - panel) / 2 * 2;
     for (int row = 0; row < g.rows; row += BLOCKS * 32)

@@ -143,8 +143,10 @@ struct Linear : Step {
 
   // Panels of a task: enough for streams of memory, few enough that threads end together.
   int each(const Program& p) const {
-    const int parts = p.pool.threads() * (rows(p) > 64 ? 2 : 4);
-    return std::clamp(weights->panels / parts / 4 * 4, 4, 48);
+    const int threads = p.pool.threads(), parts = threads * (rows(p) > 64 ? 2 : 4);
+    int each = std::clamp(weights->panels / parts / 4 * 4, 4, 48);
+    while (each > 8 && pieces(weights->panels, each) % threads) each -= 4;  // or one thread has a task more than another
+    return each;
   }
   int rows(const Program& p) const {
     return int(epilogue == Epilogue::greedy ? p.batch->selected : p.batch->tokens);

@@ -60,6 +60,12 @@ def load_model(
     return family_of(checkpoint).load(checkpoint, place, dtype, device, compute, loading or Loading())
 
 
+def modules_of(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """What a rank imports for a model: with torch 1 to 2 s, so it is imported before it is needed."""
+    family = family_of(checkpoint)
+    return ("orca_worker.process_groups", *family.modules) if family.needs_torch else ()
+
+
 def check_partition(checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
     """Raises FailedPrecondition with a sentence when the model cannot be cut into tp x pp ranks."""
     family_of(checkpoint).check(checkpoint, tensor_parallel, pipeline_parallel)

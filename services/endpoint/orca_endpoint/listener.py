@@ -1,7 +1,7 @@
-"""Accepts the HTTP door's connections: each is counted before it says anything, and a TLS handshake has an end.
+"""Accepts a door's connections: each is counted before it says anything, and a TLS handshake has an end.
 
-uvicorn's own server would count a connection of TLS only after its handshake, for which asyncio gives it a minute. So a
-stranger could hold descriptors that nobody counts.
+Other servers, uvicorn's and asyncio's, count a connection of TLS only after its handshake, for which asyncio gives it a
+minute. So a stranger could hold descriptors that nobody counts.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from orca_common.address import join_address
 from orca_common.service import cancel
 
 from .handshake import ToldHandshake, failure
-from .http_connection import ConnectionLimits, GuardedConnection, Place, refusal
+from .http_connection import ConnectionLimits, Place, refusal
 
 AT_ONCE = 64  # connections that are accepted before others have their turn on the loop
 NO_MEANS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # no descriptor is left, or no memory
@@ -28,14 +28,14 @@ PLAIN = "this port speaks TLS; call it with https://"
 log = logging.getLogger(__name__)
 
 
-class HttpListener:
+class Listener:
     """A listening socket, and the connections that were accepted but are not yet made."""
 
     def __init__(
         self,
         listening: socket.socket,
         limits: ConnectionLimits,
-        make: Callable[[Place], GuardedConnection],
+        make: Callable[[Place], asyncio.Protocol],
         context: ssl.SSLContext | None,
     ) -> None:
         """Accepts at once. make: the protocol of a connection that has this place. context: None for plaintext."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from orca_endpoint import http_listener
+from orca_endpoint import listener as listeners
 from orca_endpoint.http_connection import ConnectionLimits, Place
-from orca_endpoint.http_listener import HttpListener
+from orca_endpoint.listener import Listener
 
 
 class Refusing(socket.socket):
@@ -57,9 +57,9 @@ async def refusing() -> AsyncIterator[Refusing]:
         yield listening
 
 
-def listener(listening: socket.socket) -> HttpListener:
+def listener(listening: socket.socket) -> Listener:
     make: Any = Greeting
-    return HttpListener(listening, ConnectionLimits(8, 8, 100, 10.0, 10.0, 10.0), make, None)
+    return Listener(listening, ConnectionLimits(8, 8, 100, 10.0, 10.0, 10.0), make, None)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ async def test_without_means_the_door_pauses(
     refusing: Refusing, error: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The connection waits in the queue of the system, and `accept` would fail again at once."""
-    monkeypatch.setattr(http_listener, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(listeners, "PAUSE_SECONDS", 0.01)
     refusing.errors = [error]
     door = listener(refusing)
     assert await greeted(refusing) == b"hello"

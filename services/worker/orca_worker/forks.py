@@ -1,0 +1,167 @@
+"""The fork server, as its supervisor sees it: asked for processes, and replaced when it has died."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from orca_common.backoff import Backoff
+
+from . import memory_limit
+from .beginning import Begun, begin
+from .process import adopt_orphans, why_ended
+
+log = logging.getLogger(__name__)
+
+WARM = 120.0  # seconds for its imports: torch is read for the first time, perhaps from a slow file system
+ANSWER = 10.0  # seconds for a fork, which takes some 20 ms
+MESSAGE = 4096  # bytes of an answer
+
+
+class Forked(NamedTuple):
+    """A process that will be a rank: a child of this one, which waits for its settings."""
+
+    pid: int
+    input: int  # descriptor of the pipe to its standard input
+    output: int  # descriptor of the pipe from its standard output
+
+
+class ForkServerLost(Exception):
+    """The fork server has ended."""
+
+
+class ForkServer:
+    """A process that imports `modules` and then forks others."""
+
+    def __init__(self, begun: Begun, modules: Sequence[str], log_level: str) -> None:
+        self._process, self._connection = begun
+        self.pid = self._process.pid
+        self._loop = asyncio.get_running_loop()
+        self._turn = asyncio.Lock()  # one question at a time
+        self._is_warm = False
+        self.ended: asyncio.Future[str] = self._loop.create_future()  # why, in words
+        self._oom_kills = memory_limit.kills()
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop.add_reader(self._pidfd, self._reap)
+        self._connection.setblocking(False)
+        self._loop.add_reader(self._connection, self._read)
+        self._answer = self._ask({"modules": list(modules), "log_level": log_level})
+
+    async def fork(self) -> Forked:
+        """Makes a process, as soon as the imports are done. Raises ForkServerLost."""
+        async with self._turn:
+            if not self._is_warm:
+                seconds = (await self._answered(WARM))["warm"]
+                log.info("fork server is warm", extra={"fork_server_pid": self.pid, "seconds": seconds})
+                self._is_warm = True
+            reads, input = os.pipe()
+            output, writes = os.pipe()
+            self._answer = self._ask({}, reads, writes)
+            os.close(reads)
+            os.close(writes)
+            try:
+                return Forked((await self._answered(ANSWER))["pid"], input, output)
+            except BaseException:
+                self.kill()  # its answer would be taken for that to the next question
+                os.close(input)  # a process that was forked all the same finds no settings, and ends
+                os.close(output)
+                raise
+
+    def kill(self) -> None:
+        """Ends it; its ranks live on."""
+        if not self.ended.done():
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _ask(self, said: dict[str, Any], *descriptors: int) -> asyncio.Future[dict[str, Any] | None]:
+        """Sends a question. The answer is None when the fork server ends."""
+        answer = self._loop.create_future()
+        try:
+            socket.send_fds(self._connection, [json.dumps(said).encode()], descriptors)
+        except OSError:
+            answer.set_result(None)
+        return answer
+
+    async def _answered(self, seconds: float) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await asyncio.shield(self._answer)
+        except TimeoutError:
+            self.kill()
+            raise ForkServerLost(f"the fork server did not answer within {seconds:g} s") from None
+        if answer is None:
+            raise ForkServerLost(f"the fork server: {await asyncio.shield(self.ended)}")
+        return answer
+
+    def _read(self) -> None:
+        try:
+            said = self._connection.recv(MESSAGE)
+        except OSError:
+            said = b""
+        if not said:
+            self._loop.remove_reader(self._connection)
+        elif not self._answer.done():
+            self._answer.set_result(json.loads(said))
+
+    def _reap(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        self._loop.remove_reader(self._connection)
+        why = why_ended(self._process.wait(), out_of_memory=memory_limit.kills() > self._oom_kills)
+        os.close(self._pidfd)
+        self._connection.close()
+        if not self._answer.done():
+            self._answer.set_result(None)
+        self.ended.set_result(why)
+
+
+class Forks:
+    """Keeps a fork server, and forks by it."""
+
+    def __init__(self, modules: Sequence[str], log_level: str, first: Begun | None) -> None:
+        """first: a fork server that has been begun."""
+        adopt_orphans()
+        self._modules, self._log_level = modules, log_level
+        self._server = self._start(first)
+        self._changed = asyncio.Event()  # replaced with every server
+
+    def _start(self, begun: Begun | None) -> ForkServer:
+        return ForkServer(begun or begin(), self._modules, self._log_level)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the fork server; None while none runs. May be asked in any thread."""
+        server = self._server
+        return None if server.ended.done() else server.pid
+
+    async def run(self) -> None:
+        """Replaces the fork server whenever it ends, until it is cancelled."""
+        backoff = Backoff()
+        while True:
+            started = time.monotonic()
+            why = await asyncio.shield(self._server.ended)
+            lived = time.monotonic() - started
+            pause = backoff.after(lived)
+            log.error("fork server ended", extra={"why": why, "lived": lived, "again_in": pause})
+            await asyncio.sleep(pause)
+            self._server = self._start(None)
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def fork(self, tell: Callable[[str], None]) -> Forked:
+        """A process, by this fork server or a later one. `tell` hears why it has not been made yet."""
+        while True:
+            server, changed = self._server, self._changed
+            try:
+                return await server.fork()
+            except ForkServerLost as error:
+                tell(str(error))
+                await changed.wait()
+
+    async def stop(self) -> None:
+        """Ends the fork server, and no rank. Follows `run`."""
+        self._server.kill()  # it has nothing to leave in order, and may be frozen
+        await self._server.ended
