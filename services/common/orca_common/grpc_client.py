@@ -90,8 +90,8 @@ class Opened(H2Connection):
 
 
 class ClientCall:
-    """One call. `heard` takes each message in the turn of the loop in which it comes. `over` ends with the status, or
-    with what `heard` has raised."""
+    """One call. `heard` takes each message in the turn of the loop in which it comes. `taken` ends when the server has
+    begun to answer; `over` ends with the status, or with what `heard` has raised."""
 
     def __init__(self, connection: "GrpcConnection", number: int, heard: Callable[[bytes], None]) -> None:
         """number: of its stream."""
@@ -99,7 +99,10 @@ class ClientCall:
         self._came, self._unsent = bytearray(), bytearray()
         self._closing = False  # nothing follows what is unsent
         self.closed = False  # all was sent, and the server knows that nothing follows
-        self.over: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.taken: asyncio.Future[None] = loop.create_future()
+        self.over: asyncio.Future[Status] = loop.create_future()
+        self.over.add_done_callback(lambda over: self.begun())
 
     @property
     def waits(self) -> bool:
@@ -134,6 +137,10 @@ class ClientCall:
         if not self.over.done() and not self.closed:
             self.closed = self._connection.send(self._number, self._unsent, last=self._closing)
             self._connection.flush()
+
+    def begun(self) -> None:
+        if not self.taken.done():
+            self.taken.set_result(None)
 
     def received(self, data: bytes) -> None:
         came = self._came
@@ -317,6 +324,8 @@ class GrpcConnection(asyncio.Protocol):
         elif (number := said.get("grpc-status")) is not None:
             code = CODES.get(number, grpc.StatusCode.UNKNOWN)
             call.end(Status(code, unquote(said.get("grpc-message", ""))))
+        else:
+            call.begun()
 
     def _opened(self) -> None:
         for call in list(self._calls.values()):

@@ -10,6 +10,7 @@ master choose by the number in the ranks' Hello. What only older numbers have ne
 """
 
 PROTOCOL = 3
+CONTROLLER = "orca.v1.Controller"  # the service of a rank
 TERM_METADATA = "orca-term"  # key in a Run call's metadata; with the term, a rank refuses the stream of an old master
 
 

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from orca.v1 import worker_pb2 as pb
 from orca_common.grpc_client import CallFailed, ClientCall, GrpcConnection, Status
-from orca_common.protocol import PROTOCOL, TERM_METADATA, drives
+from orca_common.protocol import CONTROLLER, PROTOCOL, TERM_METADATA, drives
 from orca_common.tls import Transport
 
 from . import timers
@@ -31,7 +31,6 @@ from .lifecycle_events import (
 from .suspicions import Kind, Suspicion
 
 M = TypeVar("M", bound=Message)
-CONTROLLER = "orca.v1.Controller"
 ENDS = {  # of a control lane, by their status
     grpc.StatusCode.FAILED_PRECONDITION: Kind.REFUSED,
     grpc.StatusCode.ABORTED: Kind.REFUSED,

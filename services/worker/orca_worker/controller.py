@@ -28,7 +28,7 @@ from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition, Internal, InvalidArgument, OrcaError, Unavailable
 from orca_common.grpc_call import GrpcCall, Methods
 from orca_common.grpc_server import unary
-from orca_common.protocol import PROTOCOL, TERM_METADATA, obeys
+from orca_common.protocol import CONTROLLER, PROTOCOL, TERM_METADATA, obeys
 from orca_common.telemetry import Telemetry, context_of
 from orca_common.tls import Transport
 
@@ -59,7 +59,6 @@ from .stage import Memory, Stage
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-SERVICE = "orca.v1.Controller"
 LEAVING = "this rank is leaving"
 MAX_NAME = 256  # characters of an engine's name
 
@@ -139,12 +138,12 @@ class Controller:
     def methods(self) -> Methods:
         """What a server serves."""
         return {
-            f"/{SERVICE}/Hello": unary(worker_pb2.HelloRequest, self.hello),
-            f"/{SERVICE}/HostStore": unary(worker_pb2.HostStoreRequest, self.host_store),
-            f"/{SERVICE}/Form": unary(worker_pb2.FormRequest, self.form),
-            f"/{SERVICE}/Allocate": unary(worker_pb2.AllocateRequest, self.allocate),
-            f"/{SERVICE}/Run": self.run,
-            f"/{SERVICE}/Relay": self.relay,
+            f"/{CONTROLLER}/Hello": unary(worker_pb2.HelloRequest, self.hello),
+            f"/{CONTROLLER}/HostStore": unary(worker_pb2.HostStoreRequest, self.host_store),
+            f"/{CONTROLLER}/Form": unary(worker_pb2.FormRequest, self.form),
+            f"/{CONTROLLER}/Allocate": unary(worker_pb2.AllocateRequest, self.allocate),
+            f"/{CONTROLLER}/Run": self.run,
+            f"/{CONTROLLER}/Relay": self.relay,
         }
 
     # Formation

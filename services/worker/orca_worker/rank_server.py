@@ -12,10 +12,11 @@ from orca_common.grpc_server import GrpcServer
 from orca_common.health import Health
 from orca_common.http2_connection import Http2Bounds, Http2Connection
 from orca_common.listening import listen
+from orca_common.protocol import CONTROLLER
 from orca_common.roles import allowed_for, check_role, roles_in
 from orca_common.tls import Transport
 
-from .controller import LEAVING, SERVICE, Controller
+from .controller import LEAVING, Controller
 from .server import ALLOWED, MAX_MESSAGE
 
 BOUNDS = Http2Bounds(streams=100, header_bytes=16_384, header_seconds=10.0, age=0.0)
@@ -33,7 +34,7 @@ class RankServer:
     """Serves a rank. Its health service says SERVING from the start on."""
 
     def __init__(self, controller: Controller, transport: Transport) -> None:
-        self._health = Health((SERVICE,))
+        self._health = Health((CONTROLLER,))
         self._health.serving(True)
         self._context = transport.server_context()
         methods = {**controller.methods(), **self._health.methods()}
