@@ -29,7 +29,7 @@ from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame, SettingsFrame
 
 from .address import join_address
-from .http2_frames import Flood, Frames
+from .http2_frames import FRAMES_A_SECOND, Flood, Frames
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -56,6 +56,7 @@ class Http2Bounds:
     header_bytes: int  # of one stream
     header_seconds: float  # for the connection's first frames
     age: float  # seconds after which it takes no new streams; 0: never
+    frames_a_second: int = FRAMES_A_SECOND  # small ones, beyond the first and those that we answer
 
 
 class Place(Protocol):
@@ -99,7 +100,7 @@ class Http2Connection(asyncio.Protocol):
         self._bounds, self._place, self._begin, self._others = bounds, place, begin, others
         self._loop = asyncio.get_running_loop()
         self._h2 = Remembering(H2Configuration(client_side=False, header_encoding=None))
-        self._frames = Frames(WIDER * bounds.header_bytes, self._loop.time())
+        self._frames = Frames(WIDER * bounds.header_bytes, self._loop.time(), bounds.frames_a_second)
         self._streams: dict[int, Stream] = {}
         self._reading = False  # a turn of `_read` is due
         self._flushing = self._paused = False

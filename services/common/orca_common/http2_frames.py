@@ -35,9 +35,9 @@ class Flood(Exception):
 class Frames:
     """The frames of one connection that have come but are not handled yet."""
 
-    def __init__(self, header_bytes: int, now: float) -> None:
+    def __init__(self, header_bytes: int, now: float, frames_a_second: int = FRAMES_A_SECOND) -> None:
         """header_bytes: of one encoded header, padding included."""
-        self._header_bytes = header_bytes
+        self._header_bytes, self._frames_a_second = header_bytes, frames_a_second
         self._came = bytearray()
         self._preface = PREFACE  # bytes of it that are still to come
         self._block: bytearray | None = None  # a header whose last frame has not come
@@ -58,7 +58,7 @@ class Frames:
         at = min(self._preface, len(came))
         self._preface -= at
         begin, taken = 0, b""
-        self._spare = min(self._spare + FRAMES_A_SECOND * (now - self._refilled), FRAMES)
+        self._spare = min(self._spare + self._frames_a_second * (now - self._refilled), FRAMES)
         self._refilled = now
         self.more = False
         while len(came) - at >= HEAD:

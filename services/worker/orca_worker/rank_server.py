@@ -19,7 +19,8 @@ from orca_common.tls import Transport
 from .controller import LEAVING, Controller
 from .server import ALLOWED, MAX_MESSAGE
 
-BOUNDS = Http2Bounds(streams=100, header_bytes=16_384, header_seconds=10.0, age=0.0)
+# Of a master's connection, or a neighbour's: the engine's own. Each iteration is a small frame, which may have no answer.
+BOUNDS = Http2Bounds(streams=100, header_bytes=16_384, header_seconds=10.0, age=0.0, frames_a_second=100_000)
 HANDSHAKE_SECONDS = 10.0
 
 

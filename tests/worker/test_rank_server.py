@@ -1,0 +1,107 @@
+"""A rank's gRPC server: who may call it, by certificates; its health; its end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from orca.v1 import worker_pb2 as pb
+from orca.v1 import worker_pb2_grpc
+from orca_common.grpc_call import GrpcCall, Methods
+from orca_common.grpc_client import CallFailed
+from orca_common.grpc_server import unary
+from orca_common.protocol import CONTROLLER
+from orca_common.roles import Role
+from orca_common.tls import Certificates, MutualTls, Plaintext, Transport
+from orca_local.authority import Authority
+from orca_worker.controller import Controller
+from orca_worker.rank_server import RankServer
+
+
+class Echoes:
+    """Serves the methods of a controller, and answers what it is told."""
+
+    def methods(self) -> Methods:
+        return {f"/{CONTROLLER}/Hello": unary(pb.HelloRequest, self.hello), f"/{CONTROLLER}/Relay": self.relay}
+
+    async def hello(self, request: pb.HelloRequest) -> pb.HelloResponse:
+        return pb.HelloResponse(host=request.engine)
+
+    async def relay(self, call: GrpcCall) -> bytes:
+        while await call.read() is not None:
+            pass
+        return pb.RelayResponse().SerializeToString()
+
+
+@asynccontextmanager
+async def serving(transport: Transport) -> AsyncIterator[tuple[RankServer, str]]:
+    server = RankServer(cast(Controller, Echoes()), transport)
+    yield server, f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    await server.stop(1)
+
+
+async def test_health_until_the_rank_leaves() -> None:
+    async with serving(Plaintext()) as (server, address), grpc.aio.insecure_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service=CONTROLLER)
+        watch = stub.Watch(request)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        server.serving(False)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert (await stub.Check(request)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_each_role_has_its_methods(tmp_path: Path) -> None:
+    """A scheduler says Hello, a worker relays, for grpc.aio's client and for ours."""
+    authority = Authority(tmp_path / "ca")
+    tls = {role: MutualTls(Certificates(str(authority.issue(role)))) for role in (Role.SCHEDULER, Role.WORKER)}
+    hello = pb.HelloRequest(engine="e-0")
+    async with serving(tls[Role.WORKER]) as (_, address):
+        for role, allowed in ((Role.SCHEDULER, True), (Role.WORKER, False)):
+            connection = await tls[role].connect(address, Role.WORKER)
+            asked = connection.ask(f"/{CONTROLLER}/Hello", hello, pb.HelloResponse, 10.0)
+            relay = connection.call(f"/{CONTROLLER}/Relay", lambda answer: None)
+            relay.close()
+            async with tls[role].channel(address, Role.WORKER, ()) as channel:
+                stub = worker_pb2_grpc.ControllerStub(channel)
+                if allowed:
+                    assert (await asked).host == (await stub.Hello(hello)).host == "e-0"
+                else:
+                    with pytest.raises(CallFailed, match="PERMISSION_DENIED"):
+                        await asked
+                    with pytest.raises(grpc.aio.AioRpcError, match="PERMISSION_DENIED"):
+                        await stub.Hello(hello)
+            code = grpc.StatusCode.PERMISSION_DENIED if allowed else grpc.StatusCode.OK
+            assert (await relay.over).code is code
+            connection.close()
+
+
+async def test_iterations_are_no_flood() -> None:
+    """Thousands of small messages a second, to which a rank in the middle says nothing."""
+    async with serving(Plaintext()) as (_, address):
+        connection = await Plaintext().connect(address, Role.WORKER)
+        relay = connection.call(f"/{CONTROLLER}/Relay", lambda answer: None)
+        for _ in range(10):
+            for _ in range(500):
+                relay.send(b"an iteration")
+                connection.flush()
+            await connection.ask(f"/{CONTROLLER}/Hello", pb.HelloRequest(), pb.HelloResponse, 10.0)
+        relay.close()
+        assert (await relay.over).code is grpc.StatusCode.OK
+        connection.close()
+
+
+async def test_a_stop_ends_what_is_left() -> None:
+    async with serving(Plaintext()) as (server, address):
+        connection = await Plaintext().connect(address, Role.WORKER)
+        relay = connection.call(f"/{CONTROLLER}/Relay", lambda answer: None)
+        relay.send(b"")
+        async with asyncio.timeout(10):
+            await server.stop(0)
+            status = await relay.over
+        assert status.code is grpc.StatusCode.UNAVAILABLE
