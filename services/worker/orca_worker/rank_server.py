@@ -19,7 +19,7 @@ from orca_common.tls import Transport
 from .controller import LEAVING, Controller
 from .server import ALLOWED, MAX_MESSAGE
 
-# Of a master's connection, or a neighbour's: the engine's own. Each iteration is a small frame, which may have no answer.
+# Of the engine's own connections. Each iteration is a small frame, to which a rank in the middle says nothing.
 BOUNDS = Http2Bounds(streams=100, header_bytes=16_384, header_seconds=10.0, age=0.0, frames_a_second=100_000)
 HANDSHAKE_SECONDS = 10.0
 
