@@ -34,6 +34,7 @@ from .http2_frames import Flood, Frames
 Headers = Iterable[tuple[bytes, bytes]]
 
 WINDOW = 65_535  # bytes that a stream may send before it is granted more: HTTP/2's default
+SHARED = 4 << 20  # bytes that all streams of a connection may send before it is given back what has come
 KEEPALIVE_SECONDS, ANSWER_SECONDS = 30.0, 10.0  # a silent client is pinged, and has so long to answer
 GOODBYE_SECONDS = 1.0  # for a client that breaks the rules to hear so; TLS would read on from it
 RESETS, RESETS_A_SECOND = 1000, 100  # streams that a client may take back, or open beyond the bound
@@ -129,7 +130,8 @@ class Http2Connection(asyncio.Protocol):
             SettingCodes.MAX_CONCURRENT_STREAMS: bounds.streams,
             SettingCodes.MAX_HEADER_LIST_SIZE: bounds.header_bytes,
         }
-        self._transport.write(SettingsFrame(0, told).serialize())
+        self._h2.increment_flow_control_window(SHARED - WINDOW)
+        self._transport.write(SettingsFrame(0, told).serialize() + self._h2.data_to_send())
         self._greeting = self._loop.call_later(bounds.header_seconds, self._abort)
         self._alive = self._loop.call_later(KEEPALIVE_SECONDS, self._look)
         age = bounds.age * random.uniform(1 - JITTER, 1 + JITTER)
@@ -285,7 +287,7 @@ class Http2Connection(asyncio.Protocol):
     def _give_back(self, size: int) -> None:
         """The connection's window is given back as data come, for a stream that nobody reads must not stop others."""
         self._unacknowledged += size
-        if self._unacknowledged >= WINDOW // 2:
+        if self._unacknowledged >= SHARED // 4:
             self._h2.increment_flow_control_window(self._unacknowledged)
             self._frames.earn()
             self._unacknowledged = 0
