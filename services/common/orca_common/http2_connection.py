@@ -55,7 +55,7 @@ class Http2Bounds:
 
     streams: int  # at a time
     header_bytes: int  # of one stream
-    header_seconds: float  # for the connection's first frames
+    header_seconds: float  # for the connection's first frames, and for a header in several
     age: float  # seconds after which it takes no new streams; 0: never
 
 
@@ -136,10 +136,11 @@ class Http2Connection(asyncio.Protocol):
         self._alive = self._loop.call_later(KEEPALIVE_SECONDS, self._look)
         age = bounds.age * random.uniform(1 - JITTER, 1 + JITTER)
         self._aging = self._loop.call_later(age, self.go_away) if age else None
+        self._heading: asyncio.TimerHandle | None = None  # bounds a header that is not whole
         self._ending: asyncio.TimerHandle | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._greeting, self._alive, self._aging, self._ending):
+        for timer in (self._greeting, self._alive, self._aging, self._heading, self._ending):
             if timer is not None:
                 timer.cancel()
         self._place.leave()
@@ -178,6 +179,11 @@ class Http2Connection(asyncio.Protocol):
         if self._frames.goaway:
             self._settle()
         self._flush_soon()
+        if self._frames.heading and self._heading is None:
+            self._heading = self._loop.call_later(self._bounds.header_seconds, self._abort)
+        elif not self._frames.heading and self._heading is not None:
+            self._heading.cancel()
+            self._heading = None
         if self._frames.more:
             self._reading = True
             self._transport.pause_reading()
