@@ -7,8 +7,8 @@ rank and Redis spend in a window is divided by the iterations of the window. The
 which is not counted.
 
 The floor counts what an iteration cannot do without, with times of the machine that README.md names:
-    b messages to clients, each with one token: 18 us each, the time of a gRPC server in Python that does nothing else
-    (an endpoint that is late sends several tokens a message, and may so be below this)
+    b messages to clients, each with one token: 5 us each, the time of the library h2 to frame one
+    (an endpoint that is late sends several tokens a message)
     4 messages on the control lane, a write and a read on both sides: about 30 us each
     2 round trips to Redis, the commit and the read of the delivery stream: about 50 us each in the client library
     Redis's own work: 3 commands a row, about 1 us each
@@ -35,7 +35,7 @@ from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
 
 SLOTS = 1 << 20
-FLOOR_ROW, FLOOR_FIXED = 18.0 + 3.0, 4 * 30.0 + 2 * 50.0  # microseconds
+FLOOR_ROW, FLOOR_FIXED = 5.0 + 3.0, 4 * 30.0 + 2 * 50.0  # microseconds
 
 
 async def load(address: str, batch: int, seconds: float) -> None:

@@ -42,9 +42,10 @@ class Server:
         self.begun = 0
         self.wrong: list[dict[str, Any]] = []
         self.address = ""
+        self.header_seconds = 10.0
 
     def connection(self) -> Http2Connection:
-        bounds = Http2Bounds(STREAMS, HEADER_BYTES, 10.0, 0)
+        bounds = Http2Bounds(STREAMS, HEADER_BYTES, self.header_seconds, 0)
         return Http2Connection(bounds, Place(), self.begin, self.connections)
 
     def begin(self, connection: Http2Connection, number: int, headers: Headers) -> GrpcCall:
@@ -210,6 +211,19 @@ async def test_headers_above_the_bound_are_refused_a_few_times(server: Server) -
         for stream in range(7, 107, 2):
             client.write(http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, again))
         assert await the_end(client) == CALM
+
+
+async def test_a_header_without_an_end_is_given_up(server: Server) -> None:
+    """A client may send a header in pieces, and then has the time of a header for all of them."""
+    server.header_seconds = 0.2
+    block = http2.call(PATH)
+    async with Http2.connected(server.address) as client:
+        client.write(http2.frame(http2.HEADERS, 0, 1, block[:20]))
+        client.write(http2.frame(http2.CONTINUATION, http2.END_HEADERS, 1, block[20:]))
+        client.write(http2.frame(http2.DATA, http2.END_STREAM, 1, http2.message(b"question")))
+        await until_frame(client, http2.HEADERS, http2.END_STREAM)
+        client.write(http2.frame(http2.HEADERS, 0, 3, block[:20]))
+        await until(lambda: not server.connections)
 
 
 def test_fields_of_a_header_are_counted() -> None:

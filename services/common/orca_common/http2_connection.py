@@ -34,6 +34,7 @@ from .http2_frames import FRAMES_A_SECOND, Flood, Frames
 Headers = Iterable[tuple[bytes, bytes]]
 
 WINDOW = 65_535  # bytes that a stream may send before it is granted more: HTTP/2's default
+SHARED = 4 << 20  # bytes that all streams of a connection may send before it is given back what has come
 KEEPALIVE_SECONDS, ANSWER_SECONDS = 30.0, 10.0  # a silent client is pinged, and has so long to answer
 GOODBYE_SECONDS = 1.0  # for a client that breaks the rules to hear so; TLS would read on from it
 RESETS, RESETS_A_SECOND = 1000, 100  # streams that a client may take back, or open beyond the bound
@@ -54,7 +55,7 @@ class Http2Bounds:
 
     streams: int  # at a time
     header_bytes: int  # of one stream
-    header_seconds: float  # for the connection's first frames
+    header_seconds: float  # for the connection's first frames, and for a header in several
     age: float  # seconds after which it takes no new streams; 0: never
     frames_a_second: int = FRAMES_A_SECOND  # small ones, beyond the first and those that we answer
 
@@ -130,15 +131,17 @@ class Http2Connection(asyncio.Protocol):
             SettingCodes.MAX_CONCURRENT_STREAMS: bounds.streams,
             SettingCodes.MAX_HEADER_LIST_SIZE: bounds.header_bytes,
         }
-        self._transport.write(SettingsFrame(0, told).serialize())
+        self._h2.increment_flow_control_window(SHARED - WINDOW)
+        self._transport.write(SettingsFrame(0, told).serialize() + self._h2.data_to_send())
         self._greeting = self._loop.call_later(bounds.header_seconds, self._abort)
         self._alive = self._loop.call_later(KEEPALIVE_SECONDS, self._look)
         age = bounds.age * random.uniform(1 - JITTER, 1 + JITTER)
         self._aging = self._loop.call_later(age, self.go_away) if age else None
+        self._heading: asyncio.TimerHandle | None = None  # bounds a header that is not whole
         self._ending: asyncio.TimerHandle | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._greeting, self._alive, self._aging, self._ending):
+        for timer in (self._greeting, self._alive, self._aging, self._heading, self._ending):
             if timer is not None:
                 timer.cancel()
         self._place.leave()
@@ -177,6 +180,11 @@ class Http2Connection(asyncio.Protocol):
         if self._frames.goaway:
             self._settle()
         self._flush_soon()
+        if self._frames.heading and self._heading is None:
+            self._heading = self._loop.call_later(self._bounds.header_seconds, self._abort)
+        elif not self._frames.heading and self._heading is not None:
+            self._heading.cancel()
+            self._heading = None
         if self._frames.more:
             self._reading = True
             self._transport.pause_reading()
@@ -286,7 +294,7 @@ class Http2Connection(asyncio.Protocol):
     def _give_back(self, size: int) -> None:
         """The connection's window is given back as data come, for a stream that nobody reads must not stop others."""
         self._unacknowledged += size
-        if self._unacknowledged >= WINDOW // 2:
+        if self._unacknowledged >= SHARED // 4:
             self._h2.increment_flow_control_window(self._unacknowledged)
             self._frames.earn()
             self._unacknowledged = 0

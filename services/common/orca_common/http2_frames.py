@@ -45,6 +45,11 @@ class Frames:
         self.more = False  # whole frames wait for another turn
         self.goaway = False  # the client opens no more streams
 
+    @property
+    def heading(self) -> bool:
+        """Whether a header has begun to come and is not whole."""
+        return self._block is not None
+
     def add(self, data: bytes) -> None:
         self._came += data
 
