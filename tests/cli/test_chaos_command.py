@@ -72,7 +72,7 @@ async def test_a_role_that_is_none_is_refused_before_anything_starts(tmp_path: P
     with pytest.raises(FailedPrecondition) as refused:
         await on_this_machine(plan, ["--run-dir", str(tmp_path / "run")], Console())
     assert str(refused.value) == (
-        "--only: 'ranks' is no role here; the roles are endpoint, scheduler, supervisor, rank, redis, "
+        "--only: 'ranks' is no role here; the roles are endpoint, scheduler, supervisor, rank, redis, fork server, "
         "endpoint > redis, scheduler > redis, scheduler > supervisor, scheduler > rank, rank > rank, all > redis"
     )
     assert not (tmp_path / "run").exists()
