@@ -29,8 +29,9 @@ import psutil
 import uvloop
 
 from orca.v1 import orca_pb2 as pb
-from orca_bench.grpc_client import connect, split_messages
+from orca_bench.grpc_door import GENERATE
 from orca_bench.timed_model import make_timed_model
+from orca_common.grpc_client import connect
 from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
 
@@ -46,23 +47,23 @@ async def load(address: str, batch: int, seconds: float) -> None:
     tokens = messages = iteration = started = 0
 
     def listener() -> Callable[[bytes], None]:
-        rest, first = b"", True
+        first = True
 
-        def heard(data: bytes) -> None:
-            nonlocal tokens, messages, iteration, started, rest, first
-            found, rest = split_messages(rest + data)
-            messages += len(found)
-            for message in found:
-                if made := pb.GenerateResponse.FromString(message).tokens:
-                    tokens, iteration = tokens + len(made), made[-1].iteration
-                    started += first
-                    first = False
+        def heard(message: bytes) -> None:
+            nonlocal tokens, messages, iteration, started, first
+            messages += 1
+            if made := pb.GenerateResponse.FromString(message).tokens:
+                tokens, iteration = tokens + len(made), made[-1].iteration
+                started += first
+                first = False
 
         return heard
 
-    connection = await connect(address)
+    connection = await connect(address, None)
     for _ in range(batch):
-        await connection.call(request, listener())
+        call = connection.call(GENERATE, listener())
+        call.send(request)
+        call.close()
     while started < batch:
         await asyncio.sleep(0.05)
     await asyncio.sleep(1.0)

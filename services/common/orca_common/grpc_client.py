@@ -239,6 +239,16 @@ class GrpcConnection(asyncio.Protocol):
         raise CallFailed(status)
 
     @property
+    def max_calls(self) -> int:
+        """Calls that the server takes at a time."""
+        return self._h2.remote_settings.max_concurrent_streams
+
+    @property
+    def lost(self) -> bool:
+        """Whether no call can be begun any more: the server is leaving, or the connection has ended."""
+        return bool(self._lost)
+
+    @property
     def closed(self) -> bool:
         """Whether the connection has ended, or is about to."""
         return self._transport.is_closing()
