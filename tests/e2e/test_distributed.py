@@ -59,8 +59,7 @@ async def test_figure_8a(tmp_path: Path, run_ahead: int) -> None:
     """Three stages, max_bs 2: AB, CD, EF, AB; control runs ahead of data; the pipeline is full."""
     tokens = 120
     model = make_timed(tmp_path / "model", seconds=STAGE)
-    settings = {"max_batch_size": 2, "run_ahead": run_ahead}
-    async with running(tmp_path / "run", model, pp=3, **settings) as stack:
+    async with running(tmp_path / "run", model, pp=3, max_batch_size=2, run_ahead=run_ahead) as stack:
         tasks = await start_together(stack, 6, tokens)
         assert await asyncio.gather(*tasks) == [tokens] * 6
         await stack.until(lambda: len(batches(stack.journal())) >= 3 * tokens)
