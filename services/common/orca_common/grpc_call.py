@@ -9,8 +9,9 @@ from urllib.parse import quote
 
 from .compression import inflated, too_large, unreadable
 from .errors import OrcaError, status_of
-from .http2_connection import FIELD, WINDOW, Headers, Http2Connection
+from .http2_connection import WINDOW, Headers, Http2Connection
 
+FIELD = 32  # bytes that each field of a header counts more, by HTTP/2
 PREFIX = 5  # bytes before a message: whether it is compressed, and its length
 BEGIN_SECONDS = 1.0
 IN_LOOP = 1 << 16  # bytes; a larger message is inflated in a thread. 4 MB may take 0.3 s.
@@ -171,9 +172,7 @@ class GrpcCall:
     async def write(self, message: bytes) -> None:
         """Sends a message. Waits for a client that takes no more."""
         connection, number = self._connection, self._number
-        if not self._began:
-            self._began = True
-            connection.send_headers(number, BEGIN)
+        self.begin()
         data = b"\0" + len(message).to_bytes(4) + message
         while (room := connection.room(number)) < len(data):
             if room > 0:

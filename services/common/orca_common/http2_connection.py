@@ -39,7 +39,6 @@ KEEPALIVE_SECONDS, ANSWER_SECONDS = 30.0, 10.0  # a silent client is pinged, and
 GOODBYE_SECONDS = 1.0  # for a client that breaks the rules to hear so; TLS would read on from it
 RESETS, RESETS_A_SECOND = 1000, 100  # streams that a client may take back, or open beyond the bound
 LONG = 50  # resets that a stream with a header above the bound counts as
-FIELD = 32  # bytes that each field of a header counts more, by HTTP/2
 TABLE = 4096  # bytes of our table of headers. hpack reads all of it for a header that it does not find.
 KNOWN_SETTINGS = 64  # h2 keeps what it does not know
 LEAVING = b"leaving "  # what a ping says after which no stream is on its way
@@ -67,7 +66,12 @@ class Place(Protocol):
 
 
 class Stream(Protocol):
-    """What a connection tells one of its streams."""
+    """What a connection asks and tells one of its streams."""
+
+    @property
+    def header_bytes(self) -> int:
+        """The size of its header, as HTTP/2 counts it."""
+        ...
 
     def received(self, data: bytes, taken: int) -> None:
         """taken: bytes of the stream's window, with those that only pad."""
@@ -266,11 +270,10 @@ class Http2Connection(asyncio.Protocol):
             self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
             self._count_reset()
             return
-        size = sum(len(name) + len(value) + FIELD for name, value in event.headers)
-        if size > self._bounds.header_bytes:
-            self._count_reset(LONG)
         self._newest = number
-        self._streams[number] = self._begin(self, number, event.headers)
+        stream = self._streams[number] = self._begin(self, number, event.headers)
+        if stream.header_bytes > self._bounds.header_bytes:
+            self._count_reset(LONG)
 
     def _settings_came(self) -> None:
         if len(self._h2.remote_settings) > KNOWN_SETTINGS:

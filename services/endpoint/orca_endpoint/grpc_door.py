@@ -4,7 +4,6 @@ It is not grpc.aio's server, which takes 25 us for each message of a stream and 
 quarter of that (docs/decisions/grpc-door.md).
 """
 
-import logging
 from contextlib import AbstractContextManager
 
 from orca_common.api_keys import ApiKeys
@@ -35,8 +34,6 @@ ALLOWED = {  # who may call what, where certificates tell
     **{f"/{service}/": ANY for service in REFLECTION},
     **HEALTH_METHODS,
 }
-
-log = logging.getLogger(__name__)
 
 
 class GrpcDoor:

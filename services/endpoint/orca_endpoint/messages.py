@@ -2,10 +2,11 @@
 
 from typing import TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from orca_common.errors import ErrorReason, InvalidArgument
+from orca_common.compression import unreadable
 from orca_common.grpc_call import GrpcCall
+from orca_common.grpc_server import parsed
 
 from .bodies import IN_LOOP
 from .limits import Held
@@ -36,13 +37,9 @@ class Messages:
         """
         raw = await self.next(call)
         if raw is None:
-            raise InvalidArgument("message", "is missing", reason=ErrorReason.UNREADABLE_MESSAGE)
+            raise unreadable("is missing")
         if held is not None:
             held.add(len(raw))
-        try:
-            if len(raw) <= IN_LOOP:
-                return kind.FromString(raw)
-            return await self._thread.run(lambda: kind.FromString(raw))
-        except DecodeError:
-            problem = f"not a valid {kind.DESCRIPTOR.name} (text fields must be UTF-8)"
-            raise InvalidArgument("message", problem, reason=ErrorReason.UNREADABLE_MESSAGE) from None
+        if len(raw) <= IN_LOOP:
+            return parsed(kind, raw)
+        return await self._thread.run(lambda: parsed(kind, raw))
