@@ -1,4 +1,4 @@
-"""gRPC channels to supervisors and ranks."""
+"""gRPC channels to supervisors, and connections to ranks."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ OPTIONS = [
 
 
 def dial(address: str, transport: Transport) -> grpc.aio.Channel:
-    """A channel to a supervisor or a rank, with the certificate of this moment."""
+    """A channel to a supervisor, with the certificate of this moment."""
     return transport.channel(address, Role.WORKER, OPTIONS)
 
 

@@ -1,4 +1,4 @@
-"""The gRPC server of a rank or a supervisor: its own service, and health."""
+"""The gRPC server of a supervisor: its own service, and health. And what it has in common with a rank's server."""
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -22,7 +22,7 @@ ALLOWED = {
 }
 
 OPTIONS = [
-    ("grpc.so_reuseport", 1),  # the supervisor holds a rank's port; see reserve_port
+    ("grpc.so_reuseport", 1),  # the stack of `orca serve` keeps the port; see reserve_port
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_permit_without_calls", 1),
