@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from h2.config import H2Configuration
-from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     DataReceived,
@@ -29,6 +28,7 @@ from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame, SettingsFrame
 
 from .address import join_address
+from .http2_data import Http2
 from .http2_frames import FRAMES_A_SECOND, Flood, Frames
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -86,7 +86,7 @@ class Stream(Protocol):
         """The client took the stream back, or its connection has ended. Nothing can be sent any more."""
 
 
-class Remembering(H2Connection):
+class Remembering(Http2):
     """h2 remembers how streams have ended, 65,536 of them: 8 MB for each connection."""
 
     MAX_CLOSED_STREAMS = 1024
@@ -320,9 +320,7 @@ class Http2Connection(asyncio.Protocol):
 
     def room(self, number: int) -> int:
         """Bytes that may be sent on a stream now."""
-        if self._paused:
-            return 0
-        return min(self._h2.local_flow_control_window(number), self._h2.max_outbound_frame_size)
+        return 0 if self._paused else self._h2.room(number)
 
     def send(self, number: int, data: bytes) -> None:
         """Sends what there is room for."""
