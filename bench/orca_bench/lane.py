@@ -2,7 +2,7 @@
 
     python -m orca_bench.lane [--size 400] [--messages 20000]
 
-A client of `grpc_client` and a server of `grpc_server`, both in this process, send a message to and fro over loopback.
+A client of `grpc_client` and a server of `grpc_server` in this process send each other one message after another.
 """
 
 import argparse
