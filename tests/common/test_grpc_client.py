@@ -277,8 +277,8 @@ ENDS = {  # what a server says at once, and how the call that it ends has ended
         Status(grpc.StatusCode.CANCELLED, "the server has reset the call"),
     ),
     "a sentence that is no UTF-8": (
-        [headers(1, (b"grpc-status", b"5"), (b"grpc-message", b"caf\xe9"), end=True)],
-        Status(grpc.StatusCode.NOT_FOUND, "caf\xe9"),
+        [headers(1, (b"grpc-status", b"5"), (b"grpc-message", b"\xe9t\xe9"), end=True)],
+        Status(grpc.StatusCode.NOT_FOUND, "\xe9t\xe9"),
     ),
     "leaving, and this call came too late": (
         [GoAwayFrame(0, last_stream_id=0)],
