@@ -8,6 +8,7 @@ import asyncio
 import random
 import ssl
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -24,7 +25,7 @@ from h2.events import (
     StreamReset,
     WindowUpdated,
 )
-from h2.exceptions import ProtocolError
+from h2.exceptions import ProtocolError, StreamClosedError
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame, SettingsFrame
 
@@ -169,7 +170,11 @@ class Http2Connection(asyncio.Protocol):
         if self._transport.is_closing() or self._paused:
             return
         try:
-            for event in self._h2.receive_data(self._frames.turn(self._loop.time())):
+            events = self._h2.receive_data(self._frames.turn(self._loop.time()))
+            for event in events:  # h2 lets nothing be sent any more on a stream that these bytes take back at their end
+                if isinstance(event, StreamReset):
+                    self._take_back(event.stream_id)
+            for event in events:
                 self._hear(event)
         except Flood as flood:
             self._h2.close_connection(flood.code)
@@ -248,9 +253,7 @@ class Http2Connection(asyncio.Protocol):
                 if stream := self._streams.get(event.stream_id):
                     stream.ended()
             case StreamReset():
-                if stream := self._forget(event.stream_id):
-                    stream.lost()
-                    self._count_reset()
+                self._take_back(event.stream_id)  # it has begun with these bytes
             case WindowUpdated(stream_id=number) if number:
                 if stream := self._streams.get(number):
                     stream.opened()
@@ -267,13 +270,20 @@ class Http2Connection(asyncio.Protocol):
     def _request(self, event: RequestReceived) -> None:
         number = event.stream_id
         if len(self._streams) >= self._bounds.streams or (self._last is not None and number > self._last):
-            self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+            with suppress(StreamClosedError):  # the client has taken it back already
+                self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
             self._count_reset()
             return
         self._newest = number
         stream = self._streams[number] = self._begin(self, number, event.headers)
         if stream.header_bytes > self._bounds.header_bytes:
             self._count_reset(LONG)
+
+    def _take_back(self, number: int) -> None:
+        """The client has reset a stream. Raises Flood."""
+        if stream := self._forget(number):
+            stream.lost()
+            self._count_reset()
 
     def _settings_came(self) -> None:
         if len(self._h2.remote_settings) > KNOWN_SETTINGS:
