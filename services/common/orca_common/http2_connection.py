@@ -113,6 +113,7 @@ class Http2Connection(asyncio.Protocol):
         self._flushing = self._paused = False
         self._widened = False  # the client has widened the connection's window, or all windows
         self._unacknowledged = 0  # bytes of DATA that the connection's window is not yet given back
+        self._asked = False  # a ping was sent to the client, which has been silent
         self._resets = 0
         self._newest = 0  # the last stream that was begun
         self._leaving = False  # the client was told to open no more streams
@@ -231,15 +232,15 @@ class Http2Connection(asyncio.Protocol):
 
     def _look(self) -> None:
         """Pings a client that has been silent, and gives up one that does not answer."""
-        silent = self._loop.time() - self._heard
-        if silent >= KEEPALIVE_SECONDS + ANSWER_SECONDS:
+        rest = KEEPALIVE_SECONDS - (self._loop.time() - self._heard)
+        if rest <= 0 and self._asked:
             self._abort()
             return
-        if silent >= KEEPALIVE_SECONDS:
+        self._asked = rest <= 0
+        if self._asked:
             self._h2.ping(b"orca    ")
             self._flush_soon()
-        rest = KEEPALIVE_SECONDS - silent
-        self._alive = self._loop.call_later(rest if rest > 0 else ANSWER_SECONDS, self._look)
+        self._alive = self._loop.call_later(ANSWER_SECONDS if self._asked else rest, self._look)
 
     # -- what comes in
     def _hear(self, event: Event) -> None:
