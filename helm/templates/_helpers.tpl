@@ -66,12 +66,18 @@ helm.sh/chart: {{ printf "%s-%s" (first .).Chart.Name (first .).Chart.Version }}
 {{- if not (or .Values.redis.externalUrl .Values.redis.externalUrlSecret) }}yes{{ end -}}
 {{- end -}}
 
-{{- define "orca.redisPort" -}}
-{{- if .Values.redis.externalUrl -}}
-{{ regexFind ":[0-9]+(/|$)" .Values.redis.externalUrl | trimAll ":/" | default "6379" }}
-{{- else -}}
-{{ .Values.redis.externalUrlSecret | empty | ternary 6379 .Values.redis.externalPort | int }}
+{{/* The ports of the pool, with spaces between: those of the URL, and where Sentinels name the primary, its own. */}}
+{{- define "orca.redisPorts" -}}
+{{- $redis := .Values.redis -}}
+{{- $sentinels := contains "+sentinel:" $redis.externalUrl -}}
+{{- $ports := list -}}
+{{- if $redis.externalUrl -}}
+{{- range regexFind "//[^/?]+" $redis.externalUrl | trimPrefix "//" | splitList "@" | last | splitList "," -}}
+{{- $ports = append $ports (regexFind ":[0-9]+$" . | trimPrefix ":" | default ($sentinels | ternary "26379" "6379")) -}}
 {{- end -}}
+{{- end -}}
+{{- if or $sentinels $redis.externalUrlSecret }}{{ $ports = append $ports (include "orca.text" $redis.externalPort) }}{{ end -}}
+{{ $ports | default (list "6379") | uniq | join " " }}
 {{- end -}}
 
 {{- define "orca.otlpEndpoint" -}}
@@ -223,6 +229,13 @@ livenessProbe:
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 3
+{{- end -}}
+
+{{/* The ports of the endpoint's Services, and what is spoken there. */}}
+{{- define "orca.doors" -}}
+{{- $tls := include "orca.tls" . -}}
+- {name: grpc, port: 50051, targetPort: grpc, appProtocol: {{ $tls | empty | ternary "kubernetes.io/h2c" "https" }}}
+- {name: http, port: 8000, targetPort: http, appProtocol: {{ $tls | empty | ternary "http" "https" }}}
 {{- end -}}
 
 {{/* What `pod` adds to the container. */}}

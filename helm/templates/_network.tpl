@@ -28,7 +28,9 @@ spec:
 
 {{- define "orca.toRedis" -}}
 - ports:
-    - port: {{ include "orca.redisPort" . }}
+    {{- range include "orca.redisPorts" . | splitList " " }}
+    - port: {{ . }}
+    {{- end }}
   {{- if include "orca.installsRedis" . }}
   to:
     {{- include "orca.podsOf" (list . "redis") | nindent 4 }}

@@ -11,7 +11,16 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import BytesValue, UInt32Value
-from hyperframe.frame import GoAwayFrame, SettingsFrame
+from hpack import Encoder
+from hyperframe.frame import (
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
 
 from orca_common.errors import FailedPrecondition, Unavailable
 from orca_common.grpc_call import GrpcCall
@@ -230,6 +239,95 @@ async def test_goaway_lets_calls_end() -> None:
         assert not call.over.done()
         connection.close()
         await call.over
+
+
+@both
+async def test_a_call_that_is_refused_while_it_sends(serve: Serve) -> None:
+    """The server ends the stream and resets it in one write. Other calls of the connection go on."""
+    async with connected(serve) as connection, asyncio.timeout(10):
+        other = connection.call("/t/Echo", lambda message: None)
+        call = connection.call("/t/None", lambda message: None)
+        call.send(b"one of many")
+        assert (await call.over).code is grpc.StatusCode.UNIMPLEMENTED
+        assert await ask(connection, b"abc") == 3
+        assert not other.over.done()
+
+
+def written(*frames: Frame) -> bytes:
+    return b"".join(frame.serialize() for frame in frames)
+
+
+def headers(stream: int, *pairs: tuple[bytes, bytes], end: bool = False) -> HeadersFrame:
+    flags = ["END_HEADERS", "END_STREAM"] if end else ["END_HEADERS"]
+    return HeadersFrame(stream, Encoder().encode([(b":status", b"200"), *pairs], huffman=False), flags=flags)
+
+
+def data(stream: int, message: bytes) -> DataFrame:
+    return DataFrame(stream, b"\0" + len(message).to_bytes(4) + message)
+
+
+UNKNOWN_CODE = 99
+ENDS = {  # what a server says at once, and how the call that it ends has ended
+    "reset for a reason that nobody knows": (
+        [RstStreamFrame(1, error_code=UNKNOWN_CODE)],
+        Status(grpc.StatusCode.INTERNAL, "the server has reset the call"),
+    ),
+    "reset with more room to send": (
+        [WindowUpdateFrame(1, 100_000), WindowUpdateFrame(0, 100_000), RstStreamFrame(1, error_code=8)],
+        Status(grpc.StatusCode.CANCELLED, "the server has reset the call"),
+    ),
+    "a sentence that is no UTF-8": (
+        [headers(1, (b"grpc-status", b"5"), (b"grpc-message", b"\xe9t\xe9"), end=True)],
+        Status(grpc.StatusCode.NOT_FOUND, "\xe9t\xe9"),
+    ),
+    "leaving, and this call came too late": (
+        [GoAwayFrame(0, last_stream_id=0)],
+        Status(grpc.StatusCode.UNAVAILABLE, "the server is leaving"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ENDS)
+async def test_what_a_server_ends_alone(what: str) -> None:
+    """One call is over, with its status, and the connection goes on."""
+    frames, status = ENDS[what]
+    async with scripted(SettingsFrame(0).serialize()) as (address, made), asyncio.timeout(10):
+        connection = await connect(address, None)
+        call = connection.call("/t/Echo", lambda message: None)
+        call.send(bytes(100_000))
+        assert call.waits
+        made[0].transport.write(written(*frames))
+        assert await call.over == status
+        assert not connection.closed
+        connection.close()
+
+
+async def test_a_hearer_raises_at_a_call_that_is_reset() -> None:
+    def refuse(message: bytes) -> None:
+        raise ValueError(message)
+
+    async with scripted(SettingsFrame(0).serialize()) as (address, made), asyncio.timeout(10):
+        connection = await connect(address, None)
+        call = connection.call("/t/Echo", refuse)
+        made[0].transport.write(written(headers(1), data(1, b"one"), RstStreamFrame(1, error_code=8)))
+        with pytest.raises(ValueError, match="one"):
+            await call.over
+        assert not connection.closed
+        connection.close()
+
+
+async def test_a_message_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused by its length, before it has come."""
+    monkeypatch.setattr("orca_common.grpc_client.MAX_RECEIVED", 100)
+    heard: list[bytes] = []
+    async with scripted(SettingsFrame(0).serialize()) as (address, made), asyncio.timeout(10):
+        connection = await connect(address, None)
+        call = connection.call("/t/Echo", heard.append)
+        made[0].transport.write(written(headers(1), data(1, bytes(100)), DataFrame(1, b"\0" + (101).to_bytes(4))))
+        assert await call.over == (grpc.StatusCode.RESOURCE_EXHAUSTED, "a message has 101 bytes; at most 100")
+        assert heard == [bytes(100)]
+        assert not connection.closed
+        connection.close()
 
 
 async def test_a_server_that_does_not_keep_to_http2() -> None:

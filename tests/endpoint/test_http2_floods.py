@@ -279,6 +279,58 @@ async def test_what_is_no_call_and_is_taken_back(server: Server) -> None:
         await until_frame(client, http2.HEADERS, http2.END_STREAM)
 
 
+TAKEN_BACK = {  # what a client says on a stream in one write with its reset
+    "many bytes": http2.frame(http2.DATA, 0, 3, b"\0\0\x0f\0\0" + bytes(16_000))
+    + http2.frame(http2.DATA, 0, 3, bytes(16_384)) * 2,
+    "a message": http2.frame(http2.DATA, 0, 3, http2.message(b"question")),
+    "more room": http2.frame(http2.WINDOW_UPDATE, 0, 3, b"\0\0\0\1"),
+}
+
+
+@pytest.mark.parametrize("what", TAKEN_BACK)
+async def test_a_stream_that_is_taken_back_at_once(server: Server, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its calls answer as messages come. The streams beside it go on."""
+
+    async def echo(call: GrpcCall) -> None:
+        over = asyncio.get_running_loop().create_future()
+        call.begin()
+        call.listen(call.send, over.set_result)
+        await over
+        call.end()
+
+    monkeypatch.setattr(server, "serve", echo)
+    async with Http2.connected(server.address, http2.setting(http2.INITIAL_WINDOW, 10)) as client:
+        for stream in (1, 3):
+            client.write(begin(stream))
+            await until_frame(client, http2.HEADERS)
+        client.write(http2.frame(http2.DATA, 0, 3, http2.message(b"question")))
+        await until_frame(client, http2.DATA)  # its first bytes: the others wait for room
+        reset = http2.frame(http2.RST_STREAM, 0, 3, b"\0\0\0\x08")
+        client.write(TAKEN_BACK[what] + reset + begin(5))
+        client.write(http2.frame(http2.DATA, http2.END_STREAM, 1))
+        assert (await until_frame(client, http2.HEADERS, http2.END_STREAM)).stream == 1
+
+
+async def test_a_stream_too_many_that_is_taken_back_at_once(server: Server) -> None:
+    """The others go on, and it counts: whoever does it again and again is told to go."""
+    server.go.clear()
+    async with Http2.connected(server.address) as client:
+        client.write(*[call(1 + 2 * n) for n in range(STREAMS)])
+        await until(lambda: server.begun == STREAMS)
+
+        def refused(first: int, many: int) -> list[bytes]:
+            reset = [http2.frame(http2.RST_STREAM, 0, first + 2 * n, bytes(4)) for n in range(many)]
+            return [begin(first + 2 * n) + reset[n] for n in range(many)]
+
+        client.write(*refused(101, 2))
+        client.write(FLOODS["ping"])
+        await until_frame(client, http2.PING, http2.ACK)
+        assert len(server.tasks) == STREAMS
+        client.write(*refused(1001, 3000))
+        assert await the_end(client) == CALM
+    server.go.set()
+
+
 async def test_calls_of_a_connection_that_breaks_the_rules_end_at_once(server: Server) -> None:
     """The client reads nothing, so the connection itself cannot end yet."""
     server.go.clear()
@@ -303,6 +355,24 @@ async def test_a_client_that_takes_nothing_is_not_waited_for(server: Server, mon
     connection.close()
     await until(lambda: not server.connections)
     writer.close()
+
+
+async def test_a_process_that_stood_still_asks_before_it_gives_a_client_up(server: Server) -> None:
+    """Nobody was asked meanwhile: the client is pinged, and its silence counts from there."""
+    async with Http2.connected(server.address) as client:
+        client.write(call(1))
+        await until_frame(client, http2.HEADERS, http2.END_STREAM)
+        server.one._heard -= 1000  # so long ago the client was last heard, by a clock that went on
+        server.one._look()
+        async with patience():
+            async for frame in client.frames(acknowledge=False):
+                if frame.kind == http2.PING and not frame.flags & http2.ACK:
+                    break
+            else:
+                raise AssertionError("the connection was ended")
+        server.one._heard -= 1000
+        server.one._look()
+        assert await the_end(client) == b"", "it has not answered"
 
 
 async def test_a_client_that_is_told_to_go_and_answers_no_ping(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

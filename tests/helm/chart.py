@@ -102,6 +102,17 @@ OPTIONS = {
         merged(DEMO, {"redis": {"externalUrlSecret": {"name": "pool", "key": "url"}, "externalPort": 7000}}),
         frozenset({"Secret/pool"}),
     ),
+    "Sentinels of ours": Options(
+        merged(
+            DEMO,
+            {
+                "redis": {
+                    "externalUrl": "redis+sentinel://:secret@a.example.com,b.example.com:26380,c.example.com:26379/pool",
+                    "externalPort": 6381,
+                }
+            },
+        )
+    ),
     "a collector": Options(merged(DEMO, {"tracing": {"otlpEndpoint": "http://collector.monitoring:4319"}})),
     "Jaeger": Options(
         merged(

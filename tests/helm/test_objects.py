@@ -310,6 +310,21 @@ def test_with_certificates_every_connection_is_mtls(option: str) -> None:
         assert roles == [f"{holder}.orca.internal"]
 
 
+@pytest.mark.parametrize(
+    ("option", "grpc", "http"),
+    [
+        ("ways in", "kubernetes.io/h2c", "http"),
+        ("certificates from an issuer", "https", "https"),
+        ("certificates from Secrets, API keys", "https", "https"),
+    ],
+)
+def test_a_service_says_what_its_doors_speak(option: str, grpc: str, http: str) -> None:
+    """A Gateway or a mesh believes it: plaintext to a port of TLS would be refused."""
+    for name in ("orca-endpoint", "orca-endpoint-headless"):
+        ports = rendered(option).one("Service", name)["spec"]["ports"]
+        assert {port["name"]: port["appProtocol"] for port in ports} == {"grpc": grpc, "http": http}
+
+
 def test_api_keys_are_read_from_the_secret() -> None:
     release = rendered("certificates from Secrets, API keys")
     assert release.environment("endpoint")["ORCA_API_KEYS_FILE"] == "/etc/orca/api-keys/keys"

@@ -69,3 +69,9 @@ def test_notes_say_how_to_call_and_what_stays() -> None:
     assert "get secret orca-client-tls" in notes
     assert "--address localhost:50051 --tls-dir ." in notes
     assert "https://orca-endpoint.serving:8000/v1" in notes
+    assert "--api-key-file" not in notes
+    keys = {"apiKeys": {"secret": "keys"}}
+    notes = render(merged(DEMO, keys)).notes
+    assert "--address 127.0.0.1:50051 --api-key-file key" in notes
+    assert '-H "Authorization: Bearer $(cat key)"' in notes
+    assert "--tls-dir . --api-key-file key" in rendered("certificates from Secrets, API keys").notes

@@ -2,11 +2,14 @@
 
 A message is sent in the turn of the loop in which it was made, and handed on in the turn in which it came. grpc.aio has
 threads and queues between, which take 30 to 50 us for each message on each side.
+
+It sends no pings: whoever calls finds a silent server. `connect` waits under its caller's bound, `ask` has its own, and
+who keeps a stream open counts the other side's answers (docs/decisions/control-lanes.md says who does).
 """
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar, cast
 from urllib.parse import unquote
 
@@ -37,8 +40,10 @@ Metadata = Sequence[tuple[str, str]]
 PREFIX = 5  # bytes before a message: whether it is compressed, and its length
 WINDOW = 1 << 30  # bytes that the server may send ahead: all that comes is read
 MAX_UNSENT = 64 << 20  # bytes of a call that wait for room, beyond one message
+MAX_RECEIVED = 64 << 20  # bytes of a message that comes: as many as a rank takes
+LEAVING = "the server is leaving"
 CODES = {str(code.value[0]): code for code in grpc.StatusCode}  # type: ignore[index]
-RESETS = {  # what a stream's reset means to a call (gRPC over HTTP/2, "Errors")
+RESETS: Mapping[int | None, grpc.StatusCode] = {  # what a stream's reset means to a call (gRPC over HTTP/2, "Errors")
     ErrorCodes.REFUSED_STREAM: grpc.StatusCode.UNAVAILABLE,
     ErrorCodes.CANCEL: grpc.StatusCode.CANCELLED,
     ErrorCodes.ENHANCE_YOUR_CALM: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -86,7 +91,9 @@ class Opened(Http2):
     still answered."""
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
-        return [], [ConnectionTerminated()]
+        leaving = ConnectionTerminated()
+        leaving.last_stream_id = frame.last_stream_id
+        return [], [leaving]
 
 
 class ClientCall:
@@ -146,7 +153,12 @@ class ClientCall:
         came = self._came
         came += data
         while not self.over.done() and len(came) >= PREFIX:
-            end = PREFIX + int.from_bytes(came[1:PREFIX])
+            size = int.from_bytes(came[1:PREFIX])
+            if size > MAX_RECEIVED:
+                problem = f"a message has {size} bytes; at most {MAX_RECEIVED}"
+                self.cancel(Status(grpc.StatusCode.RESOURCE_EXHAUSTED, problem))
+                return
+            end = PREFIX + size
             if len(came) < end:
                 return
             compressed, message = came[0], bytes(came[PREFIX:end])
@@ -185,7 +197,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._h2 = Opened(H2Configuration(client_side=True, header_encoding="utf-8"))
+        self._h2 = Opened(H2Configuration(client_side=True, header_encoding="latin-1"))
         self._calls: dict[int, ClientCall] = {}
         self._flushing = self._paused = False
         self._lost = ""  # why no call can be made any more
@@ -301,13 +313,12 @@ class GrpcConnection(asyncio.Protocol):
             case ResponseReceived() | TrailersReceived():
                 self._told(event)
             case StreamEnded():
-                if call := self._calls.pop(event.stream_id, None):
+                if call := self._calls.get(event.stream_id):
                     call.end(Status(grpc.StatusCode.INTERNAL, "the server has told no status"))
-                    if not call.closed:
-                        self._h2.reset_stream(event.stream_id, ErrorCodes.CANCEL)
+                    self.reset(event.stream_id)
             case StreamReset():
                 if call := self._calls.pop(event.stream_id, None):
-                    code = RESETS.get(ErrorCodes(event.error_code or 0), grpc.StatusCode.INTERNAL)
+                    code = RESETS.get(event.error_code, grpc.StatusCode.INTERNAL)
                     call.end(Status(code, "the server has reset the call"))
             case WindowUpdated(stream_id=number) if number:
                 if call := self._calls.get(number):
@@ -319,7 +330,9 @@ class GrpcConnection(asyncio.Protocol):
                     self.greeted.set_result(None)
                 self._opened()
             case ConnectionTerminated():
-                self._lost = self._lost or "the server is leaving"
+                self._lost = self._lost or LEAVING
+                for number in [number for number in self._calls if number > (event.last_stream_id or 0)]:
+                    self._calls.pop(number).end(Status(grpc.StatusCode.UNAVAILABLE, LEAVING))  # nobody answers it
             case _:
                 pass
 
@@ -347,7 +360,7 @@ class GrpcConnection(asyncio.Protocol):
 
         Returns whether the call is closed on this side.
         """
-        while not self._paused and (data or last):
+        while not self._paused and (data or last) and self._stands(number):
             room = self._h2.room(number)
             if data and room <= 0:
                 return False
@@ -359,10 +372,15 @@ class GrpcConnection(asyncio.Protocol):
         return False
 
     def reset(self, number: int) -> None:
-        """Takes a stream back."""
-        if self._calls.pop(number, None) is not None:
+        """Forgets a stream, and takes it back if the server would still hear or say something on it."""
+        if self._calls.pop(number, None) is not None and self._stands(number):
             self._h2.reset_stream(number, ErrorCodes.CANCEL)
             self._flush_soon()
+
+    def _stands(self, number: int) -> bool:
+        """Whether h2 lets something be sent on a stream. It does not when bytes that are being heard end it later."""
+        stream = self._h2.streams.get(number)
+        return stream is not None and not stream.closed
 
     def _flush_soon(self) -> None:
         if not self._flushing:

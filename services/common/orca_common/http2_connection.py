@@ -8,6 +8,7 @@ import asyncio
 import random
 import ssl
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -23,7 +24,7 @@ from h2.events import (
     StreamReset,
     WindowUpdated,
 )
-from h2.exceptions import ProtocolError
+from h2.exceptions import ProtocolError, StreamClosedError
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame, SettingsFrame
 
@@ -57,6 +58,7 @@ class Http2Bounds:
     header_seconds: float  # for the connection's first frames, and for a header in several
     age: float  # seconds after which it takes no new streams; 0: never
     frames_a_second: int = FRAMES_A_SECOND  # small ones, beyond the first and those that we answer
+    write_seconds: float = 30.0  # for the client to take a message
 
 
 class Place(Protocol):
@@ -102,7 +104,7 @@ class Http2Connection(asyncio.Protocol):
         begin: "Callable[[Http2Connection, int, Headers], Stream]",
         others: "set[Http2Connection]",
     ) -> None:
-        self._bounds, self._place, self._begin, self._others = bounds, place, begin, others
+        self.bounds, self._place, self._begin, self._others = bounds, place, begin, others
         self._loop = asyncio.get_running_loop()
         self._h2 = Remembering(H2Configuration(client_side=False, header_encoding=None))
         self._frames = Frames(WIDER * bounds.header_bytes, self._loop.time(), bounds.frames_a_second)
@@ -111,6 +113,7 @@ class Http2Connection(asyncio.Protocol):
         self._flushing = self._paused = False
         self._widened = False  # the client has widened the connection's window, or all windows
         self._unacknowledged = 0  # bytes of DATA that the connection's window is not yet given back
+        self._asked = False  # a ping was sent to the client, which has been silent
         self._resets = 0
         self._newest = 0  # the last stream that was begun
         self._leaving = False  # the client was told to open no more streams
@@ -124,7 +127,7 @@ class Http2Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.host, self.peer = (str(peer[0]), join_address(*peer[:2])) if peer else ("", "")
         self._heard = self._began = self._loop.time()
-        bounds = self._bounds
+        bounds = self.bounds
         # h2 would end a connection for one stream too many, or a header that is too long. It is given wider bounds than
         # the client is told of, and the stream alone is refused.
         self._h2.local_settings = Settings(client=False)
@@ -169,7 +172,11 @@ class Http2Connection(asyncio.Protocol):
         if self._transport.is_closing() or self._paused:
             return
         try:
-            for event in self._h2.receive_data(self._frames.turn(self._loop.time())):
+            events = self._h2.receive_data(self._frames.turn(self._loop.time()))
+            for event in events:  # h2 lets nothing be sent any more on a stream that these bytes take back at their end
+                if isinstance(event, StreamReset):
+                    self._take_back(event.stream_id)
+            for event in events:
                 self._hear(event)
         except Flood as flood:
             self._h2.close_connection(flood.code)
@@ -185,7 +192,7 @@ class Http2Connection(asyncio.Protocol):
             self._settle()
         self._flush_soon()
         if self._frames.heading and self._heading is None:
-            self._heading = self._loop.call_later(self._bounds.header_seconds, self._abort)
+            self._heading = self._loop.call_later(self.bounds.header_seconds, self._abort)
         elif not self._frames.heading and self._heading is not None:
             self._heading.cancel()
             self._heading = None
@@ -225,15 +232,15 @@ class Http2Connection(asyncio.Protocol):
 
     def _look(self) -> None:
         """Pings a client that has been silent, and gives up one that does not answer."""
-        silent = self._loop.time() - self._heard
-        if silent >= KEEPALIVE_SECONDS + ANSWER_SECONDS:
+        rest = KEEPALIVE_SECONDS - (self._loop.time() - self._heard)
+        if rest <= 0 and self._asked:
             self._abort()
             return
-        if silent >= KEEPALIVE_SECONDS:
+        self._asked = rest <= 0
+        if self._asked:
             self._h2.ping(b"orca    ")
             self._flush_soon()
-        rest = KEEPALIVE_SECONDS - silent
-        self._alive = self._loop.call_later(rest if rest > 0 else ANSWER_SECONDS, self._look)
+        self._alive = self._loop.call_later(ANSWER_SECONDS if self._asked else rest, self._look)
 
     # -- what comes in
     def _hear(self, event: Event) -> None:
@@ -248,9 +255,7 @@ class Http2Connection(asyncio.Protocol):
                 if stream := self._streams.get(event.stream_id):
                     stream.ended()
             case StreamReset():
-                if stream := self._forget(event.stream_id):
-                    stream.lost()
-                    self._count_reset()
+                self._take_back(event.stream_id)  # it has begun with these bytes
             case WindowUpdated(stream_id=number) if number:
                 if stream := self._streams.get(number):
                     stream.opened()
@@ -266,14 +271,21 @@ class Http2Connection(asyncio.Protocol):
 
     def _request(self, event: RequestReceived) -> None:
         number = event.stream_id
-        if len(self._streams) >= self._bounds.streams or (self._last is not None and number > self._last):
-            self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+        if len(self._streams) >= self.bounds.streams or (self._last is not None and number > self._last):
+            with suppress(StreamClosedError):  # the client has taken it back already
+                self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
             self._count_reset()
             return
         self._newest = number
         stream = self._streams[number] = self._begin(self, number, event.headers)
-        if stream.header_bytes > self._bounds.header_bytes:
+        if stream.header_bytes > self.bounds.header_bytes:
             self._count_reset(LONG)
+
+    def _take_back(self, number: int) -> None:
+        """The client has reset a stream. Raises Flood."""
+        if stream := self._forget(number):
+            stream.lost()
+            self._count_reset()
 
     def _settings_came(self) -> None:
         if len(self._h2.remote_settings) > KNOWN_SETTINGS:
