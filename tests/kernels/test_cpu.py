@@ -76,7 +76,7 @@ def close(got: np.ndarray | Tensor, want: Tensor, dtype: torch.dtype) -> None:
 
 
 # Linear operations: rows around the blocks of each kernel, columns and inputs that fill no panel and no tile.
-ROWS = (1, 2, 3, 4, 5, 11, 12, 13, 16, 17, 31, 32, 33, 48, 50, 100)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 31, 32, 33, 48, 50, 64, 65, 100)
 SHAPES = ((1, 1), (16, 32), (97, 24), (50, 33), (144, 96), (256, 70))
 
 
@@ -196,28 +196,29 @@ def test_the_embedding_reads_the_head(isa: str, dtype: torch.dtype) -> None:
 @each_isa
 @each_dtype
 @pytest.mark.parametrize("vocabulary", [15, 97, 1000])
-def test_the_head(isa: str, dtype: torch.dtype, vocabulary: int) -> None:
+@pytest.mark.parametrize("selection", [[39, 0, 7, 8, 21], range(599, 0, -1)], ids=len)
+def test_the_head(isa: str, dtype: torch.dtype, vocabulary: int, selection: Sequence[int]) -> None:
     torch.manual_seed(6)
-    weight, x = torch.randn(vocabulary, 24), torch.randn(40, 24)
+    weight, x = torch.randn(vocabulary, 24), torch.randn(600, 24)
     weight[vocabulary // 2] = weight[3]  # equals: the first counts
     program = Program(dtype, 2, isa)
     rows, operand = program.rows(24), program.operand(24)
     program.normalize(rows, program.norm(torch.ones(24), torch.zeros(24), 0.0), operand, selected=True)
     program.head(operand, program.pack(weight))
-    selection = np.array([39, 0, 7, 8, 21])
-    want = normed(x)[torch.tensor(selection)] @ weight.to(dtype).double().t()
-    for logits in (np.full((5, vocabulary + 3), np.nan, np.float32), None):
-        program.view(rows, 40, 24)[:] = x.numpy()
-        found = rows_alone(40, selection=selection, **({} if logits is None else {"logits": logits}))
+    count = len(selection)
+    want = normed(x)[list(selection)] @ weight.to(dtype).double().t()
+    for logits in (np.full((count, vocabulary + 3), np.nan, np.float32), None):
+        program.view(rows, 600, 24)[:] = x.numpy()
+        found = rows_alone(600, selection=np.array(selection), **({} if logits is None else {"logits": logits}))
         program.run(found.batch)
-        best, index = found.kept["best"][:5], found.kept["best_index"][:5]
+        best, index = found.kept["best"][:count], found.kept["best_index"][:count]
         close(best.copy(), want.max(1).values, dtype)
-        close(want[torch.arange(5), torch.tensor(index).long()], want.max(1).values, dtype)
+        close(want[torch.arange(count), torch.tensor(index).long()], want.max(1).values, dtype)
         if logits is not None:
             close(logits[:, :vocabulary], want, dtype)
             assert np.isnan(logits[:, vocabulary:]).all()
             assert (logits[:, :vocabulary].argmax(1) == index).all()
-            assert (logits[np.arange(5), index] == best).all()
+            assert (logits[np.arange(count), index] == best).all()
 
 
 @each_isa
@@ -397,17 +398,19 @@ def test_a_row_of_a_product_is_the_same_bits_in_any_company(isa: str, dtype: tor
 
 
 @each_isa
-def test_a_large_product_is_the_same_bits_in_parts(isa: str) -> None:
+@each_dtype
+def test_a_large_product_is_the_same_bits_in_parts(isa: str, dtype: torch.dtype) -> None:
     """Deep and wide enough that sums are put aside and taken up again, and that rows come in several groups."""
     torch.manual_seed(8)
     n, k = 912, 1632
     weight, bias, x = torch.randn(n, k) / k**0.5, torch.randn(n), torch.randn(530, k)
-    together = linear(isa, torch.bfloat16, x, weight, bias, None)
-    close(together, normed(x) @ weight.bfloat16().double().t() + bias.double(), torch.bfloat16)
-    for first, last in ((0, 1), (100, 116), (200, 264), (300, 397), (512, 530)):
-        assert np.array_equal(
-            linear(isa, torch.bfloat16, x[first:last], weight, bias, None, threads=2), together[first:last]
-        )
+    together = linear(isa, dtype, x, weight, bias, None)
+    close(together, normed(x) @ weight.to(dtype).double().t() + bias.double(), dtype)
+    for act in None, "relu":
+        together = linear(isa, dtype, x, weight, bias, act)
+        for first, last in ((0, 1), (100, 116), (200, 264), (300, 397), (505, 530)):
+            alone = linear(isa, dtype, x[first:last], weight, bias, act, threads=2)
+            assert np.array_equal(alone, together[first:last])
 
 
 def test_an_instruction_set_that_the_machine_lacks_is_refused() -> None:

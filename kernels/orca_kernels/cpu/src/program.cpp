@@ -73,7 +73,7 @@ void Program::plan() {
 
 namespace {
 
-constexpr int ROWS_OF_A_TASK = 8;
+constexpr int ROWS_OF_A_TASK = 8, ROWS_OF_A_PRODUCT = 512;  // the latter whole tiles of operands: one begins a task
 
 uint32_t pieces(int64_t n, int64_t each) { return uint32_t((n + each - 1) / each); }
 
@@ -148,28 +148,32 @@ struct Linear : Step {
     while (each > 8 && pieces(weights->panels, each) % threads) each -= 4;  // or one thread has a task more than another
     return each;
   }
+  uint32_t parts(const Program& p) const { return pieces(weights->panels, each(p)); }
   int rows(const Program& p) const {
     return int(epilogue == Epilogue::greedy ? p.batch->selected : p.batch->tokens);
   }
-  uint32_t tasks(const Program& p) const override {
-    return rows(p) ? pieces(weights->panels, each(p)) : 0;
-  }
+  uint32_t tasks(const Program& p) const override { return parts(p) * pieces(rows(p), ROWS_OF_A_PRODUCT); }
 
   void run(Program& p, uint32_t task, int) override {
     const Buffer& from = p.buffers[operand];
+    const uint32_t part = task % parts(p);
+    const size_t row = size_t(task / parts(p)) * ROWS_OF_A_PRODUCT;
     Gemm g{};
-    g.weights = weights, g.operand = from.data(), g.rows = rows(p), g.epilogue = epilogue, g.activation = activation;
+    g.weights = weights, g.operand = from.data() + row * from.row_bytes();
+    g.rows = std::min(ROWS_OF_A_PRODUCT, rows(p) - int(row)), g.epilogue = epilogue, g.activation = activation;
     if (epilogue == Epilogue::greedy) {
-      g.out = p.batch->logits, g.ld = int(p.batch->logits_stride);
-      g.best = p.best.data() + size_t(task) * g.rows, g.index = p.best_index.data() + size_t(task) * g.rows;
+      g.ld = int(p.batch->logits_stride), g.out = p.batch->logits ? p.batch->logits + row * g.ld : nullptr;
+      const size_t at = size_t(part) * rows(p) + row;
+      g.best = p.best.data() + at, g.index = p.best_index.data() + at;
       std::fill(g.best, g.best + g.rows, -std::numeric_limits<float>::infinity());
       std::fill(g.index, g.index + g.rows, 0);
     } else {
       const Buffer& to = p.buffers[out];
-      if (to.operand) g.out_operand = to.data(), g.out_steps = to.width / STEP, g.out_bf16 = to.is_bf16;
-      else g.out = reinterpret_cast<float*>(to.data()), g.ld = to.width;
+      char* into = to.data() + row * to.row_bytes();
+      if (to.operand) g.out_operand = into, g.out_steps = to.width / STEP, g.out_bf16 = to.is_bf16;
+      else g.out = reinterpret_cast<float*>(into), g.ld = to.width;
     }
-    const int first = int(task) * each(p), last = std::min(weights->panels, first + each(p));
+    const int first = int(part) * each(p), last = std::min(weights->panels, first + each(p));
     (weights->type == Type::bf16 ? p.isa.gemm_bf16 : p.isa.gemm_f32)(g, first, last);
   }
 };
@@ -182,7 +186,7 @@ struct Greediest : Step {
 
   void run(Program& p, uint32_t, int) override {
     const int64_t rows = p.batch->selected;
-    const uint32_t parts = rows ? head->tasks(p) : 0;
+    const uint32_t parts = rows ? head->parts(p) : 0;
     for (int64_t r = 0; r < rows; r++) {
       p.batch->best[r] = -std::numeric_limits<float>::infinity(), p.batch->best_index[r] = 0;
       for (uint32_t part = 0; part < parts && !std::isnan(p.batch->best[r]); part++)
