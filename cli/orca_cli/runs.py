@@ -46,11 +46,11 @@ def state_of(folder: Path) -> tuple[Table, bool]:
             why = ranks.get(row["supervisor"], {}).get(str(row["tensor_rank"]), "its supervisor does not tell")
             table.add_row(name, str(row["pid"]), _age(row["pid"]), row["address"], why or "yes")
             continue
-        said = _said(row["pid"], row["status"])
+        said = _said(row["pid"], row["status"]) if row["address"] else {"reason": "starts"}
         ranks[row["name"]] = said.get("ranks", {})
         why = said["reason"]
         ready.append(why is None)
-        table.add_row(row["name"], str(row["pid"] or ""), _age(row["pid"]), row["address"], why or "yes")
+        table.add_row(row["name"], str(row["pid"] or ""), _age(row["pid"]), row["address"] or "", why or "yes")
     return table, bool(ready) and all(ready)
 
 

@@ -6,7 +6,9 @@ from .errors import DeadlineExceeded, OrcaError, Unavailable, Unreachable
 
 # Seconds to wait before a try. The wait doubles from try to try; its upper half is random.
 FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0
-SURE = 0.5  # seconds until a client that fails fast gives up where no address can be reached: one may be restarting
+# Seconds until a client that fails fast gives up where no address can be reached. One may be restarting, which takes an
+# endpoint 1 to 2.
+SURE = 3.0
 
 
 class Patience:

@@ -40,11 +40,16 @@ class ProcessTable:
 
     def _rows(self) -> list[dict[str, Any]]:
         """A rank's `rank` is its number in its engine: stage-major, then by tensor rank. `pid` is null while a
-        process is being started again."""
+        process is being started again, `address` before it has listened for the first time."""
         rows: list[dict[str, Any]] = [
-            {"role": child.role, "name": child.name, "pid": child.pid, "address": child.address, "status": child.status}
+            {
+                "role": child.role,
+                "name": child.name,
+                "pid": child.pid,
+                "address": child.address if child.addresses else None,
+                "status": child.status,
+            }
             for child in self._children
-            if child.addresses
         ]
         tp, pp = self._settings.tp, self._settings.pp
         for ordinal, ranks in sorted(self.ranks.items()):

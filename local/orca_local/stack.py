@@ -364,6 +364,7 @@ class Stack:
     async def _start(self, *children: Child) -> None:
         """Starts processes side by side. Raises the first one's FailedPrecondition."""
         self._children += children
+        self._table.write()  # a run with a process that does not listen yet is not ready
         starting = [asyncio.create_task(child.start()) for child in children]
         try:
             for child, start in zip(children, starting, strict=True):

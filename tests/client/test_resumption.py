@@ -278,6 +278,7 @@ def test_nobody_could_be_reached() -> None:
         patient.failed(error, bound - 0.2)
         with pytest.raises(Unreachable, match=f"^{error}$"):
             patient.failed(error, bound)
+    assert patience(bound=60, connect=5, fail_fast=True).failed(surely, 2.5) > 0, "an endpoint that is restarting"
     patient = patience(bound=60, connect=5, fail_fast=True)
     patient.failed(AWAY, 1)  # an address that says nothing may still answer
     patient.working(1)

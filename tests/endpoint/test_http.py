@@ -323,6 +323,11 @@ async def test_a_name_in_a_query(http: httpx.AsyncClient) -> None:
     for path in ("/v1/completions", "/tokenize", "/detokenize"):
         answer = await http.post(f"{path}?x=1", json={"prompt": "a"})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x")
+    for path in ("/v1/models", "/v1/models/m", "/version", "/openapi.json", "/docs", "/v1/completions/r"):
+        answer = await http.get(f"{path}?limit=1")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit"), path
+        assert answer.json()["error"]["message"].startswith("limit: is not known to Orca"), path
+    assert (await http.get("/health?from=probe")).status_code == 200
 
 
 async def test_paths_and_methods(http: httpx.AsyncClient) -> None:

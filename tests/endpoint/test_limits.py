@@ -27,7 +27,6 @@ from orca.v1 import orca_pb2 as pb
 from orca_client import AsyncOrcaClient
 from orca_common.errors import InvalidArgument, OrcaError, ResourceExhausted, Unavailable
 from orca_endpoint.bodies import MAX_VALUES, check_values
-from orca_endpoint.grpc_methods import reading
 from orca_endpoint.limits import Limits
 from orca_endpoint.settings import EndpointSettings
 from orca_endpoint.threads import Threads
@@ -115,6 +114,24 @@ async def test_a_grpc_client_that_stops_reading_has_left(small: World) -> None:
         await until(lambda: small.serving.app.delivery.count == 0)
         await small.serving.quiet()
         assert await small.pool.cancel(claimed.request_id) is False  # it has ended: its detach grace is 0
+
+
+@pytest.mark.parametrize("path", ["/orca.v1.Orca/GetModel", "/grpc.health.v1.Health/Check"])
+async def test_an_answer_that_is_not_taken_is_given_up(small: World, path: str) -> None:
+    """As the answer of any method: what is not a stream of tokens waits no longer than one."""
+    host = small.serving.addresses["grpc"]
+    async with Http2.connected(host, http2.setting(http2.INITIAL_WINDOW, 0)) as client:
+        client.write(
+            http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.call(path)),
+            http2.frame(http2.DATA, http2.END_STREAM, 1, http2.message(b"")),
+        )
+        async with asyncio.timeout(10):
+            async for frame in client.frames():
+                if frame.kind == http2.HEADERS and frame.flags & http2.END_STREAM:
+                    break
+            else:
+                raise AssertionError("the connection ended without a status")
+        await small.serving.quiet()
 
 
 async def test_an_http_client_that_does_not_read_is_cut_off(small: World) -> None:
@@ -361,13 +378,6 @@ async def test_half_a_body_is_given_up(small: World) -> None:
     answer = await http(small, post(b"{", length=100))
     assert status_of(answer) == 408
     assert b"body" in answer
-
-
-async def test_only_the_bound_of_a_write_says_that_the_client_read_nothing() -> None:
-    """What else took too long keeps its own words."""
-    with pytest.raises(TimeoutError, match="the pool"):
-        async with reading(20.0):
-            raise TimeoutError("the pool took too long")
 
 
 async def test_half_a_message_is_given_up(small: World) -> None:

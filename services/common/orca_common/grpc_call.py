@@ -8,7 +8,7 @@ from contextlib import suppress
 from urllib.parse import quote
 
 from .compression import inflated, too_large, unreadable
-from .errors import OrcaError, status_of
+from .errors import Cancelled, ErrorReason, OrcaError, status_of
 from .http2_connection import WINDOW, Headers, Http2Connection
 
 FIELD = 32  # bytes that each field of a header counts more, by HTTP/2
@@ -170,10 +170,21 @@ class GrpcCall:
                     await self._news
 
     async def write(self, message: bytes) -> None:
-        """Sends a message. Waits for a client that takes no more."""
-        connection, number = self._connection, self._number
+        """Sends a message. Waits for a client that takes no more; raises Cancelled when it takes too long."""
         self.begin()
         data = b"\0" + len(message).to_bytes(4) + message
+        if self._connection.room(self._number) >= len(data):
+            self._connection.send(self._number, data)
+            return
+        seconds = self._connection.bounds.write_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await self._write_pieces(data)
+        except TimeoutError:
+            raise Cancelled(f"the client read nothing for {seconds:g} s", reason=ErrorReason.CLIENT_LEFT) from None
+
+    async def _write_pieces(self, data: bytes) -> None:
+        connection, number = self._connection, self._number
         while (room := connection.room(number)) < len(data):
             if room > 0:
                 connection.send(number, data[:room])

@@ -58,6 +58,7 @@ class Http2Bounds:
     header_seconds: float  # for the connection's first frames, and for a header in several
     age: float  # seconds after which it takes no new streams; 0: never
     frames_a_second: int = FRAMES_A_SECOND  # small ones, beyond the first and those that we answer
+    write_seconds: float = 30.0  # for the client to take a message
 
 
 class Place(Protocol):
@@ -103,7 +104,7 @@ class Http2Connection(asyncio.Protocol):
         begin: "Callable[[Http2Connection, int, Headers], Stream]",
         others: "set[Http2Connection]",
     ) -> None:
-        self._bounds, self._place, self._begin, self._others = bounds, place, begin, others
+        self.bounds, self._place, self._begin, self._others = bounds, place, begin, others
         self._loop = asyncio.get_running_loop()
         self._h2 = Remembering(H2Configuration(client_side=False, header_encoding=None))
         self._frames = Frames(WIDER * bounds.header_bytes, self._loop.time(), bounds.frames_a_second)
@@ -125,7 +126,7 @@ class Http2Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.host, self.peer = (str(peer[0]), join_address(*peer[:2])) if peer else ("", "")
         self._heard = self._began = self._loop.time()
-        bounds = self._bounds
+        bounds = self.bounds
         # h2 would end a connection for one stream too many, or a header that is too long. It is given wider bounds than
         # the client is told of, and the stream alone is refused.
         self._h2.local_settings = Settings(client=False)
@@ -190,7 +191,7 @@ class Http2Connection(asyncio.Protocol):
             self._settle()
         self._flush_soon()
         if self._frames.heading and self._heading is None:
-            self._heading = self._loop.call_later(self._bounds.header_seconds, self._abort)
+            self._heading = self._loop.call_later(self.bounds.header_seconds, self._abort)
         elif not self._frames.heading and self._heading is not None:
             self._heading.cancel()
             self._heading = None
@@ -269,14 +270,14 @@ class Http2Connection(asyncio.Protocol):
 
     def _request(self, event: RequestReceived) -> None:
         number = event.stream_id
-        if len(self._streams) >= self._bounds.streams or (self._last is not None and number > self._last):
+        if len(self._streams) >= self.bounds.streams or (self._last is not None and number > self._last):
             with suppress(StreamClosedError):  # the client has taken it back already
                 self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
             self._count_reset()
             return
         self._newest = number
         stream = self._streams[number] = self._begin(self, number, event.headers)
-        if stream.header_bytes > self._bounds.header_bytes:
+        if stream.header_bytes > self.bounds.header_bytes:
             self._count_reset(LONG)
 
     def _take_back(self, number: int) -> None:

@@ -47,7 +47,11 @@ class GrpcDoor:
         self._kept = settings.ports_kept
         self._mutual = isinstance(transport, MutualTls) and self._certificates
         self._bounds = Http2Bounds(
-            settings.max_streams, settings.max_header_bytes, settings.header_seconds, settings.connection_age
+            settings.max_streams,
+            settings.max_header_bytes,
+            settings.header_seconds,
+            settings.connection_age,
+            write_seconds=settings.write_timeout,
         )
         self._limits = ConnectionLimits(
             connections,

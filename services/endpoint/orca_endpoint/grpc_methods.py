@@ -1,9 +1,5 @@
 """The methods of `orca.v1.Orca`. They translate and delegate; the door makes statuses of their errors."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
-
 from orca.v1.orca_pb2 import (
     CancelRequest,
     CancelResponse,
@@ -14,7 +10,7 @@ from orca.v1.orca_pb2 import (
     ResumeRequest,
 )
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import Cancelled, ErrorReason
+from orca_common.errors import Cancelled
 from orca_common.grpc_call import GrpcCall, Methods
 
 from .access import AUTHORIZATION
@@ -94,49 +90,9 @@ class OrcaMethods:
         return self._keys.tenant_of(on.metadata.get(AUTHORIZATION))
 
     async def _stream(self, call: Call, on: GrpcCall, held: Held) -> None:
-        encode, now = Encoder().encode, asyncio.get_running_loop().time
-        patience = self._endpoint.settings.write_timeout
-        async with call, reading(patience) as writing:
+        encode = Encoder().encode
+        async with call:
             async for piece in call.pieces():
-                writing.since = now()
                 # Serialized messages one after the other are one message: protobuf merges them.
                 await on.write(b"".join([encode(event) for event in piece]))
-                writing.since = None
                 held.release()  # the first piece says that the pool has the request
-
-
-class Writing:
-    """Bounds each write of a stream. It looks a few times within the bound: a timer for each write took 7 % of the
-    endpoint's time."""
-
-    LOOKS = 4
-
-    def __init__(self, seconds: float, timeout: asyncio.Timeout) -> None:
-        self.since: float | None = None  # when the present write began, on the loop's clock; None: nothing is written
-        self._seconds, self._timeout = seconds, timeout
-        self._loop = asyncio.get_running_loop()
-        self._look()
-
-    def _look(self) -> None:
-        now = self._loop.time()
-        if self.since is not None and now - self.since >= self._seconds:
-            self._timeout.reschedule(now)
-        else:
-            self._timer = self._loop.call_later(self._seconds / self.LOOKS, self._look)
-
-    def close(self) -> None:
-        self._timer.cancel()
-
-
-@asynccontextmanager
-async def reading(seconds: float) -> AsyncIterator[Writing]:
-    """The bound of a stream's writes. Raises Cancelled when the client does not read in time."""
-    timeout = asyncio.timeout(None)
-    try:
-        async with timeout:
-            with closing(Writing(seconds, timeout)) as writing:
-                yield writing
-    except TimeoutError:
-        if not timeout.expired():  # something else took too long
-            raise
-        raise Cancelled(f"the client read nothing for {seconds:g} s", reason=ErrorReason.CLIENT_LEFT) from None

@@ -54,7 +54,7 @@ class HttpDoor:
         tokens = Tokens(endpoint)
         routes = [
             Door("/v1/completions", Completions(endpoint), "POST"),
-            Door("/v1/completions/{id}", ResumedCompletion(endpoint), "GET"),
+            Door("/v1/completions/{id}", ResumedCompletion(endpoint), "GET", query=True),
             Door("/tokenize", tokens.tokenize, "POST"),
             Door("/detokenize", tokens.detokenize, "POST"),
             *Pages(endpoint).routes(),

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #if defined(__AVX512BF16__)
@@ -184,66 +185,176 @@ void finish(const Gemm& g, int panel, int first, int rows, const float* sums, in
   }
 }
 
-// R rows from `first` on times P panels, by multiplying and adding float32. bfloat16 weights are widened in registers.
-template <int R, int P, bool WIDEN>
-inline void multiply(const Gemm& g, int panel, int first) {
-  const int steps = g.weights->steps;
-  const float* a[R];
-  for (int r = 0; r < R; r++) a[r] = static_cast<const float*>(g.operand) + operand_row(first + r, steps);
-  const char* w[P];
-  for (int p = 0; p < P; p++) w[p] = g.weights->panel(panel + p);
-  vf sum[R][P][VECTORS] = {};
-  for (int step = 0; step < steps; step++) {
-    for (int k = 0; k < STEP; k += 2) {
-      for (int p = 0; p < P; p++) {
-        __builtin_prefetch(w[p] + 2048);
-        for (int v = 0; v < VECTORS; v++) {
-          vf even, odd;
-          if (WIDEN) {
-            vi pair = *reinterpret_cast<const vi_u*>(w[p] + v * LANES * 4);
-            even = bits(pair << 16), odd = bits(pair & int32_t(0xffff0000));
-          } else {
-            even = load(reinterpret_cast<const float*>(w[p]) + v * LANES);
-            odd = load(reinterpret_cast<const float*>(w[p]) + PANEL + v * LANES);
-          }
-          for (int r = 0; r < R; r++) {
-            sum[r][p][v] += a[r][k] * even;
-            sum[r][p][v] += a[r][k + 1] * odd;
-          }
+// Products in float32. Rows are multiplied as many at a time as there are registers for their sums; those of one block lie
+// in one tile of the operand. An element is the sum over k in ascending order, in one accumulator, however rows, panels and k
+// are cut: a float32 that is put aside and loaded again is the same.
+constexpr int MOST_ROWS = LANES == 16 ? 8 : LANES == 8 ? 6 : 2;
+
+// Calls use(rows), at most MOST, with a constant.
+template <int MOST, class F>
+inline void with_rows(int rows, F use) {
+  if (rows == MOST) return use(std::integral_constant<int, MOST>());
+  if constexpr (MOST > 1) with_rows<MOST - 1>(rows, use);
+}
+
+// Calls use(first row, rows, number) for blocks of almost equal size: 16 rows are 6, 5 and 5.
+template <class F>
+inline void blocks(int first, int last, F use) {
+  for (int number = 0; first < last; number++) {
+    const int left = std::min(last, first / TILE * TILE + TILE) - first, parts = (left + MOST_ROWS - 1) / MOST_ROWS;
+    const int rows = (left + parts - 1) / parts;
+    with_rows<MOST_ROWS>(rows, [&](auto constant) { use(first, constant, number); });
+    first += rows;
+  }
+}
+
+// Where the weights of P panels come from: at(...) is called once for each vector, in the order of k.
+
+template <int P, class T>
+struct Packs {
+  const T* first;
+  size_t apart;  // elements from a panel to the next one
+
+  vf at(int p, int pair, int odd, int v) const {
+    const T* weights = first + p * apart + pair * 2 * PANEL;
+    if constexpr (std::is_same_v<T, float>) return load(weights + odd * PANEL + v * LANES);
+    else {
+      const vi both = *reinterpret_cast<const vi_u*>(weights + v * LANES * 2);
+      return bits(odd ? both & int32_t(0xffff0000) : both << 16);
+    }
+  }
+  void next() { first += STEP * PANEL; }
+};
+
+// Puts what it widens aside, in the order of float32 panels.
+template <int P>
+struct Widened {
+  Packs<P, bf16> from;
+  float* to;
+  size_t apart;
+
+  vf at(int p, int pair, int odd, int v) const {
+    const vf x = from.at(p, pair, odd, v);
+    save(to + p * apart + (pair * 2 + odd) * PANEL + v * LANES, x);
+    return x;
+  }
+  void next() { from.next(), to += STEP * PANEL; }
+};
+
+// sums += a x weights, over `steps` tiles. Calls fetch(step, pair) with every pair of k.
+template <int R, int P, class W, class F>
+[[gnu::always_inline]] inline void multiply(const float* a, W weights, int steps, vf (&sum)[R][P][VECTORS], F fetch) {
+  for (int step = 0; step < steps; step++, a += TILE * STEP, weights.next())
+    for (int pair = 0; pair < STEP / 2; pair++) {
+      fetch(step, pair);
+      for (int odd = 0; odd < 2; odd++)
+        for (int p = 0; p < P; p++) {
+          vf w[VECTORS];
+          for (int v = 0; v < VECTORS; v++) w[v] = weights.at(p, pair, odd, v);
+          for (int r = 0; r < R; r++)
+            for (int v = 0; v < VECTORS; v++) sum[r][p][v] += a[r * STEP + pair * 2 + odd] * w[v];
         }
-        w[p] += WIDEN ? 64 : 128;
+    }
+}
+
+// Rows that are one block times panels from `panel` on, P at a time. This waits for memory, so the P streams must not pause:
+// lines are asked for ahead, across the end of the panels.
+template <int R, int P, class T>
+void few_rows(const Gemm& g, int& panel, int last) {
+  constexpr int AHEAD = 2048, LINES = 2 * PANEL * int(sizeof(T)) / 64;  // bytes; lines of a pair
+  const int steps = g.weights->steps;
+  const size_t of_a_panel = size_t(steps) * STEP * PANEL, ahead = AHEAD / sizeof(T), of_a_step = STEP * PANEL;
+  for (; panel + P <= last; panel += P) {
+    vf sum[R][P][VECTORS] = {};
+    const T* weights = reinterpret_cast<const T*>(g.weights->panel(panel));
+    multiply<R, P>(static_cast<const float*>(g.operand), Packs<P, T>{weights, of_a_panel}, steps, sum, [&](int step, int pair) {
+      const size_t at = step * of_a_step + pair * 2 * PANEL + ahead;
+      const T* line = weights + at + (at < of_a_panel ? 0 : (P - 1) * of_a_panel);
+      for (int p = 0; p < P; p++)
+        for (int i = 0; i < LINES; i++) __builtin_prefetch(line + p * of_a_panel + i * (64 / sizeof(T)));
+    });
+    float sums[R][PANEL];
+    for (int p = 0; p < P; p++) {
+      for (int r = 0; r < R; r++)
+        for (int v = 0; v < VECTORS; v++) save(sums[r] + v * LANES, sum[r][p][v]);
+      finish(g, panel + p, 0, R, sums[0], PANEL);
+    }
+  }
+}
+
+// What is used again soon lies near: DEPTH steps of weights (16 KB in float32) in the level-1 cache while ROWS rows pass
+// them, those rows' operand for as many steps (64 KB) and sums of GROUP panels (32 KB) in the level-2 cache.
+constexpr int PANELS = LANES == 16 ? 2 : 1, DEPTH = 8 / PANELS, GROUP = 8, ROWS = 4 * TILE;
+
+struct Aside {
+  alignas(64) float weights[PANELS][DEPTH * STEP][PANEL];
+  alignas(64) float sums[GROUP][ROWS][PANEL];
+};
+
+// Rows [first, last) times P panels over steps [from, to). `next` is what will be multiplied after it.
+template <int P, class T>
+void pass(const Gemm& g, int panel, int first, int last, int from, int to, const void* next, Aside& aside, int group) {
+  const size_t of_a_panel = size_t(g.weights->steps) * STEP * PANEL, of_a_pass = DEPTH * STEP * PANEL;
+  const Packs<P, T> weights{reinterpret_cast<const T*>(g.weights->panel(panel)) + size_t(from) * STEP * PANEL, of_a_panel};
+  const int tiles = (last - first + TILE - 1) / TILE;
+  const int stride = 2 * PANEL * int(sizeof(T)) / (2 * tiles) + 1;  // bytes of a pair: at least two blocks a tile share them
+  const char* fetched = static_cast<const char*>(next);
+  blocks(first, last, [&](int row, auto constant, int number) {
+    constexpr int R = constant;
+    vf sum[R][P][VECTORS] = {};
+    auto each = [&](auto use) {
+      for (int r = 0; r < R; r++)
+        for (int p = 0; p < P; p++)
+          for (int v = 0; v < VECTORS; v++) use(aside.sums[group + p][row - first + r] + v * LANES, sum[r][p][v]);
+    };
+    if (from) each([](const float* put, vf& x) { x = load(put); });
+    const float* a = static_cast<const float*>(g.operand) + operand_row(row, g.weights->steps) + size_t(from) * TILE * STEP;
+    auto fetch = [&](int, int) {
+      for (int p = 0; p < P; p++) __builtin_prefetch(fetched + p * of_a_panel * sizeof(T));
+      fetched += stride;
+    };
+    if constexpr (std::is_same_v<T, float>) multiply<R, P>(a, weights, to - from, sum, fetch);
+    else if (!number) multiply<R, P>(a, Widened<P>{weights, aside.weights[0][0], of_a_pass}, to - from, sum, fetch);
+    else multiply<R, P>(a, Packs<P, float>{aside.weights[0][0], of_a_pass}, to - from, sum, fetch);
+    each([](float* put, vf x) { save(put, x); });
+  });
+}
+
+template <class T>
+void many_rows(const Gemm& g, int panel, int last, int first_row, int last_row) {
+  Aside aside;
+  const int steps = g.weights->steps;
+  for (int end; panel < last; panel = end) {
+    end = std::min(last, panel + GROUP);
+    for (int from = 0; from < steps; from += DEPTH) {
+      const int to = std::min(steps, from + DEPTH);
+      for (int p = panel; p < end;) {
+        const bool whole = p + PANELS <= end;
+        const int after = p + (whole ? PANELS : 1);
+        const char* next = after < end ? g.weights->panel(after) + size_t(from) * STEP * PANEL * sizeof(T)
+                           : to < steps ? g.weights->panel(panel) + size_t(to) * STEP * PANEL * sizeof(T)
+                                        : g.weights->panel(end);
+        if (whole) pass<PANELS, T>(g, p, first_row, last_row, from, to, next, aside, p - panel);
+        else pass<1, T>(g, p, first_row, last_row, from, to, next, aside, p - panel);
+        p = after;
       }
     }
-    for (int r = 0; r < R; r++) a[r] += TILE * STEP;
-  }
-  float sums[R][PANEL];
-  for (int p = 0; p < P; p++) {
-    for (int r = 0; r < R; r++)
-      for (int v = 0; v < VECTORS; v++) save(sums[r] + v * LANES, sum[r][p][v]);
-    finish(g, panel + p, first, R, sums[0], PANEL);
+    for (int p = panel; p < end; p++) finish(g, p, first_row, last_row - first_row, aside.sums[p - panel][0], PANEL);
   }
 }
 
-// All rows from `first` on, R at a time, the rest in smaller pieces.
-template <int R, int P, bool WIDEN>
-inline void multiply_rows(const Gemm& g, int panel, int first) {
-  for (; first + R <= g.rows; first += R) multiply<R, P, WIDEN>(g, panel, first);
-  if constexpr (R > 1) multiply_rows<R / 2, P, WIDEN>(g, panel, first);
-}
-
-template <int R, int P, bool WIDEN>
-inline void multiply_panels(const Gemm& g, int& panel, int last) {
-  for (; panel + P <= last; panel += P) multiply_rows<R, P, WIDEN>(g, panel, 0);
-}
-
-// Sums that fill the registers: many rows of few columns, or few rows of many columns.
 template <bool WIDEN>
 void gemm(const Gemm& g, int panel, int last) {
-  constexpr int MANY = LANES == 16 ? 12 : LANES == 8 ? 6 : 2, WIDE = LANES == 16 ? 2 : 1;
-  constexpr int FEW = LANES == 16 ? 4 : 2, WIDEST = LANES == 16 ? 4 : 2;
-  if (g.rows <= FEW) multiply_panels<FEW, WIDEST, WIDEN>(g, panel, last);
-  multiply_panels<MANY, WIDE, WIDEN>(g, panel, last);
-  multiply_panels<MANY, 1, WIDEN>(g, panel, last);
+  using T = std::conditional_t<WIDEN, bf16, float>;
+  if (g.rows > MOST_ROWS) {
+    for (int row = 0; row < g.rows; row += ROWS) many_rows<T>(g, panel, last, row, std::min(g.rows, row + ROWS));
+    return;
+  }
+  with_rows<MOST_ROWS>(g.rows, [&](auto constant) {
+    constexpr int R = constant, SUMS = MOST_ROWS * PANELS, WIDEST = std::min(4, std::max(1, SUMS / R));
+    few_rows<R, WIDEST, T>(g, panel, last);
+    few_rows<R, 1, T>(g, panel, last);
+  });
 }
 
 template <class T>
