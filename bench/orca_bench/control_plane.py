@@ -6,11 +6,11 @@ The stack is that of `orca serve`. For a batch of b, b requests run at once; the
 rank and Redis spend in a window is divided by the iterations of the window. The load comes from a process of its own,
 which is not counted.
 
-The floor counts what an iteration cannot do without, with times of the machine that README.md names:
-    b messages to clients, each with one token: 5 us each, the time of the library h2 to frame one
+The floor counts what an iteration cannot do without, with times of two cores with AVX2:
+    b messages to clients, each with one token: 1.5 us each, the time to frame one
     (an endpoint that is late sends several tokens a message)
-    4 messages on the control lane, a write and a read on both sides: about 30 us each
-    2 round trips to Redis, the commit and the read of the delivery stream: about 50 us each in the client library
+    2 messages on the control lane: 70 us each, both sides (`orca_bench.lane`, the best of a busy machine)
+    2 round trips to Redis, the commit and the read of the delivery stream: 20 us each on a bare transport
     Redis's own work: 3 commands a row, about 1 us each
 """
 
@@ -36,7 +36,7 @@ from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
 
 SLOTS = 1 << 20
-FLOOR_ROW, FLOOR_FIXED = 5.0 + 3.0, 4 * 30.0 + 2 * 50.0  # microseconds
+FLOOR_ROW, FLOOR_FIXED = 1.5 + 3.0, 2 * 70.0 + 2 * 20.0  # microseconds
 
 
 async def load(address: str, batch: int, seconds: float) -> None:

@@ -357,6 +357,24 @@ async def test_a_client_that_takes_nothing_is_not_waited_for(server: Server, mon
     writer.close()
 
 
+async def test_a_process_that_stood_still_asks_before_it_gives_a_client_up(server: Server) -> None:
+    """Nobody was asked meanwhile: the client is pinged, and its silence counts from there."""
+    async with Http2.connected(server.address) as client:
+        client.write(call(1))
+        await until_frame(client, http2.HEADERS, http2.END_STREAM)
+        server.one._heard -= 1000  # so long ago the client was last heard, by a clock that went on
+        server.one._look()
+        async with patience():
+            async for frame in client.frames(acknowledge=False):
+                if frame.kind == http2.PING and not frame.flags & http2.ACK:
+                    break
+            else:
+                raise AssertionError("the connection was ended")
+        server.one._heard -= 1000
+        server.one._look()
+        assert await the_end(client) == b"", "it has not answered"
+
+
 async def test_a_client_that_is_told_to_go_and_answers_no_ping(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http2_connection, "ANSWER_SECONDS", 0.2)
     host, _, port = server.address.rpartition(":")

@@ -275,10 +275,12 @@ def attention(
     threads: int = 1,
     seed: int = 0,
     members: Sequence[int] | None = None,
+    last: float | None = None,
 ) -> tuple[np.ndarray, Tensor]:
     """Attention of requests whose keys and values of earlier tokens are in shuffled blocks among NaN.
 
-    Only of `members`, if they are given. Returns the result [T, heads * group * size] and that of float64.
+    Only of `members`, if they are given. `last`: what each one's last token has as key and value. Returns the result
+    [T, heads * group * size] and that of float64.
     """
     generator, shuffle = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(1)
     ends = [context + length for context, length in zip(*requests, strict=True)]
@@ -292,6 +294,8 @@ def attention(
         end = context + length
         k, v = (torch.randn(end, heads, size, generator=generator) for _ in range(2))
         q = torch.randn(length, heads * group, size, generator=generator)
+        if last is not None:
+            k[-1] = v[-1] = last
         at = torch.arange(end)
         block = torch.tensor(order[r])[at // block_size]
         keys[block[:context], :, at[:context] % block_size] = k[:context].to(dtype)
@@ -340,6 +344,22 @@ MIXED = Requests([0, 0, 5, 15, 16, 31, 32, 0, 70], [1, 37, 1, 1, 1, 1, 1, 70, 3]
 def test_attention(isa: str, dtype: torch.dtype, heads: int, group: int, size: int, block_size: int) -> None:
     got, want = attention(isa, dtype, MIXED, heads=heads, group=group, size=size, block_size=block_size)
     close(got, want, dtype)
+
+
+@each_isa
+@each_dtype
+@pytest.mark.parametrize("group", [1, 4])
+def test_a_token_adds_nothing_to_those_before_it(isa: str, dtype: torch.dtype, group: int) -> None:
+    """Not even where its key and value are no numbers, which 0 times would be none either."""
+    if isa == "amx" and dtype == torch.bfloat16:
+        pytest.skip("AMX multiplies whole tiles: by the 0 of a key that a row does not see, too")
+    requests = Requests([0, 20], [41, 7])
+    shape: dict[str, Any] = {"heads": 2, "group": group, "size": 64, "block_size": 16}
+    good, _ = attention(isa, dtype, requests, **shape)
+    bad, _ = attention(isa, dtype, requests, **shape, last=torch.nan)
+    assert np.flatnonzero(np.isnan(bad).any(axis=1)).tolist() == [40, 47]
+    assert np.isnan(bad[[40, 47]]).all()
+    assert np.array_equal(np.delete(bad, [40, 47], axis=0), np.delete(good, [40, 47], axis=0))
 
 
 @each_isa

@@ -578,7 +578,7 @@ MUTATIONS = [
         "        if False:",
         f"{TRANSCRIPT_TESTS}::test_nothing_is_shown_after_a_gap",
     ),
-    # The link. (redis-py closes the connection of a cancelled exchange too, so that is no mutation.)
+    # The link. (The connection of a cancelled exchange is not used again in any case, so its close is no mutation.)
     M(
         "a connection is kept after close",
         LINK,
@@ -603,9 +603,16 @@ MUTATIONS = [
     M(
         "an exchange has no bound",
         LINK,
-        "asyncio.timeout(limit)",
-        "asyncio.timeout(None)",
+        ".time() + limit\n        line",
+        ".time() + 3600\n        line",
         f"{LINK_TESTS}::test_a_frozen_redis_is_unavailable_in_time",
+    ),
+    M(
+        "the timer of a longer exchange bounds the next one",
+        "pool/orca_pool/connection.py",
+        "if self._timer is None or self._timer.when() > due:",
+        "if self._timer is None:",
+        f"{LINK_TESTS}::test_a_bound_holds_after_a_longer_one",
     ),
     M(
         "renewals wait for a turn",

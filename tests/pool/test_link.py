@@ -132,6 +132,26 @@ async def test_a_frozen_redis_is_unavailable_in_time(own: RedisServer, pool: Poo
     assert pool.generation == 1
 
 
+async def test_a_bound_holds_after_a_longer_one(own: RedisServer, pool: Pool) -> None:
+    """The exchange before it, on the same connection, might have lasted for 21 s."""
+    await commit(pool, await start_request(pool))
+    async with Pool(own.url, "link", patience=1) as other:
+        assert await other.read("e", None, wait=20)
+        own.freeze()
+        with pytest.raises(Unavailable, match=r"did not answer within 1 s"):
+            async with asyncio.timeout(10):
+                await other.cancel("nobody")
+        own.thaw()
+
+
+async def test_an_answer_after_the_timer_of_an_earlier_exchange(own: RedisServer, pool: Pool) -> None:
+    """The timer that an exchange leaves behind ends no later one that has time."""
+    await pool.cancel("nobody")  # its timer ends a second later
+    async with asyncio.timeout(10):
+        assert await pool.read("e", None, wait=1.5) == []
+    assert pool.generation == 0
+
+
 async def test_a_redis_that_is_not_there_is_unavailable(own: RedisServer) -> None:
     own.kill()
     async with Pool(own.url, "link") as pool:

@@ -3,12 +3,13 @@
 The real Link speaks to it. A command names an operation by its number; the server does it when the command arrives.
 """
 
+import asyncio
 import copy
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from pool.model import Model, Request
 from redis.exceptions import ConnectionError, ReadOnlyError
@@ -279,22 +280,17 @@ PARAMETERS: dict[str, set[str]] = {}  # of the model's methods: what it does not
 
 
 class Connection:
-    """One connection of a process to the server, as the Link uses those of redis.asyncio."""
+    """One connection of a process to the server, as the Link uses its own."""
 
     def __init__(self, server: Server, process: Process, link: "ModelLink") -> None:
         self._server, self._process, self._link = server, process, link
         self.number = next(server.world.numbers)
-        self._connected = False
         self.broken = self.closed = self.demoted = False
         self._answer: Any = None  # the future of the present exchange
         self._info: bytes = b""
         self._greeting = (0, 0)
 
-    @property
-    def is_connected(self) -> bool:
-        return self._connected
-
-    async def connect(self) -> None:
+    async def connect(self, direct: object) -> None:
         waiter = self._process.create_future()
         server = self._server
 
@@ -311,11 +307,9 @@ class Connection:
         server.travel(self._process, "to", arrives)
         if not await waiter:
             raise ConnectionError("connection refused")
-        self._connected = True
         await self._link.signed_in(self)
 
-    async def disconnect(self, nowait: bool = False) -> None:
-        self._connected = False
+    async def disconnect(self) -> None:
         self.closed = True
         self._answer = None
         self._server.connections.discard(self)
@@ -327,7 +321,10 @@ class Connection:
         run_id, history = self._greeting
         self._info = b"run_id:%d" % run_id if args[1] == "server" else b"master_replid:%d" % history
 
-    async def send_packed_command(self, command: bytes, check_health: bool = True) -> None:
+    async def read_response(self) -> Any:
+        return self._info
+
+    async def ask(self, command: bytes, due: float) -> Any:
         number = int(command[: command.rindex(b"\r\n")].rpartition(b"\r\n")[2])
         server, random = self._server, self._server.world.random
         self._answer = self._process.create_future()
@@ -337,15 +334,10 @@ class Connection:
                 server.world.after(random.random() * 0.002, self.break_off)
             else:
                 self.break_off()
-            return
-        server.travel(self._process, "to", lambda: server.arrive(self, number))
-
-    async def read_response(self) -> Any:
-        if self._info:
-            info, self._info = self._info, b""
-            return info
-        assert self._answer is not None
-        answer = await self._answer
+        else:
+            server.travel(self._process, "to", lambda: server.arrive(self, number))
+        async with asyncio.timeout_at(due):
+            answer = await self._answer
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -371,7 +363,7 @@ class ModelLink(Link):
 
     def __init__(self, server: Server, process: Process) -> None:
         super().__init__("redis://modelled")
-        self._new_connection = lambda: Connection(server, process, self)
+        self._new_connection = lambda: cast(Any, Connection(server, process, self))
 
     async def signed_in(self, connection: Connection) -> None:
         await self._on_connect(connection)

@@ -1,8 +1,9 @@
 """A rank's gRPC server: who may call it, by certificates; its health; its end."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
+from orca_common.address import split_address
 from orca_common.grpc_call import GrpcCall, Methods
 from orca_common.grpc_client import CallFailed
 from orca_common.grpc_server import unary
@@ -79,6 +81,33 @@ async def test_each_role_has_its_methods(tmp_path: Path) -> None:
             code = grpc.StatusCode.PERMISSION_DENIED if allowed else grpc.StatusCode.OK
             assert (await relay.over).code is code
             connection.close()
+
+
+async def test_a_handshake_that_fails_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a client without a certificate, of one that speaks no TLS. One that leaves is none. The rank serves on."""
+    caplog.set_level("INFO")
+    authority = Authority(tmp_path / "ca")
+    worker, scheduler = (MutualTls(Certificates(str(authority.issue(role)))) for role in (Role.WORKER, Role.SCHEDULER))
+    stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
+    async with serving(worker) as (_, address), asyncio.timeout(10):
+        host, port = split_address(address)
+        for said, context in ((b"", None), (b"no TLS at all, but words", None), (b"hello", stranger)):
+            reader, writer = await asyncio.open_connection(host, port, ssl=context)
+            writer.write(said)
+            if said:
+                with suppress(OSError):
+                    assert await reader.read() == b""
+            writer.close()
+        connection = await scheduler.connect(address, Role.WORKER)
+        hello = pb.HelloRequest(engine="e-0")
+        assert (await connection.ask(f"/{CONTROLLER}/Hello", hello, pb.HelloResponse, 10.0)).host == "e-0"
+        connection.close()
+    told = [(record.levelname, record.msg, getattr(record, "error", "")) for record in caplog.records]
+    assert told == [
+        ("INFO", "a TLS handshake failed", error)
+        for error in ("WRONG_VERSION_NUMBER", "PEER_DID_NOT_RETURN_A_CERTIFICATE")
+    ]
 
 
 async def test_iterations_are_no_flood() -> None:

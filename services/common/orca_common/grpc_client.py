@@ -16,7 +16,6 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError, Message
 from h2.config import H2Configuration
-from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
@@ -33,6 +32,7 @@ from h2.exceptions import ProtocolError
 from hyperframe.frame import Frame, GoAwayFrame
 
 from .address import split_address
+from .http2_data import Http2
 
 M = TypeVar("M", bound=Message)
 Metadata = Sequence[tuple[str, str]]
@@ -86,7 +86,7 @@ class Tls(NamedTuple):
     name: str
 
 
-class Opened(H2Connection):
+class Opened(Http2):
     """h2 takes a connection for closed when the other side says GOAWAY. By RFC 9113, 6.8, the calls that are open are
     still answered."""
 
@@ -361,7 +361,7 @@ class GrpcConnection(asyncio.Protocol):
         Returns whether the call is closed on this side.
         """
         while not self._paused and (data or last) and self._stands(number):
-            room = min(self._h2.local_flow_control_window(number), self._h2.max_outbound_frame_size)
+            room = self._h2.room(number)
             if data and room <= 0:
                 return False
             piece = bytes(data[:room])

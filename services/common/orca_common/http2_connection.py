@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from h2.config import H2Configuration
-from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     DataReceived,
@@ -30,6 +29,7 @@ from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame, SettingsFrame
 
 from .address import join_address
+from .http2_data import Http2
 from .http2_frames import FRAMES_A_SECOND, Flood, Frames
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -88,7 +88,7 @@ class Stream(Protocol):
         """The client took the stream back, or its connection has ended. Nothing can be sent any more."""
 
 
-class Remembering(H2Connection):
+class Remembering(Http2):
     """h2 remembers how streams have ended, 65,536 of them: 8 MB for each connection."""
 
     MAX_CLOSED_STREAMS = 1024
@@ -113,6 +113,7 @@ class Http2Connection(asyncio.Protocol):
         self._flushing = self._paused = False
         self._widened = False  # the client has widened the connection's window, or all windows
         self._unacknowledged = 0  # bytes of DATA that the connection's window is not yet given back
+        self._asked = False  # a ping was sent to the client, which has been silent
         self._resets = 0
         self._newest = 0  # the last stream that was begun
         self._leaving = False  # the client was told to open no more streams
@@ -231,15 +232,15 @@ class Http2Connection(asyncio.Protocol):
 
     def _look(self) -> None:
         """Pings a client that has been silent, and gives up one that does not answer."""
-        silent = self._loop.time() - self._heard
-        if silent >= KEEPALIVE_SECONDS + ANSWER_SECONDS:
+        rest = KEEPALIVE_SECONDS - (self._loop.time() - self._heard)
+        if rest <= 0 and self._asked:
             self._abort()
             return
-        if silent >= KEEPALIVE_SECONDS:
+        self._asked = rest <= 0
+        if self._asked:
             self._h2.ping(b"orca    ")
             self._flush_soon()
-        rest = KEEPALIVE_SECONDS - silent
-        self._alive = self._loop.call_later(rest if rest > 0 else ANSWER_SECONDS, self._look)
+        self._alive = self._loop.call_later(ANSWER_SECONDS if self._asked else rest, self._look)
 
     # -- what comes in
     def _hear(self, event: Event) -> None:
@@ -331,9 +332,7 @@ class Http2Connection(asyncio.Protocol):
 
     def room(self, number: int) -> int:
         """Bytes that may be sent on a stream now."""
-        if self._paused:
-            return 0
-        return min(self._h2.local_flow_control_window(number), self._h2.max_outbound_frame_size)
+        return 0 if self._paused else self._h2.room(number)
 
     def send(self, number: int, data: bytes) -> None:
         """Sends what there is room for."""

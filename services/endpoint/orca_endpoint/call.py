@@ -348,8 +348,8 @@ class Call:
     def _leaving(self) -> bool:
         """Whether this call ends because its endpoint leaves. A client whose request has a detach grace will come back,
         so its call is handed over to another endpoint; the others are waited for."""
-        returns = self._transcript.record.detach_grace > 0
-        return self._delivery.leaving or (self._delivery.handing_over and returns)
+        delivery = self._delivery
+        return delivery.leaving or (delivery.handing_over and self._transcript.record.detach_grace > 0)
 
     def _drop_inbox(self) -> None:
         self._inbox.clear()

@@ -36,6 +36,7 @@ from orca_common.errors import ErrorReason, PermissionDenied, Unavailable
 from orca_common.roles import check_redis
 from orca_common.tls import AUTHORITY, CERTIFICATE, KEY
 
+from .connection import Connection
 from .primary import Primary
 from .scripts import Script
 
@@ -53,16 +54,11 @@ Argument = str | bytes | int
 pack_command: Callable[[tuple[Argument, ...]], bytes] = cast(Any, hiredis).pack_command
 
 
-class Connection(Protocol):
-    """What the link uses of redis.asyncio's connections, which are typed only in part."""
+class SigningIn(Protocol):
+    """What a new connection of redis.asyncio is asked for. They are typed only in part."""
 
-    @property
-    def is_connected(self) -> bool: ...
-    async def connect(self) -> None: ...
-    async def disconnect(self, nowait: bool = False) -> None: ...
     async def on_connect(self) -> None: ...
     async def send_command(self, *args: Argument, check_health: bool) -> None: ...
-    async def send_packed_command(self, command: bytes, check_health: bool = True) -> None: ...
     async def read_response(self) -> Any: ...
 
 
@@ -100,7 +96,7 @@ class Link:
             redis_connect_func=self._on_connect,
             **_certificates(url, tls_dir),
         )
-        self._new_connection: Callable[[], Connection] = connections.make_connection
+        self._new_connection: Callable[[], Connection] = lambda: Connection(connections.make_connection())
         self._patience = patience
         self._turns = asyncio.Semaphore(width)
         self._idle: list[_Line] = []
@@ -169,26 +165,25 @@ class Link:
             raise Unavailable(f"the request pool is away: {error}", reason=ErrorReason.POOL_AWAY) from None
 
     async def _exchange(self, args: tuple[Argument, ...], limit: float, replicas: int) -> Any:
-        line = self._idle.pop() if self._idle else _Line(self._new_connection(), self._losses)
+        fresh, due = not self._idle, asyncio.get_running_loop().time() + limit
+        line = _Line(self._new_connection(), self._losses) if fresh else self._idle.pop()
         connection = line.connection
         try:
-            async with asyncio.timeout(limit):
-                if not connection.is_connected:
-                    await self._primary.direct(connection)
-                    await connection.connect()
-                await connection.send_packed_command(pack_command(args), check_health=False)
-                answer = await connection.read_response()
-                if replicas:
-                    await self._copied(connection, replicas, limit)
+            if fresh:
+                async with asyncio.timeout_at(due):
+                    await connection.connect(self._primary.direct)
+            answer = await connection.ask(pack_command(args), due)
+            if replicas:
+                await self._copied(connection, replicas, limit, due)
         except MovedError as error:
             # Not an outage: the node that was asked does not hold the pool's keys, and says which one does.
-            await connection.disconnect(nowait=True)
+            await connection.disconnect()
             host, port = str(cast(Any, error).host), int(error.port)
             self._primary.moved((host, port))
             raise ConnectionError(f"the pool's keys are at {host}:{port}") from None
         except ReadOnlyError as error:
             # A failover: this server is a replica now. The same address, or Sentinel, leads to the new primary.
-            await connection.disconnect(nowait=True)
+            await connection.disconnect()
             await self._lose()
             raise Unavailable(f"the request pool cannot serve now: {error}") from None
         except ResponseError as error:
@@ -197,25 +192,25 @@ class Link:
                 raise Unavailable(f"the request pool cannot serve now: {error}", reason=ErrorReason.POOL_AWAY) from None
             raise
         except (TimeoutError, RedisTimeoutError):
-            await connection.disconnect(nowait=True)
+            await connection.disconnect()
             await self._lose()
             raise NoAnswer(
                 f"the request pool did not answer within {limit:g} s", reason=ErrorReason.POOL_AWAY
             ) from None
         except AuthenticationError as error:  # a second try would end the same way
-            await connection.disconnect(nowait=True)
+            await connection.disconnect()
             await self._lose()
             raise Unavailable(f"the request pool is away: {error}", reason=ErrorReason.POOL_AWAY) from None
         except OSError as error:  # no descriptor is left, the name is unknown, and what else the system refuses
-            await connection.disconnect(nowait=True)
+            await connection.disconnect()
             raise ConnectionError(str(error)) from error
         except BaseException:
-            await connection.disconnect(nowait=True)
+            await connection.disconnect()
             raise
         await self._keep(line)
         return answer
 
-    async def _copied(self, connection: Connection, replicas: int, limit: float) -> None:
+    async def _copied(self, connection: Connection, replicas: int, limit: float, due: float) -> None:
         """Returns when what this connection wrote, and all before it, is on the disks of the server and its replicas.
 
         Raises Unavailable when it is not in time: whoever asked asks again.
@@ -223,8 +218,7 @@ class Link:
         loop = asyncio.get_running_loop()
         end = loop.time() + limit / 2
         while True:
-            await connection.send_command("WAITAOF", 1, replicas, ASK_AGAIN, check_health=False)
-            here, there = await connection.read_response()
+            here, there = await connection.ask(pack_command(("WAITAOF", 1, replicas, ASK_AGAIN)), due)
             if here >= 1 and there >= replicas:
                 return
             if loop.time() > end:
@@ -250,9 +244,9 @@ class Link:
         """Closes the idle connections, which may be broken or lead to the wrong server. The busy ones follow."""
         self._losses += 1
         while self._idle:
-            await self._idle.pop().connection.disconnect(nowait=True)
+            await self._idle.pop().connection.disconnect()
 
-    async def _on_connect(self, connection: Connection) -> None:
+    async def _on_connect(self, connection: SigningIn) -> None:
         """Signs in on a new connection, and tells another server process or dataset from the one before."""
         if isinstance(connection, SSLConnection):
             _check_certificate(connection)

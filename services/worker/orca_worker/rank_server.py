@@ -4,6 +4,8 @@ grpc.aio takes 30 to 50 us for each message that comes or goes, and an iteration
 """
 
 import asyncio
+import logging
+import ssl
 from contextlib import nullcontext
 
 from orca_common.errors import Unavailable
@@ -23,12 +25,28 @@ from .server import ALLOWED, MAX_MESSAGE
 BOUNDS = Http2Bounds(streams=100, header_bytes=16_384, header_seconds=10.0, age=0.0, frames_a_second=100_000)
 HANDSHAKE_SECONDS = 10.0
 
+log = logging.getLogger(__name__)
+
 
 class Unbounded:
     """A place of a connection that nobody counts: who reaches a rank's port is the engine's own."""
 
     def leave(self) -> None:
         pass
+
+
+class ToldHandshake(ssl.SSLObject):
+    """A handshake whose failure is one line of the log: asyncio says nothing of it, and the master only hears that the
+    connection has ended."""
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            log.info("a TLS handshake failed", extra={"error": error.reason})
+            raise
 
 
 class RankServer:
@@ -38,6 +56,8 @@ class RankServer:
         self._health = Health((CONTROLLER,))
         self._health.serving(True)
         self._context = transport.server_context()
+        if self._context is not None:
+            self._context.sslobject_class = ToldHandshake
         methods = {**controller.methods(), **self._health.methods()}
         leaving = Unavailable(LEAVING)
         self._server = GrpcServer(methods, BOUNDS, MAX_MESSAGE, self._admit, lambda call: nullcontext(), leaving)

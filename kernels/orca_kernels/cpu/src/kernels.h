@@ -35,7 +35,8 @@ inline void save(float* p, vf x) { *reinterpret_cast<vf_u*>(p) = x; }
 inline vf splat(float x) { return x - vf{}; }
 inline vf bits(vi x) { return reinterpret_cast<vf>(x); }
 inline vi bits(vf x) { return reinterpret_cast<vi>(x); }
-inline vf larger(vf a, vf b) { return a > b ? a : b; }
+inline vf larger(vf a, vf b) { return a > b ? a : b; }  // b where one is NaN
+inline vf smaller(vf a, vf b) { return a < b ? a : b; }
 
 inline vf load(const bf16* p) { return bits(__builtin_convertvector(*reinterpret_cast<const vh_u*>(p), vi) << 16); }
 #if defined(__AVX512BF16__)
@@ -76,8 +77,8 @@ inline vf largest(vf x) {
 // but 1.2e-38.
 inline vf exponential(vf x) {
   const vf given = x;
-  x = x < -87.3365f ? splat(-87.3365f) : x;
-  x = x > 88.3762f ? splat(88.3762f) : x;
+  x = larger(splat(-87.3365f), x);
+  x = smaller(splat(88.3762f), x);
   const vf magic = splat(12582912.0f);
   vf shifted = x * 1.44269504f + magic;
   vf n = shifted - magic;
@@ -400,29 +401,75 @@ void norm(const Norm& n, const float* x, void* operand, size_t row, int steps, b
   else normalize(n, x, static_cast<float*>(operand) + operand_row(row, steps), steps);
 }
 
-// Pairwise sums of a's lanes, then of b's.
-inline vf pairs(vf a, vf b) {
-  const vi even = 2 * lanes(), odd = even + 1;
-  return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
+// Vectors of which lane i is lane i of `a`, or of `b` where bit HALF of i is set; and lane i ^ HALF of them.
+template <int HALF>
+inline vf mixed(vf a, vf b) {
+  return __builtin_shuffle(a, b, lanes() + ((lanes() & HALF) != 0 ? vi{} + LANES : vi{}));
+}
+template <int HALF>
+inline vf mixed_across(vf a, vf b) {
+  return __builtin_shuffle(a, b, (lanes() ^ HALF) + ((lanes() & HALF) != 0 ? vi{} + LANES : vi{}));
 }
 
-// The dot products of R queries with 2^LEVEL keys: after log2(LANES) levels of `pairs`, lane i has key i's.
-template <int LEVEL, int R, int D>
-inline void dots(const float* q, const float* keys, int d, vf* out) {
-  const int width = D ? D : d;
-  if constexpr (LEVEL == 0) {
-    for (int r = 0; r < R; r++) out[r] = load(q + r * width) * load(keys);
-    for (int i = LANES; i < width; i += LANES)
-      for (int r = 0; r < R; r++) out[r] += load(q + r * width + i) * load(keys + i);
+// Lane i is what `total` (or `largest`) makes of vector(i). A vector may be made when it is asked for.
+template <int HALF = 1, class F>
+[[gnu::always_inline]] inline vf totals(F vector, int i = 0) {
+  if constexpr (HALF == LANES) {
+    return vector(i);
   } else {
-    vf a[R], b[R];
-    dots<LEVEL - 1, R, D>(q, keys, d, a);
-    dots<LEVEL - 1, R, D>(q, keys + (size_t(1) << (LEVEL - 1)) * width, d, b);
-    for (int r = 0; r < R; r++) out[r] = pairs(a[r], b[r]);
+    const vf a = totals<2 * HALF>(vector, i), b = totals<2 * HALF>(vector, i + HALF);
+    return mixed<HALF>(a, b) + mixed_across<HALF>(a, b);
+  }
+}
+template <int HALF = 1, class F>
+[[gnu::always_inline]] inline vf largest_of_each(F vector, int i = 0) {
+  if constexpr (HALF == LANES) {
+    return vector(i);
+  } else {
+    const vf a = largest_of_each<2 * HALF>(vector, i), b = largest_of_each<2 * HALF>(vector, i + HALF);
+    return larger(mixed<HALF>(a, b), mixed_across<HALF>(a, b));
   }
 }
 
-constexpr int LEVELS = LANES == 16 ? 4 : LANES == 8 ? 3 : 2;
+// LANES rows of LANES elements become columns.
+template <int HALF = LANES / 2>
+[[gnu::always_inline]] inline void transpose(vf (&x)[LANES]) {
+  for (int i = 0; i < LANES; i++)
+    if (!(i & HALF)) {
+      const vf a = x[i], b = x[i + HALF];
+      const vi upper = lanes() & HALF;
+      x[i] = __builtin_shuffle(a, b, upper != 0 ? lanes() - HALF + LANES : lanes());
+      x[i + HALF] = __builtin_shuffle(a, b, upper != 0 ? lanes() + LANES : lanes() + HALF);
+    }
+  if constexpr (HALF > 1) transpose<HALF / 2>(x);
+}
+
+// Vector i of a row of the cache, as attention orders its elements: bfloat16 come in pairs, so a vector has 2 * LANES
+// elements' even or odd ones. `order` puts a row of float32 into this order, `in_order` takes it back.
+inline vf piece(const float* row, int i) { return load(row + i * LANES); }
+inline vf piece(const bf16* row, int i) {
+  const vi both = *reinterpret_cast<const vi_u*>(row + i / 2 * (2 * LANES));
+  return bits(i % 2 ? both & int32_t(0xffff0000) : both << 16);
+}
+template <class T>
+inline void order(float* row, int d) {
+  if constexpr (sizeof(T) == sizeof(bf16))
+    for (int i = 0; i < d; i += 2 * LANES) {
+      const vf a = load(row + i), b = load(row + i + LANES);
+      save(row + i, __builtin_shuffle(a, b, 2 * lanes()));
+      save(row + i + LANES, __builtin_shuffle(a, b, 2 * lanes() + 1));
+    }
+}
+template <class T>
+inline void in_order(float* row, int d) {
+  if constexpr (sizeof(T) == sizeof(bf16))
+    for (int i = 0; i < d; i += 2 * LANES) {
+      const vf even = load(row + i), odd = load(row + i + LANES);
+      const vi lane = lanes() / 2 + (lanes() & 1) * LANES;
+      save(row + i, __builtin_shuffle(even, odd, lane));
+      save(row + i + LANES, __builtin_shuffle(even, odd, lane + LANES / 2));
+    }
+}
 
 // Calls use(j, x, n) for runs of tokens that lie together: n tokens from position first + j on, whose keys (or values)
 // begin at element x.
@@ -438,96 +485,191 @@ inline void runs(const Attention& a, int head, int64_t first, int n, F use) {
   }
 }
 
-// Keys and values from position `first` on as float32 rows of d columns, padded with zeros. Asks for those of the next
-// head too, which follow them in memory.
-template <class T>
-inline void gather(const Attention& a, int head, int64_t first, int n, float* keys, float* values, int d) {
-  const int size = a.cache.head_size, whole = size / LANES * LANES;
-  auto copy = [&](const T* x, float* y, int tokens) {
-    if (size == d) {
-      for (int i = 0; i < tokens * d; i += LANES) save(y + i, load(x + i));
-      return;
-    }
-    for (int j = 0; j < tokens; j++, x += size, y += d) {
-      for (int i = 0; i < whole; i += LANES) save(y + i, load(x + i));
-      for (int i = whole; i < size; i++) y[i] = load_one(x + i);
-    }
-  };
-  runs(a, head, first, n, [&](int j, size_t at, int tokens) {
-    const T* k = static_cast<const T*>(a.cache.keys) + at;
-    const T* v = static_cast<const T*>(a.cache.values) + at;
-    const size_t next = size_t(a.cache.block_size) * size;
-    for (size_t i = 0; i < size_t(tokens) * size; i += 64 / sizeof(T)) {
-      __builtin_prefetch(k + next + i);
-      __builtin_prefetch(v + next + i);
-    }
-    copy(k, keys + size_t(j) * d, tokens);
-    copy(v, values + size_t(j) * d, tokens);
-  });
-}
+// Where a tile's keys (and values) of a call's first head begin in the cache. Behind the last it repeats the last.
+struct Places {
+  int n;  // of them that are there
+  size_t at[KEYS];
 
-// The scores of R rows with a tile's keys. `seen`: how many of them each row sees; the others are -infinity.
-template <int R, int D>
-inline void score(const float* q, const float* keys, int d, const int* seen, float* p) {
+  Places(const Attention& a, int64_t first, int64_t end) : n(int(std::min<int64_t>(KEYS, end - first))) {
+    runs(a, a.head, first, n, [&](int j, size_t start, int tokens) {
+      for (int i = 0; i < tokens; i++) at[j + i] = start + size_t(i) * a.cache.head_size;
+    });
+    std::fill(at + n, at + KEYS, at[n - 1]);
+  }
+};
+
+// A tile's keys or values of one head, rows of d elements. Whoever reads row j asks for row j of what is read next.
+template <class T>
+struct Rows {
+  const T* begin;
+  const size_t* at;
+  const T* next;
+  const size_t* next_at;
+
+  const T* row(int j, int d) const {
+    for (int i = 0; i < d; i += int(64 / sizeof(T))) __builtin_prefetch(next + next_at[j] + i);
+    return begin + at[j];
+  }
+};
+
+// A row of queries is scored and blended alone, from the cache, or with others, from a copy that suits many: the order
+// of additions is one. A score sums its products in LANES chains, and those as `total` does; a tile's values are added
+// from the first key on.
+
+// The scores of one row with a tile's keys. It sees the first `seen`; the others are -infinity.
+template <int D, class T>
+inline void score(const float* q, const Rows<T>& keys, int d, int seen, float* p) {
+  const int vectors = (D ? D : d) / LANES;
   const vf nothing = splat(-std::numeric_limits<float>::infinity());
   for (int j = 0; j < KEYS; j += LANES) {
-    vf s[R];
-    for (int r = 0; r < R; r++) s[r] = nothing;
-    if (j < seen[R - 1]) dots<LEVELS, R, D>(q, keys + j * (D ? D : d), d, s);  // the last row sees most
-    for (int r = 0; r < R; r++) save(p + r * KEYS + j, lanes() < seen[r] - j ? s[r] : nothing);
+    if (j >= seen) {
+      save(p + j, nothing);
+      continue;
+    }
+    const vf s = totals([&](int key) {
+      const T* row = keys.row(j + key, D ? D : d);
+      vf sum{};
+      for (int i = 0; i < vectors; i++) sum += load(q + i * LANES) * piece(row, i);
+      return sum;
+    });
+    save(p + j, lanes() < seen - j ? s : nothing);
   }
 }
 
-// p = e^(score - maximum), and what this does to the row's maximum and weight. Returns what to scale earlier sums with.
-inline float soften(float* p, float& maximum, float& weight) {
-  vf most = load(p);
-  for (int j = LANES; j < KEYS; j += LANES) most = larger(most, load(p + j));
-  const float now = std::max(maximum, largest(most)[0]);
-  vf all{};
-  for (int j = 0; j < KEYS; j += LANES) {
-    const vf s = load(p + j);
-    vf e = exponential(s - now);
-    e = s == splat(-std::numeric_limits<float>::infinity()) ? vf{} : e;
-    save(p + j, e);
-    all += e;
+// For many rows of queries, in float32: keys become [d][KEYS], values [KEYS][d].
+template <int D, class T>
+inline void columns(const Rows<T>& keys, int d, int n, float* out) {
+  for (int j = 0; j < n; j += LANES) {
+    const T* rows[LANES];
+    for (int key = 0; key < LANES; key++) rows[key] = keys.row(j + key, D ? D : d);
+    for (int i = 0; i < (D ? D : d) / LANES; i++) {
+      vf x[LANES];
+      for (int key = 0; key < LANES; key++) x[key] = piece(rows[key], i);
+      transpose(x);
+      for (int c = 0; c < LANES; c++) save(out + (i * LANES + c) * KEYS + j, x[c]);
+    }
   }
-  const float old = exponential(splat(maximum - now))[0];
-  weight = weight * old + total(all)[0];
-  maximum = now;
-  return old;
+}
+template <int D, class T>
+inline void widened(const Rows<T>& values, int d, int n, float* out) {
+  for (int j = 0; j < n; j++, out += D ? D : d) {
+    const T* row = values.row(j, D ? D : d);
+    for (int i = 0; i < (D ? D : d) / LANES; i++) save(out + i * LANES, piece(row, i));
+  }
 }
 
-// sums = sums * old + p * values, of R rows. Even and odd keys are summed apart where registers allow it: one row's sums
-// alone would wait for each other.
-template <int R, int D>
-inline void blend(const float* p, const float* values, int d, int n, const float* old, float* sums) {
-  constexpr int APART = LANES == 16 ? 2 : 1;
-  if constexpr (D != 0) {
-    constexpr int V = D / LANES;
-    vf part[APART][R][V] = {};
-    int j = 0;
-    for (; j + APART <= n; j += APART)
-      for (int odd = 0; odd < APART; odd++)
-        for (int i = 0; i < V; i++)
-          for (int r = 0; r < R; r++)
-            part[odd][r][i] += p[r * KEYS + j + odd] * load(values + (j + odd) * D + i * LANES);
-    if (j < n)
-      for (int i = 0; i < V; i++)
-        for (int r = 0; r < R; r++) part[0][r][i] += p[r * KEYS + j] * load(values + j * D + i * LANES);
+constexpr int WIDE = 2;  // vectors of a block of sums
+
+// The chains from `lane` on, of R rows and some keys, summed as `total` does.
+template <int HALF, int R, int D>
+[[gnu::always_inline]] inline void chains(const float* q, const float* keys, int d, int lane, vf (&sum)[R][WIDE]) {
+  if constexpr (HALF == LANES) {
     for (int r = 0; r < R; r++)
-      for (int i = 0; i < V; i++) {
-        if (APART == 2) part[0][r][i] += part[APART - 1][r][i];
-        float* sum = sums + r * D + i * LANES;
-        save(sum, load(sum) * old[r] + part[0][r][i]);
-      }
+      for (int v = 0; v < WIDE; v++) sum[r][v] = vf{};
+    for (int c = lane; c < (D ? D : d); c += LANES)
+      for (int r = 0; r < R; r++)
+        for (int v = 0; v < WIDE; v++) sum[r][v] += q[r * (D ? D : d) + c] * load(keys + c * KEYS + v * LANES);
   } else {
+    vf more[R][WIDE];
+    chains<2 * HALF, R, D>(q, keys, d, lane, sum);
+    chains<2 * HALF, R, D>(q, keys, d, lane + HALF, more);
     for (int r = 0; r < R; r++)
-      for (int i = 0; i < d; i += LANES) {
-        vf part{};
-        for (int j = 0; j < n; j++) part += p[r * KEYS + j] * load(values + j * d + i);
-        save(sums + r * d + i, load(sums + r * d + i) * old[r] + part);
+      for (int v = 0; v < WIDE; v++) sum[r][v] += more[r][v];
+  }
+}
+
+// The scores of R rows with a tile's keys, of which each row sees as many as the row before, or more.
+template <int R, int D>
+inline void score_rows(const float* q, const float* keys, int d, const int* seen, float* p) {
+  const vf nothing = splat(-std::numeric_limits<float>::infinity());
+  for (int j = 0; j < KEYS; j += WIDE * LANES) {
+    vf s[R][WIDE] = {};
+    if (j < seen[R - 1]) chains<1, R, D>(q, keys + j, d, 0, s);
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < WIDE; v++) {
+        const int key = j + v * LANES;
+        save(p + r * KEYS + key, lanes() < seen[r] - key ? s[r][v] : nothing);
       }
   }
+}
+
+// p = e^(score - maximum) of R rows, 1 or LANES, and what this does to their maxima and weights. `old`: what to scale
+// earlier sums with.
+template <int R>
+inline void soften(float* p, float* maximum, float* weight, float* old) {
+  const vf nothing = splat(-std::numeric_limits<float>::infinity());
+  auto most = [&](int r) {
+    vf x = load(p + r * KEYS);
+    for (int j = LANES; j < KEYS; j += LANES) x = larger(x, load(p + r * KEYS + j));
+    return x;
+  };
+  auto soften_row = [&](int r, float now) {
+    vf all{};
+    for (int j = 0; j < KEYS; j += LANES) {
+      const vf s = load(p + r * KEYS + j);
+      vf e = exponential(s - now);
+      e = s == nothing ? vf{} : e;
+      save(p + r * KEYS + j, e);
+      all += e;
+    }
+    return all;
+  };
+  if constexpr (R == 1) {
+    const float now = std::max(*maximum, largest(most(0))[0]);
+    const vf all = total(soften_row(0, now)), scale = exponential(splat(*maximum - now));
+    *weight = (splat(*weight) * scale + all)[0], *maximum = now, *old = scale[0];
+  } else {
+    const vf before = load(maximum), now = larger(largest_of_each(most), before);
+    const vf all = totals([&](int r) { return soften_row(r, now[r]); }), scale = exponential(before - now);
+    save(weight, load(weight) * scale + all), save(maximum, now), save(old, scale);
+  }
+}
+
+// sums = sums * old + p * values, of R rows and V vectors of each. A row sees as many keys as the row before, or more.
+// It adds the values of those and no others: 0 times one that is not finite would not be 0. Even and odd keys are summed
+// apart where a row has few vectors, whose sums would wait for each other.
+template <int R, int V, class F>
+[[gnu::always_inline]] inline void blend(const float* p, F read, const int* seen, const float* old, float* sums,
+                                         int d) {
+  constexpr int CHAINS = LANES == 16 ? 2 : 1;
+  vf part[CHAINS][R][V];
+  for (int chain = 0; chain < CHAINS; chain++)
+    for (int r = 0; r < R; r++)
+      for (int i = 0; i < V; i++) part[chain][r][i] = vf{};
+  int j = 0;
+  for (; j + CHAINS <= seen[0]; j += CHAINS)
+    for (int chain = 0; chain < CHAINS; chain++) {
+      vf x[V];
+      read(j + chain, x);
+      for (int r = 0; r < R; r++)
+        for (int i = 0; i < V; i++) part[chain][r][i] += p[r * KEYS + j + chain] * x[i];
+    }
+  for (; j < seen[R - 1]; j += CHAINS)
+    for (int chain = 0; chain < CHAINS; chain++) {
+      vf x[V];
+      read(j + chain, x);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++) {
+        const vi sees = vi{} + (j + chain) < seen[r];
+        for (int i = 0; i < V; i++) {
+          const vf more = part[chain][r][i] + p[r * KEYS + j + chain] * x[i];
+          part[chain][r][i] = sees ? more : part[chain][r][i];
+        }
+      }
+    }
+  for (int r = 0; r < R; r++)
+    for (int i = 0; i < V; i++) {
+      float* sum = sums + r * d + i * LANES;
+      const vf more = CHAINS == 2 ? part[0][r][i] + part[CHAINS - 1][r][i] : part[0][r][i];
+      save(sum, load(sum) * old[r] + more);
+    }
+}
+
+// Calls use(r, R) for rows [r, end), R at a time and the rest in smaller pieces.
+template <int R, class F>
+inline void in_blocks(int r, int end, F use) {
+  for (; r + R <= end; r += R) use(r, std::integral_constant<int, R>());
+  if constexpr (R > 1) in_blocks<R / 2>(r, end, use);
 }
 
 // x * share to columns [column, column + size) of a row of an operand.
@@ -541,59 +683,103 @@ inline void put(T* row, int column, const float* x, int size, float share) {
 }
 
 // Softmax over tiles of 32 keys from key 0 on, rescaled at each tile (Milakov and Gimelshein, "Online normalizer
-// calculation for softmax"). A query meets the same tiles and the same order of operations whether it is an increment or
-// one of an initiation's many, so its result is the same bits. (A key that a row does not see, because a row beside it
-// does, adds 0.)
+// calculation for softmax"). A query meets the same tiles and the same order of operations whether it is an increment
+// or one of an initiation's many, so its result is the same bits.
 //
-// Tiles are the outer loop and heads the inner one: the heads of a block follow one another in memory.
-template <int D>
+// Tiles are the outer loop and heads the inner one, for keys and then for values: the heads of a block follow one
+// another in memory.
+template <int D, class T>
 void attend(const Attention& a, float* scratch, int padded) {
+  constexpr int MANY = 6;  // rows for which a tile's keys are transposed, and its values widened, once for all
+  constexpr int ALONE = (D % 64 == 0 && D && LANES > 4 ? 64 : 32) / LANES;  // vectors of one row's sums in registers
   const int d = D ? D : padded, size = a.cache.head_size, rows = a.queries * a.group;  // of a head
-  float* keys = scratch;
-  float* values = keys + KEYS * d;
-  float* q = values + KEYS * d;         // [heads * rows][d]
+  float* tile = scratch;
+  float* q = tile + KEYS * d;           // [heads * rows][d]
   float* sums = q + QUERIES * d;        // [heads * rows][d]
-  float* p = sums + QUERIES * d;        // [rows][KEYS]: scores, then e^(score - maximum)
+  float* p = sums + QUERIES * d;        // [heads * rows][KEYS]: scores, then e^(score - maximum)
   float* maximum = p + QUERIES * KEYS;  // [heads * rows]
   float* weight = maximum + QUERIES;    // [heads * rows]: the sum of e^(score - maximum)
-  float* old = weight + QUERIES;        // [rows]
+  float* old = weight + QUERIES;        // [heads * rows]
+  T* whole = reinterpret_cast<T*>(old + QUERIES);  // [KEYS][d]: rows of the cache that fill no d elements, and zeros
   int seen[QUERIES];
-  if (size < d) std::memset(keys, 0, sizeof(float) * 2 * KEYS * d);
+  if (size < d) std::memset(whole, 0, sizeof(T) * KEYS * d);
   for (int head = 0; head < a.heads; head++)
     for (int r = 0; r < rows; r++) {
       const int row = head * rows + r;
       const float* from = a.q + size_t(r / a.group) * a.ld + size_t(head * a.group + r % a.group) * size;
+      for (int i = 0; i < d; i += LANES) save(q + row * d + i, vf{}), save(sums + row * d + i, vf{});
       for (int i = 0; i < size; i++) q[row * d + i] = from[i] * a.scale;
-      std::memset(q + row * d + size, 0, sizeof(float) * (d - size));
-      std::memset(sums + row * d, 0, sizeof(float) * d);
+      order<T>(q + row * d, d);
       maximum[row] = -std::numeric_limits<float>::infinity();
       weight[row] = 0;
     }
-  constexpr int TOGETHER = LANES == 16 && D != 0 && D <= 64 ? 2 : 1;  // rows whose sums fit the registers
-  const int64_t end = a.first + a.queries;                           // keys that the last query sees
+  const T *keys = static_cast<const T*>(a.cache.keys), *values = static_cast<const T*>(a.cache.values);
+  const size_t of_head = size_t(a.cache.block_size) * size;
+  const int64_t end = a.first + a.queries;  // keys that the last query sees
+  size_t of_whole[KEYS];
+  for (int j = 0; j < KEYS; j++) of_whole[j] = size_t(j) * d;
+  Places next(a, 0, end);
   for (int64_t first = 0; first < end; first += KEYS) {
-    const int n = int(std::min<int64_t>(KEYS, end - first));
+    const Places here = next;
+    const int n = here.n;
+    if (first + KEYS < end) next = Places(a, first + KEYS, end);
     int begin = 0;  // the first row that sees a key of this tile
     for (int r = 0; r < rows; r++) {
       seen[r] = int(std::clamp<int64_t>(a.first + r / a.group + 1 - first, 0, n));
       if (!seen[r]) begin = r + 1;
     }
-    auto each = [&](auto together, auto alone) {
-      int r = begin;
-      for (; r + TOGETHER <= rows; r += TOGETHER) together(r);
-      for (; r < rows; r++) alone(r);
+    // The rows of a head. Those of the head behind it are read next, and behind the last head's those of `then`.
+    auto rows_of = [&](const T* from, int head, const T* then, const Places& then_at) {
+      Rows<T> found{from + head * of_head, here.at, from + (head + 1) * of_head, here.at};
+      if (head + 1 == a.heads) found.next = then, found.next_at = then_at.at;
+      if (size == d) return found;
+      for (int j = 0; j < n; j++) std::memcpy(whole + j * d, found.row(j, size), sizeof(T) * size);
+      return Rows<T>{whole, of_whole, whole, of_whole};
     };
+    const bool many = rows - begin >= MANY;
     for (int head = 0; head < a.heads; head++) {
-      const int before = head * rows;
-      if (a.cache.type == Type::bf16) gather<bf16>(a, a.head + head, first, n, keys, values, d);
-      else gather<float>(a, a.head + head, first, n, keys, values, d);
-      const float* queries = q + before * d;
-      float* outs = sums + before * d;
-      each([&](int r) { score<TOGETHER, D>(queries + r * d, keys, d, seen + r, p + r * KEYS); },
-           [&](int r) { score<1, D>(queries + r * d, keys, d, seen + r, p + r * KEYS); });
-      for (int r = begin; r < rows; r++) old[r] = soften(p + r * KEYS, maximum[before + r], weight[before + r]);
-      each([&](int r) { blend<TOGETHER, D>(p + r * KEYS, values, d, seen[r + TOGETHER - 1], old + r, outs + r * d); },
-           [&](int r) { blend<1, D>(p + r * KEYS, values, d, seen[r], old + r, outs + r * d); });
+      const Rows<T> of = rows_of(keys, head, values, here);
+      const float* queries = q + head * rows * d;
+      float* scores = p + head * rows * KEYS;
+      if (many) {
+        columns<D>(of, d, n, tile);
+        in_blocks<4>(begin, rows, [&](int r, auto together) {
+          score_rows<together, D>(queries + r * d, tile, d, seen + r, scores + r * KEYS);
+        });
+      } else {
+        for (int r = begin; r < rows; r++) score<D>(queries + r * d, of, d, seen[r], scores + r * KEYS);
+      }
+    }
+    auto soften_rows = [&](int r, int end) {
+      for (; r + LANES <= end; r += LANES) soften<LANES>(p + r * KEYS, maximum + r, weight + r, old + r);
+      for (; r < end; r++) soften<1>(p + r * KEYS, maximum + r, weight + r, old + r);
+    };
+    if (!begin) soften_rows(0, a.heads * rows);  // all heads' together
+    for (int head = 0; begin && head < a.heads; head++) soften_rows(head * rows + begin, (head + 1) * rows);
+    for (int head = 0; head < a.heads; head++) {
+      const Rows<T> of = rows_of(values, head, keys, next);
+      const float *weights = p + head * rows * KEYS, *scales = old + head * rows;
+      float* outs = sums + head * rows * d;
+      if (many) {
+        widened<D>(of, d, n, tile);
+        for (int c = 0; c < d; c += WIDE * LANES) {
+          auto read = [&](int j, vf(&x)[WIDE]) {
+            for (int i = 0; i < WIDE; i++) x[i] = load(tile + j * d + c + i * LANES);
+          };
+          in_blocks<4>(begin, rows, [&](int r, auto together) {
+            blend<together, WIDE>(weights + r * KEYS, read, seen + r, scales + r, outs + r * d + c, d);
+          });
+        }
+      } else {
+        for (int v = 0; v < d / LANES; v += ALONE) {
+          auto read = [&](int j, vf(&x)[ALONE]) {
+            const T* row = of.row(j, d);
+            for (int i = 0; i < ALONE; i++) x[i] = piece(row, v + i);
+          };
+          for (int r = begin; r < rows; r++)
+            blend<1, ALONE>(weights + r * KEYS, read, seen + r, scales + r, outs + r * d + v * LANES, d);
+        }
+      }
     }
   }
   for (int head = 0; head < a.heads; head++)
@@ -602,17 +788,24 @@ void attend(const Attention& a, float* scratch, int padded) {
       const float share = 1.0f / weight[row];
       const size_t at = operand_row(a.out_row + r / a.group, a.out_steps);
       const int column = a.out_column + (head * a.group + r % a.group) * size;
+      in_order<T>(sums + row * d, d);
       if (a.out_bf16) put(static_cast<bf16*>(a.out) + at, column, sums + row * d, size, share);
       else put(static_cast<float*>(a.out) + at, column, sums + row * d, size, share);
     }
 }
 
-void attention(const Attention& a, float* scratch) {
+template <class T>
+void attend_heads(const Attention& a, float* scratch) {
   switch (a.cache.head_size) {
-    case 64: return attend<64>(a, scratch, 64);
-    case 128: return attend<128>(a, scratch, 128);
-    default: return attend<0>(a, scratch, rounded(a.cache.head_size, 32));
+    case 64: return attend<64, T>(a, scratch, 64);
+    case 128: return attend<128, T>(a, scratch, 128);
+    default: return attend<0, T>(a, scratch, rounded(a.cache.head_size, 32));
   }
+}
+
+void attention(const Attention& a, float* scratch) {
+  if (a.cache.type == Type::bf16) attend_heads<bf16>(a, scratch);
+  else attend_heads<float>(a, scratch);
 }
 
 void narrow_all(const float* from, bf16* to, int n) {
