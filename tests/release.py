@@ -185,22 +185,16 @@ class Release:
 
         0 with a reason: nobody answered.
         """
+        status, said = await asyncio.to_thread(_status, pod.address, path)
+        return status, said["reason"] or ""
 
-        def ask() -> tuple[int, str]:
-            connection = http.client.HTTPConnection(pod.address, STATUS, timeout=5)
-            try:
-                connection.request("GET", path)
-                answer = connection.getresponse()
-                return answer.status, json.loads(answer.read())["reason"] or ""
-            except OSError as error:
-                return 0, str(error)
-            finally:
-                connection.close()
+    async def fork_server(self, pod: Pod) -> int | None:
+        """The pid of a worker's fork server inside its pod; None while none runs."""
+        _, said = await asyncio.to_thread(_status, pod.address, "/readyz")
+        return said.get("fork_server")
 
-        return await asyncio.to_thread(ask)
-
-    async def kill_rank(self, pod: Pod, pid: int) -> None:
-        """Sends SIGKILL to a rank, by its pid inside its pod."""
+    async def kill_inside(self, pod: Pod, pid: int) -> None:
+        """Sends SIGKILL to a process of a pod, by its pid there."""
         await self.cluster.execute(pod.name, "python", "-c", f"import os, signal; os.kill({pid}, signal.SIGKILL)")
 
     async def rank_pids(self, pod: Pod) -> list[int]:
@@ -246,6 +240,19 @@ class Releases:
 
 def _waiting(wait: bool) -> list[str]:
     return ["--wait", "--timeout", "400s"] if wait else []
+
+
+def _status(address: str, path: str) -> tuple[int, dict[str, Any]]:
+    """What a status port answers. 0: nobody answered, and why is the reason."""
+    connection = http.client.HTTPConnection(address, STATUS, timeout=5)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    except OSError as error:
+        return 0, {"reason": str(error)}
+    finally:
+        connection.close()
 
 
 def reachable(host: str) -> bool:

@@ -59,6 +59,15 @@ def test_what_is_reached() -> None:
     assert said["now"] > 0
 
 
+def test_one_sentinel_that_is_reached_is_enough() -> None:
+    with listening() as port, socket.create_server(("127.0.0.1", 0)) as closed:
+        shut = closed.getsockname()[1]
+        closed.close()
+        one = reach(["", None], ORCA_REDIS_URL=f"redis+sentinel://:secret@127.0.0.1:{shut},127.0.0.1:{port}/pool/0")
+        none = reach(["", None], ORCA_REDIS_URL=f"redis+sentinel://127.0.0.1:{shut}/pool")
+    assert [answer for answer, _ in one["answers"] + none["answers"]] == ["open", "refused"]
+
+
 def test_a_port_that_does_not_answer() -> None:
     """A full backlog drops what comes, as a NetworkPolicy does."""
     with (

@@ -54,8 +54,23 @@ async def redis_killed(orca: Release) -> None:
 
 async def rank_killed(orca: Release) -> None:
     pod, epochs = await orca.pod(orca.worker(0)), await orca.epochs()
-    await orca.kill_rank(pod, (await orca.rank_pids(pod))[1])
+    await orca.kill_inside(pod, (await orca.rank_pids(pod))[1])
     await orca.formed_again(epochs)
+
+
+async def fork_server_killed(orca: Release) -> None:
+    """No rank notices. A rank that dies later is forked by the next one."""
+    pod, epochs = await orca.pod(orca.worker(0)), await orca.epochs()
+    before = await orca.fork_server(pod)
+    assert before is not None
+    await orca.kill_inside(pod, before)
+
+    async def missing() -> str | None:
+        return None if await orca.fork_server(pod) not in (None, before) else f"{pod.name} has no new fork server"
+
+    await until(missing)
+    assert await orca.epochs() == epochs
+    await rank_killed(orca)
 
 
 async def first_process_killed(orca: Release) -> None:
@@ -80,6 +95,7 @@ FAULTS = [
     pytest.param(endpoints_deleted, "each endpoint deleted, with grace"),
     pytest.param(redis_killed, "Redis deleted, grace 0"),
     pytest.param(rank_killed, "a rank killed in its container"),
+    pytest.param(fork_server_killed, "a fork server killed in its container, then a rank"),
     pytest.param(first_process_killed, "process 1 of a worker's container killed"),
 ]
 

@@ -124,7 +124,7 @@ async def test_probes_say_what_is(orca: Release) -> None:
 
     # A rank that is killed: ready again when the engine has formed again, in the same container.
     epochs, victim = await orca.epochs(), await orca.pod(orca.worker(1))
-    await orca.kill_rank(victim, (await orca.rank_pids(victim))[0])
+    await orca.kill_inside(victim, (await orca.rank_pids(victim))[0])
     await orca.formed_again(epochs)
     await until_workers(200, 200)
     await orca.healed()

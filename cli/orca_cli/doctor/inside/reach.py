@@ -1,8 +1,9 @@
 """Runs in a pod: tries names and ports, and tells its clock. Needs Python, and orca_common for the pool's address.
 
 It prints {} when it has started, and reads a line of JSON: {"targets": [[host, port], ..], "status_port": ..}. Without
-a port the name is only resolved; an empty host stands for the address in the pod's own setting redis_url. Then it
-prints {"now": ..} at once, and at the end {"answers": [[answer, seconds], ..], "unready": "..", "cuda": ".."}.
+a port the name is only resolved; an empty host stands for the address in the pod's own setting redis_url, or for the
+first Sentinel there that is reached. Then it prints {"now": ..} at once, and at the end
+{"answers": [[answer, seconds], ..], "unready": "..", "cuda": ".."}.
 """
 
 import importlib.util
@@ -18,13 +19,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 PATIENCE = 3.0  # seconds for each try
-REDIS_PORT = 6379
+REDIS_PORT, SENTINEL_PORT = 6379, 26379
 
 
 def attempt(host: str, port: int | None) -> tuple[str, float]:
     """What came of one try, and the seconds that it took."""
     if not host:
-        host, port = pool_address()
+        tries = [attempt(*address) for address in pool_addresses()]
+        return next((found for found in tries if found[0] == "open"), tries[0])
     begin = time.monotonic()
     try:
         if port is None:
@@ -42,11 +44,13 @@ def attempt(host: str, port: int | None) -> tuple[str, float]:
     return answer, time.monotonic() - begin
 
 
-def pool_address() -> tuple[str, int]:
+def pool_addresses() -> list[tuple[str, int]]:
     from orca_common.settings import PoolSettings
 
-    parts = urlsplit(PoolSettings.load().redis_url)
-    return parts.hostname or "127.0.0.1", parts.port or REDIS_PORT
+    whole = urlsplit(PoolSettings.load().redis_url)
+    port = SENTINEL_PORT if whole.scheme.endswith("+sentinel") else REDIS_PORT
+    hosts = (urlsplit(f"//{host}") for host in whole.netloc.rpartition("@")[2].split(","))
+    return [(host.hostname or "127.0.0.1", host.port or port) for host in hosts]
 
 
 def unready(status_port: int) -> str:
