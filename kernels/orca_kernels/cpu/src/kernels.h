@@ -39,6 +39,11 @@ inline vf larger(vf a, vf b) { return a > b ? a : b; }  // b where one is NaN
 inline vf smaller(vf a, vf b) { return a < b ? a : b; }
 
 inline vf load(const bf16* p) { return bits(__builtin_convertvector(*reinterpret_cast<const vh_u*>(p), vi) << 16); }
+// The even or the odd ones of 2 * LANES bfloat16.
+inline vf load_half(const bf16* p, int odd) {
+  const vi both = *reinterpret_cast<const vi_u*>(p);
+  return bits(odd ? both & int32_t(0xffff0000) : both << 16);
+}
 #if defined(__AVX512BF16__)
 inline void save(bf16* p, vf x) {
   const __m256bh narrowed = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(x));
@@ -219,10 +224,7 @@ struct Packs {
   vf at(int p, int pair, int odd, int v) const {
     const T* weights = first + p * apart + pair * 2 * PANEL;
     if constexpr (std::is_same_v<T, float>) return load(weights + odd * PANEL + v * LANES);
-    else {
-      const vi both = *reinterpret_cast<const vi_u*>(weights + v * LANES * 2);
-      return bits(odd ? both & int32_t(0xffff0000) : both << 16);
-    }
+    else return load_half(weights + v * LANES * 2, odd);
   }
   void next() { first += STEP * PANEL; }
 };
@@ -258,8 +260,8 @@ template <int R, int P, class W, class F>
     }
 }
 
-// Rows that are one block times panels from `panel` on, P at a time. This waits for memory, so the P streams must not pause:
-// lines are asked for ahead, across the end of the panels.
+// Rows that make a single block, times panels from `panel` on, P at a time. This waits for memory, so the P streams must not
+// pause: lines are asked for ahead, across the end of the panels.
 template <int R, int P, class T>
 void few_rows(const Gemm& g, int& panel, int last) {
   constexpr int AHEAD = 2048, LINES = 2 * PANEL * int(sizeof(T)) / 64;  // bytes; lines of a pair
@@ -352,7 +354,7 @@ void gemm(const Gemm& g, int panel, int last) {
     return;
   }
   with_rows<MOST_ROWS>(g.rows, [&](auto constant) {
-    constexpr int R = constant, SUMS = MOST_ROWS * PANELS, WIDEST = std::min(4, std::max(1, SUMS / R));
+    constexpr int R = constant, WIDEST = std::min(4, MOST_ROWS * PANELS / R);
     few_rows<R, WIDEST, T>(g, panel, last);
     few_rows<R, 1, T>(g, panel, last);
   });
@@ -411,24 +413,20 @@ inline vf mixed_across(vf a, vf b) {
   return __builtin_shuffle(a, b, (lanes() ^ HALF) + ((lanes() & HALF) != 0 ? vi{} + LANES : vi{}));
 }
 
-// Lane i is what `total` (or `largest`) makes of vector(i). A vector may be made when it is asked for.
-template <int HALF = 1, class F>
-[[gnu::always_inline]] inline vf totals(F vector, int i = 0) {
+// Lane i is what all lanes of vector(i) make together, combined in the order of `total` and `largest`. A vector may be made
+// when it is asked for.
+template <int HALF = 1, class F, class C>
+[[gnu::always_inline]] inline vf across(F vector, C combine, int i = 0) {
   if constexpr (HALF == LANES) {
     return vector(i);
   } else {
-    const vf a = totals<2 * HALF>(vector, i), b = totals<2 * HALF>(vector, i + HALF);
-    return mixed<HALF>(a, b) + mixed_across<HALF>(a, b);
+    const vf a = across<2 * HALF>(vector, combine, i), b = across<2 * HALF>(vector, combine, i + HALF);
+    return combine(mixed<HALF>(a, b), mixed_across<HALF>(a, b));
   }
 }
-template <int HALF = 1, class F>
-[[gnu::always_inline]] inline vf largest_of_each(F vector, int i = 0) {
-  if constexpr (HALF == LANES) {
-    return vector(i);
-  } else {
-    const vf a = largest_of_each<2 * HALF>(vector, i), b = largest_of_each<2 * HALF>(vector, i + HALF);
-    return larger(mixed<HALF>(a, b), mixed_across<HALF>(a, b));
-  }
+template <class F>
+[[gnu::always_inline]] inline vf totals(F vector) {
+  return across(vector, [](vf a, vf b) { return a + b; });
 }
 
 // LANES rows of LANES elements become columns.
@@ -447,10 +445,7 @@ template <int HALF = LANES / 2>
 // Vector i of a row of the cache, as attention orders its elements: bfloat16 come in pairs, so a vector has 2 * LANES
 // elements' even or odd ones. `order` puts a row of float32 into this order, `in_order` takes it back.
 inline vf piece(const float* row, int i) { return load(row + i * LANES); }
-inline vf piece(const bf16* row, int i) {
-  const vi both = *reinterpret_cast<const vi_u*>(row + i / 2 * (2 * LANES));
-  return bits(i % 2 ? both & int32_t(0xffff0000) : both << 16);
-}
+inline vf piece(const bf16* row, int i) { return load_half(row + i / 2 * (2 * LANES), i % 2); }
 template <class T>
 inline void order(float* row, int d) {
   if constexpr (sizeof(T) == sizeof(bf16))
@@ -619,7 +614,7 @@ inline void soften(float* p, float* maximum, float* weight, float* old) {
     const vf all = total(soften_row(0, now)), scale = exponential(splat(*maximum - now));
     *weight = (splat(*weight) * scale + all)[0], *maximum = now, *old = scale[0];
   } else {
-    const vf before = load(maximum), now = larger(largest_of_each(most), before);
+    const vf before = load(maximum), now = larger(across(most, larger), before);
     const vf all = totals([&](int r) { return soften_row(r, now[r]); }), scale = exponential(before - now);
     save(weight, load(weight) * scale + all), save(maximum, now), save(old, scale);
   }

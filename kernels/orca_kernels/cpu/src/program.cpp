@@ -73,7 +73,8 @@ void Program::plan() {
 
 namespace {
 
-constexpr int ROWS_OF_A_TASK = 8, ROWS_OF_A_PRODUCT = 512;  // the latter whole tiles of operands: one begins a task
+constexpr int ROWS_OF_A_TASK = 8;
+constexpr int ROWS_OF_A_PRODUCT = 512;  // of a task that multiplies: whole tiles, for its operand begins with one
 
 uint32_t pieces(int64_t n, int64_t each) { return uint32_t((n + each - 1) / each); }
 
