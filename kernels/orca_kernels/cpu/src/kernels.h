@@ -205,6 +205,8 @@ void finish(const Gemm& g, int panel, int first, int rows, const float* sums, in
 // cache, ROWS rows of operand (96 KB) and their sums of GROUP panels (96 KB) in the level-2 cache.
 constexpr int MOST_ROWS = LANES == 16 ? 8 : LANES == 8 ? 6 : 2, PANELS = LANES == 16 ? 2 : 1, DEEP = 256 / PANELS;
 constexpr int ROWS = 96, GROUP = 16;
+// Rows for whose sums, and for weights while they are widened, there are registers.
+constexpr int FEW = LANES == 16 ? 8 : LANES == 8 ? 4 : 2;
 
 // Calls use(rows), at most MOST, with a constant.
 template <int MOST, class F>
@@ -214,24 +216,27 @@ inline void with_rows(int rows, F use) {
 }
 
 template <class T>
-constexpr int LOADED = std::is_same_v<T, bf16> ? 2 : 1;  // k of weights that are loaded together
+constexpr int TURN = std::is_same_v<T, bf16> ? 4 : 8;  // k of a turn of the loop
 
-// sums += R rows of a tile x P panels that are `apart` elements from each other, over `depth` k. Calls fetch(k) before each
-// load. GCC has registers enough for the sums when the loop is not unrolled.
+// sums += R rows of a tile x P panels that are `apart` elements from each other, over `depth` k. Calls fetch(k) in each turn.
+//
+// What is no multiplication costs, for a neighbour on the same core takes half of the instructions that it can decode: 12
+// multiplications need 8 loads, and turns are long. (Turns of 2 k in float32: GCC 12 has sums in memory.)
 template <int R, int P, class T, class F>
 [[gnu::always_inline]] inline void multiply(const float* a, const T* weights, size_t apart, int depth,
                                             vf (&sum)[R][P][VECTORS], F fetch) {
 #pragma GCC unroll 1
-  for (int k = 0; k < depth; k += LOADED<T>, weights += LOADED<T> * PANEL) {
+  for (int k = 0; k < depth; k += TURN<T>, a += TURN<T>, weights += TURN<T> * PANEL) {
     fetch(k);
-    for (int i = 0; i < LOADED<T>; i++)
+#pragma GCC unroll 8
+    for (int i = 0; i < TURN<T>; i++)
       for (int p = 0; p < P; p++) {
         vf w[VECTORS];
         for (int v = 0; v < VECTORS; v++)
-          if constexpr (LOADED<T> == 2) w[v] = load_half(weights + p * apart + v * LANES * 2, i);
-          else w[v] = load(weights + p * apart + v * LANES);
+          if constexpr (std::is_same_v<T, bf16>) w[v] = load_half(weights + p * apart + i / 2 * 2 * PANEL + v * LANES * 2, i % 2);
+          else w[v] = load(weights + p * apart + i * PANEL + v * LANES);
         for (int r = 0; r < R; r++)
-          for (int v = 0; v < VECTORS; v++) sum[r][p][v] += a[r * DEEP + k + i] * w[v];
+          for (int v = 0; v < VECTORS; v++) sum[r][p][v] += a[r * DEEP + i] * w[v];
       }
   }
 }
@@ -252,7 +257,7 @@ void few_rows(const Gemm& g, int& panel, int last) {
         const size_t at = size_t(from + k) * PANEL + AHEAD;
         const T* line = weights + at + (at < of_a_panel ? 0 : (P - 1) * of_a_panel);
         for (int p = 0; p < P; p++)
-          for (int i = 0; i < LOADED<T> * PANEL; i += LINE) __builtin_prefetch(line + p * of_a_panel + i);
+          for (int i = 0; i < TURN<T> * PANEL; i += LINE) __builtin_prefetch(line + p * of_a_panel + i);
       });
     float sums[R][PANEL];
     for (int p = 0; p < P; p++) {
@@ -277,13 +282,13 @@ inline void widen_panel(const bf16* from, int depth, float* to) {
 // Rows [first, last) times P panels for k in [from, to). `next` is what will be multiplied after it.
 template <int P, class T>
 void pass(const Gemm& g, int panel, int first, int last, int from, int to, const char* next, Aside& aside, int group) {
-  constexpr int FEW = (MOST_ROWS * 2 + 2) / 3;  // rows, for whose sums and weights of two k there are registers
+  constexpr bool IS_BF16 = std::is_same_v<T, bf16>;
   const size_t of_a_panel = size_t(g.weights->steps) * STEP * PANEL;
   const T* weights = reinterpret_cast<const T*>(g.weights->panel(panel)) + size_t(from) * PANEL;
-  const bool widens = LOADED<T> == 2 && last - first > 2 * FEW;  // or tiles are too few to gain by it
-  if constexpr (LOADED<T> == 2)
+  const bool widens = IS_BF16 && last - first > 2 * FEW;  // or tiles are too few to gain by it
+  if constexpr (IS_BF16)
     for (int p = 0; p < P && widens; p++) widen_panel(weights + p * of_a_panel, to - from, aside.weights[p][0]);
-  const int tiles = (last - first + MOST_ROWS - 1) / MOST_ROWS, share = PANEL * int(sizeof(T)) / tiles + 1;
+  const int tiles = (last - first + MOST_ROWS - 1) / MOST_ROWS, of_a_k = PANEL * int(sizeof(T)) / tiles + 1;  // bytes to fetch
   for (int row = first; row < last;) {
     const Operand::Tile tile = g.operand.tile_of(row);
     with_rows<MOST_ROWS>(tile.rows, [&](auto constant) {
@@ -296,15 +301,18 @@ void pass(const Gemm& g, int panel, int first, int last, int from, int to, const
       };
       if (from) each([](const float* put, vf& x) { x = load(put); });
       const float* a = reinterpret_cast<const float*>(g.operand.data) + g.operand.at(row) + g.operand.column(from);
-      auto fetch = [&](int) {
-        for (int p = 0; p < P; p++) __builtin_prefetch(next + p * of_a_panel * sizeof(T));
-        next += share;
+      auto fetch = [&](auto turn) {
+        for (int p = 0; p < P; p++)
+          for (int i = 0; i < turn * PANEL / 2 * int(sizeof(T)); i += 64)  // two tiles at least share it
+            __builtin_prefetch(next + p * of_a_panel * sizeof(T) + i);
+        next += turn * of_a_k;
       };
-      if (widens) multiply<R, P>(a, aside.weights[0][0], DEEP * PANEL, to - from, sum, fetch);
-      else if constexpr (LOADED<T> == 1 || R <= FEW)
-        multiply<R, P>(a, weights, of_a_panel, to - from, sum, [&](int k) {
-          for (int i = 0; i < LOADED<T>; i++) fetch(k);
-        });
+      if (widens)
+        multiply<R, P>(a, aside.weights[0][0], DEEP * PANEL, to - from, sum,
+                       [&](int) { fetch(std::integral_constant<int, TURN<float>>()); });
+      else if constexpr (!IS_BF16 || R <= FEW)
+        multiply<R, P>(a, weights, of_a_panel, to - from, sum,
+                       [&](int) { fetch(std::integral_constant<int, TURN<T>>()); });
       each([](float* put, vf x) { save(put, x); });
     });
     row += tile.rows;
@@ -346,7 +354,7 @@ void gemm(const Gemm& g, int panel, int last) {
     return;
   }
   with_rows<MOST_ROWS>(g.rows, [&](auto constant) {
-    constexpr int R = constant, WIDEST = std::min(4, MOST_ROWS * PANELS / R);
+    constexpr int R = constant, WIDEST = std::clamp(FEW * PANELS / R, 1, 4);
     few_rows<R, WIDEST, T>(g, panel, last);
     few_rows<R, 1, T>(g, panel, last);
   });
