@@ -27,7 +27,6 @@ CONTENT = struct.Struct("<IIBI")
 
 # A ready row of a commit: index of the first token, then key and tokens, each behind its size (which `c0` takes).
 READY = "iHc0Ic0"
-READY_HEAD, READY_SIZE = struct.Struct("<iH"), struct.Struct("<I")
 
 # The end of a request: reason, output tokens, then the moments submitted, claimed, first token, finished.
 FINISH = struct.Struct("<BIdddd")
@@ -38,9 +37,9 @@ def pack_tokens(tokens: Iterable[CommittedToken]) -> bytes:
     return b"".join([TOKEN.pack(*token) for token in tokens])
 
 
-def pack_ready(base: int, key: bytes, tokens: bytes) -> bytes:
-    """A row as READY describes it. key: of the request's tokens."""
-    return b"%b%b%b%b" % (READY_HEAD.pack(base, len(key)), key, READY_SIZE.pack(len(tokens)), tokens)
+def ready_row(base: int, key: bytes, tokens: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    """The parts of a row as READY describes it. key: of the request's tokens, behind its size."""
+    return base.to_bytes(4, "little"), key, len(tokens).to_bytes(4, "little"), tokens
 
 
 def unpack_tokens(data: bytes) -> list[CommittedToken]:

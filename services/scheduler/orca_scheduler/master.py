@@ -80,7 +80,7 @@ from .lifecycle_events import (
 from .output import Held
 from .pace import Pace
 from .ranks import Ranks
-from .request import Arrival, Phase
+from .request import INITIATION, Arrival
 from .settings import SchedulerSettings
 from .tracing import Tracing
 
@@ -517,13 +517,12 @@ class EngineMaster:
         message.free_rows.extend(self._stale_rows)
         self._stale_rows = ()
         message.free_rows.extend(action.free_rows)
-        for member in action.members:
-            if member.phase is Phase.INCREMENT:
-                message.increment_rows.append(member.row)
-                message.increment_positions.append(member.length - 1)
-                if member.token is not None:
-                    message.increment_tokens.append(member.token)
-                continue
+        initiations = sum(member.phase is INITIATION for member in action.members)  # they come first
+        increments = action.members[initiations:]
+        message.increment_rows.extend([member.row for member in increments])
+        message.increment_positions.extend([member.length - 1 for member in increments])
+        message.increment_tokens.extend([member.token for member in increments if member.token is not None])
+        for member in action.members[:initiations]:
             held = self._ledger.outputs.held[member.claim]
             record, generated = held.record, held.token_ids()
             message.initiations.add(
@@ -551,11 +550,10 @@ class EngineMaster:
             claims = self._in_flight[action.iteration]
             logprobs = dict(zip(claims, report.logprobs, strict=True))
             scores = {claims[one.member]: (one.top, one.prompt) for one in report.scores}
+        append, pack, iteration = self._ledger.outputs.append, TOKEN.pack, action.iteration
         for claim, _, token, finish in action.outcomes:
-            logprob = logprobs.get(claim, math.nan)
-            packed = b"" if token is None else TOKEN.pack(token, logprob, action.iteration)
-            reason = None if finish is None else Reason[finish.name]
-            self._ledger.outputs.append(claim, packed, reason, scores.get(claim))
+            packed = b"" if token is None else pack(token, logprobs.get(claim, math.nan), iteration)
+            append(claim, packed, None if finish is None else Reason[finish.name], scores.get(claim))
             if finish is not None:
                 self._trace_end([claim], finish.name)
         self._ledger.committable()
