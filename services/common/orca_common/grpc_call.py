@@ -173,8 +173,7 @@ class GrpcCall:
         """Sends a message. Waits for a client that takes no more; raises Cancelled when it takes too long."""
         self.begin()
         data = b"\0" + len(message).to_bytes(4) + message
-        if self._connection.room(self._number) >= len(data):
-            self._connection.send(self._number, data)
+        if self._connection.send_whole(self._number, data):
             return
         seconds = self._connection.bounds.write_seconds
         try:

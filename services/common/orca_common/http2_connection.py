@@ -337,6 +337,16 @@ class Http2Connection(asyncio.Protocol):
     def send(self, number: int, data: bytes) -> None:
         """Sends what there is room for."""
         self._h2.send_data(number, data)
+        self._sent(data)
+
+    def send_whole(self, number: int, data: bytes) -> bool:
+        """Sends all of it in one frame, if there is room for it."""
+        if self._paused or not self._h2.send_plain(number, data):
+            return False
+        self._sent(data)
+        return True
+
+    def _sent(self, data: bytes) -> None:
         if len(data) >= MEANT:
             self._frames.earn()
         self._flush_soon()

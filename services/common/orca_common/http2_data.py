@@ -31,23 +31,28 @@ class Http2(H2Connection):
     def send_data(
         self, stream_id: int, data: bytes | memoryview, end_stream: bool = False, pad_length: int | None = None
     ) -> None:
-        """DATA that ends nothing changes no state but the windows. All else is h2's to do, or to refuse."""
+        """All that is not `send_plain`'s is h2's to do, or to refuse."""
+        if end_stream or pad_length is not None or not self.send_plain(stream_id, data):
+            super().send_data(stream_id, data, end_stream, pad_length)
+
+    def send_plain(self, stream_id: int, data: bytes | memoryview) -> bool:
+        """Sends DATA that ends nothing: it changes no state but the windows. False: not now, or not so; nothing was
+        sent."""
         stream, size = self.streams.get(stream_id), len(data)
         if (
-            end_stream
-            or pad_length is not None
-            or stream is None
+            stream is None
             or stream.state_machine.state not in SENDING
             or self.state_machine.state is CLOSED
             or not 0 < size <= self.max_outbound_frame_size
-            or size > min(self.outbound_flow_control_window, stream.outbound_flow_control_window)
+            or size > self.outbound_flow_control_window
+            or size > stream.outbound_flow_control_window
         ):
-            super().send_data(stream_id, data, end_stream, pad_length)
-            return
+            return False
         self._data_to_send += HEAD.pack(size >> 16, size & 0xFFFF, DATA, 0, stream_id)
         self._data_to_send += data
         self.outbound_flow_control_window -= size
         stream.outbound_flow_control_window -= size
+        return True
 
     def receive_data(self, data: "Buffer") -> list[Event]:
         """DATA that ends nothing, up to the first frame that is anything else. From there on all is h2's."""

@@ -5,13 +5,18 @@ Lua has no other numbers; doubles are exact below 2^53.
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, cast
 
 from .records import CommittedToken, Finish, Packet, Reason, Times
 
 # A committed token: id, logprob, iteration. `tokens:ID` is a string of them.
 TOKEN = struct.Struct("<IfQ")
 TOKEN_ID = struct.Struct("<I")
+
+# As `CommittedToken._make` does, in half the time.
+committed_token: Callable[[tuple[int, float, int]], CommittedToken] = partial(cast(Any, tuple).__new__, CommittedToken)
 
 # Bytes that a request takes in Redis beside its record and its tokens: 25 fields, two keys, its places in indexes
 # (1,850 on Valkey 9, measured by orca_bench.pool_memory).
@@ -44,7 +49,7 @@ def ready_row(base: int, key: bytes, tokens: bytes) -> tuple[bytes, bytes, bytes
 
 def unpack_tokens(data: bytes) -> list[CommittedToken]:
     """The tokens of (a part of) `tokens:ID`."""
-    return list(map(CommittedToken._make, TOKEN.iter_unpack(data)))
+    return list(map(committed_token, TOKEN.iter_unpack(data)))
 
 
 def unpack_packets(data: bytes, engine: str) -> list[Packet]:
