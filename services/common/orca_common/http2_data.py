@@ -23,6 +23,11 @@ RECEIVING = (StreamState.OPEN, StreamState.HALF_CLOSED_LOCAL)
 class Http2(H2Connection):
     """h2's connection. What it puts on the wire, and what it refuses, is the same."""
 
+    @property
+    def unsent(self) -> bool:
+        """Whether there is something for the wire."""
+        return bool(self._data_to_send)
+
     def room(self, stream_id: int) -> int:
         """Bytes that may be sent on an open stream in one piece now."""
         own = self.streams[stream_id].outbound_flow_control_window
