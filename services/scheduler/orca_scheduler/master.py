@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,6 +101,7 @@ TIME_FIELDS = (
     "data_bytes",
     "waited",
 )
+times_of = attrgetter(*TIME_FIELDS)
 
 
 class Returned(NamedTuple):
@@ -589,7 +591,7 @@ class EngineMaster:
     def _journal_times(self, iteration: int, times: list[pb.StageTimes]) -> None:
         """All ranks have told their times of an iteration."""
         if self._journal is not None:
-            self._journal.note(iteration=iteration, times=[[getattr(t, name) for name in TIME_FIELDS] for t in times])
+            self._journal.note(iteration=iteration, times=[times_of(one) for one in times])
 
     async def _ticking(self) -> None:
         """Deadlines of requests, as events."""
