@@ -76,10 +76,12 @@ def build(folder: Path) -> Path:
             return f"{made}/{source}.o"
 
         def compiled_if_known(isa: str) -> str | None:
+            flags = special()[isa]
             try:
-                return compiled(f"isa_{isa}", *special()[isa])
+                run(*flags, "-fsyntax-only", "-x", "c++", os.devnull)
             except CannotBuild:
                 return None
+            return compiled(f"isa_{isa}", *flags)
 
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             of_sets = dict(zip(special(), threads.map(compiled_if_known, special()), strict=True))

@@ -155,7 +155,7 @@ class Call:
         """News of this call's request."""
         self._inbox.append(packet)
         self.buffered += len(packet.tokens)
-        if self.buffered > max(self._limits.buffer, self._transcript.count):
+        if self.buffered > self._limits.buffer and self.buffered > self._transcript.count:
             # The client reads too slowly: drop the buffer and read again from the pool. The bound grows with the
             # stream, so each token is read about twice at most.
             self.resync()

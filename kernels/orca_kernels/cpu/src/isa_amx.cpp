@@ -104,22 +104,22 @@ inline void block(const Gemm& g, int panel, int first, int from, int to, float* 
 }
 
 // How many rows are multiplied together, how many steps (of 32 k) deep, and how many pairs of panels in turn. What is used
-// again soon lies near: the weights of DEPTH steps (16 KB) in the level-1 cache while all rows pass them, the operand of
-// PASS steps (768 KB) and the sums of GROUP pairs (384 KB) in the level-2 cache, 2 MB.
-constexpr int BLOCKS = 16, DEPTH = 8, PASS = 24, GROUP = 6;
+// again soon lies near: the weights of AT_ONCE steps (16 KB) in the level-1 cache while all rows pass them, the operand of
+// PASS steps (768 KB) and the sums of PAIRS (384 KB) in the level-2 cache, 2 MB.
+constexpr int BLOCKS = 16, AT_ONCE = 8, PASS = 24, PAIRS = 6;
 
 // Rows [first_row, last_row), BLOCKS * 32 at most, times panels [panel, last), in pairs. While a pair is multiplied, the
 // pair before is finished, a few rows a step, and the pair after is fetched from memory, a few lines a step.
 void many_rows(const Gemm& g, int panel, int last, int first_row, int last_row) {
-  alignas(64) float sums[GROUP + 1][BLOCKS][32 * 32];  // a ring of pairs
+  alignas(64) float sums[PAIRS + 1][BLOCKS][32 * 32];  // a ring of pairs
   const int steps = g.weights->steps, pairs = (last - panel) / 2, blocks = (last_row - first_row + 31) / 32;
   const bool few = blocks <= 2;  // the weights are not used often enough to keep them near
-  const int depth = few ? steps : DEPTH, pass = few ? steps : PASS, group = steps > pass ? GROUP : pairs;
+  const int depth = few ? steps : AT_ONCE, pass = few ? steps : PASS, group = steps > pass ? PAIRS : pairs;
   const int lines = (2 * TILE_BYTES / 64 + blocks - 1) / blocks;  // a step, to fetch two panels while all blocks pass
   int complete = -1;                                              // the pair whose sums wait to be finished
   auto finish_rows = [&](int b, int begin, int end) {
     const int row = first_row + b * 32, rows = std::min(end, last_row - row) - begin;
-    const float* from = sums[complete % (GROUP + 1)][b] + begin * 32;
+    const float* from = sums[complete % (PAIRS + 1)][b] + begin * 32;
     if (rows <= 0) return;
     finish(g, panel + 2 * complete, row + begin, rows, from, 32);
     finish(g, panel + 2 * complete + 1, row + begin, rows, from + 16, 32);
@@ -135,7 +135,7 @@ void many_rows(const Gemm& g, int panel, int last, int first_row, int last_row) 
         for (int from = begin; from < end; from += depth) {
           const int to = std::min(end, from + depth);
           for (int b = 0; b < blocks; b++)
-            block(g, panel + 2 * pair, first_row + b * 32, from, to, sums[pair % (GROUP + 1)][b], [&](int step) {
+            block(g, panel + 2 * pair, first_row + b * 32, from, to, sums[pair % (PAIRS + 1)][b], [&](int step) {
               const char* tile = weights + size_t(step) * TILE_BYTES;
               if (fresh && !b)
                 ask_tile<_MM_HINT_T0>(tile + TILE_BYTES), ask_tile<_MM_HINT_T0>(tile + TILE_BYTES + of_a_panel);

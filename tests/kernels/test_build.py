@@ -1,0 +1,32 @@
+"""How the CPU kernels are compiled."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from orca_kernels.cpu import build
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "FLAGS", tuple(flag for flag in build.FLAGS if flag != "-O3"))
+
+
+@pytest.mark.skipif(not build.special(), reason="this architecture has no instruction sets of its own")
+def test_a_fault_in_one_instruction_sets_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not pass for a compiler that does not know the flags: the machine would quietly run slower kernels."""
+    isa, flags = list(build.special().items())[-1]
+    shutil.copytree(build.SOURCES, sources := tmp_path / "src")
+    (sources / f"isa_{isa}.cpp").write_text("no C++\n")
+    monkeypatch.setattr(build, "SOURCES", sources)
+    monkeypatch.setattr(build, "special", lambda: {isa: flags})
+    with pytest.raises(build.CannotBuild, match=rf"isa_{isa}\.cpp"):
+        build.build(tmp_path / "built")
+
+
+def test_instruction_sets_that_the_compiler_does_not_know_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "special", lambda: {"unheard_of": ("-munheard-of",)})
+    assert build.build(tmp_path).exists()
