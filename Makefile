@@ -15,6 +15,9 @@ TELL ?= 10
 # Most tests wait for processes that they have started: three at a time on two cores.
 PYTEST = $(BIN)/pytest -n 3 --dist worksteal
 
+# Bytecode is kept, whatever the shell says: hundreds of processes of the tests import the same modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
 .PHONY: simulate mutations bench bench-pool gpu protos locks images push

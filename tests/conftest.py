@@ -1,9 +1,13 @@
 """Marks the slow tests, which `make check` leaves out: those of whole stacks and of processes that die and restart, and
 four files that compute for long (10 to 35 s each on two busy cores, where all the others together took 120 s)."""
 
+import gc
+import sys
 from pathlib import Path
 
 import pytest
+
+gc.disable()  # until all tests are imported: there is no garbage in torch and transformers, only much to look through
 
 ROOT = Path(__file__).parent
 SLOW = [
@@ -49,3 +53,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path in slow:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Torch computes with one thread: the tests are the parallel ones, and a second thread spins while it waits."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)

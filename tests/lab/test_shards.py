@@ -28,11 +28,6 @@ HIDDEN = 48
 TINY = Shape("tiny", gpt(4, HIDDEN, 4, positions=64, vocab_size=101), 2, 2)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def test_table_1() -> None:
     """The paper's parameter counts, from the shapes."""
     for name, count in {"13b": 13e9, "101b": 101e9, "175b": 175e9, "341b": 341e9}.items():

@@ -7,7 +7,6 @@ from typing import Any
 
 import grpc
 import pytest
-import torch
 from checkpoints import make_gpt2, make_timed
 from reference import Reference
 from worker.driver import Sampled
@@ -20,11 +19,6 @@ from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_common.protocol import PROTOCOL
 from orca_worker.models.families import topology
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 2), (2, 1), (2, 2), (3, 2), (1, 4), (3, 1)])

@@ -30,11 +30,6 @@ from orca_worker.stage import Stage
 KERNELS = pytest.mark.parametrize("kernels", ["auto", "torch"])
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def greedy(folder: Path, prompt: list[int], new_tokens: int) -> list[int]:
     """The tokens of transformers."""
     model = GPT2LMHeadModel.from_pretrained(folder).eval()

@@ -8,7 +8,6 @@ from typing import Any
 
 import grpc
 import pytest
-import torch
 from checkpoints import make_gpt2
 from reference import Reference
 from worker.driver import Sampled
@@ -19,11 +18,6 @@ from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
 
 SLOTS = 600
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def copies(folder: Path, count: int) -> list[Path]:

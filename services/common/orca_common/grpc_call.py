@@ -173,8 +173,8 @@ class GrpcCall:
         """Sends a message. Waits for a client that takes no more; raises Cancelled when it takes too long."""
         self.begin()
         data = b"\0" + len(message).to_bytes(4) + message
-        if self._connection.room(self._number) >= len(data):
-            self._connection.send(self._number, data)
+        if self._connection.send_whole(self._number, data):
+            self._connection.flush_soon()
             return
         seconds = self._connection.bounds.write_seconds
         try:
@@ -188,11 +188,13 @@ class GrpcCall:
         while (room := connection.room(number)) < len(data):
             if room > 0:
                 connection.send(number, data[:room])
+                connection.flush_soon()
                 data = data[room:]
             else:
                 self._room = self._loop.create_future()
                 await self._room
         connection.send(number, data)
+        connection.flush_soon()
 
     def begin(self) -> None:
         """Tells the client that its call is taken, before there is a message."""

@@ -294,7 +294,8 @@ class GrpcConnection(asyncio.Protocol):
             self._lost = f"the server does not keep to HTTP/2: {error}"
             self.close()
             return
-        self._flush_soon()
+        if self._h2.unsent:  # else the loop would turn for nothing
+            self._flush_soon()
 
     def pause_writing(self) -> None:
         self._paused = True

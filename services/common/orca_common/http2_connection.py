@@ -190,7 +190,8 @@ class Http2Connection(asyncio.Protocol):
             self._opened()
         if self._frames.goaway:
             self._settle()
-        self._flush_soon()
+        if self._h2.unsent:
+            self.flush_soon()
         if self._frames.heading and self._heading is None:
             self._heading = self._loop.call_later(self.bounds.header_seconds, self._abort)
         elif not self._frames.heading and self._heading is not None:
@@ -239,7 +240,7 @@ class Http2Connection(asyncio.Protocol):
         self._asked = rest <= 0
         if self._asked:
             self._h2.ping(b"orca    ")
-            self._flush_soon()
+            self.flush_soon()
         self._alive = self._loop.call_later(ANSWER_SECONDS if self._asked else rest, self._look)
 
     # -- what comes in
@@ -335,22 +336,29 @@ class Http2Connection(asyncio.Protocol):
         return 0 if self._paused else self._h2.room(number)
 
     def send(self, number: int, data: bytes) -> None:
-        """Sends what there is room for."""
+        """Sends what there is room for. It leaves with the next flush."""
         self._h2.send_data(number, data)
         if len(data) >= MEANT:
             self._frames.earn()
-        self._flush_soon()
+
+    def send_whole(self, number: int, data: bytes) -> bool:
+        """Sends all of it in one frame, if there is room for it. It leaves with the next flush."""
+        if self._paused or not self._h2.send_plain(number, data):
+            return False
+        if len(data) >= MEANT:
+            self._frames.earn()
+        return True
 
     def send_headers(self, number: int, headers: Headers) -> None:
         self._h2.send_headers(number, headers)
         self._frames.earn()
-        self._flush_soon()
+        self.flush_soon()
 
     def grant(self, number: int, size: int) -> None:
         """The client may send so many bytes more on a stream."""
         self._h2.increment_flow_control_window(size, number)
         self._frames.earn()
-        self._flush_soon()
+        self.flush_soon()
 
     def finish(self, number: int, headers: Headers, *, heard: bool) -> None:
         """Ends a stream with these headers. heard: the client had said all; else it is told to say no more."""
@@ -359,14 +367,15 @@ class Http2Connection(asyncio.Protocol):
             self._h2.reset_stream(number, ErrorCodes.NO_ERROR)
         self._frames.earn()
         self._forget(number)
-        self._flush_soon()
+        self.flush_soon()
         self._close_if_idle()
 
     def flush(self) -> None:
         """Hands the transport at once what else would wait for the next turn: somebody waits for it."""
         self._flush()
 
-    def _flush_soon(self) -> None:
+    def flush_soon(self) -> None:
+        """Hands the transport what is to be sent, as this turn of the loop ends."""
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
@@ -389,7 +398,7 @@ class Http2Connection(asyncio.Protocol):
         self._aging = self._loop.call_later(ANSWER_SECONDS, self._settle)
         self._transport.write(GoAwayFrame(0, last_stream_id=LAST_STREAM).serialize())
         self._h2.ping(LEAVING)
-        self._flush_soon()
+        self.flush_soon()
 
     def _settle(self) -> None:
         """No stream is begun any more."""

@@ -155,7 +155,7 @@ class Call:
         """News of this call's request."""
         self._inbox.append(packet)
         self.buffered += len(packet.tokens)
-        if self.buffered > max(self._limits.buffer, self._transcript.count):
+        if self.buffered > self._limits.buffer and self.buffered > self._transcript.count:
             # The client reads too slowly: drop the buffer and read again from the pool. The bound grows with the
             # stream, so each token is read about twice at most.
             self.resync()
@@ -170,8 +170,9 @@ class Call:
 
     def wake(self) -> None:
         """Lets a waiting call look again at what it waits for."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None  # it is woken once
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     # -- the door's side
     async def __aenter__(self) -> Self:

@@ -173,17 +173,19 @@ class Transcript:
             raise self.changed()
         logprobs = self.record.logprobs
         places = iter(unpack_tops(tops, self._top_count)[known:]) if tops else None
+        push, new = self._text.push, tuple.__new__
         for token in tokens[known:] if known else tokens:
             token_id, logprob, iteration = self.last = token
             index = len(ids)
             ids.append(token_id)
-            text, stopped = self._text.push(token_id)
+            text, stopped = push(token_id)
             if stopped:
                 self.next = "stop"
             if index >= self._from_index:
                 shown = logprob if logprobs and not math.isnan(logprob) else None
                 top = () if places is None else self._spelled(next(places))
-                yield Token(index, token_id, text, shown, iteration, engine, top)
+                # Token(...) itself would take twice as long.
+                yield new(Token, (index, token_id, text, shown, iteration, engine, top))
             elif places is not None:
                 next(places)
             if stopped:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .link import Argument
 from .records import CommitAnswer, CommitRow, Committed
-from .wire import ADDRESS, CONTENT, TOKEN, pack_ready
+from .wire import ADDRESS, CONTENT, TOKEN, ready_row
 
 MOST_READY = 2_000  # in a commit: Lua unpacks each into three of its 8,000 places
 
@@ -20,7 +20,7 @@ MOST_READY = 2_000  # in a commit: Lua unpacks each into three of its 8,000 plac
 class Listener(NamedTuple):
     """Who listens to a request. endpoint: empty for nobody. address: the first bytes of all packets to the call.
 
-    key: of the request's tokens.
+    key: of the request's tokens, behind its size.
     """
 
     endpoint: bytes
@@ -32,7 +32,8 @@ class Listener(NamedTuple):
         """From a value of `listeners:ENGINE`. tokens: how the keys of all tokens begin."""
         _, id_size = ADDRESS.unpack_from(stored)
         behind = ADDRESS.size + id_size
-        return cls(stored[behind:], stored[:behind], tokens + stored[ADDRESS.size : behind])
+        key = tokens + stored[ADDRESS.size : behind]
+        return cls(stored[behind:], stored[:behind], len(key).to_bytes(2, "little") + key)
 
 
 @dataclass(slots=True)
@@ -54,28 +55,30 @@ class Listeners:
         known = self.known if once else {}  # rows of one request stay in their order
         ready: list[int] = []
         others: list[int] = []
+        packed: list[bytes] = []
         packets: dict[bytes, list[bytes]] = {}
         for place, row in enumerate(rows):
+            base, tokens = row.base, row.tokens
             listener = known.get(row.claim) if len(ready) < MOST_READY else None
             # The first token is noted in the record, and an end has its times from there.
-            if listener is None or not row.base or not row.tokens or row.finish is not None or row.tops or row.prompt:
+            if listener is None or not base or not tokens or row.finish is not None or row.tops or row.prompt:
                 others.append(place)
                 continue
             ready.append(place)
-            if listener.endpoint:
-                parts = packets.setdefault(listener.endpoint, [])
-                parts += (listener.address, pack(row.base, len(row.tokens) // size, 0, 0), row.tokens)
-        order = ready + others
-        sent = [rows[place] for place in order]
-        claims = struct.pack(f"<{len(sent)}d", *[row.claim for row in sent])
-        bases = struct.pack(f"<{len(others)}i", *[row.base for row in sent[len(ready) :]])
-        packed = b"".join(pack_ready(row.base, known[row.claim].key, row.tokens) for row in sent[: len(ready)])
-        args: list[Argument] = [self.number, len(sent), len(ready), len(packets), claims, bases, packed]
+            endpoint, address, key = listener
+            packed += ready_row(base, key, tokens)
+            if endpoint:
+                parts = packets.setdefault(endpoint, [])
+                parts += (address, pack(base, len(tokens) // size, 0, 0), tokens)
+        order, rest = ready + others, [rows[place] for place in others]
+        claims = struct.pack(f"<{len(order)}d", *[rows[place].claim for place in order])
+        bases = struct.pack(f"<{len(others)}i", *[row.base for row in rest])
+        args: list[Argument] = [self.number, len(rows), len(ready), len(packets), claims, bases, b"".join(packed)]
         for endpoint, parts in packets.items():
             args += (endpoint, b"".join(parts))
-        for row in sent[len(ready) :]:
+        for row in rest:
             args += (row.request_id, row.tokens)
-        for n, row in enumerate(sent, 1):
+        for n, row in enumerate(rest, len(ready) + 1):
             if row.finish is not None or row.tops or row.prompt:
                 args += (n, "" if row.finish is None else int(row.finish), row.tops, row.prompt)
         return args, order
@@ -94,11 +97,11 @@ class Listeners:
         for place, stored in zip(order[len(order) - len(told) :], told, strict=True):
             if stored is not None:
                 self.known[rows[place].claim] = Listener.of(stored, self.tokens)
-        answers: list[int] = [Committed.OK] * len(rows)
+        answers, gone = list[int]([Committed.OK] * len(rows)), Committed.GONE
         for n, said in zip(others[::2], others[1::2], strict=True):
             answers[order[n - 1]] = said
         for row, said in zip(rows, answers, strict=True):
-            if row.finish is not None or said == Committed.GONE:
+            if row.finish is not None or said == gone:
                 self.known.pop(row.claim, None)
         return CommitAnswer(answers, needs)
 

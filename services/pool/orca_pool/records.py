@@ -183,12 +183,11 @@ class EngineLoad(NamedTuple):
 NO_LOAD = EngineLoad(0, 0, 0.0, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class CommitRow:
+class CommitRow(NamedTuple):
     """New tokens of one request, its end, or both. `tokens` are in the pool's form (`wire.TOKEN`).
 
     `tops` and `prompt` in that of orca_common.scores: the most probable tokens at the places of `tokens`, and with
-    token 0 the prompt's logprobs, where the request asks for them.
+    token 0 the prompt's logprobs, where the request asks for them. A tuple, as Packet is, and for the same reason.
     """
 
     request_id: str

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
-from .request import Arrival, Phase, Reason, Request
+from .request import INCREMENT, Arrival, Phase, Reason, Request
 from .selection import Selection, Stop, select
 from .slots import Slots
 
@@ -98,7 +98,7 @@ class Member(NamedTuple):
     @property
     def inputs(self) -> int:
         """Tokens that the iteration runs over: its rows of the flat batch."""
-        return 1 if self.phase is Phase.INCREMENT else self.length
+        return 1 if self.phase is INCREMENT else self.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +261,7 @@ class Core:
             selection = self._select(self._returning(), self.max_bs, self.slots)
         if not selection.batch:
             return None  # an empty batch is never run: the next event comes here again
-        initiations = [request for request in selection.batch if request.phase is Phase.INITIATION]
-        batch = (*initiations, *(request for request in selection.batch if request.phase is Phase.INCREMENT))
+        batch = tuple(sorted(selection.batch, key=lambda request: request.row is not None))  # initiations first
         members = tuple([self._member(request) for request in batch])
         for request in batch:
             request.in_flight += 1  # line 6

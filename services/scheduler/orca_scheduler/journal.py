@@ -81,7 +81,7 @@ class Journal:
     def _write(self, line: dict[str, Any]) -> None:
         if self._file is not None:
             with self._giving_up():
-                self._size += self._file.write(ENCODER.encode(line)) + self._file.write(b"\n")
+                self._size += self._file.write(ENCODER.encode(line) + b"\n")
 
     def _go_on_when_full(self) -> None:
         """Begins a new file after a step: there the recorded steps and the machines' states agree."""
@@ -119,7 +119,7 @@ class Journal:
 
 def encode(value: Any) -> list[Any]:
     """An event, action or state as a list: its name and its fields."""
-    return [type(value).__name__, *(getattr(value, name) for name in value.__slots__)]
+    return [type(value).__name__, *[getattr(value, name) for name in value.__slots__]]
 
 
 def decode(encoded: list[Any]) -> Any:

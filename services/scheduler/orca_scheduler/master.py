@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,7 +81,7 @@ from .lifecycle_events import (
 from .output import Held
 from .pace import Pace
 from .ranks import Ranks
-from .request import Arrival, Phase
+from .request import INITIATION, Arrival
 from .settings import SchedulerSettings
 from .tracing import Tracing
 
@@ -100,6 +101,7 @@ TIME_FIELDS = (
     "data_bytes",
     "waited",
 )
+times_of = attrgetter(*TIME_FIELDS)
 
 
 class Returned(NamedTuple):
@@ -517,13 +519,12 @@ class EngineMaster:
         message.free_rows.extend(self._stale_rows)
         self._stale_rows = ()
         message.free_rows.extend(action.free_rows)
-        for member in action.members:
-            if member.phase is Phase.INCREMENT:
-                message.increment_rows.append(member.row)
-                message.increment_positions.append(member.length - 1)
-                if member.token is not None:
-                    message.increment_tokens.append(member.token)
-                continue
+        initiations = sum(member.phase is INITIATION for member in action.members)  # they come first
+        increments = action.members[initiations:]
+        message.increment_rows.extend([member.row for member in increments])
+        message.increment_positions.extend([member.length - 1 for member in increments])
+        message.increment_tokens.extend([member.token for member in increments if member.token is not None])
+        for member in action.members[:initiations]:
             held = self._ledger.outputs.held[member.claim]
             record, generated = held.record, held.token_ids()
             message.initiations.add(
@@ -551,11 +552,10 @@ class EngineMaster:
             claims = self._in_flight[action.iteration]
             logprobs = dict(zip(claims, report.logprobs, strict=True))
             scores = {claims[one.member]: (one.top, one.prompt) for one in report.scores}
+        append, pack, iteration = self._ledger.outputs.append, TOKEN.pack, action.iteration
         for claim, _, token, finish in action.outcomes:
-            logprob = logprobs.get(claim, math.nan)
-            packed = b"" if token is None else TOKEN.pack(token, logprob, action.iteration)
-            reason = None if finish is None else Reason[finish.name]
-            self._ledger.outputs.append(claim, packed, reason, scores.get(claim))
+            packed = b"" if token is None else pack(token, logprobs.get(claim, math.nan), iteration)
+            append(claim, packed, None if finish is None else Reason[finish.name], scores.get(claim))
             if finish is not None:
                 self._trace_end([claim], finish.name)
         self._ledger.committable()
@@ -591,7 +591,7 @@ class EngineMaster:
     def _journal_times(self, iteration: int, times: list[pb.StageTimes]) -> None:
         """All ranks have told their times of an iteration."""
         if self._journal is not None:
-            self._journal.note(iteration=iteration, times=[[getattr(t, name) for name in TIME_FIELDS] for t in times])
+            self._journal.note(iteration=iteration, times=[times_of(one) for one in times])
 
     async def _ticking(self) -> None:
         """Deadlines of requests, as events."""

@@ -30,17 +30,18 @@ class Held:
     finish: Reason | None = None
     tops: bytearray = field(default_factory=bytearray)  # of the tokens from index len(claimed.tokens) on
     prompt: bytes = b""
+    top_size: int = 0  # bytes that the tops of one token take; 0: they were not asked for
 
     def unacked(self) -> CommitRow:
         """What the pool has not."""
-        acked, size = self.acked, self.record.adjustments.top_logprobs * TOP.size
+        acked, size = self.acked, self.top_size
         tokens, tops = bytes(self.tokens[acked * TOKEN.size :]), b""
         if size:
             mine = (acked - len(self.claimed.tokens)) * size
             # Below 0 the pool has lost tokens of an earlier claim, which nobody has the tops of.
-            tops = NOTHING * (-mine // TOP.size) + self.tops[max(mine, 0) :]
+            tops = bytes(NOTHING * (-mine // TOP.size) + self.tops[max(mine, 0) :])
         prompt = b"" if acked else self.prompt
-        return CommitRow(self.claimed.request_id, self.claimed.claim, acked, tokens, self.finish, bytes(tops), prompt)
+        return CommitRow(self.claimed.request_id, self.claimed.claim, acked, tokens, self.finish, tops, prompt)
 
     def token_ids(self) -> list[int]:
         return [token_id for token_id, _, _ in TOKEN.iter_unpack(self.tokens)]
@@ -66,6 +67,7 @@ class Outputs:
         self.held[claimed.claim] = held
         try:
             held.record.ParseFromString(claimed.record)
+            held.top_size = held.record.adjustments.top_logprobs * TOP.size
         except DecodeError:
             log.error("unreadable request", extra={"request": claimed.request_id})
             self.append(claimed.claim, b"", Reason.INTERNAL)
@@ -109,14 +111,14 @@ class Outputs:
 
     def answered(self, rows: list[CommitRow], answers: list[int]) -> list[int]:
         """Applies the pool's answers. Returns the claims that are gone."""
-        gone = []
+        gone, was_gone, went_well = list[int](), Committed.GONE, Committed.OK
         for row, answer in zip(rows, answers, strict=True):
             held = self.held.get(row.claim)
             if held is None:
                 continue
-            if answer == Committed.GONE:
+            if answer == was_gone:
                 gone.append(row.claim)
-            elif answer == Committed.OK:
+            elif answer == went_well:
                 held.acked = row.base + len(row.tokens) // TOKEN.size
                 if row.finish is not None:
                     self.drop(row.claim)

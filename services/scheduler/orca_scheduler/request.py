@@ -13,6 +13,10 @@ class Phase(StrEnum):
     INCREMENT = "increment"  # its next iteration runs over one token
 
 
+# For what is done for each row: Python 3.11 takes 0.1 us to look up a member of an Enum.
+INITIATION, INCREMENT = Phase
+
+
 class Reason(StrEnum):
     """Why the core ended a request: names of `orca_pool.records.Reason`, which has their numbers."""
 
@@ -66,7 +70,7 @@ class Request:
 
     @property
     def phase(self) -> Phase:
-        return Phase.INITIATION if self.row is None else Phase.INCREMENT
+        return INITIATION if self.row is None else INCREMENT
 
     @property
     def running(self) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .request import Phase, Request
+from .request import INITIATION, Request
 from .slots import Slots
 
 
@@ -34,7 +34,7 @@ def select(pool: Iterable[Request], max_bs: int, slots: Slots) -> Selection:
     for request in pool:  # line 19
         if len(batch) == max_bs:  # line 20
             return Selection(tuple(batch), Stop.BATCH_FULL)
-        if request.phase is Phase.INITIATION:  # line 21
+        if request.phase is INITIATION:  # line 21
             need = slots.size(request.arrived.max_tokens)  # line 22
             if blocked or need > free:  # line 23
                 blocked = True  # line 24

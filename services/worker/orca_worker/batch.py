@@ -69,7 +69,8 @@ def build_batch(
     Raises FailedPrecondition when the message does not fit what this rank holds.
     """
     initiations, tokens = iteration.initiations, list(iteration.increment_tokens)
-    rows_of = [*(initiation.row for initiation in initiations), *iteration.increment_rows]
+    increments, positions_of = list(iteration.increment_rows), list(iteration.increment_positions)
+    rows_of = [initiation.row for initiation in initiations] + increments
     if not rows_of:
         raise FailedPrecondition("an iteration without requests")
     if max(rows_of) >= len(rows.table):
@@ -78,19 +79,20 @@ def build_batch(
         raise FailedPrecondition(f"a row twice in one iteration: {rows_of}")
     each = np.array(rows_of)
     members = rows.table.take(each)  # 1.3 us for 32 rows; indexing takes 5
-    n_initiations, n_increments = len(initiations), len(iteration.increment_rows)
+    n_initiations, n_increments = len(initiations), len(increments)
     continues = not tokens
     if continues:
         tokens = [HERE] * n_increments if tokens_on_device else members["last_token"][n_initiations:].tolist()
-    contexts = [*(0,) * n_initiations, *iteration.increment_positions]
+    contexts = [0] * n_initiations + positions_of
     if not len(contexts) - n_initiations == len(tokens) == n_increments:
         raise FailedPrecondition(
             f"{n_increments} increments have {len(contexts) - n_initiations} positions and {len(tokens)} tokens"
         )
     before = np.array(contexts)
-    if not members["held"].all():
+    # numpy counts in 0.4 us. What `any`, `all` and `max` need in Python takes 2.
+    if np.count_nonzero(members["held"]) < len(each):
         raise FailedPrecondition(f"row {rows_of[members['held'].argmin()]} is not held")
-    if (before > members["length"]).any():
+    if np.count_nonzero(before > members["length"]):
         raise FailedPrecondition(f"rows {rows_of} have not come as far as {contexts}: a token would be missing")
     if continues and (before[n_initiations:] < members["length"][n_initiations:]).any():
         raise FailedPrecondition(f"rows {rows_of} have come farther than {contexts}: their last tokens are other ones")
@@ -102,16 +104,18 @@ def build_batch(
         last = np.cumsum(lengths) - 1
         flat_rows = each.repeat(lengths)
         ends = positions[last] + 1
+        largest, end = int(token_ids.max()), int(ends.max())
     else:  # each request is one row
         lengths = [1] * n_increments
         token_ids, positions, last, flat_rows = np.array(tokens), before, np.arange(n_increments), each
         ends = positions + 1
-    if token_ids.max() >= vocab_size:
-        raise FailedPrecondition(f"token id {token_ids.max()} of a vocabulary of {vocab_size}")
-    if ends.max() > max_positions:
-        raise FailedPrecondition(f"a token at {ends.max() - 1} of a model with {max_positions} positions")
+        largest, end = max(tokens), max(contexts) + 1
+    if largest >= vocab_size:
+        raise FailedPrecondition(f"token id {largest} of a vocabulary of {vocab_size}")
+    if end > max_positions:
+        raise FailedPrecondition(f"a token at {end - 1} of a model with {max_positions} positions")
     adjusted: dict[int, Adjusted] = {}
-    if members["adjusted"].any():
+    if rows.adjusted and members["adjusted"].any():
         adjusted = {n: rows.adjusted[rows_of[n]] for n in np.flatnonzero(members["adjusted"]).tolist()}
         for n, one in adjusted.items():
             if n >= n_initiations:

@@ -210,7 +210,7 @@ class Stage:
             self._kv.admit(initiation.row, initiation.blocks)
         if not iteration.increment_tokens:
             self._collect(iteration.increment_rows)
-        needed = self._place.samples and any(row in self.rows.adjusted for row in iteration.increment_rows)
+        needed = self._place.samples and not self.rows.adjusted.keys().isdisjoint(iteration.increment_rows)
         self._learn(wait=needed)
         batch = build_batch(
             iteration,
