@@ -42,7 +42,7 @@ async def installed(releases: Releases, values: Values) -> AsyncIterator[Release
         ({"redis.externalUrl": "redis://10.255.255.1:6379/0"}, "endpoint", "10.255.255.1:6379"),
         ({"redis.externalUrl": "redis://10.255.255.1:6379/0"}, "scheduler", "10.255.255.1:6379"),
         (
-            {"worker.memory.rank": 24, "worker.memory.forkServer": 24, "worker.memory.shm": 8},
+            {"worker.resources.requests.memory": "160Mi", "worker.resources.limits.memory": "160Mi"},
             "worker",
             "reached its memory limit",
         ),
