@@ -170,8 +170,9 @@ class Call:
 
     def wake(self) -> None:
         """Lets a waiting call look again at what it waits for."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None  # it is woken once
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     # -- the door's side
     async def __aenter__(self) -> Self:

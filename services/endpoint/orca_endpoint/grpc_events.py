@@ -11,22 +11,30 @@ from .events import Accepted, Event, Finished, Prompted, Token
 
 
 class Encoder:
-    """Turns events into serialized messages. One message serves all tokens (0.6 us a token instead of 1.5)."""
+    """Turns events into serialized messages. One message serves all tokens, and is only told what has changed: protobuf
+    keeps each text that it was ever given."""
 
     def __init__(self) -> None:
         self._response = GenerateResponse()
         self._token = self._response.tokens.add()
+        self._text = self._engine = ""
+        self._scored = False  # the last token had a logprob
 
     def encode(self, event: Event) -> bytes:
         if type(event) is Token:
             if event.top:
                 return GenerateResponse(tokens=[token_message(event)]).SerializeToString()
             token = self._token
-            token.index, token.token_id, token.text, logprob, token.iteration, token.engine, _ = event
+            token.index, token.token_id, text, logprob, token.iteration, engine, _ = event
+            if text != self._text:
+                token.text = self._text = text
+            if engine != self._engine:
+                token.engine = self._engine = engine
             if logprob is not None:
-                token.logprob = logprob
-            elif token.HasField("logprob"):
+                token.logprob, self._scored = logprob, True
+            elif self._scored:
                 token.ClearField("logprob")
+                self._scored = False
             return self._response.SerializeToString()
         response = GenerateResponse()
         if isinstance(event, Accepted):

@@ -55,7 +55,8 @@ def unpack_tokens(data: bytes) -> list[CommittedToken]:
 def unpack_packets(data: bytes, engine: str) -> list[Packet]:
     """The packets of one delivery entry. `engine` made the tokens in them."""
     packets: list[Packet] = []
-    address, content, token_size, size = ADDRESS.unpack_from, CONTENT.unpack_from, TOKEN.size, len(data)
+    address, content, token, token_size = ADDRESS.unpack_from, CONTENT.unpack_from, TOKEN.unpack_from, TOKEN.size
+    size = len(data)
     at = 0
     while at < size:
         attempt, id_size = address(data, at)
@@ -71,7 +72,7 @@ def unpack_packets(data: bytes, engine: str) -> list[Packet]:
             finish = Finish(Reason(reason), output, Times(*map(int, times)))
         at = finish_at + finish_size + tops_size
         tops = data[at - tops_size : at] if tops_size else b""
-        packets.append(
-            Packet(request_id, int(attempt), first, engine, unpack_tokens(data[tokens_at:finish_at]), finish, tops)
-        )
+        one = count == 1  # as most packets have
+        tokens = [committed_token(token(data, tokens_at))] if one else unpack_tokens(data[tokens_at:finish_at])
+        packets.append(Packet(request_id, int(attempt), first, engine, tokens, finish, tops))
     return packets

@@ -321,9 +321,8 @@ void attend_tiles(const Attention& a, float* scratch) {
   for (int head = 0; head < a.heads; head++)
     for (int r = 0; r < rows; r++) {
       const int row = head * of_head + r;
-      const size_t at = operand_row(a.out_row + r / a.group, a.out_steps);
       const int column = a.out_column + (head * a.group + r % a.group) * d;
-      put(static_cast<bf16*>(a.out) + at, column, sums + size_t(row) * d, d, 1.0f / weight[row]);
+      put<bf16>(a.out, a.out_row + r / a.group, column, sums + size_t(row) * d, d, 1.0f / weight[row]);
     }
 }
 

@@ -4,8 +4,8 @@
 //   float32   [N/16][K][16]
 //   bfloat16  [N/16][K/2][16][2], the order that AMX and AVX512-BF16 multiply in; elsewhere a 32-bit lane is widened to
 //             its two values by a shift and a mask
-// Inputs of a linear operation ("operands") are tiles of 16 rows x 32 columns, [T/16][K/32][16][32], in float32, or in
-// bfloat16 where the instruction set multiplies it. K is padded to a multiple of 32 with zeros, N to one of 16.
+// K is padded to a multiple of 32 with zeros, N to one of 16. Inputs of a linear operation are operands, in float32, or in
+// bfloat16 where the instruction set multiplies it.
 // All other activations are float32, row-major.
 #pragma once
 
@@ -15,8 +15,8 @@
 namespace orca {
 
 constexpr int PANEL = 16;  // columns of a panel
-constexpr int STEP = 32;   // columns of an operand's tile
-constexpr int TILE = 16;   // rows of an operand's tile
+constexpr int STEP = 32;   // columns of an operand's tile of bfloat16; K is padded to whole ones
+constexpr int TILE = 16;   // rows of such a tile
 
 using bf16 = uint16_t;
 
@@ -25,8 +25,41 @@ enum class Activation : int { none = 0, gelu, tanh_gelu, relu, silu, tanh };
 
 inline int rounded(int n, int to) { return (n + to - 1) / to * to; }
 
-// Where column 0 of a row begins in an operand of `steps` tiles a row; column c is (c / 32) * 512 + c % 32 further.
-inline size_t operand_row(size_t row, int steps) { return row / TILE * steps * (TILE * STEP) + row % TILE * STEP; }
+// [tiles down][tiles across][tile][deep]: what is multiplied together lies together. In bfloat16 a tile is 16 x 32; in float32
+// as large as the instruction set has it. A short last tile leaves what it lacks unused. In float32 one of up to half a tile
+// shares rows with the tile before it, for a row or two would wait for their own additions.
+struct Operand {
+  struct Tile {
+    int index, first, rows;  // its rows are [first, first + rows)
+  };
+
+  char* data;
+  int rows, width;  // whole tiles wide
+  int tile, deep;   // rows and columns of a tile
+  bool is_bf16;
+
+  Tile tile_of(int row) const {
+    const int rest = rows % tile;
+    const bool shares = !is_bf16 && rest && rest <= tile / 2 && rows > tile;
+    const int alike = rows / tile - shares, first = alike * tile, left = rows - first;
+    if (row < first) return {row / tile, row / tile * tile, tile};
+    const int half = shares ? (left + 1) / 2 : left;
+    if (row < first + half) return {alike, first, half};
+    return {alike + 1, first + half, left - half};
+  }
+
+  // Elements to column 0 of a row, and from there to another column.
+  size_t at(int row) const {
+    const Tile of = tile_of(row);
+    return size_t(of.index) * tile * width + size_t(row - of.first) * deep;
+  }
+  size_t column(int c) const { return size_t(c / deep) * tile * deep + c % deep; }
+
+  // The rows from the first one of a tile on.
+  Operand from(int row) const {
+    return {data + at(row) * (is_bf16 ? 2 : 4), rows - row, width, tile, deep, is_bf16};
+  }
+};
 
 inline float widen(bf16 x) {
   uint32_t bits = uint32_t(x) << 16;

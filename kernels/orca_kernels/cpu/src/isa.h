@@ -16,16 +16,14 @@ enum class Epilogue : int {
 // accumulated over k in ascending order, in one accumulator, whatever else is computed beside it.
 struct Gemm {
   const Packed* weights;
-  const void* operand;
-  int rows;
+  Operand operand;
+  int rows;  // of its first tiles
   Epilogue epilogue;
   Activation activation;
   float* out;  // store, add: [rows][ld]; greedy: the logits, or null
   int ld;
-  void* out_operand;  // operand: of out_steps
-  int out_steps;
-  bool out_bf16;
-  float* best;    // greedy: [rows], for the columns of this call
+  Operand out_operand;  // operand
+  float* best;          // greedy: [rows], for the columns of this call
   int32_t* index;
 };
 
@@ -57,21 +55,20 @@ struct Attention {
   Cache cache;
   int head;  // the first one
   float scale;
-  void* out;  // an operand of out_steps
-  size_t out_row;
-  int out_column, out_steps;
-  bool out_bf16;
+  Operand out;
+  int out_row, out_column;
 };
 
 struct Isa {
   const char* name;
   bool (*runs_here)();
   bool multiplies_bf16;  // operands of bfloat16 weights are bfloat16
+  int tile, deep;        // rows and columns of an operand's tile of float32
   void (*enter)();       // in each thread, before its first kernel of a run
   void (*leave)();
   void (*gemm_bf16)(const Gemm&, int first_panel, int last_panel);
   void (*gemm_f32)(const Gemm&, int first_panel, int last_panel);
-  void (*norm)(const Norm&, const float* x, void* operand, size_t row, int steps, bool is_bf16);
+  void (*norm)(const Norm&, const float* x, const Operand& to, int row);
   void (*narrow)(const float*, bf16*, int n);
   // Scratch of attention_scratch(...) floats.
   void (*attention)(const Attention&, float* scratch);

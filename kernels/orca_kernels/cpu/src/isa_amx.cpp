@@ -35,7 +35,7 @@ void few_rows(const Gemm& g, int panel, int last) {
       finish(g, four + p, begin, end - begin, sums[p] + begin * 16, 16);
   };
   for (int four = panel; four < last; four += 4) {
-    const char *a = static_cast<const char*>(g.operand), *w = g.weights->panel(four);
+    const char *a = g.operand.data, *w = g.weights->panel(four);
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -71,7 +71,7 @@ void few_rows(const Gemm& g, int panel, int last) {
 template <class F>
 inline void block(const Gemm& g, int panel, int first, int from, int to, float* sums, F between) {
   const int steps = g.weights->steps;
-  const char* a0 = static_cast<const char*>(g.operand) + size_t(first / TILE) * steps * TILE_BYTES;
+  const char* a0 = g.operand.data + size_t(first / TILE) * steps * TILE_BYTES;
   const char* a1 = a0 + size_t(steps) * TILE_BYTES;
   const char *w0 = g.weights->panel(panel), *w1 = g.weights->panel(panel + 1);
   if (from) {
@@ -155,7 +155,7 @@ void many_rows(const Gemm& g, int panel, int last, int first_row, int last_row) 
 // 16 rows times 1 panel: what remains.
 inline void corner(const Gemm& g, int panel, int first) {
   const int steps = g.weights->steps;
-  const char* a = static_cast<const char*>(g.operand) + size_t(first / TILE) * steps * TILE_BYTES;
+  const char* a = g.operand.data + size_t(first / TILE) * steps * TILE_BYTES;
   const char* w = g.weights->panel(panel);
   _tile_zero(0);
   for (int step = 0; step < steps; step++) {
@@ -186,7 +186,7 @@ void gemm_tiles(const Gemm& g, int panel, int last) {
 
 // An initiation must round as an increment does, so the cache and the model decide, never the batch.
 void attention_tiles(const Attention& a, float* scratch) {
-  if (a.cache.type == Type::bf16 && a.cache.head_size % 32 == 0 && a.out_bf16) attend_tiles(a, scratch);
+  if (a.cache.type == Type::bf16 && a.cache.head_size % 32 == 0 && a.out.is_bf16) attend_tiles(a, scratch);
   else attention(a, scratch);
 }
 
@@ -204,5 +204,5 @@ bool runs_here() {
 
 }  // namespace
 
-const orca::Isa orca::amx = {"amx", runs_here, true, enter, leave, gemm_tiles, gemm<false>, norm,
-                            narrow_all, attention_tiles};
+const orca::Isa orca::amx = {"amx", runs_here, true, MOST_ROWS, DEEP, enter, leave, gemm_tiles, gemm<false>, norm,
+                           narrow_all, attention_tiles};

@@ -7,4 +7,5 @@ static bool runs_here() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-const orca::Isa orca::avx512 = {"avx512", runs_here, false, nothing, nothing, gemm<true>, gemm<false>, norm, narrow_all, attention};
+const orca::Isa orca::avx512 = {"avx512", runs_here, false, MOST_ROWS, DEEP, nothing, nothing,
+                                gemm<true>, gemm<false>, norm, narrow_all, attention};

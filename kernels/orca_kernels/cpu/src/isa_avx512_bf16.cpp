@@ -10,7 +10,7 @@ template <int R, int P>
 inline void multiply_pairs(const Gemm& g, int panel, int first) {
   const int steps = g.weights->steps;
   const bf16* a[R];
-  for (int r = 0; r < R; r++) a[r] = static_cast<const bf16*>(g.operand) + operand_row(first + r, steps);
+  for (int r = 0; r < R; r++) a[r] = reinterpret_cast<const bf16*>(g.operand.data) + g.operand.at(first + r);
   const char* w[P];
   for (int p = 0; p < P; p++) w[p] = g.weights->panel(panel + p);
   __m512 sum[R][P];
@@ -64,4 +64,4 @@ bool runs_here() {
 }  // namespace
 
 const orca::Isa orca::avx512_bf16 = {
-    "avx512_bf16", runs_here, true, nothing, nothing, gemm_pairs, gemm<false>, norm, narrow_all, attention};
+    "avx512_bf16", runs_here, true, MOST_ROWS, DEEP, nothing, nothing, gemm_pairs, gemm<false>, norm, narrow_all, attention};

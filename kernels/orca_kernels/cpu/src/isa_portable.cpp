@@ -4,4 +4,5 @@
 
 static bool runs_here() { return true; }
 
-const orca::Isa orca::portable = {"portable", runs_here, false, nothing, nothing, gemm<true>, gemm<false>, norm, narrow_all, attention};
+const orca::Isa orca::portable = {"portable", runs_here, false, MOST_ROWS, DEEP, nothing, nothing,
+                                  gemm<true>, gemm<false>, norm, narrow_all, attention};

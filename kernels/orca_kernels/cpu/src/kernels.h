@@ -140,15 +140,21 @@ inline void with_bias(const Gemm& g, int panel, int rows, const float* sums, int
 
 template <Activation A, class T>
 inline void finish_operand(const Gemm& g, int panel, int first, int rows, const float* sums, int stride) {
+  const Operand& to = g.out_operand;
   const int column = panel * PANEL;
-  T* out = static_cast<T*>(g.out_operand) + column / STEP * (TILE * STEP) + column % STEP;
-  with_bias(g, panel, rows, sums, stride,
-            [&](int r, int c, vf y) { save(out + operand_row(first + r, g.out_steps) + c, activate<A>(y)); });
+  for (int done = 0; done < rows;) {
+    const Operand::Tile tile = to.tile_of(first + done);
+    const int here = std::min(rows - done, tile.first + tile.rows - first - done);
+    T* out = reinterpret_cast<T*>(to.data) + to.at(first + done) + to.column(column);
+    with_bias(g, panel, here, sums + done * stride, stride,
+              [&](int r, int c, vf y) { save(out + r * to.deep + c, activate<A>(y)); });
+    done += here;
+  }
 }
 
 template <Activation A>
 inline void finish_operand(const Gemm& g, int panel, int first, int rows, const float* sums, int stride) {
-  if (g.out_bf16) finish_operand<A, bf16>(g, panel, first, rows, sums, stride);
+  if (g.out_operand.is_bf16) finish_operand<A, bf16>(g, panel, first, rows, sums, stride);
   else finish_operand<A, float>(g, panel, first, rows, sums, stride);
 }
 
@@ -191,10 +197,16 @@ void finish(const Gemm& g, int panel, int first, int rows, const float* sums, in
   }
 }
 
-// Products in float32. Rows are multiplied as many at a time as there are registers for their sums; those of one block lie
-// in one tile of the operand. An element is the sum over k in ascending order, in one accumulator, however rows, panels and k
-// are cut: a float32 that is put aside and loaded again is the same.
-constexpr int MOST_ROWS = LANES == 16 ? 8 : LANES == 8 ? 6 : 2;
+// Products in float32. A tile has as many rows as there are registers for their sums. An element is the sum over k in
+// ascending order, in one accumulator, however rows, panels and k are cut: a float32 that is put aside and loaded again is
+// the same.
+//
+// What is used again soon lies near: a tile's DEEP columns (6 KB) and weights for as many k (16 KB in float32) in the level-1
+// cache, ROWS rows of operand (96 KB) and their sums of GROUP panels (96 KB) in the level-2 cache.
+constexpr int MOST_ROWS = LANES == 16 ? 8 : LANES == 8 ? 6 : 2, PANELS = LANES == 16 ? 2 : 1, DEEP = 256 / PANELS;
+constexpr int ROWS = 96, GROUP = 16;
+// Rows for whose sums, and for weights while they are widened, there are registers.
+constexpr int FEW = LANES == 16 ? 8 : LANES == 8 ? 4 : 2;
 
 // Calls use(rows), at most MOST, with a constant.
 template <int MOST, class F>
@@ -203,79 +215,50 @@ inline void with_rows(int rows, F use) {
   if constexpr (MOST > 1) with_rows<MOST - 1>(rows, use);
 }
 
-// Calls use(first row, rows, number) for blocks of almost equal size: 16 rows are 6, 5 and 5.
-template <class F>
-inline void blocks(int first, int last, F use) {
-  for (int number = 0; first < last; number++) {
-    const int left = std::min(last, first / TILE * TILE + TILE) - first, parts = (left + MOST_ROWS - 1) / MOST_ROWS;
-    const int rows = (left + parts - 1) / parts;
-    with_rows<MOST_ROWS>(rows, [&](auto constant) { use(first, constant, number); });
-    first += rows;
+template <class T>
+constexpr int TURN = std::is_same_v<T, bf16> ? 4 : 8;  // k of a turn of the loop
+
+// sums += R rows of a tile x P panels that are `apart` elements from each other, over `depth` k. Calls fetch(k) in each turn.
+//
+// What is no multiplication costs, for a neighbour on the same core takes half of the instructions that it can decode: 12
+// multiplications need 8 loads, and turns are long. (Turns of 2 k in float32: GCC 12 has sums in memory.)
+template <int R, int P, class T, class F>
+[[gnu::always_inline]] inline void multiply(const float* a, const T* weights, size_t apart, int depth,
+                                            vf (&sum)[R][P][VECTORS], F fetch) {
+#pragma GCC unroll 1
+  for (int k = 0; k < depth; k += TURN<T>, a += TURN<T>, weights += TURN<T> * PANEL) {
+    fetch(k);
+#pragma GCC unroll 8
+    for (int i = 0; i < TURN<T>; i++)
+      for (int p = 0; p < P; p++) {
+        vf w[VECTORS];
+        for (int v = 0; v < VECTORS; v++)
+          if constexpr (std::is_same_v<T, bf16>) w[v] = load_half(weights + p * apart + i / 2 * 2 * PANEL + v * LANES * 2, i % 2);
+          else w[v] = load(weights + p * apart + i * PANEL + v * LANES);
+        for (int r = 0; r < R; r++)
+          for (int v = 0; v < VECTORS; v++) sum[r][p][v] += a[r * DEEP + i] * w[v];
+      }
   }
 }
 
-// Where the weights of P panels come from: at(...) is called once for each vector, in the order of k.
-
-template <int P, class T>
-struct Packs {
-  const T* first;
-  size_t apart;  // elements from a panel to the next one
-
-  vf at(int p, int pair, int odd, int v) const {
-    const T* weights = first + p * apart + pair * 2 * PANEL;
-    if constexpr (std::is_same_v<T, float>) return load(weights + odd * PANEL + v * LANES);
-    else return load_half(weights + v * LANES * 2, odd);
-  }
-  void next() { first += STEP * PANEL; }
-};
-
-// Puts what it widens aside, in the order of float32 panels.
-template <int P>
-struct Widened {
-  Packs<P, bf16> from;
-  float* to;
-  size_t apart;
-
-  vf at(int p, int pair, int odd, int v) const {
-    const vf x = from.at(p, pair, odd, v);
-    save(to + p * apart + (pair * 2 + odd) * PANEL + v * LANES, x);
-    return x;
-  }
-  void next() { from.next(), to += STEP * PANEL; }
-};
-
-// sums += a x weights, over `steps` tiles. Calls fetch(step, pair) with every pair of k.
-template <int R, int P, class W, class F>
-[[gnu::always_inline]] inline void multiply(const float* a, W weights, int steps, vf (&sum)[R][P][VECTORS], F fetch) {
-  for (int step = 0; step < steps; step++, a += TILE * STEP, weights.next())
-    for (int pair = 0; pair < STEP / 2; pair++) {
-      fetch(step, pair);
-      for (int odd = 0; odd < 2; odd++)
-        for (int p = 0; p < P; p++) {
-          vf w[VECTORS];
-          for (int v = 0; v < VECTORS; v++) w[v] = weights.at(p, pair, odd, v);
-          for (int r = 0; r < R; r++)
-            for (int v = 0; v < VECTORS; v++) sum[r][p][v] += a[r * STEP + pair * 2 + odd] * w[v];
-        }
-    }
-}
-
-// Rows that make a single block, times panels from `panel` on, P at a time. This waits for memory, so the P streams must not
-// pause: lines are asked for ahead, across the end of the panels.
+// A single tile, times panels from `panel` on, P at a time. This waits for memory, so the P streams must not pause: lines are
+// asked for ahead, across the end of the panels.
 template <int R, int P, class T>
 void few_rows(const Gemm& g, int& panel, int last) {
-  constexpr int AHEAD = 2048, LINES = 2 * PANEL * int(sizeof(T)) / 64;  // bytes; lines of a pair
-  const int steps = g.weights->steps;
-  const size_t of_a_panel = size_t(steps) * STEP * PANEL, ahead = AHEAD / sizeof(T), of_a_step = STEP * PANEL;
+  constexpr int AHEAD = 2048 / sizeof(T), LINE = 64 / sizeof(T);
+  const int depth = g.weights->steps * STEP;
+  const size_t of_a_panel = size_t(depth) * PANEL;
   for (; panel + P <= last; panel += P) {
     vf sum[R][P][VECTORS] = {};
     const T* weights = reinterpret_cast<const T*>(g.weights->panel(panel));
-    multiply<R, P>(static_cast<const float*>(g.operand), Packs<P, T>{weights, of_a_panel}, steps, sum, [&](int step, int pair) {
-      const size_t at = step * of_a_step + pair * 2 * PANEL + ahead;
-      const T* line = weights + at + (at < of_a_panel ? 0 : (P - 1) * of_a_panel);
-      for (int p = 0; p < P; p++)
-        for (int i = 0; i < LINES; i++) __builtin_prefetch(line + p * of_a_panel + i * (64 / sizeof(T)));
-    });
+    const float* a = reinterpret_cast<const float*>(g.operand.data);
+    for (int from = 0; from < depth; from += DEEP, a += MOST_ROWS * DEEP)
+      multiply<R, P>(a, weights + from * PANEL, of_a_panel, std::min(DEEP, depth - from), sum, [&](int k) {
+        const size_t at = size_t(from + k) * PANEL + AHEAD;
+        const T* line = weights + at + (at < of_a_panel ? 0 : (P - 1) * of_a_panel);
+        for (int p = 0; p < P; p++)
+          for (int i = 0; i < TURN<T> * PANEL; i += LINE) __builtin_prefetch(line + p * of_a_panel + i);
+      });
     float sums[R][PANEL];
     for (int p = 0; p < P; p++) {
       for (int r = 0; r < R; r++)
@@ -285,58 +268,70 @@ void few_rows(const Gemm& g, int& panel, int last) {
   }
 }
 
-// What is used again soon lies near: DEPTH steps of weights (16 KB in float32) in the level-1 cache while ROWS rows pass
-// them, those rows' operand for as many steps (64 KB) and sums of GROUP panels (32 KB) in the level-2 cache.
-constexpr int PANELS = LANES == 16 ? 2 : 1, DEPTH = 8 / PANELS, GROUP = 8, ROWS = 4 * TILE;
-
 struct Aside {
-  alignas(64) float weights[PANELS][DEPTH * STEP][PANEL];
+  alignas(64) float weights[PANELS][DEEP][PANEL];
   alignas(64) float sums[GROUP][ROWS][PANEL];
 };
 
-// Rows [first, last) times P panels over steps [from, to). `next` is what will be multiplied after it.
+inline void widen_panel(const bf16* from, int depth, float* to) {
+  for (int k = 0; k < depth; k += 2, from += 2 * PANEL)
+    for (int i = 0; i < 2; i++, to += PANEL)
+      for (int v = 0; v < VECTORS; v++) save(to + v * LANES, load_half(from + v * LANES * 2, i));
+}
+
+// Rows [first, last) times P panels for k in [from, to). `next` is what will be multiplied after it.
 template <int P, class T>
-void pass(const Gemm& g, int panel, int first, int last, int from, int to, const void* next, Aside& aside, int group) {
-  const size_t of_a_panel = size_t(g.weights->steps) * STEP * PANEL, of_a_pass = DEPTH * STEP * PANEL;
-  const Packs<P, T> weights{reinterpret_cast<const T*>(g.weights->panel(panel)) + size_t(from) * STEP * PANEL, of_a_panel};
-  const int tiles = (last - first + TILE - 1) / TILE;
-  const int stride = 2 * PANEL * int(sizeof(T)) / (2 * tiles) + 1;  // bytes of a pair: at least two blocks a tile share them
-  const char* fetched = static_cast<const char*>(next);
-  blocks(first, last, [&](int row, auto constant, int number) {
-    constexpr int R = constant;
-    vf sum[R][P][VECTORS] = {};
-    auto each = [&](auto use) {
-      for (int r = 0; r < R; r++)
+void pass(const Gemm& g, int panel, int first, int last, int from, int to, const char* next, Aside& aside, int group) {
+  constexpr bool IS_BF16 = std::is_same_v<T, bf16>;
+  const size_t of_a_panel = size_t(g.weights->steps) * STEP * PANEL;
+  const T* weights = reinterpret_cast<const T*>(g.weights->panel(panel)) + size_t(from) * PANEL;
+  const bool widens = IS_BF16 && last - first > 2 * FEW;  // or tiles are too few to gain by it
+  if constexpr (IS_BF16)
+    for (int p = 0; p < P && widens; p++) widen_panel(weights + p * of_a_panel, to - from, aside.weights[p][0]);
+  const int tiles = (last - first + MOST_ROWS - 1) / MOST_ROWS, of_a_k = PANEL * int(sizeof(T)) / tiles + 1;  // bytes to fetch
+  for (int row = first; row < last;) {
+    const Operand::Tile tile = g.operand.tile_of(row);
+    with_rows<MOST_ROWS>(tile.rows, [&](auto constant) {
+      constexpr int R = constant;
+      vf sum[R][P][VECTORS] = {};
+      auto each = [&](auto use) {
+        for (int r = 0; r < R; r++)
+          for (int p = 0; p < P; p++)
+            for (int v = 0; v < VECTORS; v++) use(aside.sums[group + p][row - first + r] + v * LANES, sum[r][p][v]);
+      };
+      if (from) each([](const float* put, vf& x) { x = load(put); });
+      const float* a = reinterpret_cast<const float*>(g.operand.data) + g.operand.at(row) + g.operand.column(from);
+      auto fetch = [&](auto turn) {
         for (int p = 0; p < P; p++)
-          for (int v = 0; v < VECTORS; v++) use(aside.sums[group + p][row - first + r] + v * LANES, sum[r][p][v]);
-    };
-    if (from) each([](const float* put, vf& x) { x = load(put); });
-    const float* a = static_cast<const float*>(g.operand) + operand_row(row, g.weights->steps) + size_t(from) * TILE * STEP;
-    auto fetch = [&](int, int) {
-      for (int p = 0; p < P; p++) __builtin_prefetch(fetched + p * of_a_panel * sizeof(T));
-      fetched += stride;
-    };
-    if constexpr (std::is_same_v<T, float>) multiply<R, P>(a, weights, to - from, sum, fetch);
-    else if (!number) multiply<R, P>(a, Widened<P>{weights, aside.weights[0][0], of_a_pass}, to - from, sum, fetch);
-    else multiply<R, P>(a, Packs<P, float>{aside.weights[0][0], of_a_pass}, to - from, sum, fetch);
-    each([](float* put, vf x) { save(put, x); });
-  });
+          for (int i = 0; i < turn * PANEL / 2 * int(sizeof(T)); i += 64)  // two tiles at least share it
+            __builtin_prefetch(next + p * of_a_panel * sizeof(T) + i);
+        next += turn * of_a_k;
+      };
+      if (widens)
+        multiply<R, P>(a, aside.weights[0][0], DEEP * PANEL, to - from, sum,
+                       [&](int) { fetch(std::integral_constant<int, TURN<float>>()); });
+      else if constexpr (!IS_BF16 || R <= FEW)
+        multiply<R, P>(a, weights, of_a_panel, to - from, sum,
+                       [&](int) { fetch(std::integral_constant<int, TURN<T>>()); });
+      each([](float* put, vf x) { save(put, x); });
+    });
+    row += tile.rows;
+  }
 }
 
 template <class T>
 void many_rows(const Gemm& g, int panel, int last, int first_row, int last_row) {
   Aside aside;
-  const int steps = g.weights->steps;
+  const int depth = g.weights->steps * STEP;
+  auto weights = [&](int panel, int k) { return g.weights->panel(panel) + size_t(k) * PANEL * sizeof(T); };
   for (int end; panel < last; panel = end) {
     end = std::min(last, panel + GROUP);
-    for (int from = 0; from < steps; from += DEPTH) {
-      const int to = std::min(steps, from + DEPTH);
+    for (int from = 0; from < depth; from += DEEP) {
+      const int to = std::min(depth, from + DEEP);
       for (int p = panel; p < end;) {
         const bool whole = p + PANELS <= end;
         const int after = p + (whole ? PANELS : 1);
-        const char* next = after < end ? g.weights->panel(after) + size_t(from) * STEP * PANEL * sizeof(T)
-                           : to < steps ? g.weights->panel(panel) + size_t(to) * STEP * PANEL * sizeof(T)
-                                        : g.weights->panel(end);
+        const char* next = after < end ? weights(after, from) : to < depth ? weights(panel, to) : weights(end, 0);
         if (whole) pass<PANELS, T>(g, p, first_row, last_row, from, to, next, aside, p - panel);
         else pass<1, T>(g, p, first_row, last_row, from, to, next, aside, p - panel);
         p = after;
@@ -350,18 +345,24 @@ template <bool WIDEN>
 void gemm(const Gemm& g, int panel, int last) {
   using T = std::conditional_t<WIDEN, bf16, float>;
   if (g.rows > MOST_ROWS) {
-    for (int row = 0; row < g.rows; row += ROWS) many_rows<T>(g, panel, last, row, std::min(g.rows, row + ROWS));
+    const int parts = (g.rows + ROWS - 1) / ROWS, most = rounded((g.rows + parts - 1) / parts, MOST_ROWS);
+    static_assert(ROWS % MOST_ROWS == 0);
+    for (int row = 0, end; row < g.rows; row = end) {
+      end = g.rows - row <= ROWS ? g.rows : g.operand.tile_of(row + most).first;
+      many_rows<T>(g, panel, last, row, end);
+    }
     return;
   }
   with_rows<MOST_ROWS>(g.rows, [&](auto constant) {
-    constexpr int R = constant, WIDEST = std::min(4, MOST_ROWS * PANELS / R);
+    constexpr int R = constant, WIDEST = std::clamp(FEW * PANELS / R, 1, 4);
     few_rows<R, WIDEST, T>(g, panel, last);
     few_rows<R, 1, T>(g, panel, last);
   });
 }
 
 template <class T>
-inline void normalize(const Norm& n, const float* x, T* out, int steps) {
+inline void normalize(const Norm& n, const float* x, const Operand& to, int row) {
+  T* out = reinterpret_cast<T*>(to.data) + to.at(row);
   const int whole = n.width / LANES * LANES;
   float mean = 0;
   if (n.bias) {
@@ -379,9 +380,9 @@ inline void normalize(const Norm& n, const float* x, T* out, int steps) {
   float variance = total(squares)[0];
   for (int i = whole; i < n.width; i++) variance += (x[i] - mean) * (x[i] - mean);
   const float factor = 1.0f / std::sqrt(variance / n.width + n.epsilon);
-  for (int step = 0; step < steps; step++, out += TILE * STEP)
-    for (int c = 0; c < STEP; c += LANES) {
-      const int i = step * STEP + c;
+  for (int tile = 0; tile < to.width; tile += to.deep, out += to.tile * to.deep)
+    for (int c = 0; c < to.deep; c += LANES) {
+      const int i = tile + c;
       if (i + LANES <= n.width) {
         vf y = (load(x + i) - mean) * factor * load(n.weight + i);
         save(out + c, n.bias ? y + load(n.bias + i) : y);
@@ -398,9 +399,9 @@ inline void normalize(const Norm& n, const float* x, T* out, int steps) {
     }
 }
 
-void norm(const Norm& n, const float* x, void* operand, size_t row, int steps, bool is_bf16) {
-  if (is_bf16) normalize(n, x, static_cast<bf16*>(operand) + operand_row(row, steps), steps);
-  else normalize(n, x, static_cast<float*>(operand) + operand_row(row, steps), steps);
+void norm(const Norm& n, const float* x, const Operand& to, int row) {
+  if (to.is_bf16) normalize<bf16>(n, x, to, row);
+  else normalize<float>(n, x, to, row);
 }
 
 // Vectors of which lane i is lane i of `a`, or of `b` where bit HALF of i is set; and lane i ^ HALF of them.
@@ -669,12 +670,16 @@ inline void in_blocks(int r, int end, F use) {
 
 // x * share to columns [column, column + size) of a row of an operand.
 template <class T>
-inline void put(T* row, int column, const float* x, int size, float share) {
-  auto to = [&](int i) { return row + size_t((column + i) / STEP) * (TILE * STEP) + (column + i) % STEP; };
-  int i = 0;
-  if (column % LANES == 0)
-    for (; i + LANES <= size; i += LANES) save(to(i), load(x + i) * share);
-  for (; i < size; i++) save_one(to(i), x[i] * share);
+inline void put(const Operand& operand, int row, int column, const float* x, int size, float share) {
+  T* begin = reinterpret_cast<T*>(operand.data) + operand.at(row);
+  while (size) {
+    const int run = std::min(size, operand.deep - column % operand.deep);  // of one tile
+    T* to = begin + operand.column(column);
+    int i = 0;
+    for (; i + LANES <= run; i += LANES) save(to + i, load(x + i) * share);
+    for (; i < run; i++) save_one(to + i, x[i] * share);
+    column += run, x += run, size -= run;
+  }
 }
 
 // Softmax over tiles of 32 keys from key 0 on, rescaled at each tile (Milakov and Gimelshein, "Online normalizer
@@ -781,11 +786,10 @@ void attend(const Attention& a, float* scratch, int padded) {
     for (int r = 0; r < rows; r++) {
       const int row = head * rows + r;
       const float share = 1.0f / weight[row];
-      const size_t at = operand_row(a.out_row + r / a.group, a.out_steps);
-      const int column = a.out_column + (head * a.group + r % a.group) * size;
+      const int to = a.out_row + r / a.group, column = a.out_column + (head * a.group + r % a.group) * size;
       in_order<T>(sums + row * d, d);
-      if (a.out_bf16) put(static_cast<bf16*>(a.out) + at, column, sums + row * d, size, share);
-      else put(static_cast<float*>(a.out) + at, column, sums + row * d, size, share);
+      if (a.out.is_bf16) put<bf16>(a.out, to, column, sums + row * d, size, share);
+      else put<float>(a.out, to, column, sums + row * d, size, share);
     }
 }
 

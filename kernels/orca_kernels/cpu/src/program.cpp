@@ -12,6 +12,7 @@
 
 namespace orca {
 
+constexpr int BLOCK = 6 * TILE;  // rows: whole pairs of tiles of any type
 constexpr size_t HUGE_PAGE = size_t(2) << 20;
 
 HugePages::HugePages(size_t bytes) : size_((bytes + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1)) {
@@ -34,7 +35,7 @@ HugePages::~HugePages() {
 }
 
 void Buffer::hold(int64_t rows) {
-  const size_t bytes = size_t(rounded(int(rows), 2 * TILE)) * row_bytes();
+  const size_t bytes = size_t(rounded(int(rows), BLOCK)) * row_bytes();
   if (memory.size() >= bytes) return;
   HugePages larger(bytes);  // of zeros: padding stays zero
   if (!larger.data()) throw std::bad_alloc();
@@ -43,9 +44,14 @@ void Buffer::hold(int64_t rows) {
 
 int Program::buffer(int width, bool operand, bool is_bf16) {
   Buffer made;
-  made.width = rounded(width, operand ? STEP : PANEL), made.operand = operand, made.is_bf16 = is_bf16;
+  made.width = rounded(width, !operand ? PANEL : is_bf16 ? STEP : isa.deep), made.operand = operand, made.is_bf16 = is_bf16;
   buffers.push_back(std::move(made));
   return int(buffers.size()) - 1;
+}
+
+Operand Program::operand(int buffer, int64_t rows) const {
+  const Buffer& of = buffers[buffer];
+  return {of.data(), int(rows), of.width, of.is_bf16 ? TILE : isa.tile, of.is_bf16 ? STEP : isa.deep, of.is_bf16};
 }
 
 void Program::run(int first, int last, const orca_batch& b) {
@@ -74,7 +80,7 @@ void Program::plan() {
 namespace {
 
 constexpr int ROWS_OF_A_TASK = 8;
-constexpr int ROWS_OF_A_PRODUCT = 512;  // of a task that multiplies: whole tiles, for its operand begins with one
+constexpr int ROWS_OF_A_PRODUCT = 512;  // of a task that multiplies, at most and but for a tile
 
 uint32_t pieces(int64_t n, int64_t each) { return uint32_t((n + each - 1) / each); }
 
@@ -126,12 +132,12 @@ struct Normalize : Step {
   uint32_t tasks(const Program& p) const override { return pieces(rows(p), ROWS_OF_A_TASK); }
 
   void run(Program& p, uint32_t task, int) override {
-    const Buffer &from = p.buffers[x], &to = p.buffers[out];
+    const Buffer& from = p.buffers[x];
+    const Operand to = p.operand(out, rows(p));
     const int64_t end = std::min<int64_t>(rows(p), int64_t(task + 1) * ROWS_OF_A_TASK);
     for (int64_t i = int64_t(task) * ROWS_OF_A_TASK; i < end; i++) {
       const int64_t t = selects ? p.batch->selection[i] : i;
-      p.isa.norm(norm, reinterpret_cast<float*>(from.data() + t * from.row_bytes()), to.data(), i, to.width / STEP,
-                 to.is_bf16);
+      p.isa.norm(norm, reinterpret_cast<float*>(from.data() + t * from.row_bytes()), to, int(i));
     }
   }
 };
@@ -156,23 +162,27 @@ struct Linear : Step {
   uint32_t tasks(const Program& p) const override { return parts(p) * pieces(rows(p), ROWS_OF_A_PRODUCT); }
 
   void run(Program& p, uint32_t task, int) override {
-    const Buffer& from = p.buffers[operand];
     const uint32_t part = task % parts(p);
-    const size_t row = size_t(task / parts(p)) * ROWS_OF_A_PRODUCT;
+    const Operand from = p.operand(operand, rows(p));
+    auto begin = [&](uint32_t product) {
+      const int row = int(product) * ROWS_OF_A_PRODUCT;
+      return row < rows(p) ? from.tile_of(row).first : rows(p);
+    };
+    const int row = begin(task / parts(p));
     Gemm g{};
-    g.weights = weights, g.operand = from.data() + row * from.row_bytes();
-    g.rows = std::min(ROWS_OF_A_PRODUCT, rows(p) - int(row)), g.epilogue = epilogue, g.activation = activation;
+    g.weights = weights, g.operand = from.from(row), g.rows = begin(task / parts(p) + 1) - row;
+    g.epilogue = epilogue, g.activation = activation;
     if (epilogue == Epilogue::greedy) {
-      g.ld = int(p.batch->logits_stride), g.out = p.batch->logits ? p.batch->logits + row * g.ld : nullptr;
+      g.ld = int(p.batch->logits_stride), g.out = p.batch->logits ? p.batch->logits + size_t(row) * g.ld : nullptr;
       const size_t at = size_t(part) * rows(p) + row;
       g.best = p.best.data() + at, g.index = p.best_index.data() + at;
       std::fill(g.best, g.best + g.rows, -std::numeric_limits<float>::infinity());
       std::fill(g.index, g.index + g.rows, 0);
+    } else if (epilogue == Epilogue::operand) {
+      g.out_operand = p.operand(out, rows(p)).from(row);
     } else {
       const Buffer& to = p.buffers[out];
-      char* into = to.data() + row * to.row_bytes();
-      if (to.operand) g.out_operand = into, g.out_steps = to.width / STEP, g.out_bf16 = to.is_bf16;
-      else g.out = reinterpret_cast<float*>(into), g.ld = to.width;
+      g.out = reinterpret_cast<float*>(to.data() + row * to.row_bytes()), g.ld = to.width;
     }
     const int first = int(part) * each(p), last = std::min(weights->panels, first + each(p));
     (weights->type == Type::bf16 ? p.isa.gemm_bf16 : p.isa.gemm_f32)(g, first, last);
@@ -253,7 +263,7 @@ struct Attend : Step {
   void run(Program& p, uint32_t task, int thread) override {
     const int parts = int(pieces(heads.kv_heads, each(p)));
     const Program::Queries& queries = p.queries[task / parts];
-    const Buffer &from = p.buffers[qkv], &to = p.buffers[out];
+    const Buffer& from = p.buffers[qkv];
     float* scratch = p.scratch[thread].data();
     scratch += (-reinterpret_cast<uintptr_t>(scratch) & 63) / 4;
     const int first = int(task % parts) * each(p), last = std::min(heads.kv_heads, first + each(p));
@@ -266,8 +276,7 @@ struct Attend : Step {
       a.first = p.batch->positions[queries.token];
       a.blocks = p.batch->blocks + queries.request * p.batch->columns;
       a.cache = heads.cache(*p.batch), a.head = head, a.scale = scale;
-      a.out = to.data(), a.out_row = size_t(queries.token), a.out_column = column, a.out_steps = to.width / STEP;
-      a.out_bf16 = to.is_bf16;
+      a.out = p.operand(out, p.batch->tokens), a.out_row = int(queries.token), a.out_column = column;
       p.isa.attention(a, scratch);
     }
   }

@@ -57,7 +57,7 @@ class HugePages {
 
 // Activations of a program: T rows, rounded up to a whole block of tiles.
 struct Buffer {
-  int width;      // columns: of float32 rows padded to whole panels, of operands to whole steps
+  int width;      // columns: of float32 rows padded to whole panels, of operands to whole tiles
   bool operand;   // in the format of operands
   bool is_bf16;
   HugePages memory;
@@ -80,6 +80,7 @@ class Program final : public Region {
   Program(const Isa& isa, Pool& pool) : isa(isa), pool(pool) {}
 
   int buffer(int width, bool operand, bool is_bf16);
+  Operand operand(int buffer, int64_t rows) const;  // a buffer, as the operand of so many rows
   void run(int first, int last, const orca_batch& batch);
 
   uint32_t tasks(int step) const override { return steps[step]->tasks(*this); }
