@@ -11,10 +11,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def test_kernels_in_the_interpreter() -> None:
+FOLDER = Path(__file__).parent / "triton_kernels"
+ATTENTION = FOLDER / "test_attention.py"  # half of the work: two processes can share it
+
+
+@pytest.mark.parametrize("what", [[ATTENTION], [FOLDER, f"--ignore={ATTENTION}"]], ids=["attention", "the others"])
+def test_kernels_in_the_interpreter(what: list[str | Path]) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", Path(__file__).parent / "triton_kernels"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *what],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
