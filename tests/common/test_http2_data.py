@@ -10,7 +10,7 @@ from h2.events import DataReceived, Event
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import DataFrame, Frame, HeadersFrame, PingFrame, RstStreamFrame, SettingsFrame, WindowUpdateFrame
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orca_common.http2_data import Http2
@@ -69,6 +69,7 @@ class Pair:
         return refused, server.data_to_send(), server.outbound_flow_control_window, windows
 
 
+@settings(deadline=None)
 @example(
     steps=[lambda server, client: server.close_connection(), lambda server, client: server.send_data(1, b"late")],
     window=65_535,
@@ -148,6 +149,16 @@ class Hearer:
         return refused, told, connection.data_to_send(), counts
 
 
+# Beyond the connection's window, a stream's, and what gives back the one, or a stream's that is used up; after an end.
+@settings(deadline=None)
+@example(client=False, frames=[data(1, 16_000, set(), 0)] * 5, cuts=[100_000], window=200_000, taken=False)
+@example(client=False, frames=[data(1, 15, set(), 0)] * 2, cuts=[100_000], window=20, taken=False)
+@example(client=False, frames=[data(1, 12_000, set(), 0)] * 4, cuts=[100_000], window=200_000, taken=True)
+@example(client=True, frames=[data(1, 15, set(), 0), data(1, 25, set(), 0)], cuts=[99], window=40, taken=True)
+@example(
+    client=False, frames=[data(1, 5, {"END_STREAM"}, 0), data(1, 5, set(), 0)], cuts=[14], window=65_535, taken=True
+)
+@example(client=True, frames=[RstStreamFrame(1, error_code=8), data(1, 5, set(), 0)], cuts=[13], window=99, taken=True)
 @example(client=False, frames=[data(1, 16_385, set(), 0)], cuts=[100_000], window=65_535, taken=True)
 @example(client=True, frames=[data(7, 5, set(), 0)], cuts=[3], window=65_535, taken=True)
 @example(client=True, frames=[data(5, 20, set(), 0), data(5, 20, set(), 0)], cuts=[9], window=65_535, taken=True)

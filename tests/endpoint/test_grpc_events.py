@@ -1,6 +1,6 @@
 """Events as messages: one encoder makes of each token what a message of its own would be."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca.v1.orca_pb2 import GenerateResponse
@@ -20,6 +20,7 @@ TOKENS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(TOKENS))
 def test_each_token_is_encoded_as_if_it_were_the_first(tokens: list[Token]) -> None:
     encoder = Encoder()

@@ -25,6 +25,19 @@ def test_a_fault_in_one_instruction_sets_file_is_told(tmp_path: Path, monkeypatc
         build.build(tmp_path / "built")
 
 
+@pytest.mark.skipif(not build.special(), reason="this architecture has no instruction sets of its own")
+def test_instruction_sets_that_the_assembler_does_not_know_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RHEL 9's compiler knows AMX, and its assembler does not."""
+    isa, flags = next(iter(build.special().items()))
+    shutil.copytree(build.SOURCES, sources := tmp_path / "src")
+    (sources / f"isa_{isa}.cpp").write_text('asm("unheard_of");\n')
+    monkeypatch.setattr(build, "SOURCES", sources)
+    monkeypatch.setattr(build, "special", lambda: {isa: flags})
+    assert build.build(tmp_path / "built").exists()
+
+
 def test_instruction_sets_that_the_compiler_does_not_know_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

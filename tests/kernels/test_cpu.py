@@ -340,7 +340,9 @@ MIXED = Requests([0, 0, 5, 15, 16, 31, 32, 0, 70], [1, 37, 1, 1, 1, 1, 1, 70, 3]
 
 @each_isa
 @each_dtype
-@pytest.mark.parametrize(("heads", "group", "size"), [(2, 1, 64), (3, 1, 20), (1, 4, 32), (2, 3, 8), (1, 1, 128)])
+@pytest.mark.parametrize(
+    ("heads", "group", "size"), [(2, 1, 64), (3, 1, 20), (14, 1, 20), (1, 4, 32), (2, 3, 8), (1, 1, 128)]
+)
 @pytest.mark.parametrize("block_size", [1, 16, 20, 32])
 def test_attention(isa: str, dtype: torch.dtype, heads: int, group: int, size: int, block_size: int) -> None:
     got, want = attention(isa, dtype, MIXED, heads=heads, group=group, size=size, block_size=block_size)

@@ -60,7 +60,7 @@ def name() -> str:
 def build(folder: Path) -> Path:
     """Compiles the library into a folder. Raises CannotBuild.
 
-    Leaves out the instruction sets whose flags an older compiler does not know.
+    Leaves out the instruction sets that an older compiler, or its assembler, does not know.
     """
     cxx = compiler()
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,17 +71,23 @@ def build(folder: Path) -> Path:
             if done.returncode:
                 raise CannotBuild(f"{Path(cxx).name} failed: {done.stderr.strip()[:2000]}")
 
+        def known(*command: str) -> bool:
+            try:
+                run(*command)
+            except CannotBuild:
+                return False
+            return True
+
         def compiled(source: str, *flags: str) -> str:
             run(*FLAGS, *flags, "-c", str(SOURCES / f"{source}.cpp"), "-o", f"{made}/{source}.o")
             return f"{made}/{source}.o"
 
         def compiled_if_known(isa: str) -> str | None:
-            flags = special()[isa]
-            try:
-                run(*flags, "-fsyntax-only", "-x", "c++", os.devnull)
-            except CannotBuild:
+            flags, stem = special()[isa], f"{made}/isa_{isa}"
+            if not known(*flags, "-fsyntax-only", "-x", "c++", os.devnull):
                 return None
-            return compiled(f"isa_{isa}", *flags)
+            run(*FLAGS, *flags, "-S", str(SOURCES / f"isa_{isa}.cpp"), "-o", f"{stem}.s")  # an error is ours
+            return f"{stem}.o" if known("-c", f"{stem}.s", "-o", f"{stem}.o") else None
 
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             of_sets = dict(zip(special(), threads.map(compiled_if_known, special()), strict=True))
