@@ -205,4 +205,4 @@ bool runs_here() {
 }  // namespace
 
 const orca::Isa orca::amx = {"amx", runs_here, true, MOST_ROWS, DEEP, enter, leave, gemm_tiles, gemm<false>, norm,
-                           narrow_all, attention_tiles};
+                             narrow_all, attention_tiles};

@@ -38,7 +38,6 @@ inline vi bits(vf x) { return reinterpret_cast<vi>(x); }
 inline vf larger(vf a, vf b) { return a > b ? a : b; }  // b where one is NaN
 inline vf smaller(vf a, vf b) { return a < b ? a : b; }
 
-inline vf load(const bf16* p) { return bits(__builtin_convertvector(*reinterpret_cast<const vh_u*>(p), vi) << 16); }
 // The even or the odd ones of 2 * LANES bfloat16.
 inline vf load_half(const bf16* p, int odd) {
   const vi both = *reinterpret_cast<const vi_u*>(p);
@@ -57,8 +56,6 @@ inline void save(bf16* p, vf x) {
   *reinterpret_cast<vh_u*>(p) = __builtin_convertvector(b, vh);
 }
 #endif
-inline float load_one(const float* p) { return *p; }
-inline float load_one(const bf16* p) { return widen(*p); }
 inline void save_one(float* p, float x) { *p = x; }
 inline void save_one(bf16* p, float x) { *p = narrow(x); }
 
@@ -310,7 +307,7 @@ void pass(const Gemm& g, int panel, int first, int last, int from, int to, const
       if (widens)
         multiply<R, P>(a, aside.weights[0][0], DEEP * PANEL, to - from, sum,
                        [&](int) { fetch(std::integral_constant<int, TURN<float>>()); });
-      else if constexpr (!IS_BF16 || R <= FEW)
+      else if constexpr (!IS_BF16 || R <= FEW)  // as the tiles of 2 * FEW rows are
         multiply<R, P>(a, weights, of_a_panel, to - from, sum,
                        [&](int) { fetch(std::integral_constant<int, TURN<T>>()); });
       each([](float* put, vf x) { save(put, x); });
@@ -345,10 +342,10 @@ template <bool WIDEN>
 void gemm(const Gemm& g, int panel, int last) {
   using T = std::conditional_t<WIDEN, bf16, float>;
   if (g.rows > MOST_ROWS) {
-    const int parts = (g.rows + ROWS - 1) / ROWS, most = rounded((g.rows + parts - 1) / parts, MOST_ROWS);
     static_assert(ROWS % MOST_ROWS == 0);
     for (int row = 0, end; row < g.rows; row = end) {
-      end = g.rows - row <= ROWS ? g.rows : g.operand.tile_of(row + most).first;
+      const int left = g.rows - row, parts = (left + ROWS - 1) / ROWS;
+      end = parts == 1 ? g.rows : g.operand.tile_of(row + rounded((left + parts - 1) / parts, MOST_ROWS)).first;
       many_rows<T>(g, panel, last, row, end);
     }
     return;

@@ -44,7 +44,7 @@ void Buffer::hold(int64_t rows) {
 
 int Program::buffer(int width, bool operand, bool is_bf16) {
   Buffer made;
-  made.width = rounded(width, !operand ? PANEL : is_bf16 ? STEP : isa.deep), made.operand = operand, made.is_bf16 = is_bf16;
+  made.width = rounded(width, !operand ? PANEL : is_bf16 ? STEP : isa.deep), made.is_bf16 = is_bf16;
   buffers.push_back(std::move(made));
   return int(buffers.size()) - 1;
 }

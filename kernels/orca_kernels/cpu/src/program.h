@@ -58,7 +58,6 @@ class HugePages {
 // Activations of a program: T rows, rounded up to a whole block of tiles.
 struct Buffer {
   int width;      // columns: of float32 rows padded to whole panels, of operands to whole tiles
-  bool operand;   // in the format of operands
   bool is_bf16;
   HugePages memory;
 
