@@ -282,7 +282,8 @@ void pass(const Gemm& g, int panel, int first, int last, int from, int to, const
   constexpr bool IS_BF16 = std::is_same_v<T, bf16>;
   const size_t of_a_panel = size_t(g.weights->steps) * STEP * PANEL;
   const T* weights = reinterpret_cast<const T*>(g.weights->panel(panel)) + size_t(from) * PANEL;
-  const bool widens = IS_BF16 && last - first > 2 * FEW;  // or tiles are too few to gain by it
+  // Two tiles are too few to gain by it, but with more rows a tile there are no registers.
+  const bool widens = IS_BF16 && (last - first > 2 * FEW || g.operand.tile_of(first).rows > FEW);
   if constexpr (IS_BF16)
     for (int p = 0; p < P && widens; p++) widen_panel(weights + p * of_a_panel, to - from, aside.weights[p][0]);
   const int tiles = (last - first + MOST_ROWS - 1) / MOST_ROWS, of_a_k = PANEL * int(sizeof(T)) / tiles + 1;  // bytes to fetch
@@ -307,7 +308,7 @@ void pass(const Gemm& g, int panel, int first, int last, int from, int to, const
       if (widens)
         multiply<R, P>(a, aside.weights[0][0], DEEP * PANEL, to - from, sum,
                        [&](int) { fetch(std::integral_constant<int, TURN<float>>()); });
-      else if constexpr (!IS_BF16 || R <= FEW)  // as the tiles of 2 * FEW rows are
+      else if constexpr (!IS_BF16 || R <= FEW)
         multiply<R, P>(a, weights, of_a_panel, to - from, sum,
                        [&](int) { fetch(std::integral_constant<int, TURN<T>>()); });
       each([](float* put, vf x) { save(put, x); });
