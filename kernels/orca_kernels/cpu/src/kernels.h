@@ -217,7 +217,7 @@ constexpr int TURN = std::is_same_v<T, bf16> ? 4 : 8;  // k of a turn of the loo
 
 // sums += R rows of a tile x P panels that are `apart` elements from each other, over `depth` k. Calls fetch(k) in each turn.
 //
-// What is no multiplication costs, for a neighbour on the same core takes half of the instructions that it can decode: 12
+// What is no multiplication costs, for a neighbour on the same core may take half of what it can decode: 12
 // multiplications need 8 loads, and turns are long. (Turns of 2 k in float32: GCC 12 has sums in memory.)
 template <int R, int P, class T, class F>
 [[gnu::always_inline]] inline void multiply(const float* a, const T* weights, size_t apart, int depth,
