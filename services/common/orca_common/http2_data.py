@@ -41,8 +41,8 @@ class Http2(H2Connection):
             super().send_data(stream_id, data, end_stream, pad_length)
 
     def send_plain(self, stream_id: int, data: bytes | memoryview) -> bool:
-        """Sends DATA that ends nothing: it changes no state but the windows. False: not now, or not so; nothing was
-        sent."""
+        """Sends DATA that ends nothing: it changes no state but the windows. Returns False, and sends nothing, where it
+        would not fit or h2 would refuse it."""
         stream, size = self.streams.get(stream_id), len(data)
         if (
             stream is None

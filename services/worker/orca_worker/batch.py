@@ -84,12 +84,12 @@ def build_batch(
     if continues:
         tokens = [HERE] * n_increments if tokens_on_device else members["last_token"][n_initiations:].tolist()
     contexts = [0] * n_initiations + positions_of
-    if not len(contexts) - n_initiations == len(tokens) == n_increments:
+    if not len(positions_of) == len(tokens) == n_increments:
         raise FailedPrecondition(
-            f"{n_increments} increments have {len(contexts) - n_initiations} positions and {len(tokens)} tokens"
+            f"{n_increments} increments have {len(positions_of)} positions and {len(tokens)} tokens"
         )
     before = np.array(contexts)
-    # numpy counts in 0.4 us. What `any`, `all` and `max` need in Python takes 2.
+    # count_nonzero takes 0.4 us; `any`, `all` and `max` of an array go through Python and take 2.
     if np.count_nonzero(members["held"]) < len(each):
         raise FailedPrecondition(f"row {rows_of[members['held'].argmin()]} is not held")
     if np.count_nonzero(before > members["length"]):

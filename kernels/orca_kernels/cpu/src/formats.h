@@ -25,9 +25,10 @@ enum class Activation : int { none = 0, gelu, tanh_gelu, relu, silu, tanh };
 
 inline int rounded(int n, int to) { return (n + to - 1) / to * to; }
 
-// [tiles down][tiles across][tile][deep]: what is multiplied together lies together. In bfloat16 a tile is 16 x 32; in float32
-// as large as the instruction set has it. A short last tile leaves what it lacks unused. In float32 one of up to half a tile
-// shares rows with the tile before it, for a row or two would wait for their own additions.
+// [tiles down][tiles across][tile][deep]: what is multiplied together lies together. A tile of bfloat16 is 16 x 32; the size of
+// one of float32 is the instruction set's. A last tile may have fewer rows; the memory behind them is unused. In float32, if it
+// has half of a tile's rows or fewer, it shares evenly with the tile before it: one or two rows alone would wait for their own
+// additions.
 struct Operand {
   struct Tile {
     int index, first, rows;  // its rows are [first, first + rows)
@@ -48,12 +49,15 @@ struct Operand {
     return {alike + 1, first + half, left - half};
   }
 
-  // Elements to column 0 of a row, and from there to another column.
+  // Elements from the beginning to column 0 of a row, and from there to another column.
   size_t at(int row) const {
     const Tile of = tile_of(row);
     return size_t(of.index) * tile * width + size_t(row - of.first) * deep;
   }
   size_t column(int c) const { return size_t(c / deep) * tile * deep + c % deep; }
+
+  template <class T>
+  T* row(int r) const { return reinterpret_cast<T*>(data) + at(r); }
 
   // The rows from the first one of a tile on.
   Operand from(int row) const {

@@ -17,12 +17,12 @@ enum class Epilogue : int {
 struct Gemm {
   const Packed* weights;
   Operand operand;
-  int rows;  // of its first tiles
+  int rows;  // the operand's first ones, whole tiles
   Epilogue epilogue;
   Activation activation;
   float* out;  // store, add: [rows][ld]; greedy: the logits, or null
   int ld;
-  Operand out_operand;  // operand
+  Operand out_operand;  // operand: the next operation's
   float* best;          // greedy: [rows], for the columns of this call
   int32_t* index;
 };

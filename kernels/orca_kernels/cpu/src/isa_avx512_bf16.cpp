@@ -10,7 +10,7 @@ template <int R, int P>
 inline void multiply_pairs(const Gemm& g, int panel, int first) {
   const int steps = g.weights->steps;
   const bf16* a[R];
-  for (int r = 0; r < R; r++) a[r] = reinterpret_cast<const bf16*>(g.operand.data) + g.operand.at(first + r);
+  for (int r = 0; r < R; r++) a[r] = g.operand.row<const bf16>(first + r);
   const char* w[P];
   for (int p = 0; p < P; p++) w[p] = g.weights->panel(panel + p);
   __m512 sum[R][P];

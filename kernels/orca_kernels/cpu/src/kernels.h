@@ -142,7 +142,7 @@ inline void finish_operand(const Gemm& g, int panel, int first, int rows, const 
   for (int done = 0; done < rows;) {
     const Operand::Tile tile = to.tile_of(first + done);
     const int here = std::min(rows - done, tile.first + tile.rows - first - done);
-    T* out = reinterpret_cast<T*>(to.data) + to.at(first + done) + to.column(column);
+    T* out = to.row<T>(first + done) + to.column(column);
     with_bias(g, panel, here, sums + done * stride, stride,
               [&](int r, int c, vf y) { save(out + r * to.deep + c, activate<A>(y)); });
     done += here;
@@ -213,12 +213,15 @@ inline void with_rows(int rows, F use) {
 }
 
 template <class T>
-constexpr int TURN = std::is_same_v<T, bf16> ? 4 : 8;  // k of a turn of the loop
+constexpr bool IS_BF16 = std::is_same_v<T, bf16>;
+template <class T>
+constexpr int TURN = IS_BF16<T> ? 4 : 8;  // k of a turn of the loop
 
 // sums += R rows of a tile x P panels that are `apart` elements from each other, over `depth` k. Calls fetch(k) in each turn.
 //
-// What is no multiplication costs, for a neighbour on the same core may take half of what it can decode: 12
-// multiplications need 8 loads, and turns are long. (Turns of 2 k in float32: GCC 12 has sums in memory.)
+// A neighbour on the same core may take half of what the core decodes, so each instruction that does not multiply costs time.
+// 12 multiplications need 8 loads; long turns make the loop's own instructions few. (With turns of 2 k in float32 GCC 12 keeps
+// sums in memory.)
 template <int R, int P, class T, class F>
 [[gnu::always_inline]] inline void multiply(const float* a, const T* weights, size_t apart, int depth,
                                             vf (&sum)[R][P][VECTORS], F fetch) {
@@ -230,7 +233,7 @@ template <int R, int P, class T, class F>
       for (int p = 0; p < P; p++) {
         vf w[VECTORS];
         for (int v = 0; v < VECTORS; v++)
-          if constexpr (std::is_same_v<T, bf16>) w[v] = load_half(weights + p * apart + i / 2 * 2 * PANEL + v * LANES * 2, i % 2);
+          if constexpr (IS_BF16<T>) w[v] = load_half(weights + p * apart + i / 2 * 2 * PANEL + v * LANES * 2, i % 2);
           else w[v] = load(weights + p * apart + i * PANEL + v * LANES);
         for (int r = 0; r < R; r++)
           for (int v = 0; v < VECTORS; v++) sum[r][p][v] += a[r * DEEP + i] * w[v];
@@ -248,7 +251,7 @@ void few_rows(const Gemm& g, int& panel, int last) {
   for (; panel + P <= last; panel += P) {
     vf sum[R][P][VECTORS] = {};
     const T* weights = reinterpret_cast<const T*>(g.weights->panel(panel));
-    const float* a = reinterpret_cast<const float*>(g.operand.data);
+    const float* a = g.operand.row<const float>(0);
     for (int from = 0; from < depth; from += DEEP, a += MOST_ROWS * DEEP)
       multiply<R, P>(a, weights + from * PANEL, of_a_panel, std::min(DEEP, depth - from), sum, [&](int k) {
         const size_t at = size_t(from + k) * PANEL + AHEAD;
@@ -279,12 +282,11 @@ inline void widen_panel(const bf16* from, int depth, float* to) {
 // Rows [first, last) times P panels for k in [from, to). `next` is what will be multiplied after it.
 template <int P, class T>
 void pass(const Gemm& g, int panel, int first, int last, int from, int to, const char* next, Aside& aside, int group) {
-  constexpr bool IS_BF16 = std::is_same_v<T, bf16>;
   const size_t of_a_panel = size_t(g.weights->steps) * STEP * PANEL;
   const T* weights = reinterpret_cast<const T*>(g.weights->panel(panel)) + size_t(from) * PANEL;
-  // Two tiles are too few to gain by it, but with more rows a tile there are no registers.
-  const bool widens = IS_BF16 && (last - first > 2 * FEW || g.operand.tile_of(first).rows > FEW);
-  if constexpr (IS_BF16)
+  // With two tiles it would not pay, but tiles of more than FEW rows leave no registers to widen in.
+  const bool widens = IS_BF16<T> && (last - first > 2 * FEW || g.operand.tile_of(first).rows > FEW);
+  if constexpr (IS_BF16<T>)
     for (int p = 0; p < P && widens; p++) widen_panel(weights + p * of_a_panel, to - from, aside.weights[p][0]);
   const int tiles = (last - first + MOST_ROWS - 1) / MOST_ROWS, of_a_k = PANEL * int(sizeof(T)) / tiles + 1;  // bytes to fetch
   for (int row = first; row < last;) {
@@ -298,7 +300,7 @@ void pass(const Gemm& g, int panel, int first, int last, int from, int to, const
             for (int v = 0; v < VECTORS; v++) use(aside.sums[group + p][row - first + r] + v * LANES, sum[r][p][v]);
       };
       if (from) each([](const float* put, vf& x) { x = load(put); });
-      const float* a = reinterpret_cast<const float*>(g.operand.data) + g.operand.at(row) + g.operand.column(from);
+      const float* a = g.operand.row<const float>(row) + g.operand.column(from);
       auto fetch = [&](auto turn) {
         for (int p = 0; p < P; p++)
           for (int i = 0; i < turn * PANEL / 2 * int(sizeof(T)); i += 64)  // two tiles at least share it
@@ -308,7 +310,7 @@ void pass(const Gemm& g, int panel, int first, int last, int from, int to, const
       if (widens)
         multiply<R, P>(a, aside.weights[0][0], DEEP * PANEL, to - from, sum,
                        [&](int) { fetch(std::integral_constant<int, TURN<float>>()); });
-      else if constexpr (!IS_BF16 || R <= FEW)
+      else if constexpr (!IS_BF16<T> || R <= FEW)
         multiply<R, P>(a, weights, of_a_panel, to - from, sum,
                        [&](int) { fetch(std::integral_constant<int, TURN<T>>()); });
       each([](float* put, vf x) { save(put, x); });
@@ -360,7 +362,7 @@ void gemm(const Gemm& g, int panel, int last) {
 
 template <class T>
 inline void normalize(const Norm& n, const float* x, const Operand& to, int row) {
-  T* out = reinterpret_cast<T*>(to.data) + to.at(row);
+  T* out = to.row<T>(row);
   const int whole = n.width / LANES * LANES;
   float mean = 0;
   if (n.bias) {
@@ -669,7 +671,7 @@ inline void in_blocks(int r, int end, F use) {
 // x * share to columns [column, column + size) of a row of an operand.
 template <class T>
 inline void put(const Operand& operand, int row, int column, const float* x, int size, float share) {
-  T* begin = reinterpret_cast<T*>(operand.data) + operand.at(row);
+  T* begin = operand.row<T>(row);
   while (size) {
     const int run = std::min(size, operand.deep - column % operand.deep);  // of one tile
     T* to = begin + operand.column(column);
