@@ -32,7 +32,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from orca_common.errors import ErrorReason, PermissionDenied, Unavailable
+from orca_common.errors import ErrorReason, FailedPrecondition, PermissionDenied, Unavailable
 from orca_common.roles import check_redis
 from orca_common.tls import AUTHORITY, CERTIFICATE, KEY
 
@@ -81,21 +81,24 @@ class Link:
     """
 
     def __init__(self, url: str, patience: float = 2.0, width: int = 32, tls_dir: str | None = None) -> None:
-        """Connects at the first command.
+        """Connects at the first command. Raises FailedPrecondition for a URL that is none.
 
         patience: seconds that one exchange may take, and seconds that it may wait for its turn. width: exchanges at the
         same time, blocking reads and renewals not counted. tls_dir: for rediss://; each new connection reads its files.
         """
-        self._primary = Primary(url, patience)
-        url = self._primary.url
-        connections = cast(Any, ConnectionPool).from_url(
-            url,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-            socket_timeout=None,
-            redis_connect_func=self._on_connect,
-            **_certificates(url, tls_dir),
-        )
+        try:
+            self._primary = Primary(url, patience)
+            url = self._primary.url
+            connections = cast(Any, ConnectionPool).from_url(
+                url,
+                protocol=2,
+                retry=Retry(NoBackoff(), 0),
+                socket_timeout=None,
+                redis_connect_func=self._on_connect,
+                **_certificates(url, tls_dir),
+            )
+        except ValueError as error:
+            raise FailedPrecondition(f"redis_url: {error}") from None
         self._new_connection: Callable[[], Connection] = lambda: Connection(connections.make_connection())
         self._patience = patience
         self._turns = asyncio.Semaphore(width)
