@@ -10,8 +10,7 @@ must not expire behind a storm of attaches.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -123,8 +122,11 @@ class Link:
         """
         if renewal:
             return await self._run(script, args, replicas)
-        async with self._turn():
+        await self._take_turn()
+        try:
             return await self._run(script, args, replicas)
+        finally:
+            self._turns.release()
 
     async def _run(self, script: Script, args: tuple[Argument, ...], replicas: int) -> Any:
         try:
@@ -134,22 +136,22 @@ class Link:
 
     async def command(self, *args: Argument, replicas: int = 0) -> Any:
         """Sends one command and returns its answer. replicas: as in `run`. Raises Unavailable."""
-        async with self._turn():
-            return await self._exchange_twice(args, self._patience, replicas)
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncGenerator[None]:
-        """One of the `width` exchanges at the same time. Raises Unavailable when none ends in time."""
+        await self._take_turn()
         try:
-            # Without a wait there is nothing to bound, and a timer costs more than the turn.
-            async with asyncio.timeout(self._patience) if self._turns.locked() else nullcontext():
+            return await self._exchange_twice(args, self._patience, replicas)
+        finally:
+            self._turns.release()
+
+    async def _take_turn(self) -> None:
+        """One of the `width` exchanges at the same time. Raises Unavailable when none ends in time."""
+        if not self._turns.locked():  # nothing is waited for, and a timer costs more than the turn
+            await self._turns.acquire()
+            return
+        try:
+            async with asyncio.timeout(self._patience):
                 await self._turns.acquire()
         except TimeoutError:
             raise Unavailable(f"the request pool is busy: there was no turn within {self._patience:g} s") from None
-        try:
-            yield
-        finally:
-            self._turns.release()
 
     async def blocking(self, *args: Argument, wait: float) -> Any:
         """Like `command`, for a command that Redis itself may answer up to `wait` seconds late."""
