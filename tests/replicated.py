@@ -69,7 +69,7 @@ def sentinel(folder: Path, primary: int, quorum: int = 1, down_after: float = 0.
     port = embedded_pool.free_port()
     folder.mkdir()
     (folder / "sentinel.conf").write_text(
-        f"port {port}\nbind 127.0.0.1\nsentinel monitor {SERVICE} 127.0.0.1 {primary} {quorum}\n"
+        f"port {port}\nbind 127.0.0.1 -::1\nsentinel monitor {SERVICE} 127.0.0.1 {primary} {quorum}\n"
         f"sentinel down-after-milliseconds {SERVICE} {down_after * 1000:.0f}\n"
         f"sentinel failover-timeout {SERVICE} 2000\n"
     )

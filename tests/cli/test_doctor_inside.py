@@ -68,6 +68,13 @@ def test_one_sentinel_that_is_reached_is_enough() -> None:
     assert [answer for answer, _ in one["answers"] + none["answers"]] == ["open", "refused"]
 
 
+def test_a_sentinel_at_an_address_of_ipv6() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        port = server.getsockname()[1]
+        said = reach(["", None], ORCA_REDIS_URL=f"redis+sentinel://one.invalid,[::1]:{port}/pool")
+    assert [answer for answer, _ in said["answers"]] == ["open"]
+
+
 def test_a_port_that_does_not_answer() -> None:
     """A full backlog drops what comes, as a NetworkPolicy does."""
     with (

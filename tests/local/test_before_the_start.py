@@ -99,7 +99,7 @@ def redis() -> object:
 WRONG: dict[str, tuple[Callable[[RedisServer], str], str]] = {
     "another scheme": (lambda redis: redis.url.replace("redis:", "http:"), "must specify one of the following schemes"),
     "wrong password": (lambda redis: f"redis://:secret@127.0.0.1:{redis.port}/0", "password"),
-    "no number": (lambda redis: "redis://127.0.0.1:port/0", "Port"),
+    "no number": (lambda redis: "redis://127.0.0.1:port/0", "server 1 of it is no HOST:PORT"),
 }
 
 

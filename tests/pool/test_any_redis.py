@@ -17,6 +17,7 @@ from orca_common.errors import FailedPrecondition, Unavailable
 from orca_local import embedded_pool
 from orca_pool.pool import Pool
 from orca_pool.primary import Primary
+from orca_pool.reach import check_reachable
 from orca_pool.records import Attached, CommitRow, EngineInfo
 from orca_pool.retry import reached
 from orca_pool.wire import pack_tokens
@@ -110,6 +111,11 @@ def test_a_url_of_sentinels_names_the_service() -> None:
     with pytest.raises(ValueError, match="the name of the service is missing"):
         Primary("redis+sentinel://127.0.0.1:26379", 1.0)
     assert Primary("rediss+sentinel://user:word@one,two:7/orca/3", 1.0).url == "rediss://user:word@primary.invalid/3"
+
+
+async def test_sentinels_at_addresses_of_ipv6(tmp_path: Path) -> None:
+    with server(tmp_path / "a") as primary, sentinel(tmp_path / "s", primary.port) as port:
+        await check_reachable(f"redis+sentinel://[::1]:1,[::1]:{port}/orca", 5.0)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from checkpoints import make_gpt2, make_timed
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
-from orca_worker.beginning import begin
+from orca_worker.beginning import Begun, begin
 from orca_worker.forks import ForkServer, ForkServerLost
 from orca_worker.machine import DRIVER
 from orca_worker.process import adopt_orphans, why_ended
@@ -436,6 +436,21 @@ async def test_a_fork_server_that_has_died_says_so(forks: ForkServer) -> None:
     forks.kill()
     with pytest.raises(ForkServerLost, match="the fork server: its process ended with status -9"):
         await forks.fork()
+
+
+async def test_a_fork_server_that_cannot_be_asked_is_ended() -> None:
+    """Its connection has ended, and it lives on: nothing else would tell its supervisor."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    its.close()
+    sleeper = subprocess.Popen(["sleep", "inf"])  # noqa: ASYNC220
+    forks = ForkServer(Begun(sleeper, ours), [], "INFO")
+    try:
+        async with asyncio.timeout(20):
+            with pytest.raises(ForkServerLost, match="the fork server: its process ended with status -9"):
+                await forks.fork()
+    finally:
+        sleeper.kill()
+        await forks.ended
 
 
 async def test_a_process_ends_where_many_descriptors_are_open(tmp_path: Path, forks: ForkServer) -> None:

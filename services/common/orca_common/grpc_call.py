@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 from .compression import inflated, too_large, unreadable
 from .errors import Cancelled, ErrorReason, OrcaError, status_of
+from .grpc_message import PREFIX, framed
 from .http2_connection import WINDOW, Headers, Http2Connection
 
 FIELD = 32  # bytes that each field of a header counts more, by HTTP/2
-PREFIX = 5  # bytes before a message: whether it is compressed, and its length
 BEGIN_SECONDS = 1.0
 IN_LOOP = 1 << 16  # bytes; a larger message is inflated in a thread. 4 MB may take 0.3 s.
 UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}  # of grpc-timeout, in seconds
@@ -172,7 +172,7 @@ class GrpcCall:
     async def write(self, message: bytes) -> None:
         """Sends a message. Waits for a client that takes no more; raises Cancelled when it takes too long."""
         self.begin()
-        data = b"\0" + len(message).to_bytes(4) + message
+        data = framed(message)
         if self._connection.send_whole(self._number, data):
             self._connection.flush_soon()
             return
@@ -206,7 +206,7 @@ class GrpcCall:
         """Sends a message without waiting: what there is no room for follows as there is. Nothing after the end."""
         if not self.gone:
             self.begin()
-            self._unsent += b"\0" + len(message).to_bytes(4) + message
+            self._unsent += framed(message)
             self._send_rest()
 
     def _send_rest(self) -> None:

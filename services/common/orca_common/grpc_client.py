@@ -32,12 +32,12 @@ from h2.exceptions import ProtocolError
 from hyperframe.frame import Frame, GoAwayFrame
 
 from .address import split_address
+from .grpc_message import PREFIX, framed
 from .http2_data import Http2
 
 M = TypeVar("M", bound=Message)
 Metadata = Sequence[tuple[str, str]]
 
-PREFIX = 5  # bytes before a message: whether it is compressed, and its length
 WINDOW = 1 << 30  # bytes that the server may send ahead: all that comes is read
 MAX_UNSENT = 64 << 20  # bytes of a call that wait for room, beyond one message
 MAX_RECEIVED = 64 << 20  # bytes of a message that comes: as many as a rank takes
@@ -124,7 +124,7 @@ class ClientCall:
         if len(self._unsent) > MAX_UNSENT:
             self.cancel(Status(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{len(self._unsent)} bytes wait for room"))
         if not self.over.done():
-            self._unsent += b"\0" + len(message).to_bytes(4) + message
+            self._unsent += framed(message)
             self.opened()
 
     def close(self) -> None:

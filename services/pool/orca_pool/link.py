@@ -10,8 +10,7 @@ must not expire behind a storm of attaches.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -32,7 +31,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from orca_common.errors import ErrorReason, PermissionDenied, Unavailable
+from orca_common.errors import ErrorReason, FailedPrecondition, PermissionDenied, Unavailable
 from orca_common.roles import check_redis
 from orca_common.tls import AUTHORITY, CERTIFICATE, KEY
 
@@ -81,21 +80,24 @@ class Link:
     """
 
     def __init__(self, url: str, patience: float = 2.0, width: int = 32, tls_dir: str | None = None) -> None:
-        """Connects at the first command.
+        """Connects at the first command. Raises FailedPrecondition for a URL that is none.
 
         patience: seconds that one exchange may take, and seconds that it may wait for its turn. width: exchanges at the
         same time, blocking reads and renewals not counted. tls_dir: for rediss://; each new connection reads its files.
         """
-        self._primary = Primary(url, patience)
-        url = self._primary.url
-        connections = cast(Any, ConnectionPool).from_url(
-            url,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-            socket_timeout=None,
-            redis_connect_func=self._on_connect,
-            **_certificates(url, tls_dir),
-        )
+        try:
+            self._primary = Primary(url, patience)
+            url = self._primary.url
+            connections = cast(Any, ConnectionPool).from_url(
+                url,
+                protocol=2,
+                retry=Retry(NoBackoff(), 0),
+                socket_timeout=None,
+                redis_connect_func=self._on_connect,
+                **_certificates(url, tls_dir),
+            )
+        except ValueError as error:
+            raise FailedPrecondition(f"redis_url: {error}") from None
         self._new_connection: Callable[[], Connection] = lambda: Connection(connections.make_connection())
         self._patience = patience
         self._turns = asyncio.Semaphore(width)
@@ -120,8 +122,11 @@ class Link:
         """
         if renewal:
             return await self._run(script, args, replicas)
-        async with self._turn():
+        await self._take_turn()
+        try:
             return await self._run(script, args, replicas)
+        finally:
+            self._turns.release()
 
     async def _run(self, script: Script, args: tuple[Argument, ...], replicas: int) -> Any:
         try:
@@ -131,22 +136,22 @@ class Link:
 
     async def command(self, *args: Argument, replicas: int = 0) -> Any:
         """Sends one command and returns its answer. replicas: as in `run`. Raises Unavailable."""
-        async with self._turn():
-            return await self._exchange_twice(args, self._patience, replicas)
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncGenerator[None]:
-        """One of the `width` exchanges at the same time. Raises Unavailable when none ends in time."""
+        await self._take_turn()
         try:
-            # Without a wait there is nothing to bound, and a timer costs more than the turn.
-            async with asyncio.timeout(self._patience) if self._turns.locked() else nullcontext():
+            return await self._exchange_twice(args, self._patience, replicas)
+        finally:
+            self._turns.release()
+
+    async def _take_turn(self) -> None:
+        """One of the `width` exchanges at the same time. Raises Unavailable when none ends in time."""
+        if not self._turns.locked():  # nothing is waited for, and a timer costs more than the turn
+            await self._turns.acquire()
+            return
+        try:
+            async with asyncio.timeout(self._patience):
                 await self._turns.acquire()
         except TimeoutError:
             raise Unavailable(f"the request pool is busy: there was no turn within {self._patience:g} s") from None
-        try:
-            yield
-        finally:
-            self._turns.release()
 
     async def blocking(self, *args: Argument, wait: float) -> Any:
         """Like `command`, for a command that Redis itself may answer up to `wait` seconds late."""

@@ -58,10 +58,10 @@ class Listeners:
         packed: list[bytes] = []
         packets: dict[bytes, list[bytes]] = {}
         for place, row in enumerate(rows):
-            base, tokens = row.base, row.tokens
-            listener = known.get(row.claim) if len(ready) < MOST_READY else None
+            _, claim, base, tokens, finish, tops, prompt = row
+            listener = known.get(claim) if len(ready) < MOST_READY else None
             # The first token is noted in the record, and an end has its times from there.
-            if listener is None or not base or not tokens or row.finish is not None or row.tops or row.prompt:
+            if listener is None or not base or not tokens or finish is not None or tops or prompt:
                 others.append(place)
                 continue
             ready.append(place)

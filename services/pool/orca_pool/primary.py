@@ -2,17 +2,14 @@
 
 from collections.abc import Callable
 from typing import Any, cast
-from urllib.parse import unquote, urlsplit, urlunsplit
 
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, RedisError
 
-SCHEME = "redis+sentinel"
-SENTINEL_PORT = 26379
-
-Address = tuple[str, int]
+from . import redis_url
+from .redis_url import SENTINEL, Address
 
 
 class Primary:
@@ -23,29 +20,27 @@ class Primary:
     """
 
     def __init__(self, url: str, patience: float) -> None:
-        """Raises ValueError for a URL of Sentinels without the name of the service."""
+        """Raises ValueError, with a sentence, for a wrong address, and for Sentinels without a service."""
         self.url = url  # as redis-py reads it
         self._moved: Address | None = None
         self._sentinel: Sentinel | None = None
         self._service = ""
-        parts = urlsplit(url)
-        if not parts.scheme.endswith("+sentinel"):
+        parts = redis_url.parse(url)
+        if not parts.of_sentinels:
             return
-        login, _, hosts = parts.netloc.rpartition("@")
-        self._service, _, database = unquote(parts.path.lstrip("/")).partition("/")
+        self._service, _, database = parts.path.partition("/")
         if not self._service:
-            raise ValueError(f"{SCHEME}://HOST:PORT,HOST:PORT/SERVICE is needed: the name of the service is missing")
-        sentinels = [_address(host) for host in hosts.split(",")]
-        at = f"{login}@" if login else ""
-        scheme = parts.scheme.removesuffix("+sentinel")
-        self.url = urlunsplit((scheme, f"{at}primary.invalid", f"/{database or 0}", parts.query, ""))
+            raise ValueError(f"{parts.scheme}://HOST:PORT,HOST:PORT/SERVICE/DB: the name of the service is missing")
+        at = f"{parts.login}@" if parts.login else ""
+        query = f"?{parts.query}" if parts.query else ""
+        self.url = f"{parts.scheme.removesuffix(SENTINEL)}://{at}primary.invalid/{database or 0}{query}"
         # The link retries; a Sentinel that is away must only be passed over.
         options = {
             "socket_timeout": patience / 2,
             "socket_connect_timeout": patience / 2,
             "retry": Retry(NoBackoff(), 0),
         }
-        self._sentinel = Sentinel(sentinels, sentinel_kwargs=options)
+        self._sentinel = Sentinel(parts.servers, sentinel_kwargs=options)
 
     async def direct(self, connection: Any) -> None:
         """Points a connection that is about to be made at the primary. Raises redis's ConnectionError."""
@@ -73,8 +68,3 @@ class Primary:
             for client in cast(list[Any], self._sentinel.sentinels):
                 close: Callable[[], Any] = client.aclose
                 await close()
-
-
-def _address(text: str) -> Address:
-    host, _, port = text.rpartition(":") if ":" in text else (text, "", "")
-    return host, int(port or SENTINEL_PORT)

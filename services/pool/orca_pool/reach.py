@@ -16,10 +16,7 @@ async def check_reachable(redis_url: str, seconds: float, tls_dir: str | None = 
 
     seconds: how long it is asked again and again, because it may be starting. tls_dir: as for `Pool`.
     """
-    try:
-        link = Link(redis_url, tls_dir=tls_dir)
-    except ValueError as error:
-        raise FailedPrecondition(f"redis_url: {error}") from None
+    link = Link(redis_url, tls_dir=tls_dir)
     told: list[Unavailable] = []
 
     async def ping() -> None:

@@ -12,8 +12,8 @@ itself.
 import logging
 import os
 import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -49,8 +49,10 @@ class Journal:
         self._path, self._core, self._life = path, of, life
         self._file: BinaryIO | None = None  # None: it could not be written
         self._size = 0
-        with self._giving_up():
+        try:
             self._open()
+        except OSError as error:
+            self._give_up(error)
 
     def _open(self) -> None:
         of = self._core
@@ -81,38 +83,42 @@ class Journal:
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._file is not None:
-            with self._giving_up():
+            try:
                 self._size += self._file.write(ENCODER.encode(line) + b"\n")
+            except OSError as error:
+                self._give_up(error)
 
     def _go_on_when_full(self) -> None:
         """Begins a new file after a step: there the recorded steps and the machines' states agree."""
         if self._file is not None and self._size > LIMIT:
-            with self._giving_up():
+            try:
                 self._file.close()
                 self._path.replace(self._path.with_suffix(".1.jsonl"))
                 self._open()
+            except OSError as error:
+                self._give_up(error)
 
     def flush(self) -> None:
         if self._file is not None:
-            with self._giving_up():
+            try:
                 self._file.flush()
+            except OSError as error:
+                self._give_up(error)
 
     def close(self) -> None:
         if self._file is not None:
-            with self._giving_up():
+            try:
                 self._file.close()
+            except OSError as error:
+                self._give_up(error)
 
-    @contextmanager
-    def _giving_up(self) -> Generator[None]:
-        """The first error of the file inside is the journal's end."""
-        try:
-            yield
-        except OSError as error:
-            log.error("journal given up", extra={"path": str(self._path), "why": str(error)})
-            file, self._file = self._file, None
-            if file is not None:
-                with suppress(OSError):
-                    file.close()  # it tries once more to write what is buffered, and closes all the same
+    def _give_up(self, error: OSError) -> None:
+        """The first error of the file is the journal's end."""
+        log.error("journal given up", extra={"path": str(self._path), "why": str(error)})
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                file.close()  # it tries once more to write what is buffered, and closes all the same
 
 
 # -- values to JSON and back

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from orca.v1.pool_pb2 import PoolRequest
 from orca_common.scores import NOTHING, TOP
 from orca_pool.records import Claimed, CommitRow, Committed, Reason
-from orca_pool.wire import TOKEN, pack_tokens
+from orca_pool.wire import TOKEN, commit_row, pack_tokens
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ class Held:
             mine = (acked - len(self.claimed.tokens)) * size
             # Below 0 the pool has lost tokens of an earlier claim, which nobody has the tops of.
             tops = bytes(NOTHING * (-mine // TOP.size) + self.tops[max(mine, 0) :])
-        prompt = b"" if acked else self.prompt
-        return CommitRow(self.claimed.request_id, self.claimed.claim, acked, tokens, self.finish, tops, prompt)
+        prompt, claimed = b"" if acked else self.prompt, self.claimed
+        return commit_row((claimed.request_id, claimed.claim, acked, tokens, self.finish, tops, prompt))
 
     def token_ids(self) -> list[int]:
         return [token_id for token_id, _, _ in TOKEN.iter_unpack(self.tokens)]

@@ -78,24 +78,26 @@ class ForkServer:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _ask(self, said: dict[str, Any], *descriptors: int) -> asyncio.Future[dict[str, Any] | None]:
-        """Sends a question. The answer is None when the fork server ends."""
+        """Sends a question. The answer is None when the fork server ends, which one that cannot be asked is made to."""
         answer = self._loop.create_future()
         try:
             socket.send_fds(self._connection, [json.dumps(said).encode()], descriptors)
-        except OSError:
+        except OSError as error:
+            log.warning("fork server cannot be asked", extra={"fork_server_pid": self.pid, "why": str(error)})
             answer.set_result(None)
+            self.kill()
         return answer
 
     async def _answered(self, seconds: float) -> dict[str, Any]:
         try:
             async with asyncio.timeout(seconds):
                 answer = await asyncio.shield(self._answer)
+                if answer is None:
+                    raise ForkServerLost(f"the fork server: {await asyncio.shield(self.ended)}")
+                return answer
         except TimeoutError:
             self.kill()
             raise ForkServerLost(f"the fork server did not answer within {seconds:g} s") from None
-        if answer is None:
-            raise ForkServerLost(f"the fork server: {await asyncio.shield(self.ended)}")
-        return answer
 
     def _read(self) -> None:
         try:

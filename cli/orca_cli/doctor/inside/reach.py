@@ -1,4 +1,4 @@
-"""Runs in a pod: tries names and ports, and tells its clock. Needs Python, and orca_common for the pool's address.
+"""Runs in a pod: tries names and ports, and tells its clock. Needs Python, and orca_pool for the pool's address.
 
 It prints {} when it has started, and reads a line of JSON: {"targets": [[host, port], ..], "status_port": ..}. Without
 a port the name is only resolved; an empty host stands for the address in the pod's own setting redis_url, or for the
@@ -16,10 +16,8 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import urlsplit
 
 PATIENCE = 3.0  # seconds for each try
-REDIS_PORT, SENTINEL_PORT = 6379, 26379
 
 
 def attempt(host: str, port: int | None) -> tuple[str, float]:
@@ -46,11 +44,9 @@ def attempt(host: str, port: int | None) -> tuple[str, float]:
 
 def pool_addresses() -> list[tuple[str, int]]:
     from orca_common.settings import PoolSettings
+    from orca_pool import redis_url
 
-    whole = urlsplit(PoolSettings.load().redis_url)
-    port = SENTINEL_PORT if whole.scheme.endswith("+sentinel") else REDIS_PORT
-    hosts = (urlsplit(f"//{host}") for host in whole.netloc.rpartition("@")[2].split(","))
-    return [(host.hostname or "127.0.0.1", host.port or port) for host in hosts]
+    return redis_url.parse(PoolSettings.load().redis_url).servers
 
 
 def unready(status_port: int) -> str:
