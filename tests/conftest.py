@@ -1,8 +1,8 @@
 """Marks the slow tests, which `make check` leaves out: those of whole stacks and of processes that die and restart, and
 four files that compute for long (10 to 35 s each on two busy cores, where all the others together took 120 s).
 
-They come first, the longest of them before the others: with a whole file for a process at a time, none is left to one
-process when the others have ended."""
+They come first, the longest before the others. Each process takes a whole file at a time, and the quick files at the
+end keep all processes at work until about the same moment."""
 
 import gc
 import sys
