@@ -11,6 +11,7 @@ import pytest
 import orca_client
 
 ROOT = Path(__file__).parents[2]
+EXAMPLES = ["one_stream", "several_streams", "many_prompts"]
 
 
 def test_the_version() -> None:
@@ -19,14 +20,15 @@ def test_the_version() -> None:
 
 
 @pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed")
-@pytest.mark.parametrize("example", ["one_stream", "several_streams", "many_prompts"])
-def test_mypy_strict(example: str, tmp_path: Path) -> None:
-    """An example passes as its reader would check it, and its values have types."""
-    program = tmp_path / f"{example}.py"
-    program.write_text((ROOT / f"examples/{example}.py").read_text())
-    command = [sys.executable, "-m", "mypy", "--strict", "--disallow-any-expr", "--no-incremental", program]
+def test_mypy_strict(tmp_path: Path) -> None:
+    """Examples pass as their reader would check them, and their values have types."""
+    programs = [tmp_path / f"{example}.py" for example in EXAMPLES]
+    for program in programs:
+        program.write_text((ROOT / "examples" / program.name).read_text())
+    command = [sys.executable, "-m", "mypy", "--strict", "--disallow-any-expr", "--no-incremental", *programs]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stdout
+    assert f"{len(EXAMPLES)} source files" in done.stdout
 
 
 def test_it_says_that_it_is_typed() -> None:
