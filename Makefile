@@ -12,8 +12,9 @@ TREE ?= .
 PART ?= kubernetes
 # Seconds between two lines about the installation.
 TELL ?= 10
-# Most tests wait for processes that they have started: three at a time on two cores.
-PYTEST = $(BIN)/pytest -n 3 --dist worksteal
+# Most tests wait for processes that they have started: three at a time on two cores. A process takes a whole file, so that
+# what a file's tests share is started once, and files in the order of tests/conftest.py: the longest first.
+PYTEST = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Bytecode is kept, whatever the shell says: hundreds of processes of the tests import the same modules.
 unexport PYTHONDONTWRITEBYTECODE

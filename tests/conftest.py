@@ -1,5 +1,8 @@
 """Marks the slow tests, which `make check` leaves out: those of whole stacks and of processes that die and restart, and
-four files that compute for long (10 to 35 s each on two busy cores, where all the others together took 120 s)."""
+four files that compute for long (10 to 35 s each on two busy cores, where all the others together took 120 s).
+
+They come first, the longest before the others. Each process takes a whole file at a time, and the quick files at the
+end keep all processes at work until about the same moment."""
 
 import gc
 import sys
@@ -10,35 +13,35 @@ import pytest
 gc.disable()  # until all tests are imported: there is no garbage in torch and transformers, only much to look through
 
 ROOT = Path(__file__).parent
-SLOW = [
-    "bench/test_commands.py",
-    "bench/test_kernels.py",
-    "bench/test_serve.py",
-    "docs/test_blocks.py",
-    "docs/test_examples.py",
-    "e2e/test_bad_input.py",
-    "e2e/test_cli.py",
+SLOW = [  # the longest first
     "e2e/test_distributed.py",
-    "e2e/test_full_disk.py",
-    "e2e/test_iteration_level.py",
-    "e2e/test_jaeger.py",
-    "e2e/test_kill.py",
-    "e2e/test_loglikelihood.py",
-    "e2e/test_probes.py",
-    "e2e/test_rolling_restart.py",
-    "e2e/test_starting.py",
-    "e2e/test_tokens.py",
-    "e2e/test_traces.py",
-    "e2e/test_trust.py",
-    "kernels/test_triton_compiled.py",
+    "docs/test_blocks.py",
+    "bench/test_serve.py",
     "kernels/test_triton_interpreted.py",
-    "endpoint/test_tools.py",
+    "e2e/test_tokens.py",
+    "e2e/test_starting.py",
+    "worker/test_supervisor.py",
+    "bench/test_commands.py",
     "scheduler/test_core_properties.py",
-    "scheduler/test_losses.py",
+    "kernels/test_triton_compiled.py",
+    "e2e/test_cli.py",
     "scheduler/test_takeover.py",
+    "docs/test_examples.py",
+    "scheduler/test_losses.py",
     "worker/test_fake_cuda.py",
     "worker/test_reformation.py",
-    "worker/test_supervisor.py",
+    "e2e/test_trust.py",
+    "e2e/test_full_disk.py",
+    "e2e/test_kill.py",
+    "e2e/test_probes.py",
+    "e2e/test_rolling_restart.py",
+    "e2e/test_traces.py",
+    "e2e/test_bad_input.py",
+    "endpoint/test_tools.py",
+    "bench/test_kernels.py",
+    "e2e/test_loglikelihood.py",
+    "e2e/test_iteration_level.py",
+    "e2e/test_jaeger.py",
 ]
 
 
@@ -49,10 +52,11 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    slow = {ROOT / name for name in SLOW}
+    slow = {ROOT / name: place for place, name in enumerate(SLOW)}
     for item in items:
         if item.path in slow:
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: slow.get(item.path, len(slow)))
 
 
 def pytest_collection_finish() -> None:

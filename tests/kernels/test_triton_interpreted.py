@@ -11,16 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 FOLDER = Path(__file__).parent / "triton_kernels"
-ATTENTION = FOLDER / "test_attention.py"  # half of the work: two processes can share it
 
 
-@pytest.mark.parametrize("what", [[ATTENTION], [FOLDER, f"--ignore={ATTENTION}"]], ids=["attention", "the others"])
-def test_kernels_in_the_interpreter(what: list[str | Path]) -> None:
+def test_kernels_in_the_interpreter() -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *what],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", FOLDER],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

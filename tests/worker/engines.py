@@ -1,15 +1,13 @@
 """A master of a few lines for engines of several ranks, with real controllers, gRPC and gloo.
 
-`in_process` runs the ranks in the test's own process, each with its own GPU thread. `processes` starts a process each.
+`in_process` runs the ranks in the test's own process, each with its own GPU thread. `processes` starts a process each,
+by a fork server as in a pod.
 """
 
 import asyncio
-import json
 import math
-import os
 import random
 import signal
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,18 +21,24 @@ from worker.driver import Sampled
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.checkpoint import read_checkpoint
+from orca_common.listening import reserve_port
 from orca_common.protocol import PROTOCOL
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
-from orca_worker.beginning import ENVIRONMENT
+from orca_worker.beginning import begin
 from orca_worker.controller import Controller
-from orca_worker.models.families import family_of
+from orca_worker.forks import ForkServer
+from orca_worker.models.families import family_of, modules_of
 from orca_worker.models.model import Compute
+from orca_worker.process import adopt_orphans
+from orca_worker.rank_process import RankProcess
 from orca_worker.rank_server import RankServer
 from orca_worker.rendezvous import Rendezvous
+from orca_worker.settings import RankSettings
 from orca_worker.stage import Stage
 
 BLOCK_SIZE = 4
+LOOPBACK = "127.0.0.1"
 
 
 class Broken(Exception):
@@ -265,30 +269,26 @@ async def in_process(
 
 
 class Process:
-    """A rank as a process of its own."""
+    """A rank as a process of its own, made by a fork server as a supervisor's ranks are."""
 
-    def __init__(self, folder: Path, slots: int) -> None:
-        self._folder, self._slots = folder, slots
-        self.address = ""
+    def __init__(self, forks: ForkServer, folder: Path, slots: int) -> None:
+        self._forks, self._port = forks, reserve_port("port", LOOPBACK)
+        self._settings = RankSettings(
+            model=str(folder),
+            dtype="float32",
+            device="cpu",
+            threads=1,
+            slots=slots,
+            port=self._port.getsockname()[1],
+        )
+        self.address = f"{LOOPBACK}:{self._settings.port}"
 
     async def start(self) -> "Process":
-        environment = (
-            ENVIRONMENT
-            | os.environ
-            | {
-                "ORCA_MODEL": str(self._folder),
-                "ORCA_DTYPE": "float32",
-                "ORCA_DEVICE": "cpu",
-                "ORCA_THREADS": "1",
-                "OMP_NUM_THREADS": "1",
-                "ORCA_SLOTS": str(self._slots),
-            }
-        )
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "orca_worker.rank", env=environment, stdout=asyncio.subprocess.PIPE
-        )
-        assert self._process.stdout is not None
-        self.address = json.loads(await self._process.stdout.readline())["address"]
+        """Returns when it listens."""
+        self._process = RankProcess(await self._forks.fork(), self._settings)
+        while self._process.status is None:
+            assert self.running
+            await asyncio.sleep(0.01)
         return self
 
     @property
@@ -297,22 +297,36 @@ class Process:
 
     @property
     def running(self) -> bool:
-        return self._process.returncode is None
+        return not self._process.ended.done()
 
     def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+        self._process.kill(number)
 
     async def end(self, number: signal.Signals = signal.SIGKILL) -> int:
         """Ends the process. Returns its exit status."""
-        if self.running:
-            self.send(number)
-        return await self._process.wait()
+        self.send(number)
+        status = await self._process.ended
+        self._port.close()
+        return status
 
 
 @asynccontextmanager
-async def processes(folders: Sequence[Path], slots: int = 600) -> AsyncIterator[list[Process]]:
+async def fork_server(folder: Path) -> AsyncIterator[ForkServer]:
+    """A fork server whose ranks are this process's children. It imports what a checkpoint's ranks need, once."""
+    adopt_orphans()
+    server = ForkServer(begin(), modules_of(read_checkpoint(folder)), "INFO")
+    try:
+        yield server
+    finally:
+        server.kill()
+        await server.ended
+        adopt_orphans(False)
+
+
+@asynccontextmanager
+async def processes(forks: ForkServer, folders: Sequence[Path], slots: int = 600) -> AsyncIterator[list[Process]]:
     """Starts a rank for each folder."""
-    ranks = [Process(folder, slots) for folder in folders]
+    ranks = [Process(forks, folder, slots) for folder in folders]
     try:
         await asyncio.gather(*(rank.start() for rank in ranks))
         yield ranks

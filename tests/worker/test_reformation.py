@@ -3,21 +3,36 @@
 import asyncio
 import shutil
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 from checkpoints import make_gpt2
 from reference import Reference
 from worker.driver import Sampled
-from worker.engines import Broken, Master, Process, processes
+from worker.engines import Broken, Master, Process, fork_server, processes
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
+from orca_worker.forks import ForkServer
 
 SLOTS = 600
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def make_model(folder: Path) -> Path:
+    return make_gpt2(folder, heads=2, layers=3, hidden=16, vocab=97, positions=48, seed=1)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def forks(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ForkServer]:
+    async with fork_server(make_model(tmp_path_factory.mktemp("forks") / "model")) as server:
+        yield server
 
 
 def copies(folder: Path, count: int) -> list[Path]:
@@ -34,12 +49,14 @@ def copies(folder: Path, count: int) -> list[Path]:
         (2, 2, 0, signal.SIGSTOP),
     ],
 )
-async def test_survivors_form_again(tmp_path: Path, tp: int, pp: int, victim: int, number: signal.Signals) -> None:
-    folder = make_gpt2(tmp_path / "model", heads=2, layers=3, hidden=16, vocab=97, positions=48, seed=1)
+async def test_survivors_form_again(
+    tmp_path: Path, forks: ForkServer, tp: int, pp: int, victim: int, number: signal.Signals
+) -> None:
+    folder = make_model(tmp_path / "model")
     folders = copies(folder, tp * pp)
     survivors = [i for i in range(tp * pp) if i != victim]
     requests = [Sampled([i, 3 * i + 1, 50 - i], 12) for i in range(8)]
-    async with processes(folders) as ranks:
+    async with processes(forks, folders) as ranks:
         master = Master([rank.address for rank in ranks], tp, pp, SLOTS)
         await master.form()
         for one in folders:
@@ -67,7 +84,7 @@ async def test_survivors_form_again(tmp_path: Path, tp: int, pp: int, victim: in
         with pytest.raises(Broken):
             await running
         shutil.copy(folder / "model.safetensors", folders[victim])
-        ranks[victim] = await Process(folders[victim], SLOTS).start()
+        ranks[victim] = await Process(forks, folders[victim], SLOTS).start()
 
         master.addresses = [rank.address for rank in ranks]
         lost = sum(len(request.made) for request in requests)

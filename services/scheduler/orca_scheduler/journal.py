@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, get_args, get_type_hints
 
@@ -132,16 +133,13 @@ def decode(encoded: list[Any]) -> Any:
     """The event, action or state that `encode` made a list of."""
     name, *values = encoded
     kind = KINDS[name]
-    return kind(*map(_typed, values, _hints(kind)))
+    return kind(*map(_typed, values, _hints(kind).values()))
 
 
-def _hints(kind: type[Any]) -> list[Any]:
-    if kind not in _HINTS:
-        _HINTS[kind] = list(get_type_hints(kind).values())
-    return _HINTS[kind]
-
-
-_HINTS: dict[type[Any], list[Any]] = {}
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """The types of its fields, by name. To evaluate them takes longer than to decode a state."""
+    return get_type_hints(kind)
 
 
 def _typed(value: Any, hint: Any) -> Any:
@@ -156,7 +154,7 @@ def lifecycle_state(life: Lifecycle) -> dict[str, Any]:
 
 def restored_lifecycle(values: dict[str, Any]) -> Lifecycle:
     """The lifecycle of which `lifecycle_state` made plain values, which may have gone through JSON."""
-    hints = get_type_hints(Lifecycle) | {"state": list[Any]}
+    hints = _hints(Lifecycle) | {"state": list[Any]}
     typed = {name: _typed(value, hints[name]) for name, value in values.items()}
     return Lifecycle(**typed | {"state": decode(typed["state"])})
 
