@@ -29,13 +29,18 @@ class Batch:
     token_ids: np.ndarray  # [T]; HERE: the row's last token
     positions: np.ndarray  # [T] index of each token in its request
     slots: np.ndarray  # [T] where the token's key and value go
-    last: np.ndarray  # [B] flat index of each request's last token
+    starts: np.ndarray  # [B + 1] flat index of each request's first token, and T
     ends: np.ndarray  # [B] tokens of each request whose keys and values are in memory after this iteration
     requests: np.ndarray  # [B] of rows.ROW: what the rank knows of each request
     adjusted: Mapping[int, Adjusted] = field(default_factory=dict)  # by row of the batch; empty for plain requests
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def last(self) -> np.ndarray:
+        """[B] flat index of each request's last token."""
+        return self.starts[1:] - 1
 
     @property
     def draws(self) -> np.ndarray:
@@ -101,13 +106,13 @@ def build_batch(
         lengths = [*(len(initiation.token_ids) for initiation in initiations), *(1,) * n_increments]
         token_ids = np.array([*chain.from_iterable(initiation.token_ids for initiation in initiations), *tokens])
         positions = np.concatenate([*(np.arange(length) for length in lengths[:n_initiations]), before[n_initiations:]])
-        last = np.cumsum(lengths) - 1
+        starts = np.cumsum([0, *lengths])
         flat_rows = each.repeat(lengths)
-        ends = positions[last] + 1
+        ends = positions[starts[1:] - 1] + 1
         largest, end = int(token_ids.max()), int(ends.max())
     else:  # each request is one row
         lengths = [1] * n_increments
-        token_ids, positions, last, flat_rows = np.array(tokens), before, np.arange(n_increments), each
+        token_ids, positions, starts, flat_rows = np.array(tokens), before, np.arange(n_increments + 1), each
         ends = positions + 1
         largest, end = max(tokens), max(contexts) + 1
     if largest >= vocab_size:
@@ -119,7 +124,7 @@ def build_batch(
         adjusted = {n: rows.adjusted[rows_of[n]] for n in np.flatnonzero(members["adjusted"]).tolist()}
         for n, one in adjusted.items():
             if n >= n_initiations:
-                one.put(int(positions[last[n]]), int(token_ids[last[n]]))
+                one.put(int(positions[starts[n]]), int(token_ids[starts[n]]))
     return Batch(
         rows=each,
         query_lengths=lengths,
@@ -127,7 +132,7 @@ def build_batch(
         token_ids=token_ids,
         positions=positions,
         slots=kv.slots(flat_rows, positions),
-        last=last,
+        starts=starts,
         ends=ends,
         requests=members,
         adjusted=adjusted,

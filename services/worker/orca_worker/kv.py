@@ -122,7 +122,8 @@ class KVManager:
         if np.count_nonzero(beyond):  # a fifth of what `any` takes
             row, position = int(rows[beyond][0]), int(positions[beyond][0])
             raise FailedPrecondition(f"row {row}: its blocks hold {self._capacity[row]} tokens, not one at {position}")
-        return self._table[rows, positions // self.block_size] * self.block_size + positions % self.block_size
+        blocks, offsets = np.divmod(positions, self.block_size)
+        return self._table[rows, blocks] * self.block_size + offsets
 
     def block_table(self, rows: np.ndarray, tokens: int) -> np.ndarray:
         """rows [B] -> block ids [B, n]: n blocks hold `tokens`. Entries after a row's own blocks mean nothing."""

@@ -23,6 +23,7 @@ ROW = np.dtype(
         ("seed", "u8"),
         ("logprobs", "?"),
         ("adjusted", "?"),  # it has an entry in `Rows.adjusted`
+        ("likeliest", "?"),  # nothing is wanted of its logits but where the largest is
     ]
 )
 
@@ -65,6 +66,7 @@ class Rows:
         prompt = len(initiation.token_ids) - initiation.generated
         if prompt < 1:
             raise FailedPrecondition(f"row {row}: an initiation needs at least one token that was not generated")
+        adjusted = initiation.HasField("adjustments")
         self.table[row] = (
             True,
             initiation.claim,
@@ -76,10 +78,11 @@ class Rows:
             initiation.top_p,
             initiation.seed,
             initiation.logprobs,
-            initiation.HasField("adjustments"),
+            adjusted,
+            not (initiation.temperature > 0 or initiation.logprobs or adjusted),
         )
         self.adjusted.pop(row, None)
-        if initiation.HasField("adjustments"):
+        if adjusted:
             self.adjusted[row] = Adjusted(initiation.adjustments, initiation.token_ids, prompt)
 
     def free(self, rows: Sequence[int]) -> None:

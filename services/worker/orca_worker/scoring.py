@@ -49,10 +49,10 @@ class PromptScores:
     """
 
     def __init__(self, batch: Batch) -> None:
-        starts = batch.last + 1 - batch.query_lengths
+        starts = batch.starts
         self._counts = {n: batch.adjusted[n].asked.top_logprobs for n in batch.scored}
         self._lengths = {n: batch.query_lengths[n] for n in batch.scored}
-        parts = [np.arange(starts[n], batch.last[n]) for n in batch.scored]
+        parts = [np.arange(starts[n], starts[n + 1] - 1) for n in batch.scored]
         self.places = np.concatenate(parts) if parts else np.empty(0, np.int64)
         self._targets = batch.token_ids[self.places + 1]
         self._own = np.full(len(self.places), np.nan, SCORE)

@@ -8,6 +8,7 @@ several.
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -145,8 +146,7 @@ class GPT2OnCPU:
     # Running
 
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
-        requests = batch.requests
-        needs_logits = bool(((requests["temperature"] > 0) | requests["logprobs"] | requests["adjusted"]).any())
+        needs_logits = np.count_nonzero(batch.requests["likeliest"]) < len(batch)
         results = Results(len(batch), self.vocabulary_shares[self.place.tensor_rank] if needs_logits else 0)
         states = None if self.place.is_last else torch.empty(len(batch.token_ids), self.config.hidden)
         prompts = PromptScores(batch) if batch.adjusted and self.place.is_last else None
@@ -177,11 +177,12 @@ class GPT2OnCPU:
     ) -> None:
         """Runs tokens [start, end) with the logits of the prompts' places among them, and scores those."""
         part = prompts.between(start, end)
-        ending = np.flatnonzero((batch.last >= start) & (batch.last < end))
-        at = np.union1d(prompts.places[part], batch.last[ending])  # flat indexes
+        first, last = ending(batch, start, end)
+        ends = batch.starts[first + 1 : last + 1] - 1
+        at = np.union1d(prompts.places[part], ends)  # flat indexes
         of_piece = Results(len(at), self.vocabulary_shares[self.place.tensor_rank])
         self._run_tokens(batch, kv, plane, x, start, end, at - start, of_piece)
-        results.take(ending, of_piece, np.searchsorted(at, batch.last[ending]))
+        results.take(slice(first, last), of_piece, np.searchsorted(at, ends))
         assert of_piece.logits is not None
         if part.stop > part.start:
             of_places = torch.from_numpy(of_piece.logits[np.searchsorted(at, prompts.places[part])])
@@ -200,9 +201,9 @@ class GPT2OnCPU:
         results: Results,
     ) -> None:
         """Runs tokens [start, end) of the flat batch, with the logits of the requests that end there."""
-        ending = np.flatnonzero((batch.last >= start) & (batch.last < end)) if self.place.is_last else np.empty(0, int)
-        first = int(ending[0]) if len(ending) else 0  # the requests that end in a piece follow one another
-        self._run_tokens(batch, kv, plane, x, start, end, batch.last[ending] - start, results.after(first))
+        first, last = ending(batch, start, end) if self.place.is_last else (0, 0)
+        selection = batch.starts[first + 1 : last + 1] - (start + 1)
+        self._run_tokens(batch, kv, plane, x, start, end, selection, results.after(first))
 
     def _run_tokens(
         self,
@@ -217,32 +218,40 @@ class GPT2OnCPU:
     ) -> None:
         """Runs tokens [start, end) of the flat batch; `selection` of them, from `start` on, go into the head."""
         tokens, hidden = end - start, self.config.hidden
-        begin = batch.last + 1 - batch.query_lengths  # [B] first token of each request
-        members = np.flatnonzero((begin < end) & (batch.last >= start))
-        starts = np.append(np.maximum(begin[members], start), end) - start
-        blocks = np.ascontiguousarray(kv.block_table(batch.rows[members], int(batch.ends.max())))
-        token_ids, positions, slots = batch.token_ids[start:end], batch.positions[start:end], batch.slots[start:end]
+        first, after = batch.starts.searchsorted(start, "right") - 1, batch.starts.searchsorted(end)
+        starts = batch.starts[first : after + 1].clip(start, end) - start
+        blocks = kv.block_table(batch.rows[first:after], int(batch.ends.max()))
+        given = (
+            batch.token_ids[start:end],
+            batch.positions[start:end],
+            batch.slots[start:end],
+            starts,
+            blocks,
+            selection,
+        )
+        numbers = np.concatenate(given, axis=None)  # one array, for each one's address takes a microsecond
+        at = list(accumulate((part.nbytes for part in given), initial=numbers.ctypes.data))
         keys, values = kv.keys, kv.values
         logits = results.logits
         pointers = BatchPointers(
-            tokens,
-            len(members),
-            token_ids.ctypes.data,
-            positions.ctypes.data,
-            slots.ctypes.data,
-            starts.ctypes.data,
-            blocks.ctypes.data,
-            blocks.shape[1],
-            len(selection),
-            selection.ctypes.data,
-            keys.data_ptr(),
-            values.data_ptr(),
-            keys.stride(0) * keys.itemsize,
-            kv.block_size,
-            logits.ctypes.data if logits is not None else None,
-            logits.shape[1] if logits is not None else 0,
-            results.best.ctypes.data,
-            results.index.ctypes.data,
+            tokens=tokens,
+            requests=len(blocks),
+            token_ids=at[0],
+            positions=at[1],
+            slots=at[2],
+            starts=at[3],
+            blocks=at[4],
+            columns=blocks.shape[1],
+            selected=len(selection),
+            selection=at[5],
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
+            layer_bytes=keys.stride(0) * keys.itemsize,
+            block_size=kv.block_size,
+            logits=logits.ctypes.data if logits is not None else None,
+            logits_stride=logits.shape[1] if logits is not None else 0,
+            best=results.best.ctypes.data,
+            best_index=results.index.ctypes.data,
         )
         if x is not None:
             self.program.view(self._x, tokens, hidden)[:] = x[start:end].numpy()
@@ -272,6 +281,12 @@ class GPT2OnCPU:
         return Output(index.tolist(), [math.nan] * len(batch), not_finite=not_finite(largest.tolist()))
 
 
+def ending(batch: Batch, start: int, end: int) -> tuple[int, int]:
+    """[first, last) requests whose last tokens are among [start, end) of the flat batch."""
+    first, last = batch.starts[1:].searchsorted((start, end), "right").tolist()
+    return first, last
+
+
 class Results:
     """What the head makes of n rows: the largest logit of each, and all V logits where they are asked for."""
 
@@ -287,7 +302,7 @@ class Results:
         rest.logits = self.logits[first:] if self.logits is not None else None
         return rest
 
-    def take(self, rows: np.ndarray, other: Results, theirs: np.ndarray) -> None:
+    def take(self, rows: slice, other: Results, theirs: np.ndarray) -> None:
         """Copies the other's rows `theirs` to `rows`."""
         self.best[rows], self.index[rows] = other.best[theirs], other.index[theirs]
         if self.logits is not None and other.logits is not None:

@@ -83,7 +83,7 @@ class TimedModel:
 
 def made_up(batch: Batch, token_ids: list[int]) -> list[Scored]:
     """Logprobs for the requests that ask for them: every token that comes is certain."""
-    scores, starts = [], batch.last + 1 - batch.query_lengths
+    scores, starts = [], batch.starts
     for n, one in batch.adjusted.items():
         others = NOTHING * max(0, one.asked.top_logprobs - 1)
 
@@ -92,7 +92,7 @@ def made_up(batch: Batch, token_ids: list[int]) -> list[Scored]:
 
         prompt = b""
         if n in batch.scored:
-            rest = batch.token_ids[starts[n] + 1 : batch.last[n] + 1].tolist()
+            rest = batch.token_ids[starts[n] + 1 : starts[n + 1]].tolist()
             prompt = SCORE.pack(math.nan) + NOTHING * one.asked.top_logprobs
             prompt += b"".join(SCORE.pack(0.0) + place(token) for token in rest)
         if prompt or one.asked.top_logprobs:
