@@ -1,86 +1,127 @@
 """What this machine can do at best: how fast it reads memory, and how fast it multiplies matrices.
 
-Every floor of the bench is computed from these two. They are measured by plain torch, whose best is not always the
-machine's: a kernel that is faster than its floor shows a ceiling that was measured too low.
+Every floor of the bench is computed from these two. A machine that is shared with others is not equally fast in every
+second, so `orca bench kernels` runs these probes again in turn with what it times.
 
-Memory is read from huge pages, where an engine's weights lie. From the pages of torch's own memory a Xeon with AMX read
-20 to 23 GB/s by two threads, and 33 from huge ones.
+Memory is read from huge pages, where an engine's weights lie, by `reading.cpp`: two threads of an EPYC of Zen 3 took
+7.7 ms for what torch's fastest sum took 10. Matrices are multiplied by plain torch, whose best is not always the
+machine's: a kernel that is faster than its floor shows a ceiling that was measured too low.
 """
 
+import ctypes
+import itertools
+import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import torch
 
+from orca_kernels.cpu.build import CannotBuild, compiler
 from orca_lab.roofline import Accelerator, accelerator
 from orca_worker.kv import untouched
 
 READ_BYTES = 400 << 20  # far more than any cache holds
-STREAMS = 4, 8, 16  # read at once by each thread; one alone leaves part of the bandwidth unused on some machines
+WAYS = tuple(itertools.product((1, 2, 4, 8), (0, 32)))  # streams of a thread, and cache lines asked for ahead
 SQUARES = (256, 512, 1024, 2048, 4096)  # the largest whose product takes less than LONG is measured
 LONG = 0.25  # seconds
+SOURCE = Path(__file__).with_name("reading.cpp")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-Wall", "-Wextra", "-fPIC", "-shared", "-pthread")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the machine does at its best: so many bytes read, or FLOP computed, in one call."""
+
+    amount: int
+    run: Callable[[], object]
+
+    def seconds(self) -> float:
+        started = time.perf_counter()
+        self.run()
+        return time.perf_counter() - started
+
+    def fastest(self, runs: int) -> float:
+        """Seconds of the fastest of several runs: other work on the machine only ever adds to a time."""
+        self.run()
+        return min(self.seconds() for _ in range(runs))
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes read per second, and FLOP per second of matrices of each type."""
+    """The fastest ways to read memory, and to multiply matrices of a type, that this machine has."""
 
-    name: str
-    bandwidth: float
-    rates: dict[str, float]
+    reading: Probe
+    products: Mapping[str, Probe]  # by type. Weights in bfloat16 can be widened: theirs is the faster one of both types
 
-    def roofline(self) -> Accelerator:
-        """As an entry of roofline.py's table. Weights in bfloat16 can be widened, so their peak is the better of both
-        types."""
-        peak = self.rates | {"bfloat16": max(self.rates.values())}
-        return Accelerator(self.name, self.bandwidth, peak)
+    @property
+    def probes(self) -> list[Probe]:
+        return [self.reading, *self.products.values()]
 
-
-def fastest(function: Callable[[], object], runs: int) -> float:
-    """Seconds of the fastest of several runs: other work on the machine only ever adds to a time."""
-    function()
-    seconds = []
-    for _ in range(runs):
-        started = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
+    def roofline(self, seconds: Callable[[Probe], float]) -> Accelerator:
+        """As an entry of roofline.py's table, where each takes so long."""
+        peak = {name: probe.amount / seconds(probe) for name, probe in self.products.items()}
+        return Accelerator("cpu", self.reading.amount / seconds(self.reading), peak)
 
 
-def read_bandwidth(size: int = READ_BYTES, runs: int = 4) -> float:
-    """Bytes per second of the fastest way to read `size` bytes with torch's threads: one stream each, or several."""
-    data = untouched((size // 4,), torch.float32).fill_(1.0)
-    best = min(fastest(way, runs) for way in (data.sum, data.max, lambda: torch.dot(data, data)))
-    for streams in STREAMS:
-        rows = data.view(streams, -1)
-        total = torch.empty(rows.shape[1])
-        best = min(best, fastest(lambda rows=rows, total=total: torch.sum(rows, 0, out=total), runs))
-    return data.nbytes / best
+@cache
+def reader() -> Callable[..., int]:
+    """`orca_read` of reading.cpp, compiled for this processor. Raises CannotBuild."""
+    with tempfile.TemporaryDirectory(prefix="orca-reading-") as folder:
+        made = f"{folder}/reading.so"
+        done = subprocess.run(
+            (compiler(), *FLAGS, str(SOURCE), "-o", made), capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise CannotBuild(done.stderr.strip()[:2000])
+        read = ctypes.CDLL(made).orca_read
+    size, number = ctypes.c_size_t, ctypes.c_int
+    read.restype, read.argtypes = ctypes.c_uint64, (ctypes.c_void_p, size, number, number, size)
+    return read
 
 
-def matrix_rate(dtype: torch.dtype, long: float = LONG, runs: int = 3) -> float:
-    """FLOP per second of a product of two square matrices, as large as `long` seconds allow."""
-    best = 0.0
+def reading(threads: int, size: int = READ_BYTES, runs: int = 4) -> Probe:
+    """The fastest way for so many threads to read `size` bytes. Raises CannotBuild."""
+    read, data = reader(), untouched((size // 4,), torch.float32).fill_(1.0)
+    ways = [
+        Probe(data.nbytes, lambda way=way: read(data.data_ptr(), data.nbytes, threads, *way))  # it keeps the data
+        for way in WAYS
+    ]
+    return min(ways, key=lambda way: way.fastest(runs))
+
+
+def product(dtype: torch.dtype, long: float = LONG, runs: int = 3) -> Probe:
+    """A product of two square matrices by torch's threads: the fastest of those that `long` seconds allow."""
+    found: dict[float, Probe] = {}
     for side in SQUARES:
         a, b = torch.randn(2, side, side).to(dtype).unbind()
-        seconds = fastest(lambda a=a, b=b: a @ b, runs)
-        best = max(best, 2 * side**3 / seconds)
+        probe = Probe(2 * side**3, lambda a=a, b=b: a @ b)
+        seconds = probe.fastest(runs)
+        found[probe.amount / seconds] = probe
         if 8 * seconds > long:  # the next one has eight times the work
             break
-    return best
+    return found[max(found)]
 
 
-def measure(threads: int) -> Ceilings:
-    """The ceilings of this machine's processor with so many threads. Takes a few seconds."""
+def measure(threads: int, types: Sequence[str] = ("bfloat16", "float32")) -> Ceilings | None:
+    """The ceilings of this machine's processor with so many threads; None where there is no compiler. Takes seconds."""
     torch.set_num_threads(threads)
-    with torch.inference_mode():
-        rates = {name: matrix_rate(getattr(torch, name)) for name in ("bfloat16", "float32")}
-        return Ceilings("cpu", read_bandwidth(), rates)
+    with torch.inference_mode(), suppress(CannotBuild):
+        wide = product(torch.float32)
+        of = {"float32": (wide,), "bfloat16": (wide, product(torch.bfloat16)) if "bfloat16" in types else ()}
+        faster = {name: min(of[name], key=lambda probe: probe.fastest(3) / probe.amount) for name in types}
+        return Ceilings(reading(threads), faster)
+    return None
 
 
 def of_device(device: torch.device, threads: int) -> Accelerator | None:
-    """The ceilings of a device: measured on a CPU, of the datasheet for a GPU; None for a GPU that is not known."""
+    """A device at its best: a CPU as measured, a GPU by its datasheet; None where that is not known."""
     if device.type == "cuda":
         return accelerator(torch.cuda.get_device_name(device))
-    return measure(threads).roofline()
+    with torch.inference_mode():
+        ceilings = measure(threads)
+        return ceilings.roofline(lambda probe: probe.fastest(4)) if ceilings is not None else None

@@ -1,5 +1,10 @@
 """Each kernel, and each iteration that they make up, against its floor on this machine.
 
+A CPU's ceilings are measured again in turn with every subject, and like is compared with like: the median time with the
+floor of the ceilings' medians, the shortest one with that of their best. A machine that is shared with others reads a
+third faster in one second than in the next. A median over the floor of the best second says more of the neighbours than
+of the kernel.
+
 To add a kernel, yield a `Subject` from a function like `attentions`, and name that function in `SOURCES`.
 """
 
@@ -16,12 +21,12 @@ import torch
 from orca.v1 import worker_pb2
 from orca_common.errors import FailedPrecondition
 from orca_kernels.reference import SplitAttention
-from orca_lab.roofline import Accelerator, Work
+from orca_lab.roofline import Accelerator, Work, accelerator
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.partition import ITEM_BYTES
 
 from .cases import fixed, vocabulary_of
-from .ceilings import of_device
+from .ceilings import Ceilings, Probe, measure
 from .engine import Engine, EngineOptions
 from .floors import iteration_work
 from .schedule import BLOCK_SIZE, Shape
@@ -30,6 +35,7 @@ from .schedule import BLOCK_SIZE, Shape
 DECODES = ((1, 32), (8, 128), (32, 32), (32, 128))
 PREFILL = 512
 COPIES = 256 << 20  # bytes of weights that a product goes through, as much as an iteration of GPT-2 124M in bfloat16
+TURN = 0.05  # seconds of a subject's repetitions between two measurements of the ceilings
 TIMED = 1.0  # seconds that one subject is repeated for
 FEWEST = 5  # repetitions, however long they take
 
@@ -41,6 +47,15 @@ class Subject:
     name: str
     work: Work
     run: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of each repetition, and what the machine can do: in the median of the same seconds, and at best."""
+
+    seconds: Sequence[float]
+    usual: Accelerator | None
+    best: Accelerator | None
 
 
 def data_of(engine: Engine) -> tuple[GPT2Config, int, torch.dtype]:
@@ -136,17 +151,28 @@ def attentions(engine: Engine) -> Iterator[Subject]:
 SOURCES: tuple[Callable[[Engine], Iterator[Subject]], ...] = (iterations, products, attentions)
 
 
-def time_subject(subject: Subject, device: torch.device, seconds: float = TIMED) -> list[float]:
-    """Seconds of each repetition, after one that is not counted."""
+def time_subject(
+    subject: Subject, device: torch.device, seconds: float = TIMED, on: Ceilings | Accelerator | None = None
+) -> Timed:
+    """Times it again and again, after one repetition that is not counted. Ceilings are measured in turn with it."""
     subject.run()
     times: list[float] = []
+    beside: dict[Probe, list[float]] = {probe: [] for probe in (on.probes if isinstance(on, Ceilings) else ())}
     while len(times) < FEWEST or sum(times) < seconds:
-        synchronize(device)
-        started = time.perf_counter()
-        subject.run()
-        synchronize(device)
-        times.append(time.perf_counter() - started)
-    return times
+        for probe, taken in beside.items():
+            taken.append(probe.seconds())
+        turn = len(times)
+        while len(times) == turn or sum(times[turn:]) < TURN:
+            synchronize(device)
+            started = time.perf_counter()
+            subject.run()
+            synchronize(device)
+            times.append(time.perf_counter() - started)
+
+    def roof(of: Callable[[Sequence[float]], float]) -> Accelerator | None:
+        return on.roofline(lambda probe: of(beside[probe])) if isinstance(on, Ceilings) else on
+
+    return Timed(times, roof(statistics.median), roof(min))
 
 
 def synchronize(device: torch.device) -> None:
@@ -154,22 +180,19 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def subject_line(
-    subject: Subject, times: Sequence[float], on: Accelerator | None, where: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What the bench prints of a subject that was timed at `where`; without known ceilings the floor is None."""
-    median = statistics.median(times)
-    floor = subject.work.floor(on, where["dtype"]) if on is not None else None
-    return {
-        "kernel": subject.name,
-        "ms": round(median * 1e3, 4),
-        "floor_ms": None if floor is None else round(floor * 1e3, 4),
-        "times_floor": None if floor is None else round(median / floor, 2),
-        "MB": round(subject.work.bytes / 1e6, 3),
-        "GFLOP": round(subject.work.flop / 1e9, 4),
-        "runs": len(times),
-        **where,
-    }
+def subject_line(subject: Subject, timed: Timed, where: Mapping[str, Any]) -> dict[str, Any]:
+    """What the bench prints of a subject that was timed at `where`; without known ceilings its floors are None."""
+    line: dict[str, Any] = {"kernel": subject.name}
+    for kind, taken, on in (
+        ("", statistics.median(timed.seconds), timed.usual),
+        ("least_", min(timed.seconds), timed.best),
+    ):
+        floor = subject.work.floor(on, where["dtype"]) if on is not None else None
+        line[f"{kind}ms"] = round(taken * 1e3, 4)
+        line[f"{kind}floor_ms"] = None if floor is None else round(floor * 1e3, 4)
+        line[f"{kind}times_floor"] = None if floor is None else round(taken / floor, 2)
+    megabytes, gigaflop = round(subject.work.bytes / 1e6, 3), round(subject.work.flop / 1e9, 4)
+    return {**line, "MB": megabytes, "GFLOP": gigaflop, "runs": len(timed.seconds), **where}
 
 
 def lines(options: EngineOptions, only: str = "", seconds: float = TIMED) -> Iterator[dict[str, Any]]:
@@ -179,13 +202,16 @@ def lines(options: EngineOptions, only: str = "", seconds: float = TIMED) -> Ite
         raise FailedPrecondition(f"model: the kernels of {checkpoint.model_type} are not known to the bench")
     largest = max(*(batch * (context + 1 + BLOCK_SIZE) for batch, context in DECODES), PREFILL + 1 + BLOCK_SIZE)
     engine = Engine(options, checkpoint, largest - largest % BLOCK_SIZE)
-    on = of_device(engine.device, engine.options.compute.threads)
-    if on is not None:
-        rates = {f"{dtype}_GFLOP_per_s": round(peak / 1e9, 1) for dtype, peak in on.peak.items()}
-        yield {"ceilings": on.name, "read_GB_per_s": round(on.bandwidth / 1e9, 2), **rates, **engine.where}
+    if engine.device.type == "cuda":
+        on = roofline = accelerator(torch.cuda.get_device_name(engine.device))
+    else:
+        on = measure(engine.options.compute.threads, [engine.options.dtype])
+        roofline = on.roofline(lambda probe: probe.fastest(4)) if on is not None else None
+    if roofline is not None:
+        rates = {f"{dtype}_GFLOP_per_s": round(peak / 1e9, 1) for dtype, peak in roofline.peak.items()}
+        yield {"ceilings": roofline.name, "read_GB_per_s": round(roofline.bandwidth / 1e9, 2), **rates, **engine.where}
     with torch.inference_mode():
         for source in SOURCES:
             for subject in source(engine):
                 if only in subject.name:
-                    times = time_subject(subject, engine.device, seconds)
-                    yield subject_line(subject, times, on, engine.where)
+                    yield subject_line(subject, time_subject(subject, engine.device, seconds, on), engine.where)

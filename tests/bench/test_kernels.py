@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import make_gpt2, make_timed
 
-from orca_bench.ceilings import matrix_rate, read_bandwidth
+from orca_bench.ceilings import WAYS, product, reader, reading
 from orca_bench.engine import EngineOptions
 from orca_bench.kernels import lines
 from orca_common.errors import FailedPrecondition
@@ -34,5 +35,17 @@ def test_a_family_whose_work_is_not_known_is_refused(tmp_path: Path) -> None:
 
 
 def test_ceilings_are_measured() -> None:
-    assert read_bandwidth(size=4 << 20, runs=1) > 0
-    assert matrix_rate(torch.float32, long=0.0, runs=1) > 0
+    for probe in (reading(threads=2, size=4 << 20, runs=1), product(torch.float32, long=0.0, runs=1)):
+        assert probe.amount / probe.seconds() > 0
+
+
+@pytest.mark.parametrize(("streams", "ahead"), WAYS)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_reading_reads_every_line(streams: int, ahead: int, threads: int) -> None:
+    """What it returns is made of the first and the last eight bytes of every line of 64."""
+    data = np.random.default_rng(7).integers(0, 1 << 63, (threads * 8 * 5, 8), np.uint64)
+    aligned = np.empty(data.nbytes + 64, np.uint8)
+    aligned = aligned[-aligned.ctypes.data % 64 :][: data.nbytes].view(np.uint64).reshape(data.shape)
+    aligned[:] = data
+    expected = np.bitwise_xor.reduce(data[:, 0] ^ data[:, 7])
+    assert reader()(aligned.ctypes.data, data.nbytes, threads, streams, ahead) == expected
