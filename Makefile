@@ -1,5 +1,8 @@
 # Everything a developer or CI runs. A fresh machine needs Python 3.11, make and a C++ compiler (g++).
-PYTHON ?= python3
+# The system's own Python first: distributions and the images' base build theirs with profile-guided optimization, and it runs
+# the services in three quarters of a plain build's time.
+PYTHON ?= $(or $(shell for one in /usr/bin/python3 python3; do \
+	$$one -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null && echo $$one && break; done),python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -124,13 +127,12 @@ gpu: $(STAMP) ## On a machine with a GPU: run its tests, and measure the times o
 protos: $(STAMP) ## Generate the Python of protos/ again.
 	$(BIN)/python protos/generate.py
 
-# What is installed, by hashes of its files, for each image and for a developer. Versions are those of constraints.txt. An
-# image may have any Python 3.11; a developer's tools need 3.11.5.
-LOCK = $(BIN)/python -m uv pip compile --quiet --universal --generate-hashes --no-annotate \
+# What is installed, by hashes of its files, for each image and for a developer. Versions are those of constraints.txt.
+LOCK = $(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--no-emit-index-url --custom-compile-command 'make locks' -c constraints.txt pyproject.toml
 
 locks: ## Make locks/*.txt again, after a change of pyproject.toml or constraints.txt.
-	$(foreach extra,endpoint scheduler worker all,$(LOCK) --python-version $(if $(filter all,$(extra)),3.11.5,3.11) --extra $(extra) -o locks/$(extra).txt &&) true
+	$(foreach extra,endpoint scheduler worker all,$(LOCK) --extra $(extra) -o locks/$(extra).txt &&) true
 
 IMAGES := endpoint scheduler worker
 BUILDER ?= $(shell for name in docker buildah; do command -v $$name && break; done)
