@@ -175,6 +175,7 @@ def test_what_cannot_be_used(tmp_path: Path, packed: bytes) -> None:
         "/shards": (200, {}, archive(shards)),
         "/link": (200, {}, archive(DEMO_MODEL, extra=(link,))),
         "/outside": (200, {}, archive(DEMO_MODEL, extra=(tarfile.TarInfo("../config.json"),))),
+        "/absolute": (200, {}, archive(DEMO_MODEL, extra=(tarfile.TarInfo(f"{tmp_path}/other/config.json"),))),
     }
     target = tmp_path / "made/model"
     with server(lambda path: answers.get(path, (404, {}, b""))) as (address, _):
@@ -190,7 +191,8 @@ def test_what_cannot_be_used(tmp_path: Path, packed: bytes) -> None:
         expect("there are no weights", "/bare")
         expect("files that are not there: model-2.safetensors", "/shards")
         expect("tokenizer.json is a link in the archive", "/link")
-        expect("outside the destination", "/outside")
+        expect("../config.json in the archive leads out of its folder", "/outside")
+        expect("config.json in the archive leads out of its folder", "/absolute")
         expect("/absent answers 404", "/absent?key=1")
         expect("has the sha256", "/good", sha256="0" * 64)
         expect("FETCH_HEADER", "/good", header="abc")

@@ -227,7 +227,14 @@ def _unpack(stream: Any, part: Path, patterns: Sequence[str]) -> None:
             free = shutil.disk_usage(part).free
             if member.size > free:
                 raise FailedPrecondition(f"{member.name} has {member.size} bytes, and {free} are free")
-            archive.extract(member, part, filter="data")
+            target = part / member.name
+            if not Path(os.path.normpath(target)).is_relative_to(os.path.normpath(part)):
+                raise FailedPrecondition(f"{member.name} in the archive leads out of its folder")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            content = archive.extractfile(member)
+            assert content is not None  # it is a file
+            with content, target.open("wb") as to:
+                shutil.copyfileobj(content, to)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
