@@ -107,7 +107,7 @@ def product(dtype: torch.dtype, long: float = LONG, runs: int = 3) -> Probe:
     return found[max(found)]
 
 
-def measure(threads: int, types: Sequence[str] = ("bfloat16", "float32")) -> Ceilings | None:
+def measure(threads: int, types: Sequence[str]) -> Ceilings | None:
     """The ceilings of this machine's processor with so many threads; None where there is no compiler. Takes seconds."""
     torch.set_num_threads(threads)
     with torch.inference_mode(), suppress(CannotBuild):
@@ -118,10 +118,18 @@ def measure(threads: int, types: Sequence[str] = ("bfloat16", "float32")) -> Cei
     return None
 
 
-def of_device(device: torch.device, threads: int) -> Accelerator | None:
-    """A device at its best: a CPU as measured, a GPU by its datasheet; None where that is not known."""
+def of_device(
+    device: torch.device, threads: int, types: Sequence[str] = ("bfloat16", "float32")
+) -> Ceilings | Accelerator | None:
+    """A CPU's ceilings, which can be measured again, or a GPU's datasheet; None where neither is known."""
     if device.type == "cuda":
         return accelerator(torch.cuda.get_device_name(device))
+    return measure(threads, types)
+
+
+def at_best(on: Ceilings | Accelerator | None) -> Accelerator | None:
+    """Ceilings as they are measured now, at their best; a datasheet as it is."""
+    if not isinstance(on, Ceilings):
+        return on
     with torch.inference_mode():
-        ceilings = measure(threads)
-        return ceilings.roofline(lambda probe: probe.fastest(4)) if ceilings is not None else None
+        return on.roofline(lambda probe: probe.fastest(4))

@@ -17,7 +17,7 @@ from orca_kernels.cpu.cores import cores
 from orca_lab.roofline import Accelerator
 from orca_worker.rank import open_device
 
-from .ceilings import of_device
+from .ceilings import at_best, of_device
 from .engine import EngineOptions, chosen_cases
 from .floors import case_floor
 from .machine import isa, processor
@@ -111,7 +111,7 @@ class Sitting:
         self.ceilings = better(before, after) if before is not None and after is not None else None
 
     def _ceilings(self) -> Accelerator | None:
-        return of_device(open_device(self.options.device, 0), self.threads)
+        return at_best(of_device(open_device(self.options.device, 0), self.threads))
 
     def report(self, command: str) -> str:
         """The table in Markdown, below the command and the circumstances."""

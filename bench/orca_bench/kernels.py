@@ -21,12 +21,12 @@ import torch
 from orca.v1 import worker_pb2
 from orca_common.errors import FailedPrecondition
 from orca_kernels.reference import SplitAttention
-from orca_lab.roofline import Accelerator, Work, accelerator
+from orca_lab.roofline import Accelerator, Work
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.partition import ITEM_BYTES
 
 from .cases import fixed, vocabulary_of
-from .ceilings import Ceilings, Probe, measure
+from .ceilings import Ceilings, Probe, at_best, of_device
 from .engine import Engine, EngineOptions
 from .floors import iteration_work
 from .schedule import BLOCK_SIZE, Shape
@@ -202,14 +202,10 @@ def lines(options: EngineOptions, only: str = "", seconds: float = TIMED) -> Ite
         raise FailedPrecondition(f"model: the kernels of {checkpoint.model_type} are not known to the bench")
     largest = max(*(batch * (context + 1 + BLOCK_SIZE) for batch, context in DECODES), PREFILL + 1 + BLOCK_SIZE)
     engine = Engine(options, checkpoint, largest - largest % BLOCK_SIZE)
-    if engine.device.type == "cuda":
-        on = roofline = accelerator(torch.cuda.get_device_name(engine.device))
-    else:
-        on = measure(engine.options.compute.threads, [engine.options.dtype])
-        roofline = on.roofline(lambda probe: probe.fastest(4)) if on is not None else None
-    if roofline is not None:
-        rates = {f"{dtype}_GFLOP_per_s": round(peak / 1e9, 1) for dtype, peak in roofline.peak.items()}
-        yield {"ceilings": roofline.name, "read_GB_per_s": round(roofline.bandwidth / 1e9, 2), **rates, **engine.where}
+    on = of_device(engine.device, engine.options.compute.threads, [engine.options.dtype])
+    if (best := at_best(on)) is not None:
+        rates = {f"{dtype}_GFLOP_per_s": round(peak / 1e9, 1) for dtype, peak in best.peak.items()}
+        yield {"ceilings": best.name, "read_GB_per_s": round(best.bandwidth / 1e9, 2), **rates, **engine.where}
     with torch.inference_mode():
         for source in SOURCES:
             for subject in source(engine):

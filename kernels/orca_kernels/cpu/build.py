@@ -86,9 +86,8 @@ def build(folder: Path) -> Path:
             flags, stem = special()[isa], f"{made}/isa_{isa}"
             if not known(*flags, "-fsyntax-only", "-x", "c++", os.devnull):
                 return None
-            run(
-                *FLAGS, *flags, "-S", str(SOURCES / f"isa_{isa}.cpp"), "-o", f"{stem}.s"
-            )  # an error in our source is told
+            # An error in our source is told; only what the assembler does not know is left out.
+            run(*FLAGS, *flags, "-S", str(SOURCES / f"isa_{isa}.cpp"), "-o", f"{stem}.s")
             return f"{stem}.o" if known("-c", f"{stem}.s", "-o", f"{stem}.o") else None
 
         with ThreadPoolExecutor(os.cpu_count()) as threads:

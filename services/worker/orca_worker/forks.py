@@ -78,7 +78,7 @@ class ForkServer:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _ask(self, said: dict[str, Any], *descriptors: int) -> asyncio.Future[dict[str, Any] | None]:
-        """Sends a question. The answer is None when the fork server ends, which one that cannot be asked is made to."""
+        """Sends a question. The answer is None when the fork server ends; one that cannot be asked is killed."""
         answer = self._loop.create_future()
         try:
             socket.send_fds(self._connection, [json.dumps(said).encode()], descriptors)

@@ -23,7 +23,7 @@ ROW = np.dtype(
         ("seed", "u8"),
         ("logprobs", "?"),
         ("adjusted", "?"),  # it has an entry in `Rows.adjusted`
-        ("likeliest", "?"),  # nothing is wanted of its logits but where the largest is
+        ("likeliest", "?"),  # no more is wanted than the likeliest token: no draw, no logprobs, no adjustments
     ]
 )
 

@@ -178,7 +178,7 @@ class GPT2OnCPU:
         """Runs tokens [start, end) with the logits of the prompts' places among them, and scores those."""
         part = prompts.between(start, end)
         first, last = ending(batch, start, end)
-        ends = batch.starts[first + 1 : last + 1] - 1
+        ends = batch.last[first:last]
         at = np.union1d(prompts.places[part], ends)  # flat indexes
         of_piece = Results(len(at), self.vocabulary_shares[self.place.tensor_rank])
         self._run_tokens(batch, kv, plane, x, start, end, at - start, of_piece)
@@ -202,8 +202,7 @@ class GPT2OnCPU:
     ) -> None:
         """Runs tokens [start, end) of the flat batch, with the logits of the requests that end there."""
         first, last = ending(batch, start, end) if self.place.is_last else (0, 0)
-        selection = batch.starts[first + 1 : last + 1] - (start + 1)
-        self._run_tokens(batch, kv, plane, x, start, end, selection, results.after(first))
+        self._run_tokens(batch, kv, plane, x, start, end, batch.last[first:last] - start, results.after(first))
 
     def _run_tokens(
         self,
