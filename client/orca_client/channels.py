@@ -106,6 +106,8 @@ def channel_options(keepalive: float) -> Options:
         # carry so many calls (its `max_streams`); gRPC would let more wait without a word, Cancel among them.
         ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
         ("grpc.max_connections_per_subchannel_cap", CONNECTIONS),
+        # Else a channel takes over what a closed one left: its backoff, and the failure that it had last.
+        ("grpc.use_local_subchannel_pool", 1),
         ("grpc.service_config_disable_resolution", 1),  # no look-up of TXT records for another one
         # A connection that ends has the name looked up again, at most so often. gRPC's 30 s are longer than a rollout.
         ("grpc.dns_min_time_between_resolutions_ms", 1000),

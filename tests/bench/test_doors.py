@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -191,12 +192,42 @@ def test_a_stream_whose_tokens_have_no_text_has_its_end() -> None:
 
 
 async def test_no_server_there() -> None:
-    silent = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
-    port = silent.sockets[0].getsockname()[1]
-    async with silent:
-        with pytest.raises(FailedPrecondition, match=f"127.0.0.1:{port} does not answer .it closes the connection"):
+    closing = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    async with closing:
+        closes = port_of(closing)
+        with pytest.raises(FailedPrecondition, match=f"127.0.0.1:{closes} does not answer .it closes the connection"):
+            await GrpcDoor(f"127.0.0.1:{closes}").__aenter__()
+    with bound(0) as port:
+        nobody = f"^address: 127.0.0.1:{port} does not answer .nobody listens there.$"
+        with pytest.raises(FailedPrecondition, match=nobody):
             await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
-    with pytest.raises(FailedPrecondition, match=f"^address: 127.0.0.1:{port} does not answer .nobody listens there.$"):
-        await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
-    with pytest.raises(FailedPrecondition, match=f"^openai: 127.0.0.1:{port} does not answer .Connect"):
-        await OpenAIDoor(f"127.0.0.1:{port}").__aenter__()
+        with pytest.raises(FailedPrecondition, match=f"^openai: 127.0.0.1:{port} does not answer .Connect"):
+            await OpenAIDoor(f"127.0.0.1:{port}").__aenter__()
+
+
+async def test_what_an_address_did_before_is_not_what_it_does_now() -> None:
+    """A closed channel leaves its last failure to the next one, unless each has its connections for itself."""
+
+    async def closes_then_refuses() -> None:
+        closing = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        port = port_of(closing)
+        async with closing:
+            with pytest.raises(FailedPrecondition, match="it closes the connection"):
+                await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
+        with bound(port), pytest.raises(FailedPrecondition, match="nobody listens there"):
+            await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
+
+    await asyncio.gather(*(closes_then_refuses() for _ in range(100)))
+
+
+def port_of(server: asyncio.Server) -> int:
+    return server.sockets[0].getsockname()[1]
+
+
+@contextmanager
+def bound(port: int) -> Iterator[int]:
+    """A port, any for 0, at which nobody listens, and nobody else can meanwhile."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", port))
+        yield holder.getsockname()[1]
