@@ -133,11 +133,12 @@ RULES = [
     ),
     Rule(
         "orca_local -> orca_common, orca.v1, orca_pool.reach, and of the services, which are its processes, only their "
-        "settings, the worker's table of model families and what it needs of a machine",
+        "settings, the worker's fork server, its table of model families and what it needs of a machine",
         "orca_local",
         lambda i: ours(
             i,
             *("orca_local", "orca_common", "orca.v1", "orca_pool.reach"),
+            *("orca_worker.beginning", "orca_worker.forks", "orca_worker.forked_process"),
             *("orca_worker.models.families", "orca_worker.machine"),
             *(f"{service}.settings" for service in ("orca_endpoint", "orca_scheduler", "orca_worker")),
         ),

@@ -16,7 +16,8 @@ from .links import Direction, Link
 from .network import REDIS, Network
 
 SIGNALS = {Kind.KILL: signal.SIGKILL, Kind.STOP: signal.SIGSTOP}
-FORKS = "fork-server-"  # and the ordinal of its pod
+FORKS = "fork-server-"  # and the ordinal of its pod, or OF_PODS
+OF_PODS = "pods"
 DOUBLED = 8  # messages in a row that come twice
 
 
@@ -56,7 +57,7 @@ def victims_of(settings: StackSettings, *, redis: bool = True, links: bool = Tru
         Victim(name.partition("-")[0], name, OF_PROCESSES)
         for name in (*endpoints, *schedulers, *supervisors, *ranks, *([REDIS] if redis else []))
     ]
-    processes += [Victim("fork server", f"{FORKS}{pod}", OF_PROCESSES) for pod in pods]
+    processes += [Victim("fork server", f"{FORKS}{of}", OF_PROCESSES) for of in (OF_PODS, *pods)]
     if not links:
         return processes
     return [
@@ -92,6 +93,8 @@ class LocalTarget:
 
     def pid(self, name: str) -> int | None:
         """The process of this name that runs now; None: none. Blocks for at most 5 s."""
+        if name == FORKS + OF_PODS:
+            return self._stack.fork_server
         if name.startswith(FORKS):
             supervisor = f"supervisor-{name.removeprefix(FORKS)}"
             return next((c.fork_server() for c in self._stack.children if c.name == supervisor and c.pid), None)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from orca_common.environment import child_environment
 from orca_common.errors import FailedPrecondition
@@ -19,6 +19,20 @@ from .redis_log import copy_lines
 MODULE = (sys.executable, "-P", "-m")  # -P: a redis.py in the current folder is nobody's module
 LONGEST_SOCKET_PATH = 107  # bytes, on Linux
 START_SECONDS = 120.0  # bound until a process listens; importing torch from a cold disk takes its time
+
+
+class Process(Protocol):
+    """What a child is to its parent, as asyncio has it."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    @property
+    def stdout(self) -> asyncio.StreamReader | None: ...
+    async def wait(self) -> int: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
 
 
 class Child:
@@ -41,7 +55,7 @@ class Child:
         self._command, self._environment, self._log = command, dict(environment), log
         self._inherits, self._batch = inherits, batch
         self._began = 0  # where in the log the present process began
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
 
     @property
     def pid(self) -> int | None:
@@ -66,7 +80,7 @@ class Child:
 
     async def start(self) -> None:
         """Starts the process and waits until it listens. Raises FailedPrecondition with the end of its log."""
-        self._process = await self._spawn(asyncio.subprocess.PIPE)
+        self._process = await self._spawn()
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -79,29 +93,33 @@ class Child:
             raise FailedPrecondition(f"{self.name} did not start: {self.last_words()}")
         self.addresses = json.loads(line)
 
-    async def _spawn(self, stdout: int | None) -> asyncio.subprocess.Process:
-        """Starts the process below a tether, with its log as standard error and, without `stdout`, as output too."""
+    async def _spawn(self) -> Process:
+        """Starts the process with its log as standard error."""
         try:
             log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
             raise FailedPrecondition(f"{self.name} did not start: {self._log}: {error.strerror}") from None
         try:
             self._began = os.fstat(log).st_size
-            process = await asyncio.create_subprocess_exec(
-                *(*MODULE, "orca_local.tether", str(os.getpid()), *self._command),
-                pass_fds=self._inherits,
-                env=child_environment(self._environment),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log if stdout is None else stdout,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C at the terminal reaches only the parent, which ends all in order
-            )
+            process = await self._make(log)
         finally:
             os.close(log)
         if self._batch and hasattr(os, "SCHED_BATCH"):
             with suppress(OSError):  # it has ended, or this is not allowed here
                 os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
         return process
+
+    async def _make(self, log: int) -> Process:
+        """Makes the process, below a tether. log: a descriptor, for its standard error."""
+        return await asyncio.create_subprocess_exec(
+            *(*MODULE, "orca_local.tether", str(os.getpid()), *self._command),
+            pass_fds=self._inherits,
+            env=child_environment(self._environment),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C at the terminal reaches only the parent, which ends all in order
+        )
 
     async def ended(self) -> str:
         """Waits for the end of the process, which was started before. Returns what happened, for a reader."""
@@ -247,7 +265,7 @@ class RedisChild(Child):
 
     async def start(self) -> None:
         """Starts the server and waits until it has read its file and answers."""
-        self._process = await self._spawn(asyncio.subprocess.PIPE)
+        self._process = await self._spawn()
         assert self._process.stdout is not None
         self._lines = asyncio.create_task(copy_lines(self._process.stdout, self._log))
         try:

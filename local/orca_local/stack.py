@@ -8,8 +8,8 @@ Every process is a child of this one or of a supervisor, and ends with its paren
 import asyncio
 import logging
 import os
-import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import grpc
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1.worker_pb2_grpc import SupervisorStub
+from orca_common.address import join_address
 from orca_common.api_keys import ApiKeys
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, Unavailable
@@ -25,12 +26,15 @@ from orca_common.roles import Role
 from orca_common.service import in_thread
 from orca_common.settings import variable
 from orca_common.tls import Certificates, transport_of
+from orca_worker.beginning import POD, begin
+from orca_worker.forks import Forks
 from orca_worker.machine import check_gpus, compile_kernels, kernels_needed
-from orca_worker.models.families import check_partition, check_type, family_of
+from orca_worker.models.families import check_partition, check_type, family_of, modules_of
 
 from . import serve_log
 from .child import MODULE, Child, RedisChild
 from .keeping import keep
+from .pod import Pod
 from .process_table import ProcessTable
 from .rank_ends import RankEnds
 from .run_folder import RunFolder
@@ -83,12 +87,13 @@ class Stack:
         self._redis: RedisChild | None = None  # None: it is the user's
         self._tls_dir = Path(settings.tls_dir).absolute() if settings.tls_dir is not None else None
         self._folder: RunFolder | None = None
+        self._forks: Forks | None = None
         self._children: list[Child] = []
         self._table = ProcessTable(run_dir / "processes.json", settings, self._children, self._say)
         self._rank_ends = RankEnds(settings.tp, settings.pp, self._warn)
         self._waiting = Waiting(self._children, self._say, show)
         self._tasks: list[asyncio.Task[None]] = []
-        self._kept: list[socket.socket] = []  # keep the ports of children that others know, while these start again
+        self._kept = ExitStack()  # ports of children that others know, while these start again, and a log
 
     def _say(self, sentence: str, level: int = logging.INFO) -> None:
         """Tells it, and leaves it in the run folder, where `orca logs` finds it among the lines of the processes."""
@@ -123,6 +128,11 @@ class Stack:
     def rank_pid(self, pod: int, local_rank: int) -> int | None:
         """The process of a rank, by the ordinal of its pod and its number there; None: none runs."""
         return next((r.pid or None for r in self._table.ranks.get(pod, ()) if r.local_rank == local_rank), None)
+
+    @property
+    def fork_server(self) -> int | None:
+        """The process that forks the pods; None while none runs."""
+        return self._forks.pid if self._forks is not None else None
 
     @property
     def began(self) -> bool:
@@ -166,7 +176,7 @@ class Stack:
             await in_thread(partial(compile_kernels, self._tell_compiling))
         try:
             async with asyncio.timeout(settings.start_timeout):
-                await self._start_all()
+                await self._start_all(modules_of(checkpoint))
         except TimeoutError:
             why = f": {self._waiting.reason}" if self._waiting.reason else ""
             limit = f"{settings.start_timeout:g} s (start_timeout)"
@@ -207,6 +217,8 @@ class Stack:
             await asyncio.gather(*(self._end(child, seconds) for child in children))
             if role == "endpoint":
                 self._tell_cut()
+            if role == "supervisor" and self._forks is not None:
+                await self._forks.stop()
         self._ended()
 
     def _tell_cut(self) -> None:
@@ -231,15 +243,15 @@ class Stack:
         self._warn("killed before all was drained")
         for child in self._children:
             child.kill()
+        if self._forks is not None:
+            self._forks.kill()
         self._ended()
 
     def _ended(self) -> None:
         self._children.clear()
         self._tasks.clear()
         self._table.ranks.clear()
-        for kept in self._kept:
-            kept.close()
-        self._kept.clear()
+        self._kept.close()
         if self._folder is not None:
             self._table.write()
             self._folder.close()
@@ -247,34 +259,23 @@ class Stack:
 
     # -- starting
 
-    async def _start_all(self) -> None:
+    async def _start_all(self, modules: Sequence[str]) -> None:
+        """modules: what a rank imports for the model."""
         settings = self._settings
-        supervisors = [
-            await self._child(
-                "supervisor",
-                n,
-                "orca_worker",
-                ranks=settings.tp,
-                first_gpu=n * settings.tp,
-                port=self._keep("port", LOOPBACK, 0),
-            )
-            for n in range(settings.engines * settings.pp)
-        ]
-        redis: list[Child] = []
+        self._forks = self._begin_forks(modules)  # first: it imports for longer than anything else takes
+        self._tasks.append(asyncio.create_task(self._forks.run(self._tell_forks_end)))
         if settings.redis_url is None:
             assert self._folder is not None
             log, folder = self._folder.log("redis"), self._folder.descriptor
             self._redis = RedisChild(
                 self._run_dir / "redis", log, folder, closed=self._tls_dir is not None, batch=self._yields("redis")
             )
-            redis.append(self._redis)
-        # Supervisors need no pool, and their ranks take the longest to start.
-        await self._start(*redis, *supervisors)
+            await self._start(self._redis)
+        pods = [await self._pod(n) for n in range(settings.engines * settings.pp)]
         endpoints = [
             await self._child(
                 "endpoint",
                 n,
-                "orca_endpoint",
                 host=settings.host,
                 served_model_name=self.model_name,
                 port=self._keep("port", settings.host, 0 if n else settings.port),
@@ -284,17 +285,30 @@ class Stack:
             for n in range(settings.endpoints)
         ]
         schedulers = [
-            await self._child("scheduler", n, "orca_scheduler", workers=await self._workers(n, supervisors))
-            for n in range(settings.schedulers)
+            await self._child("scheduler", n, workers=await self._workers(n, pods)) for n in range(settings.schedulers)
         ]
-        await self._start(*endpoints, *schedulers)
+        await self._start(*endpoints, *schedulers, *pods)
         self._transport = transport_of(self._own_certificate)
-        self._tasks += [asyncio.create_task(self._watch_ranks(n, s)) for n, s in enumerate(supervisors)]
+        self._tasks += [asyncio.create_task(self._watch_ranks(n, s)) for n, s in enumerate(pods)]
         for scheduler in schedulers:
             await self._waiting.until(scheduler.unready)
-        await self._waiting.until(lambda: self._idle_engine(schedulers, supervisors))
+        await self._waiting.until(lambda: self._idle_engine(schedulers, pods))
         for endpoint in endpoints:
             await self._waiting.until(endpoint.unready)
+
+    def _begin_forks(self, modules: Sequence[str]) -> Forks:
+        """Begins the fork server of the pods. Raises FailedPrecondition."""
+        assert self._folder is not None
+        path = self._folder.log("forks")
+        try:
+            log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise FailedPrecondition(f"run_dir: {path} cannot be made ({error.strerror})") from None
+        self._kept.callback(os.close, log)
+        return Forks(partial(begin, POD, log, self._more), (POD, *modules), "INFO")
+
+    def _tell_forks_end(self, why: str, lived: float, again_in: float) -> None:
+        self._warn(f"the pods' fork server: {why} (logs/forks.log), starting it again")
 
     def _keep(self, name: str, host: str, port: int) -> int:
         """A port that no other program gets until the stack has ended; 0 takes a free one. Raises FailedPrecondition.
@@ -304,18 +318,35 @@ class Stack:
         """
         try:
             check_port(name, host, port)
-            self._kept.append(reserve_port(name, host, port))
+            kept = self._kept.enter_context(reserve_port(name, host, port))
         except Unavailable as error:
             raise FailedPrecondition(str(error)) from None
-        return self._kept[-1].getsockname()[1]
+        return kept.getsockname()[1]
 
-    async def _child(self, role: str, number: int, module: str, **decided: object) -> Child:
-        """A service with the stack's settings, and with those that are `decided` for this process.
+    async def _child(self, role: str, number: int, **decided: object) -> Child:
+        """A service with the stack's settings, and with those that are `decided` for this process."""
+        assert self._folder is not None
+        name = f"{role}-{number}"
+        environment = await self._environment(role, name, **decided)
+        command = [*MODULE, f"orca_{role}"]
+        return Child(role, name, command, environment, self._folder.log(name), batch=self._yields(role))
+
+    async def _pod(self, number: int) -> Pod:
+        """A worker's pod, which holds one stage of an engine."""
+        assert self._folder is not None
+        assert self._forks is not None
+        name, port = f"supervisor-{number}", self._keep("port", LOOPBACK, 0)
+        first_gpu = number * self._settings.tp
+        environment = await self._environment(
+            "supervisor", name, ranks=self._settings.tp, first_gpu=first_gpu, port=port
+        )
+        return Pod(name, join_address(LOOPBACK, port), self._forks, environment, self._folder.log(name))
+
+    async def _environment(self, role: str, name: str, **decided: object) -> dict[str, str]:
+        """The variables of a service: the stack's settings, and those that are `decided` for this process.
 
         It is told what it has a setting for, and nothing else: a supervisor learns neither Redis's password nor a key.
         """
-        assert self._folder is not None
-        name = f"{role}-{number}"
         own = {"host": LOOPBACK, "port": 0, "http_port": 0, "model": self._model}
         known = SERVICES[role].model_fields
         if "redis_url" in known:
@@ -324,12 +355,11 @@ class Stack:
         if self._tls_dir is not None:
             own["tls_dir"] = self._tls_dir / TLS_ROLES.get(role, role)
         told = self._settings.environment() | {variable(name): str(value) for name, value in own.items()}
-        environment = {
+        return {
             **{variable(name): told[variable(name)] for name in known if variable(name) in told},
             "GRPC_ENABLE_FORK_SUPPORT": "0",  # no service forks: a message on a stream costs 17 us instead of 19
             **self._more,
         }
-        return Child(role, name, [*MODULE, module], environment, self._folder.log(name), batch=self._yields(role))
 
     def _yields(self, role: str) -> bool:
         """Whether the processes of a role take no core from the kernels, but wait for one that is free or for the end

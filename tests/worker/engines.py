@@ -30,7 +30,6 @@ from orca_worker.controller import Controller
 from orca_worker.forks import ForkServer
 from orca_worker.models.families import family_of, modules_of
 from orca_worker.models.model import Compute
-from orca_worker.process import adopt_orphans
 from orca_worker.rank_process import RankProcess
 from orca_worker.rank_server import RankServer
 from orca_worker.rendezvous import Rendezvous
@@ -300,7 +299,7 @@ class Process:
         return not self._process.ended.done()
 
     def send(self, number: signal.Signals) -> None:
-        self._process.kill(number)
+        self._process.send_signal(number)
 
     async def end(self, number: signal.Signals = signal.SIGKILL) -> int:
         """Ends the process. Returns its exit status."""
@@ -313,14 +312,12 @@ class Process:
 @asynccontextmanager
 async def fork_server(folder: Path) -> AsyncIterator[ForkServer]:
     """A fork server whose ranks are this process's children. It imports what a checkpoint's ranks need, once."""
-    adopt_orphans()
     server = ForkServer(begin(), modules_of(read_checkpoint(folder)), "INFO")
     try:
         yield server
     finally:
         server.kill()
         await server.ended
-        adopt_orphans(False)
 
 
 @asynccontextmanager

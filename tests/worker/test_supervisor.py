@@ -26,7 +26,7 @@ from orca_common.protocol import PROTOCOL
 from orca_worker.beginning import Begun, begin
 from orca_worker.forks import ForkServer, ForkServerLost
 from orca_worker.machine import DRIVER
-from orca_worker.process import adopt_orphans, why_ended
+from orca_worker.process import why_ended
 from orca_worker.rank_process import RankProcess
 from orca_worker.settings import RankSettings
 
@@ -397,12 +397,10 @@ async def test_a_taken_port_stops_the_start_with_a_sentence(tmp_path: Path, modu
 @pytest.fixture
 async def forks() -> AsyncIterator[ForkServer]:
     """A fork server of this process, which imports nothing more."""
-    adopt_orphans()
     server = ForkServer(begin(), [], "INFO")
     yield server
     server.kill()
     await server.ended
-    adopt_orphans(False)
 
 
 async def left(pid: int) -> int | None:
@@ -442,14 +440,14 @@ async def test_a_fork_server_that_cannot_be_asked_is_ended() -> None:
     """Its connection has ended, and it lives on: nothing else would tell its supervisor."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     its.close()
-    sleeper = subprocess.Popen(["sleep", "inf"])  # noqa: ASYNC220
+    sleeper = os.posix_spawnp("sleep", ["sleep", "inf"], os.environ)  # noqa: ASYNC221
     forks = ForkServer(Begun(sleeper, ours), [], "INFO")
     try:
         async with asyncio.timeout(20):
             with pytest.raises(ForkServerLost, match="the fork server: its process ended with status -9"):
                 await forks.fork()
     finally:
-        sleeper.kill()
+        forks.kill()
         await forks.ended
 
 
@@ -462,6 +460,6 @@ async def test_a_process_ends_where_many_descriptors_are_open(tmp_path: Path, fo
         for _ in range(1_100):
             files.callback(os.close, os.dup(sys.stderr.fileno()))
         process = RankProcess(await forks.fork(), settings)
-        process.kill(signal.SIGKILL)
+        process.send_signal(signal.SIGKILL)
         async with asyncio.timeout(20):
             assert await process.ended == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""The beginning of a pod's fork server, before the supervisor knows anything of its ranks.
+"""The beginning of a fork server, before its parent knows anything of what will be forked.
 
 It imports next to nothing, so that a supervisor can begin its fork server first and import what itself needs meanwhile:
 the fork server imports for longer than anything else of a start takes.
@@ -6,8 +6,8 @@ the fork server imports for longer than anything else of a start takes.
 
 import os
 import socket
-import subprocess
 import sys
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from orca_common.environment import child_environment
@@ -26,22 +26,30 @@ ENVIRONMENT = {
     # gRPC is imported before the fork, and first used after it. To be ready for forks costs it 2 us a message.
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
+RANK, POD = "orca_worker.rank", "orca_worker.pod"  # what forked processes become: their `main` is called
 
 
 class Begun(NamedTuple):
-    """A fork server's process, and the supervisor's end of the socket between them."""
+    """A fork server: a child of this process, and this process's end of the socket between them."""
 
-    process: subprocess.Popen[bytes]
+    pid: int
     connection: socket.socket
 
 
-def begin() -> Begun:
-    """Begins the fork server of this process's pod. It waits to be told what to import.
+def pair() -> tuple[socket.socket, socket.socket]:
+    """A socket of whole messages: the ends of a fork server's parent and of the fork server."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def begin(becomes: str = RANK, errors: int = 2, environment: Mapping[str, str] | None = None) -> Begun:
+    """Begins a fork server of this process, which waits to be told what to import.
 
     It ends with this process, and before that when the connection is closed. Its standard input is its end of the
-    connection; what it prints goes to this process's standard error.
+    connection; what it prints goes to `errors`, a descriptor. `environment`: besides this process's own.
     """
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-P", "-m", "orca_worker.fork_server", str(os.getpid())]
+    ours, its = pair()
+    command = [sys.executable, "-P", "-m", "orca_worker.fork_server", str(os.getpid()), becomes]
+    streams = [(os.POSIX_SPAWN_DUP2, of, standard) for standard, of in enumerate((its.fileno(), errors, errors))]
+    variables = child_environment({**ENVIRONMENT, **(environment or {})})
     with its:
-        return Begun(subprocess.Popen(command, env=child_environment(ENVIRONMENT), stdin=its.fileno(), stdout=2), ours)
+        return Begun(os.posix_spawn(command[0], command, variables, file_actions=streams), ours)

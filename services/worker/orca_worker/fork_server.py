@@ -1,17 +1,20 @@
-"""The fork server of a pod: it imports what ranks need, once, and forks each of them.
+"""A fork server: it imports what processes need, once, and forks each of them.
 
-    python -m orca_worker.fork_server SUPERVISOR_PID
+    python -m orca_worker.fork_server PARENT_PID orca_worker.rank
 
 So a rank starts by a fork instead of an import of torch, and shares the pages of what was imported with the others for
 as long as nobody writes to them. Nothing but imports happens before a fork: one thread, no CUDA, no gRPC in use.
 
-Its standard input is a socket of whole messages. The supervisor's first message says what to import:
-`{"modules": ["orca_worker.process_groups", ..], "log_level": "INFO"}`. The answer says how many seconds that took,
-`{"warm": 1.2}`. Each message after it brings two descriptors, the standard input and output of a rank. The answer has
-the rank's process, `{"pid": 4711}`.
+A pod has one, for its ranks. `orca serve` has one for the pods of the machine (`orca_worker.pod`), and each of these
+forks the one for its ranks from itself: torch is imported once a machine.
 
-A rank is the supervisor's own child, which hears of its end and whose death ends it; the death of the fork server ends
-no rank. For the supervisor adopts orphans: a process in between forks the rank and ends.
+Its standard input is a socket of whole messages. The parent's first message says what to import:
+`{"modules": ["orca_worker.process_groups", ..], "log_level": "INFO"}`. The answer says how many seconds that took,
+`{"warm": 1.2}`. Each message after it brings three descriptors, the standard streams of a new process. The answer has
+the process, `{"pid": 4711}`.
+
+It is a child of the fork server's parent, which hears of its end and whose death ends it; the death of the fork server
+ends none of them. For the parent adopts orphans: a process in between forks the new one and ends.
 """
 
 import gc
@@ -28,13 +31,13 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from importlib import import_module
 
 import uvloop  # noqa: F401  # `service.run` of each rank would import it
 
 from orca_common import logs
 
-from . import rank
 from .process import die_with_parent, name_process, threads
 
 log = logging.getLogger(__name__)
@@ -72,17 +75,17 @@ def fork_orphan() -> int:
 
 
 def warm(told: dict[str, list[str]]) -> float:
-    """Imports what ranks need. Returns the seconds that it took."""
+    """Imports what the processes need. Returns the seconds that it took."""
     began = time.monotonic()
     for module in told["modules"]:
         import_module(module)
     if (running := threads()) > 1:
-        log.warning("%d threads run in the fork server after its imports: ranks may hang", running)
+        log.warning("%d threads run in the fork server after its imports: what it forks may hang", running)
     return time.monotonic() - began
 
 
-def serve(connection: socket.socket) -> tuple[int, int] | None:
-    """Answers the supervisor until it is gone: None. In a forked rank: the descriptors of its standard streams."""
+def serve(connection: socket.socket) -> list[int] | None:
+    """Answers the parent until it is gone: None. In a forked process: the descriptors of its standard streams."""
     told = connection.recv(MESSAGE)
     if not told:
         return None
@@ -90,31 +93,36 @@ def serve(connection: socket.socket) -> tuple[int, int] | None:
     logs.configure("orca-worker", said["log_level"])
     connection.send(json.dumps({"warm": warm(said)}).encode())
     while True:
-        asked, streams, *_ = socket.recv_fds(connection, MESSAGE, 2)
+        asked, streams, *_ = socket.recv_fds(connection, MESSAGE, 3)
         if not asked:
             return None
         pid = fork_orphan()
         if not pid:
-            return streams[0], streams[1]
+            return streams
         for stream in streams:
             os.close(stream)
         connection.send(json.dumps({"pid": pid}).encode())
 
 
-def main() -> None:
-    supervisor = int(sys.argv[1])
-    die_with_parent(supervisor)
+def run(parent: int, become: Callable[[int], None]) -> None:
+    """Answers the parent on standard input. In a forked process, calls `become` with the parent's pid."""
+    die_with_parent(parent)
     name_process(NAME)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     connection = socket.socket(fileno=sys.stdin.fileno())
     streams = serve(connection)
     if streams is None:
         return
     connection.detach()
-    for stream, standard in zip(streams, (sys.stdin, sys.stdout), strict=True):
-        os.dup2(stream, standard.fileno())
+    for standard, stream in enumerate(streams):
+        os.dup2(stream, standard)
         os.close(stream)
-    rank.main(supervisor)
+    become(parent)
+
+
+def main() -> None:
+    become: Callable[[int], None] = import_module(sys.argv[2]).main
+    run(int(sys.argv[1]), become)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The fork server, as its supervisor sees it: asked for processes, and replaced when it has died."""
+"""A fork server, as its parent sees it: asked for processes, and replaced when it has died."""
 
 import asyncio
 import json
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from orca_common.backoff import Backoff
 
 from . import memory_limit
-from .beginning import Begun, begin
-from .process import adopt_orphans, why_ended
+from .beginning import Begun
+from .process import adopting_orphans, exit_status, why_ended
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ MESSAGE = 4096  # bytes of an answer
 
 
 class Forked(NamedTuple):
-    """A process that will be a rank: a child of this one, which waits for its settings."""
+    """A process that the fork server has made: a child of this one, which waits to be told what it needs to know."""
 
     pid: int
     input: int  # descriptor of the pipe to its standard input
@@ -39,8 +39,7 @@ class ForkServer:
     """A process that imports `modules` and then forks others."""
 
     def __init__(self, begun: Begun, modules: Sequence[str], log_level: str) -> None:
-        self._process, self._connection = begun
-        self.pid = self._process.pid
+        self.pid, self._connection = begun
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()  # one question at a time
         self._is_warm = False
@@ -52,8 +51,11 @@ class ForkServer:
         self._loop.add_reader(self._connection, self._read)
         self._answer = self._ask({"modules": list(modules), "log_level": log_level})
 
-    async def fork(self) -> Forked:
-        """Makes a process, as soon as the imports are done. Raises ForkServerLost."""
+    async def fork(self, errors: int = 2) -> Forked:
+        """Makes a process, as soon as the imports are done, whose standard error is a descriptor of this one's.
+
+        Raises ForkServerLost.
+        """
         async with self._turn:
             if not self._is_warm:
                 seconds = (await self._answered(WARM))["warm"]
@@ -61,11 +63,12 @@ class ForkServer:
                 self._is_warm = True
             reads, input = os.pipe()
             output, writes = os.pipe()
-            self._answer = self._ask({}, reads, writes)
-            os.close(reads)
-            os.close(writes)
             try:
-                return Forked((await self._answered(ANSWER))["pid"], input, output)
+                with adopting_orphans():
+                    self._answer = self._ask({}, reads, writes, errors)
+                    os.close(reads)
+                    os.close(writes)
+                    return Forked((await self._answered(ANSWER))["pid"], input, output)
             except BaseException:
                 self.kill()  # its answer would be taken for that to the next question
                 os.close(input)  # a process that was forked all the same finds no settings, and ends
@@ -73,7 +76,7 @@ class ForkServer:
                 raise
 
     def kill(self) -> None:
-        """Ends it; its ranks live on."""
+        """Ends it; what it has forked lives on."""
         if not self.ended.done():
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
@@ -112,7 +115,7 @@ class ForkServer:
     def _reap(self) -> None:
         self._loop.remove_reader(self._pidfd)
         self._loop.remove_reader(self._connection)
-        why = why_ended(self._process.wait(), out_of_memory=memory_limit.kills() > self._oom_kills)
+        why = why_ended(exit_status(self.pid), out_of_memory=memory_limit.kills() > self._oom_kills)
         os.close(self._pidfd)
         self._connection.close()
         if not self._answer.done():
@@ -123,15 +126,16 @@ class ForkServer:
 class Forks:
     """Keeps a fork server, and forks by it."""
 
-    def __init__(self, modules: Sequence[str], log_level: str, first: Begun | None) -> None:
+    def __init__(
+        self, begin: Callable[[], Begun], modules: Sequence[str], log_level: str, first: Begun | None = None
+    ) -> None:
         """first: a fork server that has been begun."""
-        adopt_orphans()
-        self._modules, self._log_level = modules, log_level
+        self._begin, self._modules, self._log_level = begin, modules, log_level
         self._server = self._start(first)
         self._changed = asyncio.Event()  # replaced with every server
 
     def _start(self, begun: Begun | None) -> ForkServer:
-        return ForkServer(begun or begin(), self._modules, self._log_level)
+        return ForkServer(begun or self._begin(), self._modules, self._log_level)
 
     @property
     def pid(self) -> int | None:
@@ -139,31 +143,37 @@ class Forks:
         server = self._server
         return None if server.ended.done() else server.pid
 
-    async def run(self) -> None:
-        """Replaces the fork server whenever it ends, until it is cancelled."""
+    async def run(self, tell: Callable[[str, float, float], None]) -> None:
+        """Replaces the fork server whenever it ends, until it is cancelled. `tell` hears why it has ended, how many
+        seconds it lived, and in how many another one begins."""
         backoff = Backoff()
         while True:
             started = time.monotonic()
             why = await asyncio.shield(self._server.ended)
             lived = time.monotonic() - started
             pause = backoff.after(lived)
-            log.error("fork server ended", extra={"why": why, "lived": lived, "again_in": pause})
+            tell(why, lived, pause)
             await asyncio.sleep(pause)
             self._server = self._start(None)
             self._changed.set()
             self._changed = asyncio.Event()
 
-    async def fork(self, tell: Callable[[str], None]) -> Forked:
-        """A process, by this fork server or a later one. `tell` hears why it has not been made yet."""
+    async def fork(self, tell: Callable[[str], None], errors: int = 2) -> Forked:
+        """A process, by this fork server or a later one. `tell` hears why it has not been made yet. `errors`: its
+        standard error."""
         while True:
             server, changed = self._server, self._changed
             try:
-                return await server.fork()
+                return await server.fork(errors)
             except ForkServerLost as error:
                 tell(str(error))
                 await changed.wait()
 
     async def stop(self) -> None:
-        """Ends the fork server, and no rank. Follows `run`."""
-        self._server.kill()  # it has nothing to leave in order, and may be frozen
+        """Ends the fork server, and nothing else. Follows `run`."""
+        self.kill()  # it has nothing to leave in order, and may be frozen
         await self._server.ended
+
+    def kill(self) -> None:
+        """Ends the fork server at once."""
+        self._server.kill()

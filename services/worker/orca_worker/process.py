@@ -3,9 +3,12 @@
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # Of prctl.
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_expecting: list[None] = []  # one for each orphan that is to be adopted
 
 
 def _prctl(what: int, value: int | bytes) -> None:
@@ -14,19 +17,29 @@ def _prctl(what: int, value: int | bytes) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({what})")
 
 
-def die_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when its parent ends, even by SIGKILL.
+def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Has the kernel send this process a signal when its parent ends, however it ends.
 
     Ends the process in silence if the parent has ended already: it has said why, if there was something to say.
     """
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:
         raise SystemExit(0)
 
 
-def adopt_orphans(adopts: bool = True) -> None:
-    """Makes descendants of this process its children when their parents end. Process 1 has no choice."""
-    _prctl(PR_SET_CHILD_SUBREAPER, adopts)
+@contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Meanwhile descendants of this process become its children when their parents end. Process 1 always has it so.
+
+    Not for longer than needed: nobody waits for the end of an orphan that was not expected. In one thread.
+    """
+    _expecting.append(None)
+    _prctl(PR_SET_CHILD_SUBREAPER, True)
+    try:
+        yield
+    finally:
+        _expecting.pop()
+        _prctl(PR_SET_CHILD_SUBREAPER, bool(_expecting))
 
 
 def name_process(name: str) -> None:
@@ -37,6 +50,11 @@ def name_process(name: str) -> None:
 def threads() -> int:
     """How many threads this process has, Python's and others."""
     return len(os.listdir("/proc/self/task"))
+
+
+def exit_status(pid: int) -> int:
+    """Of a child that has ended, which is forgotten then: its status, or minus a signal's number."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def why_ended(code: int, out_of_memory: bool) -> str:

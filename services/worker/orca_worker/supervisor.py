@@ -32,7 +32,7 @@ from orca_common.listening import reserve_port
 from orca_common.tls import transport_of
 
 from . import memory_limit
-from .beginning import Begun
+from .beginning import Begun, begin
 from .forks import Forks
 from .machine import check_gpus, compile_kernels, kernels_needed
 from .models.families import check_type, family_of, modules_of
@@ -100,7 +100,7 @@ class Rank:
     def kill(self, number: signal.Signals) -> None:
         """Sends a signal to its process, if one runs."""
         if self.process is not None:
-            self.process.kill(number)
+            self.process.send_signal(number)
 
     def ready(self) -> str | None:
         """Why it is not ready, as its status port says. Blocks: called in the thread of the pod's status port."""
@@ -136,7 +136,7 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
     async def run(self) -> None:
         """Keeps the ranks running until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._forks.run())
+            group.create_task(self._forks.run(_tell_end))
             for rank in self._ranks:
                 group.create_task(self._keep(rank))
 
@@ -173,7 +173,7 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
         for rank, process in running:
             if not process.ended.done():
                 log.error("rank did not leave: killed", extra={"rank": rank.number, "rank_pid": process.pid})
-                process.kill(signal.SIGKILL)
+                process.send_signal(signal.SIGKILL)
         await asyncio.wait(ends)
 
     def close(self) -> None:
@@ -236,7 +236,7 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
         if process is None or process.pid != request.pid:
             return worker_pb2.FenceResponse(killed=False)
         log.error("rank fenced: %s", request.verdict, extra={"rank": rank.number, "rank_pid": process.pid})
-        process.kill(signal.SIGKILL)
+        process.send_signal(signal.SIGKILL)
         await asyncio.shield(process.ended)  # until then its port takes connections, and the table shows it
         return worker_pb2.FenceResponse(killed=True)
 
@@ -278,7 +278,7 @@ class SupervisorApp:
         folder = await service.in_thread(partial(resolve_model, settings.model, check_type))  # once, not by each rank
         checkpoint = read_checkpoint(folder)
         self._needs_kernels = family_of(checkpoint).needs_torch and kernels_needed(settings.device, settings.kernels)
-        forks = Forks(modules_of(checkpoint), settings.log_level, self._first)
+        forks = Forks(begin, modules_of(checkpoint), settings.log_level, self._first)
         self._open.push_async_callback(forks.stop)
         self._supervisor = supervisor = Supervisor(settings.model_copy(update={"model": str(folder)}), forks)
         self._open.callback(supervisor.close)
@@ -326,6 +326,10 @@ class SupervisorApp:
 
     async def close(self) -> None:
         await self._open.aclose()
+
+
+def _tell_end(why: str, lived: float, again_in: float) -> None:
+    log.error("fork server ended", extra={"why": why, "lived": lived, "again_in": again_in})
 
 
 def main(settings: SupervisorSettings | None = None, first: Begun | None = None) -> None:
