@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from collections.abc import Sequence
 from functools import partial
 
 from orca_cli import stdout
@@ -10,16 +11,27 @@ from orca_cli.settings import quiet_grpc
 EXTRAS = {"generate": "cli", "bench": "bench"}  # of commands; all others come with the extra `serve`
 
 
+def begin_forks(arguments: Sequence[str]) -> object:
+    """Begins the fork server of a command's stack, which imports for longer than all else of a start takes. None where
+    the command has no stack, or shows its help."""
+    if arguments[:1] not in (["serve"], ["demo"]) or "--help" in arguments:
+        return None
+    from orca_worker.beginning import POD, begin
+
+    return begin(POD)
+
+
 def main() -> None:
     quiet_grpc()
     gc.disable()  # modules stay, and looking for garbage among them takes a tenth of their import
     try:
+        forks = begin_forks(sys.argv[1:])
         from orca_cli.main import app
 
         gc.freeze()
         gc.enable()
 
-        stdout.run(partial(app, prog_name="orca"))
+        stdout.run(partial(app, prog_name="orca", obj=forks))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except ModuleNotFoundError as missing:

@@ -85,7 +85,7 @@ def serve(context: typer.Context) -> None:
     from orca_cli import serving
 
     with suppress(Interrupted):  # the end that it waits for
-        _run(serving.serve(settings_of("serve").load(context.args)))
+        _run(serving.serve(settings_of("serve").load(context.args), context.obj))
 
 
 @app.command(cls=Command)
@@ -248,11 +248,11 @@ def timeline(
 
 
 @app.command(cls=Command)
-def demo() -> None:
+def demo(context: typer.Context) -> None:
     """Starts the demo model, sends four requests at different moments, and shows how they share iterations."""
     from orca_cli import serving
 
-    _run(serving.demo())
+    _run(serving.demo(context.obj))
 
 
 @app.command(context_settings=SETTINGS)

@@ -21,6 +21,7 @@ from orca_common.service import in_thread
 from orca_local.run_folder import new_run
 from orca_local.settings import ServeSettings, StackSettings, StateSettings
 from orca_local.stack import DEMO_MODEL, Stack
+from orca_worker.beginning import Begun
 from orca_worker.models.families import check_type
 
 from .stdout import Lossy
@@ -31,8 +32,8 @@ KEY_FILE = "FILE_WITH_YOUR_KEY"  # the hashes that the stack knows tell no key
 
 
 @contextlib.asynccontextmanager
-async def running(settings: StackSettings) -> AsyncIterator[tuple[Stack, Path]]:
-    """A stack from ready to ended, and its run folder, which stays.
+async def running(settings: StackSettings, forks: Begun | None = None) -> AsyncIterator[tuple[Stack, Path]]:
+    """A stack from ready to ended, and its run folder, which stays. forks: its fork server, if it has been begun.
 
     Raises FailedPrecondition with the names of settings as the user gave them.
     """
@@ -50,7 +51,7 @@ async def running(settings: StackSettings) -> AsyncIterator[tuple[Stack, Path]]:
         def show(reason: str) -> None:
             status.update(Text(reason))
 
-        stack = Stack(settings, folder, say, show=show)
+        stack = Stack(settings, folder, say, show=show, forks=forks)
         try:
             try:
                 await stack.start()
@@ -86,9 +87,9 @@ async def found(model: str | None) -> str | None:
     return str(await in_thread(partial(resolve_model, model, check_type)))
 
 
-async def serve(settings: StackSettings) -> None:
-    """Serves until it is cancelled."""
-    async with running(settings) as (stack, folder):
+async def serve(settings: StackSettings, forks: Begun | None = None) -> None:
+    """Serves until it is cancelled. forks: the stack's fork server, if it has been begun."""
+    async with running(settings, forks) as (stack, folder):
         console.print(f"Orca serves {stack.model_name}", style="bold green", end="")
         console.print(f" in {stack.computed_by}")
         scheme = "https" if settings.tls_dir else "http"
@@ -115,12 +116,12 @@ def example(address: str, settings: StackSettings, program: str = sys.argv[0], *
     return shlex.join(command)
 
 
-async def demo() -> None:
-    """Serves the demo model for four requests, and shows which iterations they shared."""
+async def demo(forks: Begun | None = None) -> None:
+    """Serves the demo model for four requests, and shows which iterations they shared. forks: as for `serve`."""
     from orca_cli import demo as demonstration  # `orca serve` does without: it imports the client
 
     settings = ServeSettings.load(model=str(DEMO_MODEL), dtype="float32", device="cpu", slots=1024, port=0, http_port=0)
-    async with running(settings) as (stack, folder):
+    async with running(settings, forks) as (stack, folder):
         actors = await demonstration.play(stack.grpc_addresses, console)
     console.print(demonstration.iteration_table(actors, demonstration.batches(folder)))
     console.print(demonstration.LEGEND, markup=True)

@@ -26,7 +26,7 @@ from orca_common.roles import Role
 from orca_common.service import in_thread
 from orca_common.settings import variable
 from orca_common.tls import Certificates, transport_of
-from orca_worker.beginning import POD, begin
+from orca_worker.beginning import POD, Begun, begin
 from orca_worker.forks import Forks
 from orca_worker.machine import check_gpus, compile_kernels, kernels_needed
 from orca_worker.models.families import check_partition, check_type, family_of, modules_of
@@ -68,7 +68,8 @@ class Stack:
 
     `run_dir` gets their logs, the pool's file, the journals, and `processes.json`. `say` is called with each step, in a
     sentence, and `show` with what is waited for, again and again. `environment`: variables of all processes besides the
-    settings. `route`: how schedulers reach supervisors, and schedulers and endpoints the embedded Redis.
+    settings. `route`: how schedulers reach supervisors, and schedulers and endpoints the embedded Redis. `forks`: the
+    fork server of the pods, if it has been begun.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Stack:
         environment: Mapping[str, str] | None = None,
         show: Callable[[str], None] = lambda reason: None,
         route: Route = direct,
+        forks: Begun | None = None,
     ) -> None:
         self._settings, self._run_dir, self._tell, self._show = settings, run_dir, say, show
         self._more, self._route = environment or {}, route
@@ -87,6 +89,7 @@ class Stack:
         self._redis: RedisChild | None = None  # None: it is the user's
         self._tls_dir = Path(settings.tls_dir).absolute() if settings.tls_dir is not None else None
         self._folder: RunFolder | None = None
+        self._first_forks = forks
         self._forks: Forks | None = None
         self._children: list[Child] = []
         self._table = ProcessTable(run_dir / "processes.json", settings, self._children, self._say)
@@ -305,7 +308,7 @@ class Stack:
         except OSError as error:
             raise FailedPrecondition(f"run_dir: {path} cannot be made ({error.strerror})") from None
         self._kept.callback(os.close, log)
-        return Forks(partial(begin, POD, log, self._more), (POD, *modules), "INFO")
+        return Forks(partial(begin, POD, self._more), modules, "INFO", self._first_forks, log)
 
     def _tell_forks_end(self, why: str, lived: float, again_in: float) -> None:
         self._warn(f"the pods' fork server: {why} (logs/forks.log), starting it again")

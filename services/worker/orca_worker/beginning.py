@@ -41,15 +41,17 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def begin(becomes: str = RANK, errors: int = 2, environment: Mapping[str, str] | None = None) -> Begun:
+def begin(becomes: str = RANK, environment: Mapping[str, str] | None = None) -> Begun:
     """Begins a fork server of this process, which waits to be told what to import.
 
     It ends with this process, and before that when the connection is closed. Its standard input is its end of the
-    connection; what it prints goes to `errors`, a descriptor. `environment`: besides this process's own.
+    connection. `environment`: besides this process's own.
     """
     ours, its = pair()
     command = [sys.executable, "-P", "-m", "orca_worker.fork_server", str(os.getpid()), becomes]
-    streams = [(os.POSIX_SPAWN_DUP2, of, standard) for standard, of in enumerate((its.fileno(), errors, errors))]
+    streams = [(os.POSIX_SPAWN_DUP2, its.fileno(), 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
     variables = child_environment({**ENVIRONMENT, **(environment or {})})
     with its:
-        return Begun(os.posix_spawn(command[0], command, variables, file_actions=streams), ours)
+        # A pod is not of the terminal from which `orca serve` was called: Ctrl-C reaches that alone.
+        pid = os.posix_spawn(command[0], command, variables, file_actions=streams, setsid=becomes == POD)
+    return Begun(pid, ours)

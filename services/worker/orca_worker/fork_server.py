@@ -8,10 +8,10 @@ as long as nobody writes to them. Nothing but imports happens before a fork: one
 A pod has one, for its ranks. `orca serve` has one for the pods of the machine (`orca_worker.pod`), and each of these
 forks the one for its ranks from itself: torch is imported once a machine.
 
-Its standard input is a socket of whole messages. The parent's first message says what to import:
-`{"modules": ["orca_worker.process_groups", ..], "log_level": "INFO"}`. The answer says how many seconds that took,
-`{"warm": 1.2}`. Each message after it brings three descriptors, the standard streams of a new process. The answer has
-the process, `{"pid": 4711}`.
+Its standard input is a socket of whole messages. The parent's first message says what to import,
+`{"modules": ["orca_worker.process_groups", ..], "log_level": "INFO"}`, and brings the descriptor of its log. The answer
+says how many seconds that took, `{"warm": 1.2}`. Each message after it brings three descriptors, the standard streams
+of a new process. The answer has the process, `{"pid": 4711}`.
 
 It is a child of the fork server's parent, which hears of its end and whose death ends it; the death of the fork server
 ends none of them. For the parent adopts orphans: a process in between forks the new one and ends.
@@ -86,9 +86,12 @@ def warm(told: dict[str, list[str]]) -> float:
 
 def serve(connection: socket.socket) -> list[int] | None:
     """Answers the parent until it is gone: None. In a forked process: the descriptors of its standard streams."""
-    told = connection.recv(MESSAGE)
+    told, streams, *_ = socket.recv_fds(connection, MESSAGE, 1)
     if not told:
         return None
+    for standard in (1, 2):
+        os.dup2(streams[0], standard)
+    os.close(streams[0])
     said = json.loads(told)
     logs.configure("orca-worker", said["log_level"])
     connection.send(json.dumps({"warm": warm(said)}).encode())

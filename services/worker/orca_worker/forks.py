@@ -38,7 +38,8 @@ class ForkServerLost(Exception):
 class ForkServer:
     """A process that imports `modules` and then forks others."""
 
-    def __init__(self, begun: Begun, modules: Sequence[str], log_level: str) -> None:
+    def __init__(self, begun: Begun, modules: Sequence[str], log_level: str, errors: int = 2) -> None:
+        """errors: a descriptor, for what it prints itself."""
         self.pid, self._connection = begun
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()  # one question at a time
@@ -49,7 +50,7 @@ class ForkServer:
         self._loop.add_reader(self._pidfd, self._reap)
         self._connection.setblocking(False)
         self._loop.add_reader(self._connection, self._read)
-        self._answer = self._ask({"modules": list(modules), "log_level": log_level})
+        self._answer = self._ask({"modules": list(modules), "log_level": log_level}, errors)
 
     async def fork(self, errors: int = 2) -> Forked:
         """Makes a process, as soon as the imports are done, whose standard error is a descriptor of this one's.
@@ -127,15 +128,20 @@ class Forks:
     """Keeps a fork server, and forks by it."""
 
     def __init__(
-        self, begin: Callable[[], Begun], modules: Sequence[str], log_level: str, first: Begun | None = None
+        self,
+        begin: Callable[[], Begun],
+        modules: Sequence[str],
+        log_level: str,
+        first: Begun | None = None,
+        errors: int = 2,
     ) -> None:
-        """first: a fork server that has been begun."""
-        self._begin, self._modules, self._log_level = begin, modules, log_level
+        """first: a fork server that has been begun. errors: a descriptor, for what fork servers print themselves."""
+        self._begin, self._modules, self._log_level, self._errors = begin, modules, log_level, errors
         self._server = self._start(first)
         self._changed = asyncio.Event()  # replaced with every server
 
     def _start(self, begun: Begun | None) -> ForkServer:
-        return ForkServer(begun or self._begin(), self._modules, self._log_level)
+        return ForkServer(begun or self._begin(), self._modules, self._log_level, self._errors)
 
     @property
     def pid(self) -> int | None:

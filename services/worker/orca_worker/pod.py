@@ -28,8 +28,7 @@ def begin_here() -> Begun:
         its.close()
         return Begun(pid, ours)
     ours.close()
-    for standard, stream in enumerate((its.fileno(), 2)):
-        os.dup2(stream, standard)
+    os.dup2(its.fileno(), 0)
     its.close()
     fork_server.run(this, rank.main)
     raise SystemExit(0)
@@ -40,7 +39,7 @@ def main(stack: int) -> None:
     told = sys.stdin.readline()  # comes when the stack knows the process, so it is the parent by then
     if not told:
         raise SystemExit(0)
-    os.setsid()  # Ctrl-C at the terminal reaches only the stack, which ends all in order
+    os.setsid()
     os.umask(0o077)  # prompts are in what it writes
     die_with_parent(stack, signal.SIGTERM)
     name_process(NAME)
