@@ -191,52 +191,50 @@ def test_a_stream_whose_tokens_have_no_text_has_its_end() -> None:
     assert read((5.0, end), (6.0, usage)).came == [5.0]
 
 
+@contextmanager
+def closing_server() -> Iterator[int]:
+    """A server that closes each connection. Its port."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def close_next() -> None:
+            connection, _ = listening.accept()
+            connection.close()
+
+        loop.add_reader(listening, close_next)
+        yield listening.getsockname()[1]
+        loop.remove_reader(listening)
+
+
+@contextmanager
+def bound(port: int) -> Iterator[int]:
+    """A port, any for 0, at which nobody listens, and nobody else can meanwhile."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", port))
+        yield holder.getsockname()[1]
+
+
 async def test_no_server_there() -> None:
-    with bound() as port:
-        with closing(port), pytest.raises(FailedPrecondition, match=f"127.0.0.1:{port} {CLOSES}"):
-            await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
-        with pytest.raises(FailedPrecondition, match=f"^address: 127.0.0.1:{port} {NOBODY}$"):
+    closes = "does not answer .it closes the connection"
+    with closing_server() as port, pytest.raises(FailedPrecondition, match=f"127.0.0.1:{port} {closes}"):
+        await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
+    with bound(0) as port:
+        nobody = f"^address: 127.0.0.1:{port} does not answer .nobody listens there.$"
+        with pytest.raises(FailedPrecondition, match=nobody):
             await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
         with pytest.raises(FailedPrecondition, match=f"^openai: 127.0.0.1:{port} does not answer .Connect"):
             await OpenAIDoor(f"127.0.0.1:{port}").__aenter__()
 
 
 async def test_what_an_address_did_before_is_not_what_it_does_now() -> None:
-    """A closed channel leaves its last failure to the next one, unless each has its connections for itself."""
-
-    async def closes_then_refuses() -> None:
-        with bound() as port:
-            with closing(port), pytest.raises(FailedPrecondition, match=CLOSES):
-                await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
-            with pytest.raises(FailedPrecondition, match=NOBODY):
-                await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
-
-    await asyncio.gather(*(closes_then_refuses() for _ in range(100)))
-
-
-CLOSES, NOBODY = "does not answer .it closes the connection.", "does not answer .nobody listens there."
-
-
-@contextmanager
-def bound() -> Iterator[int]:
-    """A port at which nobody listens. Nobody is given it, and who knows it may listen there."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        yield holder.getsockname()[1]
-
-
-@contextmanager
-def closing(port: int) -> Iterator[None]:
-    """Closes each connection at once. asyncio's server, when it ends, leaves those open that it has just accepted."""
-    loop = asyncio.get_running_loop()
-
-    def close_next() -> None:
-        listening.accept()[0].close()
-
-    with socket.create_server(("127.0.0.1", port)) as listening:
-        loop.add_reader(listening, close_next)
-        try:
-            yield
-        finally:
-            loop.remove_reader(listening)
+    """A closed channel leaves its last failure to the next one, if that comes soon, unless each has its connections
+    for itself."""
+    for _ in range(50):
+        with (
+            closing_server() as port,
+            pytest.raises(FailedPrecondition, match="it closes the connection"),
+        ):
+            await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
+        with bound(port), pytest.raises(FailedPrecondition, match="nobody listens there"):
+            await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
