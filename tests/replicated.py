@@ -22,7 +22,8 @@ class Server:
     """A server that can be killed, and started again at its port with its file."""
 
     def __init__(self, folder: Path) -> None:
-        self.port = embedded_pool.free_port()
+        self._kept = embedded_pool.keep_port()  # while the server is away, too
+        self.port: int = self._kept.getsockname()[1]
         self._folder = folder
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -46,6 +47,11 @@ class Server:
             self._child.kill()
             self._child.wait()
 
+    def close(self) -> None:
+        """Ends it for good, and gives its port back."""
+        self._kept.close()
+        self.kill()
+
     def replication(self) -> dict[str, Any]:
         """What it says of its role, and of how far it has come."""
         with Redis(port=self.port, socket_timeout=5) as asked:
@@ -60,13 +66,14 @@ def server(folder: Path, *options: str) -> Iterator[Server]:
         made.start(*options)
         yield made
     finally:
-        made.kill()
+        made.close()
 
 
 @contextmanager
 def sentinel(folder: Path, primary: int, quorum: int = 1, down_after: float = 0.5) -> Iterator[int]:
     """A Sentinel that finds the primary down after so many seconds. Its port."""
-    port = embedded_pool.free_port()
+    kept = embedded_pool.keep_port()
+    port = kept.getsockname()[1]
     folder.mkdir()
     (folder / "sentinel.conf").write_text(
         f"port {port}\nbind 127.0.0.1 -::1\nsentinel monitor {SERVICE} 127.0.0.1 {primary} {quorum}\n"
@@ -74,7 +81,8 @@ def sentinel(folder: Path, primary: int, quorum: int = 1, down_after: float = 0.
         f"sentinel failover-timeout {SERVICE} 2000\n"
     )
     command = [str(embedded_pool.binary()), str(folder / "sentinel.conf"), "--sentinel"]
-    child = _listening(command, port, folder / "log")
+    with kept:
+        child = _listening(command, port, folder / "log")
     try:
         yield port
     finally:

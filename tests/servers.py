@@ -1,4 +1,7 @@
-"""A real Redis for tests of the request pool, with its append-only file in a temporary folder."""
+"""A real Redis for tests of the request pool, with its append-only file in a temporary folder in memory.
+
+Each answer waits for that file, and a disk that others use stops at times: for longer than a test's pool waits.
+"""
 
 import shutil
 import signal
@@ -20,8 +23,9 @@ class RedisServer:
     def __init__(self, folder: Path, kind: str = "valkey") -> None:
         self._binary = Path(shutil.which("redis-server") or "redis-server") if kind == "redis" else None
         self._folder = folder
-        self._child, self.url = embedded_pool.start(folder, None, self._binary)
-        self.port = int(self.url.rsplit(":", 1)[1].split("/")[0])
+        self._kept = embedded_pool.keep_port()  # while the server is away, too
+        self.port: int = self._kept.getsockname()[1]
+        self._child, self.url = embedded_pool.start(folder, self.port, self._binary)
 
     @property
     def pid(self) -> int:
@@ -43,6 +47,8 @@ class RedisServer:
         self._child, _ = embedded_pool.start(self._folder, self.port, self._binary)
 
     def stop(self) -> None:
+        """Ends the server, and gives its port back."""
+        self._kept.close()
         if self._child.poll() is None:
             self.thaw()
             self._child.terminate()
@@ -55,7 +61,8 @@ class RedisServer:
 @contextmanager
 def redis_server(kind: str = "valkey") -> Iterator[RedisServer]:
     """A server of one of KINDS, for the time of a test."""
-    with TemporaryDirectory(prefix="orca-redis-") as folder:
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with TemporaryDirectory(prefix="orca-redis-", dir=memory) as folder:
         server = RedisServer(Path(folder), kind)
         try:
             yield server

@@ -35,10 +35,12 @@ def binary() -> Path:
 def start(run_dir: Path, port: int | None, server: Path | None = None) -> tuple[subprocess.Popen[bytes], str]:
     """Starts a server and waits until it answers PING. Returns the process and its URL.
 
-    `port` None or 0 takes a free one; `server` None is `binary()`. The caller ends the process, with SIGTERM: then the
+    `port` None takes a free one; `server` None is `binary()`. The caller ends the process, with SIGTERM: then the
     server writes everything to disk first. Raises Unavailable when the server does not answer; see run_dir/redis.log.
     """
-    port = port or free_port()
+    if port is None:
+        with keep_port() as kept:
+            return start(run_dir, kept.getsockname()[1], server)
     arguments = command(run_dir, port, server)
     with open(run_dir / "redis.log", "ab") as log:
         # A session of its own: Ctrl-C at the terminal must not end the pool before the services, which drain into it.
@@ -71,6 +73,17 @@ def command(run_dir: Path, where: int | Path, server: Path | None = None) -> lis
         "--daemonize": "no",
     }
     return [str(server or binary()), *(word for option in options.items() for word in option)]
+
+
+def keep_port() -> socket.socket:
+    """A socket at a free port of 127.0.0.1 that never listens. While it is open, no other program is given the port.
+
+    A server can have it, also one that is started again: like Redis's, this socket is bound with SO_REUSEADDR.
+    """
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))
+    return kept
 
 
 def free_port() -> int:

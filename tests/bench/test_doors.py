@@ -191,37 +191,19 @@ def test_a_stream_whose_tokens_have_no_text_has_its_end() -> None:
     assert read((5.0, end), (6.0, usage)).came == [5.0]
 
 
-async def test_no_server_there() -> None:
-    closing = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
-    async with closing:
-        closes = port_of(closing)
-        with pytest.raises(FailedPrecondition, match=f"127.0.0.1:{closes} does not answer .it closes the connection"):
-            await GrpcDoor(f"127.0.0.1:{closes}").__aenter__()
-    with bound(0) as port:
-        nobody = f"^address: 127.0.0.1:{port} does not answer .nobody listens there.$"
-        with pytest.raises(FailedPrecondition, match=nobody):
-            await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
-        with pytest.raises(FailedPrecondition, match=f"^openai: 127.0.0.1:{port} does not answer .Connect"):
-            await OpenAIDoor(f"127.0.0.1:{port}").__aenter__()
+@contextmanager
+def closing_server() -> Iterator[int]:
+    """A server that closes each connection. Its port."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
 
+        def close_next() -> None:
+            connection, _ = listening.accept()
+            connection.close()
 
-async def test_what_an_address_did_before_is_not_what_it_does_now() -> None:
-    """A closed channel leaves its last failure to the next one, unless each has its connections for itself."""
-
-    async def closes_then_refuses() -> None:
-        closing = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
-        port = port_of(closing)
-        async with closing:
-            with pytest.raises(FailedPrecondition, match="it closes the connection"):
-                await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
-        with bound(port), pytest.raises(FailedPrecondition, match="nobody listens there"):
-            await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
-
-    await asyncio.gather(*(closes_then_refuses() for _ in range(100)))
-
-
-def port_of(server: asyncio.Server) -> int:
-    return server.sockets[0].getsockname()[1]
+        loop.add_reader(listening, close_next)
+        yield listening.getsockname()[1]
+        loop.remove_reader(listening)
 
 
 @contextmanager
@@ -231,3 +213,28 @@ def bound(port: int) -> Iterator[int]:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", port))
         yield holder.getsockname()[1]
+
+
+async def test_no_server_there() -> None:
+    closes = "does not answer .it closes the connection"
+    with closing_server() as port, pytest.raises(FailedPrecondition, match=f"127.0.0.1:{port} {closes}"):
+        await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
+    with bound(0) as port:
+        nobody = f"^address: 127.0.0.1:{port} does not answer .nobody listens there.$"
+        with pytest.raises(FailedPrecondition, match=nobody):
+            await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
+        with pytest.raises(FailedPrecondition, match=f"^openai: 127.0.0.1:{port} does not answer .Connect"):
+            await OpenAIDoor(f"127.0.0.1:{port}").__aenter__()
+
+
+async def test_what_an_address_did_before_is_not_what_it_does_now() -> None:
+    """A closed channel leaves its last failure to the next one, if that comes soon, unless each has its connections
+    for itself."""
+    for _ in range(50):
+        with (
+            closing_server() as port,
+            pytest.raises(FailedPrecondition, match="it closes the connection"),
+        ):
+            await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
+        with bound(port), pytest.raises(FailedPrecondition, match="nobody listens there"):
+            await GrpcDoor(f"127.0.0.1:{port}").__aenter__()

@@ -59,6 +59,13 @@ def fenced_pids(engine: Scripted) -> list[int]:
     return [pid for pod in engine.pods for _, pid, _ in pod.fenced]
 
 
+def silence(verdict: str) -> float:
+    """The seconds for which a rank has been silent, as a verdict tells. A machine with other work looks later."""
+    told = re.search(r"has been silent for (\d+\.\d) s", verdict)
+    assert told is not None, verdict
+    return float(told[1])
+
+
 async def test_formation() -> None:
     async with scripted(3, 2) as engine:
         epoch, slots, stale_rows, first = await formed(engine)
@@ -235,7 +242,7 @@ async def test_a_frozen_rank() -> None:
         engine.ranks[1].frozen = True
         lost, pids = await engine.master.verdict()
         assert "stage 1 rank 0 of engine-0" in lost
-        assert "has been silent for 2." in lost
+        assert silence(lost) >= timers.SILENCE
         assert pids == fenced_pids(engine) == [101]
         engine.ranks[1].frozen = False
 
@@ -293,7 +300,7 @@ async def test_a_complaint_waits_for_a_rank_that_does_not_answer() -> None:
         engine.ranks[1].frozen = True
         engine.ranks[0].report(4, error="no data", peer_lost=True)
         lost, pids = await engine.master.verdict()
-        assert "has been silent for 2." in lost
+        assert silence(lost) >= timers.SILENCE
         assert pids == fenced_pids(engine) == [101]
         engine.ranks[1].frozen = False
 
