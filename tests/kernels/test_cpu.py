@@ -277,11 +277,12 @@ def attention(
     seed: int = 0,
     members: Sequence[int] | None = None,
     last: float | None = None,
+    last_key: float | None = None,
 ) -> tuple[np.ndarray, Tensor]:
     """Attention of requests whose keys and values of earlier tokens are in shuffled blocks among NaN.
 
-    Only of `members`, if they are given. `last`: what each one's last token has as key and value. Returns the result
-    [T, heads * group * size] and that of float64.
+    Only of `members`, if they are given. `last`: what each one's last token has as key and value, `last_key`: as key
+    alone. Returns the result [T, heads * group * size] and that of float64.
     """
     generator, shuffle = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(1)
     ends = [context + length for context, length in zip(*requests, strict=True)]
@@ -297,6 +298,8 @@ def attention(
         q = torch.randn(length, heads * group, size, generator=generator)
         if last is not None:
             k[-1] = v[-1] = last
+        if last_key is not None:
+            k[-1] = last_key
         at = torch.arange(end)
         block = torch.tensor(order[r])[at // block_size]
         keys[block[:context], :, at[:context] % block_size] = k[:context].to(dtype)
@@ -363,6 +366,17 @@ def test_a_token_adds_nothing_to_those_before_it(isa: str, dtype: torch.dtype, g
     assert np.flatnonzero(np.isnan(bad).any(axis=1)).tolist() == [40, 47]
     assert np.isnan(bad[[40, 47]]).all()
     assert np.array_equal(np.delete(bad, [40, 47], axis=0), np.delete(good, [40, 47], axis=0))
+
+
+@each_isa
+@each_dtype
+@pytest.mark.parametrize("group", [1, 4, 16])
+def test_a_score_that_is_no_number_shows(isa: str, dtype: torch.dtype, group: int) -> None:
+    """Weights of keys or queries that are no numbers must not pass for a mean of the values."""
+    shape: dict[str, Any] = {"heads": 2, "group": group, "size": 32, "block_size": 16}
+    got, _ = attention(isa, dtype, Requests([0, 20], [41, 1]), **shape, last_key=torch.nan)
+    assert np.flatnonzero(np.isnan(got).any(axis=1)).tolist() == [40, 41]
+    assert np.isnan(got[[40, 41]]).all()
 
 
 @each_isa

@@ -13,8 +13,9 @@ from transformers import GPT2LMHeadModel
 from worker.borders import nearest_draws, tokens_near
 from worker.driver import Sampled, TinyEngine, make_stage
 
+from orca.v1.adjustments_pb2 import Adjustments
 from orca_worker import host_draw
-from orca_worker.rows import ROW
+from orca_worker.rows import ROW, Adjusted
 from orca_worker.sampling import _draw, draw_at_once, philox, sample, uniform
 
 
@@ -124,6 +125,25 @@ def test_a_draw_depends_on_seed_and_index_alone() -> None:
         alone = sample(logits[i : i + 1], table[i : i + 1], draws[i : i + 1])
         assert alone.token_ids == [together.token_ids[i]]
         assert alone.logprobs == pytest.approx([together.logprobs[i]], nan_ok=True)
+
+
+def test_logprobs_are_the_same_bits_in_any_company() -> None:
+    """Also those of the most probable tokens, and which of equal ones is told, whoever asks for more of them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)  # torch cuts a long row that is alone into a piece for each
+    try:
+        torch.manual_seed(1)
+        logits = torch.randn(64, 50257) * 3
+        logits[32:] = logits[32:].round()  # with ties
+        table = requests_of(*[{"logprobs": True}] * 64)
+        asked = {n: Adjusted(Adjustments(top_logprobs=1 + n % 20), [1], 1) for n in range(64)}
+        together = sample(logits, table, np.arange(64), asked)
+        for n in range(64):
+            alone = sample(logits[n : n + 1], table[n : n + 1], np.array([n]), {0: asked[n]})
+            assert alone.logprobs == [together.logprobs[n]]
+            assert alone.scores[0].top == together.scores[n].top
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_edges() -> None:

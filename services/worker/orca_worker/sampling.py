@@ -31,7 +31,7 @@ from .host_draw import draw_rows
 from .kv import KVManager, KVShape
 from .models.model import Output
 from .rows import Adjusted
-from .scoring import PromptScores, scored, tops, with_prompts
+from .scoring import PromptScores, log_totals, scored, tops, with_prompts
 
 PLAIN: Mapping[int, Adjusted] = {}  # of a batch of plain requests
 
@@ -89,7 +89,7 @@ def choose(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Ma
     logprobs = largest
     if requests["logprobs"].any():
         values = logits.float()
-        logprobs = values.gather(1, tokens[:, None])[:, 0] - values.logsumexp(-1)
+        logprobs = values.gather(1, tokens[:, None])[:, 0] - log_totals(values)
     return torch.stack([tokens.double(), logprobs.double(), largest.double()])
 
 

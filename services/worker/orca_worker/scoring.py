@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from orca_common.scores import MAX_TOP
 from orca_kernels.transfer import to_device
 
 from .batch import Batch
@@ -28,16 +29,31 @@ def tops(logits: Tensor, adjusted: Mapping[int, Adjusted]) -> dict[int, bytes]:
         return {}
     rows = to_device(torch.tensor(list(asking)), logits.device)
     values = logits[rows].float()
-    table = top_table(values, values.logsumexp(-1), max(asking.values()))
+    table = top_table(values, log_totals(values), max(asking.values()))
     return {n: table[i, :count].tobytes() for i, (n, count) in enumerate(asking.items())}
 
 
+def log_totals(values: Tensor) -> Tensor:
+    """values [n, V] float32 -> [n]: the logarithm of the sum of e^value. On a CPU it is a function of the row alone.
+
+    torch cuts a sum into pieces for its threads where it is the only one, and leaves several whole.
+    """
+    largest = values.amax(-1, keepdim=True)
+    shares = (values - largest).exp_()
+    if len(shares) == 1:
+        shares = torch.cat([shares, shares])
+    return shares.sum(-1)[: len(values)].log_() + largest[:, 0]
+
+
 def top_table(values: Tensor, total: Tensor, count: int) -> np.ndarray:
-    """values [n, V] and the logarithms of their sums [n] -> [n, count] of TOP, the most probable first."""
-    largest = values.topk(count, dim=-1)
+    """values [n, V] and the logarithms of their sums [n] -> [n, count] of TOP, the most probable first.
+
+    So many as anybody may ask for are found: which of two equal ones comes first depends on how many are looked for.
+    """
+    largest = values.topk(min(MAX_TOP, values.shape[1]), dim=-1)
     table = np.empty((len(values), count), TOP)
-    table["id"] = largest.indices.cpu().numpy()
-    table["logprob"] = (largest.values - total[:, None]).cpu().numpy()
+    table["id"] = largest.indices[:, :count].cpu().numpy()
+    table["logprob"] = (largest.values - total[:, None])[:, :count].cpu().numpy()
     return table
 
 
@@ -71,7 +87,7 @@ class PromptScores:
     def add(self, part: slice, logits: Tensor) -> None:
         """logits [n, V] at the places of a part."""
         values = logits.float()
-        total = values.logsumexp(-1)
+        total = log_totals(values)
         targets = to_device(torch.from_numpy(self._targets[part]), logits.device)
         self._own[part] = (values.gather(1, targets[:, None])[:, 0] - total).cpu().numpy()
         if self._top.shape[1]:

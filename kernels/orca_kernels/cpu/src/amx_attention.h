@@ -127,9 +127,10 @@ inline void score_tiles(const bf16* q, const bf16* keys, const bf16* more, int t
 }
 
 // 2^x for x <= 0, to 4e-6 of it: p is narrowed to bfloat16, whose half unit is a thousand times that. Below -126 it is not 0
-// but 2^-126: a result that underflows takes the processor a hundred times as long.
+// but 2^-126: a result that underflows takes the processor a hundred times as long. NaN stays NaN: the maximum is its second
+// operand where one is NaN.
 inline vf power_of_two(vf x) {
-  const __m512 at_least = _mm512_max_ps(reinterpret_cast<__m512>(x), _mm512_set1_ps(-126.0f));
+  const __m512 at_least = _mm512_max_ps(_mm512_set1_ps(-126.0f), reinterpret_cast<__m512>(x));
   const __m512 n = _mm512_roundscale_ps(at_least, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const vf r = reinterpret_cast<vf>(at_least) - reinterpret_cast<vf>(n);
   vf p = splat(9.6181291e-3f) * r + 5.5504109e-2f;  // Taylor's series of 2^r
