@@ -70,7 +70,7 @@ def server(folder: Path, *options: str) -> Iterator[Server]:
 
 
 @contextmanager
-def sentinel(folder: Path, primary: int, quorum: int = 1, down_after: float = 0.5) -> Iterator[int]:
+def sentinel(folder: Path, primary: int, quorum: int = 1, down_after: float = DOWN_AFTER) -> Iterator[int]:
     """A Sentinel that finds the primary down after so many seconds. Its port."""
     kept = embedded_pool.keep_port()
     port = kept.getsockname()[1]
@@ -98,7 +98,7 @@ class Replicated:
         self.primary = servers.enter_context(server(folder / "redis-0"))
         self.replica = servers.enter_context(server(folder / "redis-1", *self.primary.as_replica))
         self._sentinels = [
-            servers.enter_context(sentinel(folder / f"sentinel-{n}", self.primary.port, QUORUM, DOWN_AFTER))
+            servers.enter_context(sentinel(folder / f"sentinel-{n}", self.primary.port, QUORUM))
             for n in range(SENTINELS)
         ]
         told = ",".join(f"127.0.0.1:{port}" for port in self._sentinels)

@@ -1,5 +1,6 @@
 """How the CPU kernels are compiled."""
 
+import ctypes
 import shutil
 from pathlib import Path
 
@@ -43,3 +44,14 @@ def test_instruction_sets_that_the_compiler_does_not_know_are_left_out(
 ) -> None:
     monkeypatch.setattr(build, "special", lambda: {"unheard_of": ("-munheard-of",)})
     assert build.build(tmp_path).exists()
+
+
+def test_machines_that_share_a_home_need_not_have_the_same_c_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a newer one was linked with cannot be loaded by an older one, which would run plain torch for ever."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(build, "special", dict)
+    build.library_path().write_bytes(b"symbols of a later version")
+    monkeypatch.setattr(build.platform, "libc_ver", lambda: ("glibc", "2.17"))
+    ctypes.CDLL(str(build.library_path()))

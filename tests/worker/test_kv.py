@@ -1,8 +1,10 @@
 """The memory of keys and values."""
 
+import mmap
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 from orca_worker.kv import KVManager, KVShape
@@ -27,3 +29,11 @@ def test_keys_and_values_can_have_huge_pages() -> None:
         permissions, flags = mapping_of(memory.data_ptr())
         assert permissions == "rw-p"
         assert "hg" in flags  # MADV_HUGEPAGE
+
+
+def test_a_kernel_without_huge_pages_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers that it does not know the advice. A rank there could not form."""
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999)
+    kv = KVManager(KVShape(2, 4, 64, torch.bfloat16, torch.device("cpu")))
+    kv.allocate(64, 16)
+    assert not kv.keys.any()

@@ -98,8 +98,19 @@ def build(folder: Path) -> Path:
             common = list(threads.map(lambda one: compiled(one, *have), ("pool", "program", "isa_portable")))
         objects = [*common, *(found for found in of_sets.values() if found)]
         linking = ("-shared", "-pthread", "-static-libstdc++", "-static-libgcc", "-Wl,-z,defs")
-        run(*linking, "-o", f"{made}/kernels.so", *objects)
-        return Path(made, "kernels.so").replace(folder / name())  # ranks that start together may all build it
+        library = Path(made, "kernels.so")
+        run(*linking, "-o", str(library), *objects)
+        with library.open("rb") as whole:
+            os.fsync(whole.fileno())  # or a machine that stops now may keep the name, and nothing in the file
+        return library.replace(folder / name())  # ranks that start together may all build it
+
+
+def cache() -> Path:
+    """Where a checkout keeps what it has built: a folder for each C library.
+
+    Machines may share a home, and one with an older C library cannot load what a newer one was linked with.
+    """
+    return Path.home() / ".cache" / "orca" / "".join(platform.libc_ver())
 
 
 def library_path(tell: Callable[[str], None] = log.info) -> Path:
@@ -109,13 +120,12 @@ def library_path(tell: Callable[[str], None] = log.info) -> Path:
     """
     if (packaged := PACKAGE / name()).exists():
         return packaged
-    cache = Path.home() / ".cache" / "orca"
-    if (path := cache / name()).exists():
+    if (path := cache() / name()).exists():
         return path
     compiler()
     tell("compiling kernels for this machine, once, about half a minute")
     began = time.monotonic()
-    path = build(cache)
+    path = build(cache())
     tell(f"compiled kernels in {time.monotonic() - began:.0f} s")
     return path
 

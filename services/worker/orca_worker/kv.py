@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,8 @@ def untouched(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory, the default, gets small pages on most machines
     memory = mmap.mmap(-1, max(1, math.prod(size) * dtype.itemsize), flags=private)  # the tensor keeps it
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=math.prod(size)).view(size)
 
 
