@@ -384,12 +384,12 @@ async def test_full_queue_until_the_deadline(stage: Stage, face: Face, connect: 
 async def test_deadline(stage: Stage, face: Face, connect: Connect) -> None:
     """The whole request has one deadline. Each call gets what is left of it."""
     script = Script(Act(upto=1, end=AWAY), Act(upto=2, end=AWAY), Act(upto=3, end="hang"))
-    stream = connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6, timeout=0.6)
+    stream = connect((await stage.endpoint(script)).address).generate("x", max_new_tokens=6, timeout=3)
     await take(face, stream, 4)
-    with pytest.raises(DeadlineExceeded, match=r"the timeout of 0\.6 s passed"):
+    with pytest.raises(DeadlineExceeded, match=r"the timeout of 3 s passed"):
         await face.next(stream)
     left = [call.remaining or 0 for call in script.calls]
-    assert 0.7 > left[0] > left[1] > left[2] > 0
+    assert 3.1 > left[0] > left[1] > left[2] > 0
     assert left[0] - left[2] > 0.04  # the pauses between
 
 
