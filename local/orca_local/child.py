@@ -249,19 +249,19 @@ def said(line: str) -> str:
 class RedisChild(Child):
     """The embedded Redis of the stack. `url` is where its clients find it."""
 
-    def __init__(self, folder: Path, log: Path, lock: int, closed: bool, batch: bool) -> None:
-        """folder: of its append-only file. lock: the descriptor that says that the folder is in use. closed: it
-        listens on a Unix socket in its folder, which only this user may open, and on no port: it has no TLS. batch: as
-        for every child.
+    def __init__(self, folder: Path, log: Path, lock: int, port: int | None, batch: bool) -> None:
+        """folder: of its append-only file. lock: the descriptor that says that the folder is in use. port: None: it
+        listens on a Unix socket in its folder, which only this user may open, for it has no TLS. batch: as for every
+        child.
 
         Raises FailedPrecondition when the socket's path is too long for the system."""
-        self._where: int | Path = folder.absolute() / "socket" if closed else embedded_pool.free_port()
-        if closed and len(os.fsencode(str(self._where))) > LONGEST_SOCKET_PATH:
+        self._where: int | Path = folder.absolute() / "socket" if port is None else port
+        if port is None and len(os.fsencode(str(self._where))) > LONGEST_SOCKET_PATH:
             raise FailedPrecondition(f"run_dir: {folder} is too long a path for a Unix socket; give a shorter one")
         super().__init__("redis", "redis", embedded_pool.command(folder, self._where), {}, log, [lock], batch)
-        address = f"unix://{self._where}" if closed else f"127.0.0.1:{self._where}"
+        address = f"unix://{self._where}" if port is None else f"127.0.0.1:{port}"
         self.addresses = {"address": address}
-        self.url = address if closed else f"redis://{address}/0"
+        self.url = address if port is None else f"redis://{address}/0"
 
     async def start(self) -> None:
         """Starts the server and waits until it has read its file and answers."""

@@ -31,7 +31,7 @@ from orca_worker.forks import Forks
 from orca_worker.machine import check_gpus, compile_kernels, kernels_needed
 from orca_worker.models.families import check_partition, check_type, family_of, modules_of
 
-from . import serve_log
+from . import embedded_pool, serve_log
 from .child import MODULE, Child, RedisChild
 from .keeping import keep
 from .pod import Pod
@@ -52,6 +52,7 @@ REDIS_END = 3.0  # seconds for the embedded Redis to end; what it acknowledged i
 COUNT_SECONDS = 1.0  # for the endpoints to tell how many streams they have, before they are ended
 CUT = "drain_seconds have passed: streams end UNAVAILABLE"  # an endpoint's word in its log
 REDIAL = 0.2  # seconds between attempts to watch a supervisor
+ANEW = [("grpc.use_local_subchannel_pool", 1)]  # each attempt dials, whatever became of the one before
 
 # (source, destination, address) -> where `source` reaches `destination`, which listens at `address`. Both are names of
 # children. Chaos puts proxies between the processes with it.
@@ -270,9 +271,10 @@ class Stack:
         if settings.redis_url is None:
             assert self._folder is not None
             log, folder = self._folder.log("redis"), self._folder.descriptor
-            self._redis = RedisChild(
-                self._run_dir / "redis", log, folder, closed=self._tls_dir is not None, batch=self._yields("redis")
-            )
+            port = None
+            if self._tls_dir is None:
+                port = self._kept.enter_context(embedded_pool.keep_port()).getsockname()[1]
+            self._redis = RedisChild(self._run_dir / "redis", log, folder, port, batch=self._yields("redis"))
             await self._start(self._redis)
         pods = [await self._pod(n) for n in range(settings.engines * settings.pp)]
         endpoints = [
@@ -296,6 +298,7 @@ class Stack:
         for scheduler in schedulers:
             await self._waiting.until(scheduler.unready)
         await self._waiting.until(lambda: self._idle_engine(schedulers, pods))
+        await self._waiting.until(lambda: self._untold(pods))
         for endpoint in endpoints:
             await self._waiting.until(endpoint.unready)
 
@@ -422,13 +425,21 @@ class Stack:
                 return next((f"{why}, {rank}" for rank in starting if rank), why)
         return None
 
+    def _untold(self, supervisors: Sequence[Child]) -> str | None:
+        """Which supervisor has not told of its ranks yet; None: `processes.json` has them all."""
+        for ordinal, supervisor in enumerate(supervisors):
+            ranks = self._table.ranks.get(ordinal, ())
+            if not ranks or not all(rank.pid for rank in ranks):
+                return f"{supervisor.name} has not told of its ranks yet"
+        return None
+
     # -- keeping it running
 
     async def _watch_ranks(self, ordinal: int, supervisor: Child) -> None:
         """Keeps the ranks of `processes.json` current, and says which of them have ended."""
         while True:
             try:
-                async with self._transport.channel(supervisor.address, Role.WORKER, ()) as channel:
+                async with self._transport.channel(supervisor.address, Role.WORKER, ANEW) as channel:
                     async for table in SupervisorStub(channel).Watch(pb.WatchRequest()):
                         before = self._table.ranks.get(ordinal, [])
                         self._table.ranks[ordinal] = list(table.ranks)

@@ -1,6 +1,7 @@
 """`orca serve` from its first process to its last: what can never work ends the start, and the end has a bound."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from checkpoints import make_timed
 from stacks import generation, running
 
 from orca_common.errors import FailedPrecondition
+from orca_local.child import Child
 from orca_local.settings import ServeSettings
 from orca_local.stack import DEMO_MODEL, LATE_SECONDS, Stack
 
@@ -41,6 +43,30 @@ async def test_a_start_that_takes_too_long(tmp_path: Path) -> None:
     model = make_timed(tmp_path / "model", seconds=0.01)
     sentence, _ = await refusal(tmp_path / "run", model, start_timeout=0.2)
     assert sentence.startswith("not ready within 0.2 s (start_timeout)")
+
+
+async def test_a_run_that_is_ready_has_told_of_its_ranks(tmp_path: Path) -> None:
+    """On a busy machine `processes.json` had the ranks some milliseconds later."""
+    model, heard = make_timed(tmp_path / "model", seconds=0.01), asyncio.Event()
+
+    class Late(Stack):
+        async def _watch_ranks(self, ordinal: int, supervisor: Child) -> None:
+            await heard.wait()
+            await super()._watch_ranks(ordinal, supervisor)
+
+    def say(sentence: str) -> None:
+        if sentence in ("ready", "waiting: supervisor-0 has not told of its ranks yet"):
+            heard.set()
+
+    settings = ServeSettings.load(model=str(model), port=0, http_port=0, device="cpu")
+    stack = Late(settings, tmp_path / "run", say)
+    try:
+        async with asyncio.timeout(120):
+            await stack.start()
+        rows = json.loads((tmp_path / "run/processes.json").read_text())
+        assert [row["rank"] for row in rows if row["role"] == "rank"] == [0]
+    finally:
+        await stack.stop()
 
 
 def test_truncated_weights_and_foreign_modules(tmp_path: Path) -> None:
