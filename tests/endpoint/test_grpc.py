@@ -410,7 +410,7 @@ async def test_a_client_that_leaves_while_it_is_submitted(orca: World) -> None:
 
 async def test_a_deadline(orca: World) -> None:
     """The request ends at its deadline, in the pool too. Its answer is never a shortened one."""
-    call = orca.stub.Generate(generation(request_id="late", detach_grace=Duration(seconds=60)), timeout=0.3)
+    call = orca.stub.Generate(generation(request_id="late", detach_grace=Duration(seconds=60)), timeout=2)
     request = await orca.engine.claim()
     await orca.engine.commit(request, 0, [10])
     error = await error_of(call)
@@ -643,7 +643,7 @@ async def test_reflection_of_bytes_that_are_no_question(orca: World, version: st
 
 async def test_the_log_tells_a_deadline_from_a_client_that_left(orca: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "orca_endpoint.call_line")
-    late = orca.stub.Generate(generation(request_id="late"), timeout=0.2)
+    late = orca.stub.Generate(generation(request_id="late"), timeout=2)
     left = orca.stub.Generate(generation(request_id="left"), timeout=60)
     await left.read()
     left.cancel()

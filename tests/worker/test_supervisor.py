@@ -303,7 +303,10 @@ async def test_the_pod_is_ready_when_its_ranks_are_members(tmp_path: Path) -> No
 
 
 async def test_probes_of_a_pod_with_frozen_ranks(tmp_path: Path) -> None:
-    """All ranks are asked at the same time, so the answer comes within a probe's time. None ends the supervisor."""
+    """All ranks are asked at the same time, so the answer comes within a probe's time. None ends the supervisor.
+
+    A rank is asked for 1.5 s: one after the other they would take 6 s.
+    """
     async with running(make_timed(tmp_path), ranks=4) as pod:
         ranks = await pod.running()
         for rank in ranks:
@@ -312,10 +315,10 @@ async def test_probes_of_a_pod_with_frozen_ranks(tmp_path: Path) -> None:
             os.kill(rank.pid, signal.SIGSTOP)
         for _ in range(8):  # their status ports' queues of connections fill up meanwhile
             with pytest.raises(urllib.error.HTTPError) as error:
-                await asyncio.to_thread(urllib.request.urlopen, f"http://{pod.status}/readyz", timeout=3)
+                await asyncio.to_thread(urllib.request.urlopen, f"http://{pod.status}/readyz", timeout=5)
             with error.value:
                 assert json.load(error.value)["reason"] in ("rank 0: timed out", "rank 0: does not answer")
-            with await asyncio.to_thread(urllib.request.urlopen, f"http://{pod.status}/livez", timeout=3) as answer:
+            with await asyncio.to_thread(urllib.request.urlopen, f"http://{pod.status}/livez", timeout=5) as answer:
                 assert answer.status == 200
 
 
