@@ -35,7 +35,7 @@ async def test_a_pod_outlives_what_forked_it_and_comes_again(tmp_path: Path) -> 
     model = make_timed(tmp_path / "model", seconds=0.005)
     async with running(tmp_path / "run", model, pp=2) as stack:
         come = asyncio.Event()
-        stream = asyncio.create_task(stack.tokens([1, 2, 3], 400, lambda token: come.set()))
+        stream = asyncio.create_task(stack.tokens([1, 2, 3], 200, lambda token: come.set()))
         await come.wait()
         first = stack.stack.fork_server
         assert first is not None
@@ -48,7 +48,7 @@ async def test_a_pod_outlives_what_forked_it_and_comes_again(tmp_path: Path) -> 
         os.kill(before, signal.SIGKILL)
         await stack.until(lambda: pod.pid not in (None, before))
         tokens = await stream
-        assert tokens == await stack.tokens([1, 2, 3], 400)
+        assert tokens == await stack.tokens([1, 2, 3], 200)
         assert pod.pid is not None
         assert psutil.Process(pod.pid).ppid() == os.getpid()
         # They died with their supervisor. This process did not inherit them: they would stay, as zombies.
