@@ -4,6 +4,7 @@ import gc
 import sys
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 
 from orca_cli import stdout
 from orca_cli.settings import quiet_grpc
@@ -13,8 +14,8 @@ EXTRAS = {"generate": "cli", "bench": "bench"}  # of commands; all others come w
 
 def begin_forks(arguments: Sequence[str]) -> object:
     """Begins the fork server of a command's stack, which imports for longer than all else of a start takes. None where
-    the command has no stack, or shows its help."""
-    if arguments[:1] not in (["serve"], ["demo"]) or "--help" in arguments:
+    the command has no stack, shows its help, or will say what is not installed."""
+    if arguments[:1] not in (["serve"], ["demo"]) or "--help" in arguments or not find_spec("uvloop"):
         return None
     from orca_worker.beginning import POD, begin
 

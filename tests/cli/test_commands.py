@@ -103,6 +103,16 @@ def test_what_is_missing_is_named(extras: set[str], command: str, extra: str) ->
     assert done.stderr.endswith(f" is not installed; pip install 'orca-serving[{extra}]' brings it\n"), done.stderr
 
 
+def test_no_fork_server_begins_where_it_could_import_nothing() -> None:
+    """Its traceback would stand beside the command's sentence."""
+    ours = [path for path in sys.path if Path(path).is_relative_to(ROOT) and "site-packages" not in path]
+    program = (
+        f"import sys; sys.path[:0] = {ours}; from orca_cli.__main__ import begin_forks; print(begin_forks(['serve']))"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("None\n", "")
+
+
 def test_generate_from_a_laptop() -> None:
     """The extra `cli` has all that `orca generate` needs, and no torch."""
     assert "torch" not in distributions({"cli"})
