@@ -1,18 +1,24 @@
 """The command `orca`: where only a part of its packages is installed, it says which extra brings the rest."""
 
+from __future__ import annotations
+
 import gc
 import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from orca_cli import stdout
 from orca_cli.settings import quiet_grpc
 
+if TYPE_CHECKING:
+    from orca_worker.beginning import Begun
+
 EXTRAS = {"generate": "cli", "bench": "bench"}  # of commands; all others come with the extra `serve`
 
 
-def begin_forks(arguments: Sequence[str]) -> object:
+def begin_forks(arguments: Sequence[str]) -> Begun | None:
     """Begins the fork server of a command's stack, which imports for longer than all else of a start takes. None where
     the command has no stack, shows its help, or will say what is not installed."""
     if arguments[:1] not in (["serve"], ["demo"]) or "--help" in arguments or not find_spec("uvloop"):

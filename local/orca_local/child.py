@@ -15,10 +15,11 @@ from orca_common.errors import FailedPrecondition
 
 from . import embedded_pool, status_port
 from .redis_log import copy_lines
+from .run_folder import open_log
 
 MODULE = (sys.executable, "-P", "-m")  # -P: a redis.py in the current folder is nobody's module
 LONGEST_SOCKET_PATH = 107  # bytes, on Linux
-START_SECONDS = 120.0  # bound until a process listens; importing torch from a cold disk takes its time
+START_SECONDS = 120.0  # bound until a process listens; importing from a cold disk takes its time
 
 
 class Process(Protocol):
@@ -96,7 +97,7 @@ class Child:
     async def _spawn(self) -> Process:
         """Starts the process with its log as standard error."""
         try:
-            log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            log = open_log(self._log)
         except OSError as error:
             raise FailedPrecondition(f"{self.name} did not start: {self._log}: {error.strerror}") from None
         try:

@@ -75,14 +75,15 @@ def command(run_dir: Path, where: int | Path, server: Path | None = None) -> lis
     return [str(server or binary()), *(word for option in options.items() for word in option)]
 
 
-def keep_port() -> socket.socket:
-    """A socket at a free port of 127.0.0.1 that never listens. While it is open, no other program is given the port.
+def keep_port(port: int = 0) -> socket.socket:
+    """A socket at a port of 127.0.0.1 that never listens. While it is open, no other program is given the port. 0 takes
+    a free one.
 
     A server can have it, also one that is started again: like Redis's, this socket is bound with SO_REUSEADDR.
     """
     kept = socket.socket()
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    kept.bind(("127.0.0.1", 0))
+    kept.bind(("127.0.0.1", port))
     return kept
 
 

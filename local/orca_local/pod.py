@@ -47,4 +47,5 @@ class Pod(Child):
         self._forks = forks
 
     async def _make(self, log: int) -> PodProcess:
-        return PodProcess(await self._forks.fork(lambda why: None, log), self._environment)
+        forked = await self._forks.fork(lambda why: None, log)  # the stack itself tells of the fork server's ends
+        return PodProcess(forked, self._environment)

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-import os
 import re
 from contextlib import suppress
 from pathlib import Path
 
 from orca_common.logs import JsonFormatter
+
+from .run_folder import open_log
 
 # "4711:M 22 Nov 2026 12:00:00.123 * Ready to accept connections": process and role, local time, level, event
 LINE = re.compile(r"\d+:[A-Z] \d+ \w+ \d+ [\d:.]+ ([.*#-]) (.*)")
@@ -36,5 +37,5 @@ async def copy_lines(said: asyncio.StreamReader, log: Path) -> None:
 
 
 def append(log: Path, lines: list[str]) -> None:
-    with suppress(OSError), open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
+    with suppress(OSError), open(open_log(log), "a") as file:
         file.writelines(line + "\n" for line in lines)

@@ -55,6 +55,11 @@ class RunFolder:
         self.close()
 
 
+def open_log(path: Path) -> int:
+    """A descriptor that appends to a log, which is its owner's alone. Raises OSError."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
 def new_run(runs: Path) -> Path:
     """A folder for a new run among the others, which is named after the time. Removes all but the last runs."""
     moment = time.strftime("%Y-%m-%dT%H-%M-%S")

@@ -37,7 +37,7 @@ from .keeping import keep
 from .pod import Pod
 from .process_table import ProcessTable
 from .rank_ends import RankEnds
-from .run_folder import RunFolder
+from .run_folder import RunFolder, open_log
 from .settings import SERVICES, StackSettings
 from .waiting import Waiting
 
@@ -52,7 +52,6 @@ REDIS_END = 3.0  # seconds for the embedded Redis to end; what it acknowledged i
 COUNT_SECONDS = 1.0  # for the endpoints to tell how many streams they have, before they are ended
 CUT = "drain_seconds have passed: streams end UNAVAILABLE"  # an endpoint's word in its log
 REDIAL = 0.2  # seconds between attempts to watch a supervisor
-ANEW = [("grpc.use_local_subchannel_pool", 1)]  # each attempt dials, whatever became of the one before
 
 # (source, destination, address) -> where `source` reaches `destination`, which listens at `address`. Both are names of
 # children. Chaos puts proxies between the processes with it.
@@ -307,7 +306,7 @@ class Stack:
         assert self._folder is not None
         path = self._folder.log("forks")
         try:
-            log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            log = open_log(path)
         except OSError as error:
             raise FailedPrecondition(f"run_dir: {path} cannot be made ({error.strerror})") from None
         self._kept.callback(os.close, log)
@@ -439,7 +438,7 @@ class Stack:
         """Keeps the ranks of `processes.json` current, and says which of them have ended."""
         while True:
             try:
-                async with self._transport.channel(supervisor.address, Role.WORKER, ANEW) as channel:
+                async with self._transport.channel(supervisor.address, Role.WORKER, ()) as channel:
                     async for table in SupervisorStub(channel).Watch(pb.WatchRequest()):
                         before = self._table.ranks.get(ordinal, [])
                         self._table.ranks[ordinal] = list(table.ranks)

@@ -16,6 +16,7 @@ from orca_bench.load import Lengths, poisson
 from orca_bench.measures import Answer
 from orca_bench.openai_door import OpenAIDoor, Piece, read_events, server_sent
 from orca_common.errors import FailedPrecondition
+from orca_local.embedded_pool import keep_port
 
 Serve = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
 
@@ -206,20 +207,12 @@ def closing_server() -> Iterator[int]:
         loop.remove_reader(listening)
 
 
-@contextmanager
-def bound(port: int) -> Iterator[int]:
-    """A port, any for 0, at which nobody listens, and nobody else can meanwhile."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", port))
-        yield holder.getsockname()[1]
-
-
 async def test_no_server_there() -> None:
     closes = "does not answer .it closes the connection"
     with closing_server() as port, pytest.raises(FailedPrecondition, match=f"127.0.0.1:{port} {closes}"):
         await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
-    with bound(0) as port:
+    with keep_port() as kept:
+        port = kept.getsockname()[1]
         nobody = f"^address: 127.0.0.1:{port} does not answer .nobody listens there.$"
         with pytest.raises(FailedPrecondition, match=nobody):
             await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
@@ -236,5 +229,5 @@ async def test_what_an_address_did_before_is_not_what_it_does_now() -> None:
             pytest.raises(FailedPrecondition, match="it closes the connection"),
         ):
             await GrpcDoor(f"127.0.0.1:{port}").__aenter__()
-        with bound(port), pytest.raises(FailedPrecondition, match="nobody listens there"):
+        with keep_port(port), pytest.raises(FailedPrecondition, match="nobody listens there"):
             await GrpcDoor(f"127.0.0.1:{port}").__aenter__()

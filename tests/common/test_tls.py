@@ -161,17 +161,16 @@ async def test_new_channels_and_running_servers_follow_a_change_of_authority(tmp
         stub: Any = health_pb2_grpc.HealthStub(channel)
         await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
 
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    async with scheduler.channel(address, Role.WORKER, options) as before:
+    async with scheduler.channel(address, Role.WORKER, ()) as before:
         await check(before)
         for role, folder in folders.items():
             issued = new.issue(role)
             for name in ("ca.crt", "tls.key", "tls.crt"):
                 (folder / name).write_bytes((issued / name).read_bytes())
-        async with scheduler.channel(address, Role.WORKER, options) as after:
+        async with scheduler.channel(address, Role.WORKER, ()) as after:
             await check(after)
         await check(before)  # its connection stands
-    async with scheduler.channel(address, Role.ENDPOINT, options) as misled:
+    async with scheduler.channel(address, Role.ENDPOINT, ()) as misled:
         with pytest.raises(grpc.aio.AioRpcError):  # an endpoint was expected there
             await check(misled)
     await server.stop(0)

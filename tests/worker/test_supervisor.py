@@ -23,7 +23,7 @@ from checkpoints import make_gpt2, make_timed
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
-from orca_worker.beginning import Begun, begin
+from orca_worker.beginning import Begun, begin, pair
 from orca_worker.forks import ForkServer, ForkServerLost
 from orca_worker.machine import DRIVER
 from orca_worker.process import why_ended
@@ -441,7 +441,7 @@ async def test_a_fork_server_that_has_died_says_so(forks: ForkServer) -> None:
 
 async def test_a_fork_server_that_cannot_be_asked_is_ended() -> None:
     """Its connection has ended, and it lives on: nothing else would tell its supervisor."""
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, its = pair()
     its.close()
     sleeper = os.posix_spawnp("sleep", ["sleep", "inf"], os.environ)  # noqa: ASYNC221
     forks = ForkServer(Begun(sleeper, ours), [], "INFO")

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 Options = Sequence[tuple[str, Any]]
 ALPN = "h2"
+# Else a channel takes over what a closed one to the same address left: its backoff, and the failure that it had last.
+OWN_CONNECTIONS = ("grpc.use_local_subchannel_pool", 1)
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 UNUSABLE: Mapping[str | None, str] = {  # by OpenSSL's reason, what is wrong with the files
     "KEY_VALUES_MISMATCH": f"{KEY} is not the key of {CERTIFICATE}",
@@ -157,7 +159,7 @@ class Plaintext:
     """Nothing is encrypted, and nobody shows who they are."""
 
     def channel(self, address: str, role: Role, options: Options) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.insecure_channel(address, options=[*options, OWN_CONNECTIONS])
 
     async def connect(self, address: str, role: Role) -> GrpcConnection:
         return await connect(address, None)
@@ -182,7 +184,7 @@ class MutualTls:
         material = self.certificates.current()
         credentials = grpc.ssl_channel_credentials(material.authority, material.key, material.certificate)
         # Addresses of pods are not known when certificates are made. The role's name takes the place of the host's.
-        named = [*options, ("grpc.ssl_target_name_override", role.dns_name)]
+        named = [*options, OWN_CONNECTIONS, ("grpc.ssl_target_name_override", role.dns_name)]
         return grpc.aio.secure_channel(address, credentials, options=named)
 
     async def connect(self, address: str, role: Role) -> GrpcConnection:

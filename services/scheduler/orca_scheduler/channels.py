@@ -17,7 +17,6 @@ OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),  # a supervisor that starts again is found within this
-    ("grpc.use_local_subchannel_pool", 1),  # a fresh connection, without the backoff of an earlier one
 ]
 
 

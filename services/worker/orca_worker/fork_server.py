@@ -13,8 +13,9 @@ Its standard input is a socket of whole messages. The parent's first message say
 says how many seconds that took, `{"warm": 1.2}`. Each message after it brings three descriptors, the standard streams
 of a new process. The answer has the process, `{"pid": 4711}`.
 
-It is a child of the fork server's parent, which hears of its end and whose death ends it; the death of the fork server
-ends none of them. For the parent adopts orphans: a process in between forks the new one and ends.
+A forked process is a child of the fork server's parent, which hears of its end and whose death ends it. The death of
+the fork server ends nothing that it has forked. For the parent adopts orphans: a process in between forks the new one
+and ends.
 """
 
 import gc

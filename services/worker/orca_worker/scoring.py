@@ -53,7 +53,7 @@ def top_table(values: Tensor, total: Tensor, count: int) -> np.ndarray:
     largest = values.topk(min(MAX_TOP, values.shape[1]), dim=-1)
     table = np.empty((len(values), count), TOP)
     table["id"] = largest.indices[:, :count].cpu().numpy()
-    table["logprob"] = (largest.values - total[:, None])[:, :count].cpu().numpy()
+    table["logprob"] = (largest.values[:, :count] - total[:, None]).cpu().numpy()
     return table
 
 
