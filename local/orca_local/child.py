@@ -156,7 +156,8 @@ class Child:
     def kill(self) -> None:
         """Ends the process at once."""
         if self.pid is not None:
-            os.kill(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ends at this moment
+                os.kill(self.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
         """The last line in the log of the process that was started last: usually the reason why it ended."""
