@@ -23,7 +23,7 @@ PYTEST = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test examples test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
+.PHONY: help setup demo check test examples hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
 .PHONY: simulate mutations bench bench-pool gpu protos locks images push
 
 help: ## Show this help.
@@ -57,8 +57,12 @@ check: lint ## Lint, and run the tests of about a minute: all but those marked s
 test: $(STAMP) ## Run all tests but those that need a cluster, and the long ones of the other targets.
 	$(PYTEST) -m 'not long and not kubernetes'
 
-examples: $(STAMP) ## Compile and run the examples in Node, Go and Java, where their tools are.
+examples: $(STAMP) ## Compile and run the examples and gRPC's interop cases in Node, Go and Java, where their tools are.
 	$(BIN)/pytest tests/docs/test_examples.py
+	$(BIN)/pytest -m long tests/interop
+
+hostile: $(STAMP) ## Attack an endpoint from one host, at its door and through nginx and HAProxy where they are installed.
+	$(BIN)/pytest tests/hostile
 
 # Run it where the cluster's Services can be reached, as on a node. PART=ci is a part of some minutes.
 test-kubernetes: $(STAMP) ## Run the tests on KUBECONFIG's cluster, with the images REGISTRY/orca-*:TAG.

@@ -6,6 +6,7 @@ end keep all processes at work until about the same moment."""
 
 import gc
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ gc.disable()  # until all tests are imported: there is no garbage in torch and t
 
 ROOT = Path(__file__).parent
 SLOW = [  # the longest first
+    "interop/test_h2spec.py",
     "e2e/test_distributed.py",
     "docs/test_blocks.py",
     "bench/test_serve.py",
@@ -24,6 +26,7 @@ SLOW = [  # the longest first
     "bench/test_commands.py",
     "scheduler/test_core_properties.py",
     "kernels/test_triton_compiled.py",
+    "interop/test_clients.py",
     "e2e/test_cli.py",
     "scheduler/test_takeover.py",
     "docs/test_examples.py",
@@ -62,6 +65,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """A Redis for all tests of a process; each test takes a pool of its own."""
+    from servers import redis_server
+
+    with redis_server() as server:
+        yield server.url
 
 
 @pytest.fixture(autouse=True)

@@ -49,10 +49,10 @@ def _string(raw: bytes) -> bytes:
     return bytes(out) + raw
 
 
-def call(path: str, *more: bytes) -> bytes:
-    """The header block of a gRPC call."""
-    fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "test"}
-    fields |= {"content-type": "application/grpc", "te": "trailers"}
+def call(path: str, *more: bytes, method: str = "POST", kind: str = "application/grpc") -> bytes:
+    """The header block of a gRPC call. kind: the content type."""
+    fields = {":method": method, ":scheme": "http", ":path": path, ":authority": "test"}
+    fields |= {"content-type": kind, "te": "trailers"}
     return b"".join(header(name, value) for name, value in fields.items()) + b"".join(more)
 
 

@@ -31,7 +31,7 @@ import uvloop
 from orca.v1 import orca_pb2 as pb
 from orca_bench.grpc_door import GENERATE
 from orca_bench.timed_model import make_timed_model
-from orca_common.grpc_client import connect
+from orca_common.lanes.client import connect
 from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
 

@@ -15,7 +15,7 @@ from orca.v1.orca_pb2_grpc import OrcaStub
 from orca_client.channels import channel_options
 from orca_client.reach import cause_of
 from orca_common.errors import FailedPrecondition
-from orca_common.grpc_client import GrpcConnection, connect
+from orca_common.lanes.client import LaneConnection, connect
 
 from .measures import Answer
 
@@ -87,10 +87,10 @@ class GrpcDoor:
             if event.HasField("finished"):
                 answer.tokens = event.finished.output_tokens
 
-    async def _connected(self) -> GrpcConnection:
+    async def _connected(self) -> LaneConnection:
         """The connection. A server tells its clients every few minutes to come again; open streams go on over the old
         one."""
         async with self._connecting:
-            if self._connection.lost:
+            if self._connection.why_lost:
                 self._connection = await connect(self.address, None)
         return self._connection

@@ -2,22 +2,18 @@
 
     python -m orca_bench.lane [--size 400] [--messages 20000]
 
-A client of `grpc_client` and a server of `grpc_server` in this process send each other one message after another.
+A client and a server of the lanes in this process send each other one message after another.
 """
 
 import argparse
 import asyncio
 import time
-from contextlib import nullcontext
 
 import uvloop
 
 from orca_common.errors import Unavailable
-from orca_common.grpc_call import GrpcCall
-from orca_common.grpc_client import connect
-from orca_common.grpc_server import GrpcServer
-from orca_common.listening import listen
-from orca_worker.rank_server import BOUNDS, Unbounded
+from orca_common.lanes.client import connect
+from orca_common.lanes.server import LaneCall, LaneServer
 
 WINDOWS = 10  # the best of them counts: whatever else the machine does only adds
 
@@ -27,7 +23,7 @@ async def bench(size: int, messages: int) -> float:
     loop = asyncio.get_running_loop()
     left, done = 0, loop.create_future()
 
-    async def echo(call: GrpcCall) -> None:
+    async def echo(call: LaneCall) -> None:
         over: asyncio.Future[None] = loop.create_future()
         call.listen(call.send, lambda error: over.set_result(None))
         await over
@@ -40,21 +36,18 @@ async def bench(size: int, messages: int) -> float:
         else:
             done.set_result(None)
 
-    gone = Unavailable("the bench is over")
-    server = GrpcServer({"/echo": echo}, BOUNDS, 1 << 20, lambda call: None, lambda call: nullcontext(), gone)
-    listening = listen("port", "127.0.0.1", 0)
-    async with await loop.create_server(lambda: server.connection(Unbounded()), sock=listening):
-        connection = await connect(f"127.0.0.1:{listening.getsockname()[1]}", None)
-        call = connection.call("/echo", heard)
-        found: list[float] = []
-        for _ in range(WINDOWS):
-            left, done, began = messages // WINDOWS // 2, loop.create_future(), time.process_time()
-            rounds = left
-            call.send(bytes(size))
-            await done
-            found.append((time.process_time() - began) / (2 * rounds) * 1e6)
-        connection.close()
-        await server.stop(0)
+    server = LaneServer({"/echo": echo}, lambda call: None, Unavailable("the bench is over"))
+    connection = await connect(f"127.0.0.1:{await server.start('127.0.0.1', 0, None)}", None)
+    call = connection.call("/echo", heard)
+    found: list[float] = []
+    for _ in range(WINDOWS):
+        left, done, began = messages // WINDOWS // 2, loop.create_future(), time.process_time()
+        rounds = left
+        call.send(bytes(size))
+        await done
+        found.append((time.process_time() - began) / (2 * rounds) * 1e6)
+    connection.close()
+    await server.stop(0)
     return min(found)
 
 

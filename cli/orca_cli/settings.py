@@ -4,9 +4,9 @@ import os
 
 
 def quiet_grpc() -> None:
-    """Keeps gRPC's C core, which reads its level when it is imported, from writing of each failed handshake.
+    """Keeps C-core, which reads its level when it is imported, from writing to standard error.
 
-    Errors are still written; GRPC_VERBOSITY in the environment decides. This imports nothing of the services, which
-    may not be installed.
+    The services that `orca` starts inherit the level, so it is that of `orca_common.environment`. This module imports
+    nothing of them, because they may not be installed. GRPC_VERBOSITY in the environment decides otherwise.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")

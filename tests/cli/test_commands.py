@@ -21,8 +21,10 @@ from typer.testing import CliRunner
 from orca_cli import serving
 from orca_cli.main import app
 from orca_cli.runs import logs_of, run_folder, state_of
+from orca_cli.settings import quiet_grpc
 from orca_cli.stdout import Lossy
 from orca_client import __version__
+from orca_common.environment import VERBOSITY, child_environment
 from orca_common.errors import FailedPrecondition
 from orca_local.run_folder import RunFolder, new_run
 from orca_local.settings import ServeSettings
@@ -41,6 +43,13 @@ def test_version() -> None:
     assert orca("--version").stdout == f"orca {__version__}\n"
     assert orca("version").stdout == f"orca {__version__}\n"
     assert "generate" in orca("help").stdout
+
+
+def test_grpc_is_as_quiet_as_the_services_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They inherit the level of `orca`: C-core's plain lines must not come into their logs of JSON."""
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    quiet_grpc()
+    assert child_environment({})["GRPC_VERBOSITY"] == VERBOSITY["GRPC_VERBOSITY"] == "NONE"
 
 
 def test_the_exit_codes_of_the_documentation() -> None:

@@ -156,9 +156,11 @@ async def test_a_server_of_another_role_is_not_spoken_to(secured: Secured) -> No
     """A scheduler that is led to an endpoint, or an endpoint's thief to a rank, finds that the name is wrong."""
     credentials = credentials_of(secured.certificates / "scheduler")
     rank = secured.ranks()[0].address
-    assert await called(rank, "/grpc.health.v1.Health/Check", credentials, "worker.orca.internal") is grpc.StatusCode.OK
-    for address, name in ((rank, "scheduler.orca.internal"), (secured.stack.grpc_addresses[0], "worker.orca.internal")):
-        assert await called(address, "/grpc.health.v1.Health/Check", credentials, name) is grpc.StatusCode.UNAVAILABLE
+    hello, health = "/orca.v1.Controller/Hello", "/grpc.health.v1.Health/Check"
+    assert await called(rank, hello, credentials, "worker.orca.internal") is grpc.StatusCode.OK
+    assert await called(rank, hello, credentials, "scheduler.orca.internal") is grpc.StatusCode.UNAVAILABLE
+    door = secured.stack.grpc_addresses[0]
+    assert await called(door, health, credentials, "worker.orca.internal") is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_client_without_a_valid_key_is_refused(secured: Secured) -> None:

@@ -1,18 +1,11 @@
-"""Fixtures of the endpoint's tests: one Redis for all tests, and a pool for each test."""
+"""Fixtures of the endpoint's tests: a model for all of them, and a pool for each one."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 from endpoint.harness import World, make_model, world
-from servers import redis_server
-
-
-@pytest.fixture(scope="session")
-def redis_url() -> Iterator[str]:
-    with redis_server() as server:
-        yield server.url
 
 
 @pytest.fixture(scope="session")

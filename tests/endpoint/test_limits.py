@@ -118,20 +118,27 @@ async def test_a_grpc_client_that_stops_reading_has_left(small: World) -> None:
 
 @pytest.mark.parametrize("path", ["/orca.v1.Orca/GetModel", "/grpc.health.v1.Health/Check"])
 async def test_an_answer_that_is_not_taken_is_given_up(small: World, path: str) -> None:
-    """As the answer of any method: what is not a stream of tokens waits no longer than one."""
-    host = small.serving.addresses["grpc"]
+    """Its client hears so when it reads again. C-core cannot end its stream before, so the call stays counted."""
+    host, door, limits = small.serving.addresses["grpc"], small.serving.app._grpc, small.serving.app.limits
     async with Http2.connected(host, http2.setting(http2.INITIAL_WINDOW, 0)) as client:
         client.write(
             http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.call(path)),
             http2.frame(http2.DATA, http2.END_STREAM, 1, http2.message(b"")),
         )
-        async with asyncio.timeout(10):
+
+        async def status() -> None:
             async for frame in client.frames():
                 if frame.kind == http2.HEADERS and frame.flags & http2.END_STREAM:
-                    break
-            else:
-                raise AssertionError("the connection ended without a status")
-        await small.serving.quiet()
+                    return
+            raise AssertionError("the connection ended without a status")
+
+        told = asyncio.create_task(status())
+        await until(lambda: any(call._end for call in door._server._calls.open))
+        assert (limits._calls.total(), told.done()) == (1, False)
+        client.write(http2.frame(http2.WINDOW_UPDATE, 0, 1, (1 << 16).to_bytes(4)))
+        async with asyncio.timeout(10):
+            await told
+    await until(lambda: not limits._calls)
 
 
 async def test_an_http_client_that_does_not_read_is_cut_off(small: World) -> None:
@@ -177,8 +184,8 @@ async def test_a_header_below_the_bound_is_served_with_a_large_body_behind_it(sm
 async def test_long_metadata_is_refused(small: World) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(small.stub.Generate(generation(), metadata=(("x", "a" * 8192),)))
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert (caught.value.details() or "").startswith("metadata: has 8")
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "metadata size exceeds" in (caught.value.details() or "")  # C-core's own answer
 
 
 async def test_bodies_in_memory_are_bounded(small: World) -> None:
@@ -494,6 +501,56 @@ async def test_calls_of_a_grpc_peer_are_bounded(small: World) -> None:
         for call in calls:
             call.cancel()
     await small.serving.quiet()
+
+
+async def test_a_trusted_proxy_names_its_clients(redis_url: str, model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each has the bounds of a host. A client that comes directly, not from a trusted proxy, has one name.
+
+    The log has the name too, also one that begins like the proxy's address.
+    """
+    for proxies, codes in (("127.0.0.0/8, ::1", {"OK"}), ("10.0.0.0/8", {"OK", "RESOURCE_EXHAUSTED"})):
+        async with world(redis_url, model, max_peer_calls=1, trusted_proxies=proxies) as orca:
+            calls = [
+                orca.stub.Generate(generation(), metadata=(("x-forwarded-for", f"1.1.1.1, 10.9.8.{n}"),))
+                for n in range(4)
+            ]
+            found = set[str]()
+            for call in calls:
+                try:
+                    await call.read()
+                    found.add("OK")
+                except grpc.aio.AioRpcError as error:
+                    found.add(error.code().name)
+            assert found == codes
+            caplog.clear()
+            with caplog.at_level("INFO", "orca_endpoint.call_line"):
+                await orca.stub.GetModel(pb.GetModelRequest(), metadata=(("x-forwarded-for", "127.0.0."),))
+                await until(lambda: bool(caplog.records))
+            [peer] = [getattr(record, "peer", "") for record in caplog.records]
+            assert (peer == "127.0.0.") == (codes == {"OK"})
+            for call in calls:
+                call.cancel()
+
+
+def test_trusted_proxies_are_addresses() -> None:
+    with pytest.raises(SystemExit, match="trusted_proxies: 'proxy' does not appear to be an IPv4 or IPv6 network"):
+        EndpointSettings.load(model="m", trusted_proxies="10.0.0.1, proxy")
+
+
+async def test_a_limit_that_refuses_has_a_line_when_it_begins_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "orca_endpoint.limits")
+    limits = Limits(EndpointSettings.load(model="m", max_peer_calls=4))
+    for _ in range(2):
+        for _ in range(4):
+            limits.enter("a")
+        for _ in range(3):
+            with pytest.raises(ResourceExhausted):
+                limits.enter("a")
+        limits.enter("a", room=2)
+        for _ in range(5):
+            limits.leave("a")
+    told = [(record.getMessage(), getattr(record, "times", None)) for record in caplog.records]
+    assert told == [("refusing: calls of a host", None), ("no longer refusing: calls of a host", 3)] * 2
 
 
 async def test_rapid_reset_disturbs_nobody(orca: World) -> None:

@@ -10,6 +10,7 @@ from http2 import Http2
 
 from orca_common.errors import DeadlineExceeded, ResourceExhausted
 from orca_endpoint import turns
+from orca_endpoint.limits import Refusals
 from orca_endpoint.turns import SHARE, Turns
 
 PATH, HEALTH = "/orca.v1.Orca/Generate", "/grpc.health.v1.Health/Check"
@@ -26,7 +27,7 @@ async def hold(queue: Turns, peer: str, taken: list[str], seconds: float = 60.0)
 
 async def test_a_peer_has_a_share_of_the_turns() -> None:
     """However many messages it begins, others are read."""
-    queue, taken = Turns(2 * SHARE), list[str]()
+    queue, taken = Turns(2 * SHARE, Refusals()), list[str]()
     async with asyncio.TaskGroup() as tasks:
         held = [tasks.create_task(hold(queue, "hostile", taken)) for _ in range(50)]
         await until(lambda: len(taken) == 2)
@@ -34,13 +35,14 @@ async def test_a_peer_has_a_share_of_the_turns() -> None:
             assert taken == ["hostile"] * 2
         for task in held:
             task.cancel()
-    assert not queue._peers
+    assert not queue._used
+    assert not queue._waiting
 
 
 async def test_a_slow_message_gives_way_when_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """One for each that waits; nobody gives way while nobody waits."""
     monkeypatch.setattr(turns, "UNHURRIED", 0.01)
-    queue, taken = Turns(SHARE), list[str]()
+    queue, taken = Turns(SHARE, Refusals()), list[str]()
     holding = [asyncio.create_task(hold(queue, f"peer-{n}", taken)) for n in range(SHARE)]
     await until(lambda: len(taken) == SHARE)
     looks = asyncio.get_running_loop().time() + 0.1
@@ -54,11 +56,30 @@ async def test_a_slow_message_gives_way_when_others_wait(monkeypatch: pytest.Mon
     for task in holding:
         task.cancel()
     await asyncio.gather(*holding, return_exceptions=True)
-    assert not queue._peers
+    assert not queue._used
+    assert not queue._waiting
+
+
+async def test_nobody_gives_way_to_a_call_that_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that is cancelled while it waits counts no more."""
+    monkeypatch.setattr(turns, "UNHURRIED", 0.3)
+    queue, taken = Turns(SHARE, Refusals()), list[str]()
+    holding = [asyncio.create_task(hold(queue, f"peer-{n}", taken)) for n in range(SHARE)]
+    await until(lambda: len(taken) == SHARE)
+    leaving = asyncio.create_task(hold(queue, "other", taken))
+    await until(lambda: bool(queue._waiting))
+    leaving.cancel()
+    looks = asyncio.get_running_loop().time() + 0.6
+    await until(lambda: asyncio.get_running_loop().time() > looks)
+    assert not queue._waiting
+    assert not any(task.done() for task in holding)
+    for task in holding:
+        task.cancel()
+    await asyncio.gather(*holding, return_exceptions=True)
 
 
 async def test_the_wait_for_a_turn_is_bounded() -> None:
-    queue, taken = Turns(SHARE), list[str]()
+    queue, taken = Turns(SHARE, Refusals()), list[str]()
     holding = asyncio.create_task(hold(queue, "peer", taken))
     await until(lambda: bool(taken))
     with pytest.raises(DeadlineExceeded, match=r"did not come within 0\.02 s"):

@@ -1,6 +1,7 @@
 """The parsers that take bytes from outside. Each takes any bytes; what it may raise is an OrcaError with a sentence."""
 
 import asyncio
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +12,8 @@ from google.protobuf.message import DecodeError, Message
 from orca.v1 import orca_pb2 as pb
 from orca_common.checkpoint import Checkpoint, read_checkpoint
 from orca_common.errors import Internal, OrcaError
-from orca_common.grpc_call import GrpcCall
-from orca_common.http2_connection import Headers, Http2Bounds, Http2Connection
+from orca_common.lanes.connection import Connection
+from orca_common.lanes.server import LaneCall
 from orca_endpoint.completion_request import parse
 from orca_endpoint.settings import EndpointSettings
 from orca_endpoint.text import Vocabulary
@@ -172,14 +173,16 @@ def _completions(folder: Path, runner: asyncio.Runner) -> Target:
     return target
 
 
-# -- HTTP/2
+# -- HTTP/2 of the lanes
+
+SOCKET = socket.socket()  # a connection sets its options
 
 
 class Recorder(asyncio.Transport):
     """Takes what a connection writes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__({"socket": SOCKET})
         self.closing = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -198,10 +201,6 @@ class Recorder(asyncio.Transport):
     def resume_reading(self) -> None: ...
 
 
-class Place:
-    def leave(self) -> None: ...
-
-
 def _http2(runner: asyncio.Runner) -> Target:
     """The first byte says in how large pieces the rest comes, and whether its frames are given lengths that fit."""
 
@@ -210,15 +209,14 @@ def _http2(runner: asyncio.Runner) -> Target:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
         tasks: list[asyncio.Task[None]] = []
 
-        def begin(connection: Http2Connection, number: int, headers: Headers) -> GrpcCall:
-            call = GrpcCall(connection, number, headers, 1 << 14)
+        def begin(connection: Connection, number: int, fields: dict[str, str]) -> LaneCall:
+            call = LaneCall(connection, number, fields)
             call.task = asyncio.get_running_loop().create_task(_echo(call))
             tasks.append(call.task)
             return call
 
-        open_ones: set[Http2Connection] = set()
-        bounds, transport = Http2Bounds(4, 4096, 10.0, 300.0), Recorder()
-        connection = Http2Connection(bounds, Place(), begin, open_ones)
+        open_ones: set[Connection] = set()
+        connection, transport = Connection(begin, open_ones), Recorder()
         connection.connection_made(transport)
         first, raw = raw[0], raw[1:]
         connection.data_received(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
@@ -233,8 +231,6 @@ def _http2(runner: asyncio.Runner) -> Target:
                     connection.pause_writing()
                 case 5:
                     connection.resume_writing()
-                case 20 if first & 2:
-                    connection.go_away()
                 case _:
                     pass
             await asyncio.sleep(0)
@@ -254,13 +250,10 @@ def _http2(runner: asyncio.Runner) -> Target:
     return target
 
 
-async def _echo(call: GrpcCall) -> None:
-    try:
-        while (message := await call.read()) is not None:
-            await call.write(message)
-        call.end()
-    except OrcaError as error:
-        call.end(error)
+async def _echo(call: LaneCall) -> None:
+    over: asyncio.Future[OrcaError | None] = asyncio.get_running_loop().create_future()
+    call.listen(call.send, over.set_result)
+    call.end(await over)
 
 
 def fitted(raw: bytes) -> bytes:

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from grpc.aio import Metadata
 
 from orca.v1 import worker_pb2 as pb
-from orca_common.grpc_client import CallFailed, Status
+from orca_common.lanes.client import CallFailed, Status
 from orca_common.protocol import PROTOCOL, TERM_METADATA
 
 from .oracle import POISON, sample, state_of
@@ -317,7 +317,7 @@ class Engine:
 
 
 class Lane:
-    """A control lane: the scheduler's side is a call of orca_common.grpc_client. Messages keep their order."""
+    """A control lane: the scheduler's side is a call of orca_common.lanes.client. Messages keep their order."""
 
     waits = False
 
@@ -592,7 +592,7 @@ class Channel:
 
 
 class Connection:
-    """A connection of orca_common.grpc_client to the rank that listens at an address."""
+    """A connection of orca_common.lanes.client to the rank that listens at an address."""
 
     def __init__(self, network: Network, process: Process, address: str) -> None:
         self._network, self._process, self._address = network, process, address

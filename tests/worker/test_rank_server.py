@@ -1,4 +1,4 @@
-"""A rank's gRPC server: who may call it, by certificates; its health; its end."""
+"""The server of a rank's lanes: who may call it, by certificates; its end."""
 
 import asyncio
 import ssl
@@ -9,14 +9,12 @@ from typing import Any, cast
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.address import split_address
-from orca_common.grpc_call import GrpcCall, Methods
-from orca_common.grpc_client import CallFailed
-from orca_common.grpc_server import unary
+from orca_common.lanes.client import CallFailed
+from orca_common.lanes.server import LaneCall, Methods, unary
 from orca_common.protocol import CONTROLLER
 from orca_common.roles import Role
 from orca_common.tls import Certificates, MutualTls, Plaintext, Transport
@@ -34,9 +32,10 @@ class Echoes:
     async def hello(self, request: pb.HelloRequest) -> pb.HelloResponse:
         return pb.HelloResponse(host=request.engine)
 
-    async def relay(self, call: GrpcCall) -> bytes:
-        while await call.read() is not None:
-            pass
+    async def relay(self, call: LaneCall) -> bytes:
+        over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        call.listen(lambda message: None, over.set_result)
+        assert await over is None
         return pb.RelayResponse().SerializeToString()
 
 
@@ -45,17 +44,6 @@ async def serving(transport: Transport) -> AsyncIterator[tuple[RankServer, str]]
     server = RankServer(cast(Controller, Echoes()), transport)
     yield server, f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     await server.stop(1)
-
-
-async def test_health_until_the_rank_leaves() -> None:
-    async with serving(Plaintext()) as (server, address), grpc.aio.insecure_channel(address) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)
-        request = health_pb2.HealthCheckRequest(service=CONTROLLER)
-        watch = stub.Watch(request)
-        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-        server.serving(False)
-        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        assert (await stub.Check(request)).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def test_each_role_has_its_methods(tmp_path: Path) -> None:
@@ -110,8 +98,8 @@ async def test_a_handshake_that_fails_is_one_line(tmp_path: Path, caplog: pytest
     ]
 
 
-async def test_iterations_are_no_flood() -> None:
-    """Thousands of small messages a second, to which a rank in the middle says nothing."""
+async def test_iterations_without_an_answer() -> None:
+    """Thousands of small messages, to which a rank in the middle says nothing."""
     async with serving(Plaintext()) as (_, address):
         connection = await Plaintext().connect(address, Role.WORKER)
         relay = connection.call(f"/{CONTROLLER}/Relay", lambda answer: None)

@@ -40,7 +40,7 @@ const (
 //	PERMISSION_DENIED   where the release has mTLS: the certificate has another role than client [WRONG_ROLE]
 //	UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
 //	DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
-//	UNIMPLEMENTED       no such method, or a message compressed in a way that is not known here [UNSUPPORTED]
+//	UNIMPLEMENTED       no such method [UNSUPPORTED], or a compressed message: the transport says so, without a reason
 //	INTERNAL            a bug; the sentence and the metadata hold a trace id [BUG]
 type OrcaClient interface {
 	// Generates text for one prompt. The first message holds `accepted`: from then on the request is durable, and Resume
@@ -168,7 +168,7 @@ func (c *orcaClient) GetModel(ctx context.Context, in *GetModelRequest, opts ...
 //	PERMISSION_DENIED   where the release has mTLS: the certificate has another role than client [WRONG_ROLE]
 //	UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
 //	DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
-//	UNIMPLEMENTED       no such method, or a message compressed in a way that is not known here [UNSUPPORTED]
+//	UNIMPLEMENTED       no such method [UNSUPPORTED], or a compressed message: the transport says so, without a reason
 //	INTERNAL            a bug; the sentence and the metadata hold a trace id [BUG]
 type OrcaServer interface {
 	// Generates text for one prompt. The first message holds `accepted`: from then on the request is durable, and Resume

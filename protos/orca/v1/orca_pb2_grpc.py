@@ -33,7 +33,7 @@ class OrcaStub:
     PERMISSION_DENIED   where the release has mTLS: the certificate has another role than client [WRONG_ROLE]
     UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
     DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
-    UNIMPLEMENTED       no such method, or a message compressed in a way that is not known here [UNSUPPORTED]
+    UNIMPLEMENTED       no such method [UNSUPPORTED], or a compressed message: the transport says so, without a reason
     INTERNAL            a bug; the sentence and the metadata hold a trace id [BUG]
     """
 
@@ -78,7 +78,7 @@ class OrcaServicer:
     PERMISSION_DENIED   where the release has mTLS: the certificate has another role than client [WRONG_ROLE]
     UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
     DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
-    UNIMPLEMENTED       no such method, or a message compressed in a way that is not known here [UNSUPPORTED]
+    UNIMPLEMENTED       no such method [UNSUPPORTED], or a compressed message: the transport says so, without a reason
     INTERNAL            a bug; the sentence and the metadata hold a trace id [BUG]
     """
 
@@ -182,7 +182,7 @@ class Orca:
     PERMISSION_DENIED   where the release has mTLS: the certificate has another role than client [WRONG_ROLE]
     UNAVAILABLE         something is away or leaving: try again, at any endpoint [POOL_AWAY, ENDPOINT_LEAVING]
     DEADLINE_EXCEEDED   the call's own deadline [DEADLINE_PASSED]
-    UNIMPLEMENTED       no such method, or a message compressed in a way that is not known here [UNSUPPORTED]
+    UNIMPLEMENTED       no such method [UNSUPPORTED], or a compressed message: the transport says so, without a reason
     INTERNAL            a bug; the sentence and the metadata hold a trace id [BUG]
     """
 

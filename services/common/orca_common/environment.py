@@ -4,7 +4,9 @@ import os
 from collections.abc import Mapping
 
 PREFIX = "ORCA_"  # of the variables that are settings
-VERBOSITY = {"GRPC_VERBOSITY": "ERROR"}
+# C-core would write plain lines into the JSON log, for example one for each compressed call of a stranger. Services see
+# errors as statuses. A value in the environment has precedence.
+VERBOSITY = {"GRPC_VERBOSITY": "NONE"}
 
 
 def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
@@ -16,3 +18,9 @@ def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
 def take(settings: Mapping[str, str]) -> None:
     """Adds settings to this process's environment: one that was forked, and learns afterwards what it is."""
     os.environ.update(settings)
+
+
+def quiet_grpc() -> None:
+    """Keeps C-core's lines out of this process's log. Comes before gRPC is imported: C-core reads its level then."""
+    for name, value in VERBOSITY.items():
+        os.environ.setdefault(name, value)

@@ -214,6 +214,11 @@ async def abort(context: grpc.aio.ServicerContext, error: OrcaError) -> Never:
     raise AssertionError("abort() raises")
 
 
+def unreadable(problem: str) -> InvalidArgument:
+    """The error of a gRPC message that cannot be read."""
+    return InvalidArgument("message", problem, reason=ErrorReason.UNREADABLE_MESSAGE)
+
+
 def internal(error: Exception) -> Internal:
     """The answer to a bug: the log line and the client's sentence share a trace id."""
     context = trace.get_current_span().get_span_context()

@@ -1,37 +1,25 @@
-"""gRPC's health service."""
+"""gRPC's health service.
+
+grpcio's servicer is not safe with strangers: its Watch writes while it holds a lock. One client that reads nothing
+would keep the status of all others from changing.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Sequence
 
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from orca_common.errors import ErrorReason, NotFound
+from .errors import ErrorReason, NotFound
 
-from .grpc_call import GrpcCall, Methods
-from .grpc_server import only
-
-HEALTH = "grpc.health.v1.Health"
 Request, Answer = health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse
 
 
-class Health:
+class Health(health_pb2_grpc.HealthServicer):
     """Says NOT_SERVING of each service until `serving(True)`."""
 
-    def __init__(
-        self,
-        services: tuple[str, ...],
-        read: Callable[
-            [GrpcCall, type[health_pb2.HealthCheckRequest]], Awaitable[health_pb2.HealthCheckRequest]
-        ] = only,
-        bound: Callable[[str], AbstractContextManager[object]] = nullcontext,
-    ) -> None:
-        """services: full names. The empty name, which means the server, is added.
-
-        read: a call's request. bound: counts the calls of a client, for as long as each lasts.
-        """
-        self._services, self._read, self._bound = {"", *services}, read, bound
-        self._serving = False
+    def __init__(self, services: Sequence[str]) -> None:
+        """services: full names. The empty name, which means the server, is added."""
+        self._services, self._serving = {"", *services}, False
         self._changed = asyncio.Event()  # set and replaced at each change
 
     def serving(self, yes: bool) -> None:
@@ -40,28 +28,25 @@ class Health:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def methods(self) -> Methods:
-        return {f"/{HEALTH}/Check": self.check, f"/{HEALTH}/Watch": self.watch}
-
-    async def check(self, call: GrpcCall) -> bytes:
+    async def Check(  # noqa: N802 the proto's name
+        self, request: health_pb2.HealthCheckRequest, context: object
+    ) -> health_pb2.HealthCheckResponse:
         """Raises NotFound for a service that is not known."""
-        with self._bound(call.peer):
-            service = (await self._read(call, Request)).service
-            if service not in self._services:
-                raise NotFound("service: is not known here", reason=ErrorReason.UNSUPPORTED)
-            return self._status(service).SerializeToString()
+        if request.service not in self._services:
+            raise NotFound("service: is not known here", reason=ErrorReason.UNSUPPORTED)
+        return self._status(request.service)
 
-    async def watch(self, call: GrpcCall) -> None:
+    async def Watch(  # noqa: N802 the proto's name
+        self, request: health_pb2.HealthCheckRequest, context: object
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         """Tells the status now, and at each change. A service that is not known may come to be: its stream stays."""
-        with self._bound(call.peer):
-            service = (await self._read(call, Request)).service
-            told: health_pb2.HealthCheckResponse | None = None
-            while True:
-                changed, status = self._changed, self._status(service)
-                if status != told:
-                    await call.write(status.SerializeToString())
-                    told = status
-                await changed.wait()
+        told: health_pb2.HealthCheckResponse | None = None
+        while True:
+            changed, status = self._changed, self._status(request.service)
+            if status != told:
+                yield status
+                told = status
+            await changed.wait()
 
     def _status(self, service: str) -> health_pb2.HealthCheckResponse:
         if service not in self._services:

@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 
-from .settings import quiet_grpc
+from .environment import quiet_grpc
 
 # What is no field of a line; uvicorn adds its message again, in colour.
 PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}

@@ -5,15 +5,13 @@ expects this name of a server, and a server reads it in the certificate of its c
 another service, and a worker that calls like a scheduler, are both refused.
 """
 
-import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
 import grpc
 
 from .errors import PermissionDenied
-from .interceptor import behaviour_of
 
 DOMAIN = "orca.internal"
 REDIS = "redis"  # in the certificate of the pool's Redis: no role, since it calls nobody
@@ -34,7 +32,11 @@ class Role(StrEnum):
 
 
 ANY = frozenset(Role)
-HEALTH = {"/grpc.health.v1.Health/": ANY}
+
+
+def dns_names(certificate: Mapping[str, Any] | None) -> list[str]:
+    """The DNS names of a certificate as Python's ssl shows it; none without one."""
+    return [str(name) for kind, name in (certificate or {}).get("subjectAltName", ()) if kind == "DNS"]
 
 
 def roles_in(names: Iterable[str]) -> frozenset[Role]:
@@ -69,24 +71,6 @@ def allowed_for(allowed: Mapping[str, frozenset[Role]], method: str) -> frozense
     return allowed.get(method, allowed.get(service, frozenset()))
 
 
-class RoleInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls of other roles than a method is for. Comes after the StatusInterceptor, which answers the error."""
-
-    def __init__(self, allowed: Mapping[str, frozenset[Role]]) -> None:
-        """allowed: see `allowed_for`."""
-        self._allowed = allowed
-
-    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        method = str(handler_call_details.method)
-        allowed = allowed_for(self._allowed, method)
-        behaviour, make = behaviour_of(handler)
-        check = _checked_stream if inspect.isasyncgenfunction(behaviour) else _checked
-        return make(check(behaviour, method, allowed), handler.request_deserializer, handler.response_serializer)
-
-
 def check_role(method: str, allowed: frozenset[Role], roles: frozenset[Role]) -> None:
     """Raises PermissionDenied for a caller that has none of the allowed roles."""
     if not roles & allowed:
@@ -97,20 +81,3 @@ def wrong_role(what: str, allowed: Iterable[Role], roles: Iterable[Role]) -> Per
     """The error of a caller whose certificate has other roles than the allowed ones."""
     wanted, found = (", ".join(sorted(some)) or "none" for some in (allowed, roles))
     return PermissionDenied(f"{what} is for the role {wanted}; the certificate of this caller has {found}")
-
-
-def _checked(behaviour: Callable[..., Any], method: str, allowed: frozenset[Role]) -> Callable[..., Any]:
-    async def checked(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        check_role(method, allowed, roles_of(context))
-        return await behaviour(request, context)
-
-    return checked
-
-
-def _checked_stream(behaviour: Callable[..., Any], method: str, allowed: frozenset[Role]) -> Callable[..., Any]:
-    async def checked(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        check_role(method, allowed, roles_of(context))
-        async for response in behaviour(request, context):
-            yield response
-
-    return checked

@@ -6,6 +6,7 @@ import json
 import logging
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -60,6 +61,13 @@ class StatusPort:
 
         class Server(ThreadingHTTPServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+            def handle_error(self, request: object, client_address: object) -> None:
+                """Logs the exception of a request, which the library would print as plain text."""
+                if isinstance(sys.exception(), OSError):
+                    log.debug("a client of the status port has left", exc_info=True)
+                else:
+                    log.exception("the status port failed")
 
         try:
             self._server = Server((host, port), Handler)

@@ -24,7 +24,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from .environment import PREFIX, VERBOSITY
+from .environment import PREFIX
 from .spelling import meant
 
 EPILOG = "--max-batch-size 8 is also ORCA_MAX_BATCH_SIZE=8 in the environment, and max_batch_size = 8 in the file."
@@ -32,14 +32,14 @@ EPILOG = "--max-batch-size 8 is also ORCA_MAX_BATCH_SIZE=8 in the environment, a
 # The settings of all services. A service defines only some of them, but all services of a release may share one
 # environment and one file, so only a name that no service knows is a mistake.
 NAMES = """
-allow_volatile_redis redis_replicas retain_bytes retain_requests retention
-advertise_host api_keys api_keys_file block_size body_seconds call_buffer client_certificates config connection_age
-cors_origins cuda_graphs device drain_seconds dtype endpoints engines first_gpu gpus_per_pod header_seconds host
-http_port kernels local_rank log_level max_batch_size max_body_bytes max_calls max_connections max_detach_grace
-max_header_bytes max_peer_calls max_peer_connections max_prompt_bytes max_prompts max_stop_bytes max_stop_strings
-max_stop_token_ids max_streams max_waiting max_waiting_bytes model pool pool_patience port ports_kept pp rank_port ranks
-redis_url run_ahead run_dir schedulers served_model_name slots start_timeout status_port tenant_requests
-tenant_waiting_tokens threads tls_dir tp worker_namespace worker_port worker_statefulset workers write_timeout
+allow_volatile_redis redis_replicas retain_bytes retain_requests retention advertise_host api_keys api_keys_file
+block_size body_seconds call_buffer client_certificates config connection_age connection_idle cors_origins cuda_graphs
+device drain_seconds dtype endpoints engines first_gpu gpus_per_pod header_seconds host http_port kernels local_rank
+log_level max_batch_size max_body_bytes max_calls max_connections max_detach_grace max_header_bytes max_open_calls
+max_peer_calls max_peer_connections max_prompt_bytes max_prompts max_stop_bytes max_stop_strings max_stop_token_ids
+max_streams max_waiting max_waiting_bytes model pool pool_patience port ports_kept pp rank_port ranks redis_url
+run_ahead run_dir schedulers served_model_name slots start_timeout status_port tenant_requests tenant_waiting_tokens
+threads tls_dir tp trusted_proxies worker_namespace worker_port worker_statefulset workers write_timeout
 """
 KNOWN = frozenset(NAMES.split())
 NAMED = re.compile(r"(?:(?<=^)|(?<=: ))(ORCA_[A-Z_]+|[a-z_]+)(?=: )")  # what a sentence is about
@@ -62,16 +62,6 @@ WORDS = {
     "literal_error": "must be {expected}",
     "string_type": "must be a text",
 }
-
-
-def quiet_grpc() -> None:
-    """Keeps gRPC's C core from writing of each connection that ends to standard error, in a form of its own.
-
-    Comes before the first channel or server; what it writes of handshakes ends only where VERBOSITY was there before
-    gRPC was imported. Errors are still written; GRPC_VERBOSITY in the environment decides.
-    """
-    for name, value in VERBOSITY.items():
-        os.environ.setdefault(name, value)
 
 
 def fetch_header() -> str | None:

@@ -19,8 +19,8 @@ import grpc
 
 from .errors import FailedPrecondition
 from .file_version import version_of
-from .grpc_client import GrpcConnection, Tls, connect
-from .roles import Role, RoleInterceptor
+from .lanes.client import LaneConnection, Tls, connect
+from .roles import Role
 
 log = logging.getLogger(__name__)
 
@@ -138,8 +138,8 @@ class Transport(Protocol):
         """A channel to a service of this role, which nobody else can pretend to be."""
         ...
 
-    async def connect(self, address: str, role: Role) -> GrpcConnection:
-        """A connection to such a service, by our own client. Raises OSError (ssl.SSLError is one)."""
+    async def connect(self, address: str, role: Role) -> LaneConnection:
+        """A connection of control lanes to such a service. Raises OSError (ssl.SSLError is one)."""
         ...
 
     def server_context(self) -> ssl.SSLContext | None:
@@ -150,10 +150,6 @@ class Transport(Protocol):
         """Adds a port to a server and returns its number. Raises RuntimeError when it is taken."""
         ...
 
-    def interceptors(self, allowed: Mapping[str, frozenset[Role]]) -> list[grpc.aio.ServerInterceptor]:
-        """What refuses callers that a method is not for. See `RoleInterceptor`."""
-        ...
-
 
 class Plaintext:
     """Nothing is encrypted, and nobody shows who they are."""
@@ -161,7 +157,7 @@ class Plaintext:
     def channel(self, address: str, role: Role, options: Options) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(address, options=[*options, OWN_CONNECTIONS])
 
-    async def connect(self, address: str, role: Role) -> GrpcConnection:
+    async def connect(self, address: str, role: Role) -> LaneConnection:
         return await connect(address, None)
 
     def server_context(self) -> ssl.SSLContext | None:
@@ -169,9 +165,6 @@ class Plaintext:
 
     def listen(self, server: grpc.aio.Server, address: str, *, client_certificates: bool = True) -> int:
         return server.add_insecure_port(address)
-
-    def interceptors(self, allowed: Mapping[str, frozenset[Role]]) -> list[grpc.aio.ServerInterceptor]:
-        return []
 
 
 class MutualTls:
@@ -187,7 +180,7 @@ class MutualTls:
         named = [*options, OWN_CONNECTIONS, ("grpc.ssl_target_name_override", role.dns_name)]
         return grpc.aio.secure_channel(address, credentials, options=named)
 
-    async def connect(self, address: str, role: Role) -> GrpcConnection:
+    async def connect(self, address: str, role: Role) -> LaneConnection:
         return await connect(address, Tls(self.certificates.client_context(ALPN), role.dns_name))
 
     def server_context(self) -> ssl.SSLContext | None:
@@ -197,9 +190,6 @@ class MutualTls:
         fetch = fetcher(self.certificates)
         credentials = grpc.dynamic_ssl_server_credentials(fetch(), fetch, client_certificates)
         return server.add_secure_port(address, credentials)
-
-    def interceptors(self, allowed: Mapping[str, frozenset[Role]]) -> list[grpc.aio.ServerInterceptor]:
-        return [RoleInterceptor(allowed)]
 
 
 def fetcher(certificates: Certificates) -> Callable[[], Any]:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import OrcaError, Unauthenticated
-from orca_common.roles import Role, roles_in, wrong_role
+from orca_common.roles import Role, dns_names, roles_in, wrong_role
 
 from .call_line import note_error
 from .completion_answer import failure
@@ -53,8 +53,7 @@ class CertifiedConnection(GuardedConnection):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        shown = transport.get_extra_info("ssl_object").getpeercert() or {}
-        roles = roles_in(name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS")
+        roles = roles_in(dns_names(transport.get_extra_info("ssl_object").getpeercert()))
         if Role.CLIENT not in roles:
             self.app = Refusing(wrong_role("this door", [Role.CLIENT], roles))
 

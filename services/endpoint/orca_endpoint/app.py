@@ -29,9 +29,8 @@ from .text import Vocabulary
 
 log = logging.getLogger(__name__)
 
-HEALTH = 0.1  # seconds between looks at the readiness
-# For streams to be handed over. Only where some stay longer is GOAWAY sent before all have ended.
-HAND_OVER_SECONDS = 0.5
+HEALTH = 0.25  # seconds between looks at the readiness
+HAND_OVER_SECONDS = 0.5  # for streams to be handed over, and between looks at clients whose last call has ended
 FLUSH_SECONDS = 0.1  # for the statuses of the last calls to be written, before connections are closed
 # Seconds beyond `drain_seconds` for all that a drain still has to do: calls end, connections close, detaches are sent,
 # the registration is removed. The chart's grace has 15 more than `drain_seconds`, and Redis may be frozen.
@@ -136,9 +135,9 @@ class EndpointApp:
         closing = [asyncio.create_task(self._http.stop())]
         await _until(now() + STEP_SECONDS, self.delivery.hand_over())
         await _until(min(now() + HAND_OVER_SECONDS, streams_end), self.delivery.idle())
-        if self.delivery.count:
-            closing.append(asyncio.create_task(self._grpc.stop(end - now())))
+        sending_away = asyncio.create_task(self._send_away())
         await _until(streams_end, self.delivery.idle())
+        await service.cancel(sending_away)
         if self.delivery.count:
             log.warning("drain_seconds have passed: streams end UNAVAILABLE", extra={"calls": self.delivery.count})
         self.delivery.end_calls()
@@ -149,6 +148,12 @@ class EndpointApp:
         await _until(end - STEP_SECONDS, asyncio.gather(*closing))
         await self.delivery.settled(max(end - STEP_SECONDS - now(), 0))
         await _until(end, self.delivery.leave())
+
+    async def _send_away(self) -> None:
+        """Closes the connections of gRPC clients whose calls have ended, so that their next calls go elsewhere."""
+        while True:
+            self._grpc.cut(spare=True)
+            await asyncio.sleep(HAND_OVER_SECONDS)
 
     async def close(self) -> None:
         """Frees what is left. Without a drain before, streams end as at the death of the process."""
@@ -170,7 +175,7 @@ class EndpointApp:
         self._outage.back()
 
     async def _health(self) -> None:
-        """Keeps the status of gRPC's health service equal to the status port's."""
+        """Keeps the status of gRPC's health service equal to the status port's, and looks at the connections."""
         await self.endpoint.watch()
         shown: bool | None = None
         while True:
@@ -178,6 +183,7 @@ class EndpointApp:
             if ready != shown:
                 self._grpc.serving(ready)
                 shown = ready
+            self._grpc.look(self._http.connections.peers.total())
             await asyncio.sleep(HEALTH)
 
 

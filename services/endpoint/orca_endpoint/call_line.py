@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
-from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -160,12 +159,11 @@ def _open(line: CallLine) -> Iterator[CallLine]:
 
 @contextmanager
 def grpc_line(method: str, peer: str) -> Iterator[None]:
-    """The line of a gRPC call. peer: as gRPC tells it, `ipv4:127.0.0.1:5000`."""
+    """The line of a gRPC call. peer: the client's address, or its host where a proxy names it."""
     if not method.startswith(METHODS):
         yield
         return
-    kind, _, address = peer.partition(":")
-    with _open(CallLine(GRPC, method.rpartition("/")[2], unquote(address) if kind.startswith("ipv") else peer)):
+    with _open(CallLine(GRPC, method.rpartition("/")[2], peer)):
         yield
 
 

@@ -1,39 +1,73 @@
-"""The gRPC door: `orca.v1.Orca`, health and reflection, over HTTP/2 by the library h2.
+"""The gRPC door: `orca.v1.Orca`, health and reflection, by grpcio's server.
 
-It is not grpc.aio's server, which takes 25 us for each message of a stream and 0.3 ms for each call; this one takes a
-quarter of that (docs/decisions/grpc-door.md).
+C-core bounds connections, streams, headers and messages. The guard bounds the calls of a host and of all hosts, how
+many messages are read at a time, and how long a message may take. It also checks the API key.
 """
 
-from contextlib import AbstractContextManager
+import socket
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from ipaddress import ip_address
+from typing import Any
 
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import ErrorReason, InvalidArgument, Unavailable
-from orca_common.grpc_call import GrpcCall
-from orca_common.grpc_server import GrpcServer
-from orca_common.health import HEALTH, Health
-from orca_common.http2_connection import Http2Bounds
-from orca_common.listening import listen
-from orca_common.roles import ANY, Role, allowed_for, check_role, roles_in
-from orca_common.roles import HEALTH as HEALTH_METHODS
-from orca_common.tls import ALPN, MutualTls, Transport
+from orca_common.errors import ErrorReason, Unavailable
+from orca_common.grpc_server import HEALTH, GrpcServer, Guard, ServerCall
+from orca_common.roles import ANY, Role
+from orca_common.tls import Transport
 
 from .access import check_key
 from .call_line import grpc_line
 from .endpoint import Endpoint
 from .grpc_methods import ORCA, OrcaMethods
-from .http_connection import ConnectionLimits
 from .limits import Limits
-from .listener import Listener
 from .messages import Messages
+from .own_sockets import descriptors, sockets_at
 from .reflection import SERVICES as REFLECTION
-from .reflection import Reflection
+from .reflection import handlers as reflection_handlers
+from .settings import EndpointSettings
 from .turns import Turns
 
-ALLOWED = {  # who may call what, where certificates tell
-    f"/{ORCA}/": frozenset({Role.CLIENT}),
-    **{f"/{service}/": ANY for service in REFLECTION},
-    **HEALTH_METHODS,
-}
+# Who may call what, where certificates tell.
+ALLOWED = {f"/{ORCA}/": frozenset({Role.CLIENT}), **{f"/{service}/": ANY for service in REFLECTION}}
+STREAMS = {f"/{ORCA}/Generate", f"/{ORCA}/GenerateText"}  # calls that last
+CONNECTIONS = "gRPC connections"
+FORWARDED = "x-forwarded-for"
+SHORT_ROOM = 2  # times the limits for all others: a host that is full of streams can still cancel and resume them
+
+
+class DoorGuard(Guard):
+    """Bounds what strangers may cost the door, and checks their keys."""
+
+    def __init__(self, settings: EndpointSettings, keys: ApiKeys, limits: Limits) -> None:
+        self._keys, self._limits, self._seconds = keys, limits, settings.body_seconds
+        self._proxies = settings.proxies
+        self._turns = Turns(settings.max_body_bytes // settings.max_message_bytes, limits.refusals)
+
+    def count(self, call: ServerCall) -> None:
+        """Counts a call against its host's and all calls. Raises ResourceExhausted."""
+        if (client := self._forwarded(call)) is not None:
+            call.peer = call.host = client
+        self._limits.enter(f"grpc {call.host}", 1 if call.method in STREAMS else SHORT_ROOM)
+
+    def _forwarded(self, call: ServerCall) -> str | None:
+        """The client that a trusted proxy names, the last one in its header; None when no trusted proxy calls."""
+        if not self._proxies or not any(ip_address(call.host.strip("[]")) in network for network in self._proxies):
+            return None
+        return call.metadata.get(FORWARDED, "").rpartition(",")[2].strip() or None
+
+    def over(self, call: ServerCall) -> None:
+        self._limits.leave(f"grpc {call.host}")
+
+    @contextmanager
+    def admit(self, call: ServerCall) -> Iterator[None]:
+        """Opens a call's line in the log, and checks its key. Raises Unauthenticated."""
+        with grpc_line(call.method, call.peer):
+            check_key(self._keys, call.method, call.metadata)
+            yield
+
+    def reading(self, call: ServerCall) -> AbstractAsyncContextManager[None]:
+        return self._turns.turn(call.host, self._seconds)
 
 
 class GrpcDoor:
@@ -43,70 +77,76 @@ class GrpcDoor:
         self, endpoint: Endpoint, keys: ApiKeys, transport: Transport, limits: Limits, connections: int
     ) -> None:
         settings = endpoint.settings
-        self._keys, self._transport, self._certificates = keys, transport, settings.client_certificates
-        self._kept = settings.ports_kept
-        self._mutual = isinstance(transport, MutualTls) and self._certificates
-        self._bounds = Http2Bounds(
-            settings.max_streams,
-            settings.max_header_bytes,
-            settings.header_seconds,
-            settings.connection_age,
+        services = (ORCA, *REFLECTION)
+        self._server = GrpcServer(
+            services,
+            transport,
+            ALLOWED,
+            Unavailable("this endpoint is leaving", reason=ErrorReason.ENDPOINT_LEAVING),
+            options=options_of(settings, connections),
+            guard=DoorGuard(settings, keys, limits),
+            client_certificates=settings.client_certificates,
+            port_kept=settings.ports_kept,
             write_seconds=settings.write_timeout,
         )
-        self._limits = ConnectionLimits(
-            connections,
-            connections,  # a host's connections are bounded by their calls
-            settings.max_header_bytes,
-            settings.header_seconds,
-            settings.body_seconds,
-            settings.write_timeout,
-        )
-        turns = Turns(settings.max_body_bytes // settings.max_message_bytes)
-        messages = Messages(settings.body_seconds, turns, endpoint.large)
-        self._health = Health((ORCA, HEALTH, *REFLECTION), messages.read, limits.call)
-        orca = OrcaMethods(endpoint, keys, limits, messages)
-        reflection = Reflection((ORCA, HEALTH), messages, limits)
-        methods = {**orca.methods(), **self._health.methods(), **reflection.methods()}
-        leaving = Unavailable("this endpoint is leaving", reason=ErrorReason.ENDPOINT_LEAVING)
-        self._server = GrpcServer(methods, self._bounds, settings.max_message_bytes, self._admit, _line, leaving)
-        self._listener: Listener | None = None
+        methods = OrcaMethods(endpoint, keys, limits, Messages(endpoint.large))
+        self._server.server.add_generic_rpc_handlers((methods.handlers(), *reflection_handlers((ORCA, HEALTH))))
+        self._port = self._descriptors = 0
+        self._connections, self._refusals = connections, limits.refusals
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
-        listening = listen("port", host, port, shared=self._kept)
-        bound = listening.getsockname()[1]
-        context = None
-        if isinstance(self._transport, MutualTls):
-            context = self._transport.certificates.server_context(client_certificates=self._certificates, alpn=ALPN)
-        self._listener = Listener(listening, self._limits, self._server.connection, context)
-        return bound
+        self._port = await self._server.start(host, port)
+        self._descriptors = len(descriptors())
+        return self._port
+
+    def look(self, others: int) -> None:
+        """Logs that the door is full: C-core closes further connections silently. others: HTTP connections."""
+        open_ones = len(descriptors()) - self._descriptors - others
+        if open_ones >= self._connections:
+            self._refusals.refused(CONNECTIONS, self._connections)
+        self._refusals.used(CONNECTIONS, self._connections, open_ones)
 
     def serving(self, yes: bool) -> None:
         """Sets what the health service says: of the server (the empty name) and of each service."""
-        self._health.serving(yes)
+        self._server.serving(yes)
 
-    def _admit(self, call: GrpcCall) -> None:
-        """Raises when the client may not make this call."""
-        if call.header_bytes > self._bounds.header_bytes:
-            raise InvalidArgument("metadata", f"has {call.header_bytes} bytes; at most {self._bounds.header_bytes}")
-        if self._mutual:
-            check_role(call.path, allowed_for(ALLOWED, call.path), roles_in(call.certificate_names()))
-        check_key(self._keys, call.path, call.metadata)
+    def cut(self, spare: bool = False) -> None:
+        """Stops listening and closes connections, as the end of the process would. spare: keeps those with a call.
 
-    def cut(self) -> None:
-        """Closes all connections, as the end of the process would. For the time when no call is left."""
-        self._server.cut()
+        The clients see UNAVAILABLE and may call again. C-core's own stop would answer CANCELLED to a call that arrives
+        at the same moment.
+        """
+        spared = self._server.clients if spare else set[str]()
+        for one, client in sockets_at(self._port):
+            if client not in spared:
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
 
     async def stop(self, grace: float) -> None:
-        """Accepts nothing more, and ends what is left after `grace` seconds.
-
-        Every client is told at once: its streams go on here, and its new calls go elsewhere. A second call may shorten
-        the grace.
-        """
-        if self._listener is not None:
-            await self._listener.close()
+        """Accepts nothing more, and ends what is left after `grace` seconds. A second call may shorten the grace."""
         await self._server.stop(grace)
 
 
-def _line(call: GrpcCall) -> AbstractContextManager[None]:
-    return grpc_line(call.path, call.address)
+def options_of(settings: EndpointSettings, connections: int) -> list[tuple[str, Any]]:
+    """C-core's options of the door's server, by the endpoint's settings."""
+    milliseconds = int(settings.header_seconds * 1000)
+    options = [
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.server_handshake_timeout_ms", milliseconds),
+        ("grpc.http2.settings_timeout", milliseconds),
+        ("grpc.max_concurrent_streams", settings.max_streams),
+        # Calls that wait to be begun. By default C-core drops some above 1,000, and a burst may be larger.
+        ("grpc.server.max_pending_requests", settings.max_calls),
+        ("grpc.server.max_pending_requests_hard_limit", settings.max_calls),
+        ("grpc.max_metadata_size", settings.max_header_bytes),
+        ("grpc.absolute_max_metadata_size", settings.max_header_bytes),
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        # Keeps a stream's first window at 64 KB. With probes it grew to 8 to 64 MB, beside the message that is read.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.max_connection_idle_ms", int(settings.connection_idle * 1000)),
+    ]
+    if settings.connection_age:  # gRPC adds 10 % of jitter; streams that such a connection still has go on
+        options.append(("grpc.max_connection_age_ms", int(settings.connection_age * 1000)))
+    return options

@@ -1,5 +1,7 @@
 """The methods of `orca.v1.Orca`. They translate and delegate; the door makes statuses of their errors."""
 
+import grpc
+
 from orca.v1.orca_pb2 import (
     CancelRequest,
     CancelResponse,
@@ -11,7 +13,7 @@ from orca.v1.orca_pb2 import (
 )
 from orca_common.api_keys import ApiKeys
 from orca_common.errors import Cancelled
-from orca_common.grpc_call import GrpcCall, Methods
+from orca_common.grpc_server import ServerCall
 
 from .access import AUTHORIZATION
 from .call import Call
@@ -28,25 +30,28 @@ class OrcaMethods:
     def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits, messages: Messages) -> None:
         self._endpoint, self._keys, self._limits, self._messages = endpoint, keys, limits, messages
 
-    def methods(self) -> Methods:
-        return {
-            f"/{ORCA}/Generate": self.generate,
-            f"/{ORCA}/GenerateText": self.generate_text,
-            f"/{ORCA}/Resume": self.resume,
-            f"/{ORCA}/Cancel": self.cancel,
-            f"/{ORCA}/GetModel": self.get_model,
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Handlers of streams of bytes: the methods read their request themselves, and write serialized messages."""
+        methods = {
+            "Generate": self.generate,
+            "GenerateText": self.generate_text,
+            "Resume": self.resume,
+            "Cancel": self.cancel,
+            "GetModel": self.get_model,
         }
+        handlers = {name: grpc.stream_stream_rpc_method_handler(method) for name, method in methods.items()}
+        return grpc.method_handlers_generic_handler(ORCA, handlers)
 
-    async def generate(self, on: GrpcCall) -> None:
-        with self._limits.call(on.peer) as held:
+    async def generate(self, _: object, on: ServerCall) -> None:
+        with self._limits.body() as held:
             with self._endpoint.arrivals.coming():
                 request = await self._messages.read(on, GenerateRequest, held)
                 call = await self._call(request, on)
             del request  # a long prompt needs memory, and the pool has it
             await self._stream(call, on, held)
 
-    async def generate_text(self, on: GrpcCall) -> bytes:
-        with self._limits.call(on.peer) as held:
+    async def generate_text(self, _: object, on: ServerCall) -> bytes:
+        with self._limits.body() as held:
             with self._endpoint.arrivals.coming():
                 request = await self._messages.read(on, GenerateRequest, held)
                 logprobs = request.logprobs or request.top_logprobs > 0
@@ -68,28 +73,30 @@ class OrcaMethods:
         answer.text = "".join(texts)
         return answer.SerializeToString()
 
-    async def resume(self, on: GrpcCall) -> None:
-        with self._limits.call(on.peer) as held:
+    async def resume(self, _: object, on: ServerCall) -> None:
+        with self._limits.body() as held:
             request = await self._messages.read(on, ResumeRequest, held)
             call = self._endpoint.resume(request, on.deadline, on.metadata, tenant=self._tenant(on))
             await self._stream(call, on, held)
 
-    async def cancel(self, on: GrpcCall) -> bytes:
-        request = await self._messages.read(on, CancelRequest)
-        alive = await self._endpoint.cancel(request, tenant=self._tenant(on))
+    async def cancel(self, _: object, on: ServerCall) -> bytes:
+        with self._limits.body() as held:
+            request = await self._messages.read(on, CancelRequest, held)
+            alive = await self._endpoint.cancel(request, tenant=self._tenant(on))
         return CancelResponse(alive=alive).SerializeToString()
 
-    async def get_model(self, on: GrpcCall) -> bytes:
-        await self._messages.read(on, GetModelRequest)
+    async def get_model(self, _: object, on: ServerCall) -> bytes:
+        with self._limits.body() as held:
+            await self._messages.read(on, GetModelRequest, held)
         return (await self._endpoint.model()).SerializeToString()
 
-    async def _call(self, request: GenerateRequest, on: GrpcCall) -> Call:
+    async def _call(self, request: GenerateRequest, on: ServerCall) -> Call:
         return await self._endpoint.generate(request, on.deadline, on.metadata, tenant=self._tenant(on))
 
-    def _tenant(self, on: GrpcCall) -> str:
+    def _tenant(self, on: ServerCall) -> str:
         return self._keys.tenant_of(on.metadata.get(AUTHORIZATION))
 
-    async def _stream(self, call: Call, on: GrpcCall, held: Held) -> None:
+    async def _stream(self, call: Call, on: ServerCall, held: Held) -> None:
         encode = Encoder().encode
         async with call:
             async for piece in call.pieces():

@@ -81,6 +81,8 @@ class HttpDoor:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=bool(settings.trusted_proxies),
+            forwarded_allow_ips=settings.trusted_proxies,
             timeout_graceful_shutdown=math.ceil(settings.drain_seconds) + STOP_SECONDS,
         )
         self._server = Server(config, self._listen)

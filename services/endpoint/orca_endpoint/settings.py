@@ -1,6 +1,9 @@
 """The endpoint's settings and the limits of what it accepts."""
 
-from pydantic import Field
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Self
+
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from orca_common.settings import PoolSettings, ServiceSettings
@@ -60,12 +63,16 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     call_buffer: int = Field(default=1024, ge=1)
     """Tokens that are kept for a client that does not read."""
 
+    trusted_proxies: str = ""
+    """Addresses and networks of proxies, separated by commas, whose `x-forwarded-for` names the client; empty: none."""
     max_connections: int = Field(default=4096, ge=1)
     """Connections of each door; more are closed. Fewer where the limit of descriptors leaves fewer."""
     max_peer_connections: int = Field(default=1024, ge=1)
-    """HTTP connections of one host; more are closed. gRPC's are bounded by their calls."""
+    """HTTP connections of one host; more are closed. gRPC's are bounded by a proxy, see docs/security.md."""
     max_peer_calls: int = Field(default=2048, ge=1)
-    """Calls of one host at one door; more are refused with RESOURCE_EXHAUSTED."""
+    """Calls of one host at one door, twice as many of short gRPC ones; more are refused with RESOURCE_EXHAUSTED."""
+    max_open_calls: int = Field(default=16384, ge=1)
+    """Calls of all hosts at both doors, twice as many of short gRPC ones; more are refused with RESOURCE_EXHAUSTED."""
     max_streams: int = Field(default=256, ge=1)
     """Calls of one gRPC connection at a time; gRPC's clients let more wait."""
     max_header_bytes: int = Field(default=1 << 16, ge=1024)
@@ -74,12 +81,27 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     """Bytes of all bodies in an endpoint's memory together; requests that would need more are refused."""
     header_seconds: float = Field(default=10.0, gt=0)
     """Seconds for a header to come, before it for a TLS handshake; over gRPC for a connection to be made."""
+    connection_idle: float = Field(default=300.0, gt=0)
+    """Seconds after which a gRPC connection without a call is closed."""
     body_seconds: float = Field(default=30.0, gt=0)
     """Seconds for a body to come."""
     write_timeout: float = Field(default=30.0, gt=0)
     """Seconds for a client to take what is written to it; then its call ends and detaches."""
     connection_age: float = Field(default=300.0, ge=0)
     """Seconds after which a gRPC connection takes no new calls, so that clients spread again; 0: never."""
+
+    @model_validator(mode="after")
+    def _proxies_are_addresses(self) -> Self:
+        try:
+            _ = self.proxies
+        except ValueError as error:
+            raise ValueError(f"trusted_proxies: {error}") from None
+        return self
+
+    @property
+    def proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """The networks of `trusted_proxies`."""
+        return tuple(ip_network(one.strip()) for one in self.trusted_proxies.split(",") if one.strip())
 
     @property
     def max_message_bytes(self) -> int:

@@ -5,122 +5,123 @@ many messages are read at a time, not by how many calls there are.
 """
 
 import asyncio
+from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from orca_common.errors import DeadlineExceeded, ErrorReason, ResourceExhausted
+from orca_common.errors import DeadlineExceeded
 
-from .refusals import RETRY_AFTER
+from .limits import Refusals, full
 
-SHARE = 4  # a peer has a quarter of all turns at most, so that no host alone keeps others out
+SHARE = 4  # a host has a quarter of all turns at most, so that no host alone keeps others out
 UNHURRIED = 1.0  # seconds for which a turn is sure; after that a message that is not whole gives way to one that waits
+LIMIT = "messages that are slow while others wait"
 
 
-class Queue:
-    """Some turns, and who waits for one. The newest goes first: those that a flood has left behind keep nobody out."""
+class Turn:
+    """The reading of one message."""
 
-    def __init__(self, turns: int) -> None:
-        self._free, self._giving_way = turns, 0
-        self._waiting: list[asyncio.Future[None]] = []
-        self.users = 0
-
-    async def take(self) -> None:
-        if self._free:
-            self._free -= 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # it was given at this moment
-                self.give_back()
-            elif turn in self._waiting:
-                self._waiting.remove(turn)
-            raise
-
-    def give_back(self) -> None:
-        while self._waiting:
-            turn = self._waiting.pop()
-            if not turn.cancelled():
-                turn.set_result(None)
-                return
-        self._free += 1
-
-    @property
-    def short(self) -> bool:
-        """Whether more messages wait for a turn than give way."""
-        return len(self._waiting) > self._giving_way
-
-    def give_way(self, change: int) -> None:
-        self._giving_way += change
+    def __init__(self, host: str, bound: asyncio.Timeout, since: float) -> None:
+        self.host, self.bound, self.since, self.slow = host, bound, since, False
 
 
 class Turns:
-    """`turns` messages are read at a time, SHARE of a peer's."""
+    """Reads `turns` messages at a time, a quarter of them of one host. Hosts that wait are served in rotation, and the
+    calls of one host in their order."""
 
-    def __init__(self, turns: int) -> None:
-        self._all = Queue(max(turns, SHARE))
-        self._of_peer = max(turns // SHARE, 1)
-        self._peers: dict[str, Queue] = {}
+    def __init__(self, turns: int, refusals: Refusals) -> None:
+        self._free = max(turns, SHARE)
+        self._most, self._of_host = self._free, max(turns // SHARE, 1)
+        self._used: Counter[str] = Counter()  # turns of each host
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the next host first
+        self._reading: dict[Turn, None] = {}  # the oldest first
+        self._refusals, self._looking = refusals, False
 
     @asynccontextmanager
-    async def turn(self, peer: str, seconds: float) -> AsyncGenerator[None]:
+    async def turn(self, host: str, seconds: float) -> AsyncGenerator[None]:
         """A turn to read a message in, which comes and is used within `seconds`.
 
         Raises DeadlineExceeded when that is over, and ResourceExhausted when a message is slow and others wait.
         """
-        own = self._peers.setdefault(peer, Queue(self._of_peer))
-        own.users += 1
-        slow = Slow(own, self._all)
+        turn: Turn | None = None
         try:
-            async with asyncio.timeout(seconds) as slow.bound:
-                await own.take()
+            async with asyncio.timeout(seconds) as bound:
+                await self._take(host)
+                turn = Turn(host, bound, asyncio.get_running_loop().time())
+                self._reading[turn] = None
                 try:
-                    await self._all.take()
-                    try:
-                        slow.look_later()
-                        yield
-                    finally:
-                        self._all.give_back()
+                    yield
                 finally:
-                    own.give_back()
+                    del self._reading[turn]
+                    self._give_back(host)
         except TimeoutError:
-            if slow.short is not None:
-                why = f"the request did not come within {UNHURRIED:g} s, and others wait to be read"
-                raise ResourceExhausted(why, RETRY_AFTER, reason=ErrorReason.ENDPOINT_FULL) from None
+            if turn is not None and turn.slow:
+                self._refusals.refused(LIMIT, self._most)
+                raise full(f"the request did not come within {UNHURRIED:g} s, and others wait to be read") from None
             raise DeadlineExceeded(f"the request did not come within {seconds:g} s") from None
-        finally:
-            slow.close()
-            own.users -= 1
-            if not own.users:
-                del self._peers[peer]
 
+    async def _take(self, host: str) -> None:
+        if self._free and self._used[host] < self._of_host:
+            self._free -= 1
+            self._used[host] += 1
+            return
+        given = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(host, deque()).append(given)
+        self._look()
+        try:
+            await given
+        except asyncio.CancelledError:
+            if not given.cancelled():  # it was given at this moment
+                self._give_back(host)
+            elif given in (waiting := self._waiting.get(host, deque())):
+                waiting.remove(given)
+                if not waiting:
+                    del self._waiting[host]
+            raise
 
-class Slow:
-    """Ends a turn that has lasted for UNHURRIED, when one of the queues is short of turns."""
+    def _give_back(self, host: str) -> None:
+        self._free += 1
+        self._used[host] -= 1
+        if not self._used[host]:
+            del self._used[host]
+        for other in list(self._waiting):
+            if self._used[other] < self._of_host and self._give_to(other):
+                break
+        if not self._waiting:
+            self._refusals.used(LIMIT, self._most, self._most - self._free)
 
-    bound: asyncio.Timeout
+    def _give_to(self, host: str) -> bool:
+        """Gives a free turn to the first call of a host that waits, and lets other hosts go before its next one.
 
-    def __init__(self, *queues: Queue) -> None:
-        self._queues = queues
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self.short: Queue | None = None  # for which the turn was ended
-
-    def look_later(self) -> None:
-        self._timer = self._loop.call_later(UNHURRIED, self._look)
+        Returns False when none of them waits any more.
+        """
+        waiting = self._waiting.pop(host)
+        while waiting:
+            given = waiting.popleft()
+            if not given.cancelled():
+                self._free -= 1
+                self._used[host] += 1
+                given.set_result(None)
+                if waiting:
+                    self._waiting[host] = waiting
+                return True
+        return False
 
     def _look(self) -> None:
-        self.short = next((queue for queue in self._queues if queue.short), None)
-        if self.short is None:
-            self.look_later()
-        else:
-            self.short.give_way(1)
-            self.bound.reschedule(self._loop.time())
+        """Ends slow turns while calls wait that could have them."""
+        if self._looking or not self._waiting:
+            return
+        loop, wanted = asyncio.get_running_loop(), sum(map(len, self._waiting.values()))
+        for turn in self._reading:
+            if not wanted or loop.time() - turn.since < UNHURRIED:
+                break
+            if not turn.slow and (turn.host in self._waiting or not self._free):
+                turn.slow = True
+                turn.bound.reschedule(loop.time())
+                wanted -= 1
+        self._looking = True
+        loop.call_later(UNHURRIED / 4, self._look_again)
 
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self.short is not None:
-            self.short.give_way(-1)
+    def _look_again(self) -> None:
+        self._looking = False
+        self._look()

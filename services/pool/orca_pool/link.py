@@ -32,7 +32,7 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from orca_common.errors import ErrorReason, FailedPrecondition, PermissionDenied, Unavailable
-from orca_common.roles import check_redis
+from orca_common.roles import check_redis, dns_names
 from orca_common.tls import AUTHORITY, CERTIFICATE, KEY
 
 from .connection import Connection
@@ -268,9 +268,8 @@ class Link:
 
 def _check_certificate(connection: SSLConnection) -> None:
     """Raises redis's ConnectionError when a service of ours, and not Redis, is at the other end."""
-    shown: dict[str, Any] = cast(Any, connection)._writer.get_extra_info("peercert") or {}
     try:
-        check_redis(name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS")
+        check_redis(dns_names(cast(Any, connection)._writer.get_extra_info("peercert")))
     except PermissionDenied as error:
         raise ConnectionError(str(error)) from None
 

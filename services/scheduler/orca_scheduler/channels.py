@@ -6,7 +6,7 @@ import contextlib
 import grpc
 
 from orca_common.address import split_address
-from orca_common.grpc_client import CallFailed, GrpcConnection, Status
+from orca_common.lanes.client import CallFailed, LaneConnection, Status
 from orca_common.roles import Role
 from orca_common.tls import Transport
 
@@ -39,7 +39,7 @@ async def listens(address: str) -> bool:
     return True
 
 
-async def connect(address: str, transport: Transport) -> GrpcConnection:
+async def connect(address: str, transport: Transport) -> LaneConnection:
     """A connection to a rank, with the certificate of this moment. Raises CallFailed when there is none in time."""
     why = "it says nothing"
     try:

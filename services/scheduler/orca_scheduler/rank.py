@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import Message
 
 from orca.v1 import worker_pb2 as pb
-from orca_common.grpc_client import CallFailed, ClientCall, GrpcConnection, Status
+from orca_common.lanes.client import CallFailed, ClientCall, LaneConnection, Status
 from orca_common.protocol import CONTROLLER, PROTOCOL, TERM_METADATA, drives
 from orca_common.tls import Transport
 
@@ -60,7 +60,7 @@ class Rank:
         self.index, self._transport = index, transport
         self._engine, self._term, self._life, self._hears = engine, term, life, hears
         self._loop = asyncio.get_running_loop()
-        self._connection: GrpcConnection | None = None
+        self._connection: LaneConnection | None = None
         self._lane: ClientCall | None = None
         self._heartbeats = 0
         self.answered = 0  # the number of the last heartbeat that the rank has answered

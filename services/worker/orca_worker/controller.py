@@ -26,8 +26,7 @@ from orca.v1 import worker_pb2
 from orca_common.address import join_address
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition, Internal, InvalidArgument, OrcaError, Unavailable
-from orca_common.grpc_call import GrpcCall, Methods
-from orca_common.grpc_server import unary
+from orca_common.lanes.server import LaneCall, Methods, unary
 from orca_common.protocol import CONTROLLER, PROTOCOL, TERM_METADATA, obeys
 from orca_common.telemetry import Telemetry, context_of
 from orca_common.tls import Transport
@@ -276,7 +275,7 @@ class Controller:
 
     # Iterations
 
-    async def run(self, call: GrpcCall) -> None:
+    async def run(self, call: LaneCall) -> None:
         if self._leaving:
             raise Unavailable(LEAVING)
         lane = Lane(call.send)
@@ -284,7 +283,6 @@ class Controller:
             self._lanes.open(lane, call.metadata.get(TERM_METADATA))
             call.listen(hearer(worker_pb2.ControlMessage, partial(self._told, lane), lane.over), lane.end)
             error = await lane.over
-            await call.sent()
             if error is not None:
                 raise error
         finally:
@@ -298,7 +296,7 @@ class Controller:
         elif message.HasField("heartbeat"):
             lane.answer(message.heartbeat, self._gpu.iteration)
 
-    async def relay(self, call: GrpcCall) -> bytes:
+    async def relay(self, call: LaneCall) -> bytes:
         call.begin()  # the sender waits for it before its first iteration
         over: Over = self._loop.create_future()
         call.listen(

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from orca.v1 import worker_pb2
 from orca_common.errors import Aborted, FailedPrecondition, InvalidArgument, OrcaError, internal
-from orca_common.grpc_server import parsed
+from orca_common.lanes.server import parsed
 from orca_common.protocol import TERM_METADATA
 
 SILENCE = 5.0  # seconds without a message from the master, who sends two a second, until the lane counts as not held

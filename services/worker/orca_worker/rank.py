@@ -142,7 +142,6 @@ class RankApp:
 
     async def drain(self) -> None:
         log.info("leaving", extra={"failure": self._failure.result() if self._failure.done() else None})
-        self._server.serving(False)
         self._finished = await self._controller.leave(self._settings.drain_seconds)
 
     async def close(self) -> None:

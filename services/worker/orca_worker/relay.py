@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from orca.v1 import worker_pb2
 from orca_common.errors import Unavailable
-from orca_common.grpc_client import ClientCall
+from orca_common.lanes.client import ClientCall
 from orca_common.protocol import CONTROLLER
 from orca_common.roles import Role
 from orca_common.tls import Transport

@@ -27,8 +27,10 @@ from orca_common import logs, service
 from orca_common.address import join_address
 from orca_common.backoff import Backoff
 from orca_common.checkpoint import read_checkpoint, resolve_model
-from orca_common.errors import InvalidArgument, OrcaError
+from orca_common.errors import InvalidArgument, OrcaError, Unavailable
+from orca_common.grpc_server import GrpcServer
 from orca_common.listening import reserve_port
+from orca_common.roles import Role
 from orca_common.tls import transport_of
 
 from . import memory_limit
@@ -38,12 +40,13 @@ from .machine import check_gpus, compile_kernels, kernels_needed
 from .models.families import check_type, family_of, modules_of
 from .process import why_ended
 from .rank_process import RankProcess
-from .server import listen, new_server
 from .settings import RankSettings, SupervisorSettings
 
 log = logging.getLogger(__name__)
 
 SERVICE = "orca.v1.Supervisor"
+ALLOWED = {f"/{SERVICE}/": frozenset({Role.SCHEDULER})}  # who may call, where certificates tell
+OPTIONS = [("grpc.max_receive_message_length", 1 << 16), ("grpc.max_concurrent_streams", 100)]
 ASK, ASK_ALL = 1.5, 2.0  # seconds for a rank's status port, and for those of all ranks: a probe may take 3 s
 SLACK = 1.0  # seconds that a rank gets beyond its own drain bound
 
@@ -282,11 +285,13 @@ class SupervisorApp:
         self._open.push_async_callback(forks.stop)
         self._supervisor = supervisor = Supervisor(settings.model_copy(update={"model": str(folder)}), forks)
         self._open.callback(supervisor.close)
-        server, self._health = await new_server(SERVICE, transport)
+        self._server = server = GrpcServer(
+            (SERVICE,), transport, ALLOWED, Unavailable("this pod is leaving"), options=OPTIONS, port_kept=True
+        )
         self._open.push_async_callback(server.stop, 1.0)
-        worker_pb2_grpc.add_SupervisorServicer_to_server(supervisor, server)
-        address = join_address(settings.reachable_host, listen(server, transport, settings.host, settings.port))
-        await server.start()
+        worker_pb2_grpc.add_SupervisorServicer_to_server(supervisor, server.server)
+        address = join_address(settings.reachable_host, await server.start(settings.host, settings.port))
+        server.serving(True)
         log.info("listening", extra={"address": address, "ranks": settings.ranks, "model": str(folder)})
         return {"address": address, "status": join_address(settings.host, status.port)}
 
@@ -321,7 +326,7 @@ class SupervisorApp:
     async def drain(self) -> None:
         assert self._supervisor is not None
         log.info("leaving")
-        await self._health.enter_graceful_shutdown()
+        self._server.serving(False)
         await self._supervisor.stop()
 
     async def close(self) -> None:

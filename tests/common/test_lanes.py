@@ -1,10 +1,10 @@
-"""Our gRPC client against grpc.aio's server and against our own: messages, statuses, deadlines, broken connections."""
+"""The lanes' client against grpc.aio's server and their own: messages, statuses, deadlines, broken connections."""
 
 import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,13 @@ from hyperframe.frame import (
 )
 
 from orca_common.errors import FailedPrecondition, Unavailable
-from orca_common.grpc_call import GrpcCall
-from orca_common.grpc_client import CallFailed, GrpcConnection, Status, connect
-from orca_common.grpc_server import GrpcServer, unary
-from orca_common.http2_connection import Http2Bounds
+from orca_common.lanes.client import CallFailed, LaneConnection, Status, connect
+from orca_common.lanes.server import LaneCall, LaneServer, unary
 from orca_common.roles import Role
 from orca_common.tls import Certificates, MutualTls, Plaintext, Transport
 from orca_local.authority import Authority
 
 LARGE = 5 << 20  # bytes of a message that fills windows and frames many times
-BOUNDS = Http2Bounds(streams=3, header_bytes=8192, header_seconds=10.0, age=0.0)
-
-
-class Place:
-    def leave(self) -> None: ...
 
 
 async def size(request: BytesValue) -> UInt32Value:
@@ -51,21 +44,15 @@ async def size(request: BytesValue) -> UInt32Value:
 async def ours(transport: Transport | None = None) -> AsyncIterator[str]:
     """Our server."""
 
-    async def echo(call: GrpcCall) -> None:
+    async def echo(call: LaneCall) -> None:
         over = asyncio.get_running_loop().create_future()
         call.listen(call.send, over.set_result)
         assert await over is None
-        await call.sent()
 
-    leaving = Unavailable("leaving")
     methods = {"/t/Size": unary(BytesValue, size), "/t/Echo": echo}
-    server = GrpcServer(methods, BOUNDS, 8 << 20, lambda call: None, lambda call: nullcontext(), leaving)
+    server = LaneServer(methods, lambda call: None, Unavailable("leaving"))
     context = transport.server_context() if transport is not None else None
-    listening = await asyncio.get_running_loop().create_server(
-        lambda: server.connection(Place()), "127.0.0.1", 0, ssl=context
-    )
-    yield f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    listening.close()
+    yield f"127.0.0.1:{await server.start('127.0.0.1', 0, context)}"
     await server.stop(0)
 
 
@@ -101,18 +88,18 @@ both = pytest.mark.parametrize("serve", [ours, theirs])
 
 
 @asynccontextmanager
-async def connected(serve: Serve) -> AsyncIterator[GrpcConnection]:
+async def connected(serve: Serve) -> AsyncIterator[LaneConnection]:
     async with serve() as address:
         connection = await connect(address, None)
         yield connection
         connection.close()
 
 
-async def ask(connection: GrpcConnection, value: bytes, timeout: float = 20.0) -> int:
+async def ask(connection: LaneConnection, value: bytes, timeout: float = 20.0) -> int:
     return (await connection.ask("/t/Size", BytesValue(value=value), UInt32Value, timeout)).value
 
 
-async def failure(connection: GrpcConnection, value: bytes, timeout: float = 20.0) -> Status:
+async def failure(connection: LaneConnection, value: bytes, timeout: float = 20.0) -> Status:
     with pytest.raises(CallFailed) as failed:
         await ask(connection, value, timeout)
     return failed.value.status
@@ -160,7 +147,8 @@ async def test_a_call_that_is_given_up(serve: Serve) -> None:
         assert await ask(connection, b"abc") == 3, "its place is free"
 
 
-async def test_one_call_too_many() -> None:
+async def test_one_call_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orca_common.lanes.connection.MAX_CALLS", 3)
     async with connected(ours) as connection:
         calls = [connection.call("/t/Echo", lambda message: None) for _ in range(4)]
         assert [call.over.done() for call in calls] == [False, False, False, True]
@@ -181,7 +169,7 @@ async def test_what_the_hearer_raises_ends_the_call() -> None:
 
 
 async def test_a_server_that_takes_nothing_loses_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orca_common.grpc_client.MAX_UNSENT", 1 << 20)
+    monkeypatch.setattr("orca_common.lanes.call.MAX_UNSENT", 1 << 20)
     async with connected(theirs) as connection:
         call = connection.call("/t/Nobody", lambda message: None)
         call.send(bytes(LARGE))
@@ -226,19 +214,15 @@ async def test_a_connection_that_breaks_ends_its_calls() -> None:
         assert (await failure(connection, b"abc")).code is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_goaway_lets_calls_end() -> None:
-    """The server takes no new calls, and the one that is open goes on."""
-    async with scripted(SettingsFrame(0).serialize()) as (address, made):
+async def test_goaway_ends_calls() -> None:
+    """A server that says so is leaving. Its calls begin again elsewhere."""
+    async with scripted(SettingsFrame(0).serialize()) as (address, made), asyncio.timeout(10):
         connection = await connect(address, None)
         call = connection.call("/t/Echo", lambda message: None)
         made[0].transport.write(GoAwayFrame(0, last_stream_id=1).serialize())
-        async with asyncio.timeout(10):
-            while (status := await failure(connection, b"abc", 0.2)).code is grpc.StatusCode.DEADLINE_EXCEEDED:
-                pass
-        assert status == (grpc.StatusCode.UNAVAILABLE, "the server is leaving")
-        assert not call.over.done()
-        connection.close()
-        await call.over
+        assert await call.over == (grpc.StatusCode.UNAVAILABLE, "the server is leaving")
+        assert await failure(connection, b"abc") == (grpc.StatusCode.UNAVAILABLE, "the server is leaving")
+        assert connection.closed
 
 
 @both
@@ -270,19 +254,15 @@ UNKNOWN_CODE = 99
 ENDS = {  # what a server says at once, and how the call that it ends has ended
     "reset for a reason that nobody knows": (
         [RstStreamFrame(1, error_code=UNKNOWN_CODE)],
-        Status(grpc.StatusCode.INTERNAL, "the server has reset the call"),
+        Status(grpc.StatusCode.INTERNAL, "the other side has reset the call"),
     ),
     "reset with more room to send": (
         [WindowUpdateFrame(1, 100_000), WindowUpdateFrame(0, 100_000), RstStreamFrame(1, error_code=8)],
-        Status(grpc.StatusCode.CANCELLED, "the server has reset the call"),
+        Status(grpc.StatusCode.CANCELLED, "the other side has reset the call"),
     ),
     "a sentence that is no UTF-8": (
         [headers(1, (b"grpc-status", b"5"), (b"grpc-message", b"\xe9t\xe9"), end=True)],
         Status(grpc.StatusCode.NOT_FOUND, "\xe9t\xe9"),
-    ),
-    "leaving, and this call came too late": (
-        [GoAwayFrame(0, last_stream_id=0)],
-        Status(grpc.StatusCode.UNAVAILABLE, "the server is leaving"),
     ),
 }
 
@@ -318,7 +298,7 @@ async def test_a_hearer_raises_at_a_call_that_is_reset() -> None:
 
 async def test_a_message_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused by its length, before it has come."""
-    monkeypatch.setattr("orca_common.grpc_client.MAX_RECEIVED", 100)
+    monkeypatch.setattr("orca_common.lanes.call.MAX_RECEIVED", 100)
     heard: list[bytes] = []
     async with scripted(SettingsFrame(0).serialize()) as (address, made), asyncio.timeout(10):
         connection = await connect(address, None)
