@@ -7,6 +7,7 @@ from typing import Any
 Manifest = Mapping[str, Any]  # a Kubernetes object as its JSON
 
 IN_ENGINE = "orca.serving/InEngine"  # type of the pod condition that says whether a pod belongs to an engine
+MODEL = "orca.serving/model"  # annotation of a pod: another value is another model
 STARTING = {"ContainerCreating", "PodInitializing"}  # reasons of a container that waits for nothing unusual
 LONGEST_TELLING = 300  # characters of what a container or the cluster says: more would bury the sentence
 
@@ -20,6 +21,7 @@ class WorkerSet:
     replicas: int
     revision: str  # that pods should have; "" while the controller has not seen the newest specification
     selector: str  # of its pods' labels, as the API's list takes it
+    model: str = ""  # that its newest pods have; "" where nobody tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class WorkerPod:
     trouble: str = ""  # why it is not ready, to follow its name; "" when it is
     failing: bool = False  # the trouble does not end by mere waiting
     in_engine: Condition | None = None  # the condition IN_ENGINE, as somebody has set it
+    model: str = ""  # "" where nobody tells
 
 
 def worker_set(manifest: Manifest) -> WorkerSet:
@@ -57,6 +60,7 @@ def worker_set(manifest: Manifest) -> WorkerSet:
         replicas=spec.get("replicas", 1),
         revision=status.get("updateRevision", "") if current else "",
         selector=_selector(spec["selector"]),
+        model=_model(spec.get("template", {}).get("metadata", {})),
     )
 
 
@@ -84,7 +88,12 @@ def worker_pod(manifest: Manifest, owner: WorkerSet) -> WorkerPod | None:
         trouble=trouble,
         failing=failing,
         in_engine=_condition(conditions.get(IN_ENGINE)),
+        model=_model(metadata),
     )
+
+
+def _model(metadata: Manifest) -> str:
+    return (metadata.get("annotations") or {}).get(MODEL, "")
 
 
 def _condition(told: Manifest | None) -> Condition | None:
