@@ -363,17 +363,19 @@ class Model:
         if sizes and min(sizes) > 0 and max(sizes) < self.largest:
             self.largest, self.shrunk = max(sizes), True
         if self.shrunk:
-            there = self._weights_there()
             for r in self._queue():
                 if r.max_tokens > (self.largest or r.max_tokens):
                     self._end(r, Reason.NEVER_FITS)
-                elif r.tied and there and r.tied not in there:
+                elif self._stranded(r):
                     self._end(r, Reason.MODEL_CHANGED)
             self.shrunk = False
         self._forget(256)
 
-    def _weights_there(self) -> set[str]:
-        return {g.weights for g in self.engines.values() if g.slots}
+    def _stranded(self, r: Request) -> bool:
+        """Whether no engine can go on with a request that has tokens. Where none has formed, it waits for one."""
+        formed = [g for g in self.engines.values() if g.slots]
+        able = [g for g in formed if g.weights == r.tied and g.slots >= r.max_tokens]
+        return bool(r.tied and formed and not able)
 
     def leave_scheduler(self, scheduler: str) -> None:
         self.schedulers.pop(scheduler, None)
@@ -414,8 +416,8 @@ class Model:
         if form is not None:
             g.slots, g.tp, g.pp = form.slots, form.tensor_parallel, form.pipeline_parallel
             self.largest = max(self.largest, g.slots)
-        if weights and weights != g.weights:
-            g.weights, self.shrunk = weights, True
+        self.shrunk |= form is not None or weights not in ("", g.weights)
+        g.weights = weights or g.weights
         claims = {r.request_id: r.claim for r in self._held(engine) if r.claim is not None}
         version = f"{g.last_claim}:{len(claims)}"
         return Renewed(
@@ -537,8 +539,7 @@ class Model:
             else:
                 r.state, r.claim, r.engine = "waiting", None, None
                 self._hint_waiting(r.max_tokens, r)
-                there = self._weights_there()
-                self.shrunk |= r.max_tokens > self.largest or bool(r.tied and there and r.tied not in there)
+                self.shrunk |= r.max_tokens > self.largest or self._stranded(r)
 
     # -- the whole state
     def dump(self) -> dict[str, Any]:

@@ -143,9 +143,9 @@ async def the_largest_engine_may_shrink(lab: Lab) -> None:
 
 
 # -- weights
-async def with_weights(lab: Lab, engine: str, weights: str, *, finishing: bool = False) -> None:
+async def with_weights(lab: Lab, engine: str, weights: str, *, slots: int = 64, finishing: bool = False) -> None:
     """The engine has formed with these weights, and perhaps begins nothing more."""
-    form, load = EngineInfo(engine, 1, 1, 64, 0), NO_LOAD._replace(finishing=finishing)
+    form, load = EngineInfo(engine, 1, 1, slots, 0), NO_LOAD._replace(finishing=finishing)
     await lab.pool.renew(engine, *lab.terms[engine], form=form, weights=weights, load=load)
 
 
@@ -191,9 +191,7 @@ async def a_claim_notes_the_weights(lab: Lab) -> None:
     assert list(await lab.claim("h")) == []
 
 
-@rule(
-    "same_weights, ends", "renew_scheduler", "elseif tied ~= '' and there and not there[tied] then", "elseif false then"
-)
+@rule("same_weights, ends", "renew_scheduler", "elseif stranded(tied, slots, there) then", "elseif false then")
 async def what_no_engine_can_go_on_with_ends(lab: Lab) -> None:
     await lab.lose("a", await of_two_weights(lab))
     await with_weights(lab, "g", "new")
@@ -201,7 +199,7 @@ async def what_no_engine_can_go_on_with_ends(lab: Lab) -> None:
     assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
 
 
-@rule("same_weights, waits", "renew_scheduler", "and there and not there[tied]", "and not (there or {})[tied]")
+@rule("same_weights, waits", "prelude", "there ~= nil and tonumber(slots) > (there[tied] or 0)", "not there")
 async def without_any_engine_it_waits(lab: Lab) -> None:
     await lab.lose("a", await of_two_weights(lab))
     for engine in "gh":
@@ -210,7 +208,19 @@ async def without_any_engine_it_waits(lab: Lab) -> None:
     assert (await lab.record("a"))["state"] == "waiting"
 
 
-@rule("same_weights, given back", "give_back", " or (tied ~= '' and there and not there[tied]) then", " then")
+@rule("same_weights, small", "prelude", "tonumber(slots) > (there[tied] or 0)", "not there[tied]")
+async def what_fits_no_engine_of_its_weights_ends(lab: Lab) -> None:
+    await ready(lab)
+    await lab.engine("h", slots=16)
+    await with_weights(lab, "g", "old")
+    await with_weights(lab, "h", "old", slots=16)
+    await lab.lose("a", await lab.claimed("a", 1, max_tokens=60))
+    await with_weights(lab, "g", "new")
+    await lab.live(1, "e")
+    assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
+
+
+@rule("same_weights, given back", "give_back", " or stranded(tied, max_tokens, there) then", " then")
 async def what_comes_back_after_the_change_ends(lab: Lab) -> None:
     claim = await of_two_weights(lab)
     await with_weights(lab, "g", "new")

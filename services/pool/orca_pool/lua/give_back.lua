@@ -31,7 +31,7 @@ for i = 4, #ARGV, 3 do
       call('HSET', key, 'state', 'waiting', 'claim', '', 'engine', '')
       local tied = tied_to(id, weights)
       hint_waiting(max_tokens, tied)
-      if tonumber(max_tokens) > tonumber(call('HGET', POOL, 'slots')) or (tied ~= '' and there and not there[tied]) then
+      if tonumber(max_tokens) > tonumber(call('HGET', POOL, 'slots')) or stranded(tied, max_tokens, there) then
         call('HSET', POOL, 'shrunk', 0) -- its engine may be gone meanwhile: the sweep looks at the queue again
       end
     end

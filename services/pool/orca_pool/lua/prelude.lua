@@ -145,14 +145,19 @@ local function suits(weights, mine, finishing)
   return weights == mine and mine ~= '' or (weights == '' and not finishing)
 end
 
--- The weights of all engines that have formed, as a set; nil where none has.
+-- For the weights of all engines that have formed the slots of the largest one; nil where none has formed.
 local function weights_there()
-  local found
-  for _, engine in ipairs(call('ZRANGE', ENGINES, 1, '+inf', 'BYSCORE')) do
+  local formed, found = call('ZRANGE', ENGINES, 1, '+inf', 'BYSCORE', 'WITHSCORES'), nil
+  for i = 1, #formed, 2 do
     found = found or {}
-    found[taste(engine)] = true
+    found[taste(formed[i])] = tonumber(formed[i + 1]) -- the larger ones come later
   end
   return found
+end
+
+-- Whether no engine can go on with a request that is tied to weights. Where none has formed, it waits for one.
+local function stranded(tied, slots, there)
+  return tied ~= '' and there ~= nil and tonumber(slots) > (there[tied] or 0)
 end
 
 -- Tells one engine's master that a request waits which needs so many slots, and is tied to `weights`: the emptiest of

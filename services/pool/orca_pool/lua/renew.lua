@@ -32,9 +32,12 @@ if slots ~= '' then
   call('HSET', POOL, 'slots', math.max(tonumber(slots), tonumber(call('HGET', POOL, 'slots')) or 0))
 end
 -- Told with each renewal, because Redis may have forgotten the formation.
-if weights ~= '' and weights ~= weights_now then
+local changed = weights ~= '' and weights ~= weights_now
+if changed then
   call('HSET', key, 'weights', weights)
-  call('HSET', POOL, 'shrunk', 0) -- the ones it had may be no engine's now: the sweep looks at the queue
+end
+if changed or slots ~= '' then
+  call('HSET', POOL, 'shrunk', 0) -- what waits may fit no engine now: the sweep looks at the queue
 end
 -- Each new claim has a new number, and without one the set only shrinks. So both numbers together name the set.
 local epoch_then, reserved_then, last_claim = fields(key, 'epoch', 'reserved', 'last_claim')

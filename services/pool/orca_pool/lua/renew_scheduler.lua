@@ -56,7 +56,7 @@ local function end_what_no_engine_can()
     local tied = tied_to(id, weights)
     if (tonumber(slots) or 0) > largest then
       end_early(id, REASON.NEVER_FITS, committed(id))
-    elseif tied ~= '' and there and not there[tied] then
+    elseif stranded(tied, slots, there) then
       end_early(id, REASON.MODEL_CHANGED, committed(id))
     end
   end
