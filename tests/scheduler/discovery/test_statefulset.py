@@ -369,6 +369,8 @@ async def test_several_schedulers_say_it_once(tmp_path: Path) -> None:
         world.server.put("pods", pod(2, ready=False))
         await until(lambda: in_engine(world) == TOLD and world.server.objects["events"])
         patches = len(world.server.asked("patch pods/status"))
+        await until(lambda: rollout_of(world))
+        assert len(world.server.asked("patch statefulsets/status")) == 1
         other = Watched(world.server, str(tmp_path / "kubeconfig"), Bounds())
         running = asyncio.create_task(other.discovery.run(other.told))
         try:
@@ -379,10 +381,12 @@ async def test_several_schedulers_say_it_once(tmp_path: Path) -> None:
             await other.discovery.close()
         assert len(world.server.objects["events"]) == 1
         assert len(world.server.asked("patch pods/status")) == patches
+        assert len(world.server.asked("patch statefulsets/status")) == 1
 
 
 async def test_who_may_not_tell_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    mute = {what: refuses(403, "forbidden") for what in ("create events", "patch pods/status")}
+    writes = ("create events", "patch pods/status", "patch statefulsets/status")
+    mute = {what: refuses(403, "forbidden") for what in writes}
     async with watched(tmp_path, mute) as world:
         world.server.put("statefulsets", statefulset(3))
         world.server.put("pods", pod(2, ready=False))
@@ -391,3 +395,28 @@ async def test_who_may_not_tell_goes_on(tmp_path: Path, caplog: pytest.LogCaptur
         await until(lambda: world.addresses == {"engine-0": ("10.0.1.0:50050", "10.0.2.1:50050")})
         await until(lambda: len(world.server.asked("patch pods/status")) > 3)
     assert [record.message for record in caplog.records].count("Kubernetes was not told") == 1
+
+
+def rollout_of(world: Watched) -> dict[str, str]:
+    """The annotations of the StatefulSet that say how its revision stands."""
+    annotations = world.server.objects["statefulsets"]["orca-worker"]["metadata"].get("annotations", {})
+    return {key.removeprefix("orca.serving/"): value for key, value in annotations.items()}
+
+
+async def test_the_statefulset_says_how_its_revision_stands(tmp_path: Path) -> None:
+    async with watched(tmp_path) as world:
+        await until(lambda: rollout_of(world))
+        finished = {"rollout": "Finished", "rollout-generation": "1"}
+        assert rollout_of(world) == finished | {"rollout-message": "orca-worker-old: 1 of 1 engines ready"}
+        patch = world.server.asked("patch statefulsets/status")[0].body
+        assert patch["metadata"]["uid"] == "uid-of-the-set"
+        world.server.put("statefulsets", statefulset(2, NEW))
+        await until(lambda: rollout_of(world).get("rollout") == "Progressing")
+        image = {"reason": "ErrImagePull", "message": "not found"}
+        container = {"name": "worker", "ready": False, "state": {"waiting": image}}
+        world.server.put("pods", pod(0, NEW, life=2), pod(1, NEW, ready=False, life=2, containerStatuses=[container]))
+        await until(lambda: rollout_of(world)["rollout"] == "Stopped")
+        assert rollout_of(world)["rollout-message"] == (
+            "engine-0 of orca-worker-new is not up: "
+            "orca-worker-1 cannot start: its container worker waits: ErrImagePull: not found"
+        )

@@ -32,6 +32,11 @@ class Engine:
         """Whether it will not be up by mere waiting."""
         return any(pod is not None and pod.failing for pod in self.pods)
 
+    @property
+    def since(self) -> float | None:
+        """Since when a pod that exists is not ready, in seconds since 1970; None where that is not known."""
+        return max((pod.since for pod in self.pods if pod and not pod.ready and pod.since), default=None)
+
     def candidate(self, port: int, replace: bool) -> Candidate:
         """The engine as the scheduler knows it; supervisors listen on `port`."""
         addresses = tuple(join_address(pod.ip, port) if pod is not None and pod.ip else "" for pod in self.pods)

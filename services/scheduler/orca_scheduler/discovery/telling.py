@@ -1,4 +1,4 @@
-"""What discovery says to Kubernetes: conditions of pods, Events of pods and of the StatefulSet.
+"""What discovery says to Kubernetes: conditions of pods, annotations of the StatefulSet, Events of both.
 
 Every scheduler says the same, under the same names, so that nothing is said twice. Nothing depends on whether it is
 heard: who may not say it logs that once, and goes on.
@@ -7,6 +7,7 @@ heard: who may not say it logs that once, and goes on.
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -17,13 +18,12 @@ from typing import Any, Never
 from .engines import Engine, why_spare
 from .kubernetes import Kubernetes, Trouble
 from .pods import IN_ENGINE, Condition, Manifest, WorkerPod, WorkerSet
-from .rollout import Rollout
+from .rollout import Rollout, Standing, State, standing
 
 log = logging.getLogger(__name__)
 
 SAY_AGAIN = 30.0  # seconds: what was not heard, or has changed, is said again after this time
 REFRESH = 600.0  # seconds: an Event expires after an hour, but what it says may still be so
-STOPPED_AFTER = 300.0  # seconds: weights may take minutes; an engine of new pods that takes longer stops an update
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,39 +83,29 @@ class Updates:
 
     def __init__(self) -> None:
         self._revision = ""  # that is being rolled out
-        self._awaited: tuple[str, float] | None = None  # the engine that the update waits for, and since when
 
-    def news(self, view: View, now: float) -> list[Event]:
-        """What has happened since the last view; `now` in seconds."""
+    def news(self, view: View) -> list[Event]:
+        """What has happened since the last view."""
         workers, state = view.workers, view.rollout
         happened: list[Event] = []
         if state.outdated and state.revision != self._revision:
-            self._revision, self._awaited = state.revision, None
+            self._revision = state.revision
             names = ", ".join(engine.name for engine in state.outdated)
             message = f"{state.revision} replaces the pods of {names}, one engine after the other"
             happened.append(set_event(workers, "RolloutStarted", message, state.revision))
-        if state.awaited is None:
-            self._awaited = None
-            if self._revision and self._revision == state.revision and not state.outdated:
-                self._revision = ""
-                message = f"all engines have pods of {state.revision}"
-                happened.append(set_event(workers, "RolloutFinished", message, state.revision))
-        elif self._awaited is None or self._awaited[0] != state.awaited.name:
-            self._awaited = state.awaited.name, now
+        if self._revision and self._revision == state.revision and not state.outdated and state.awaited is None:
+            self._revision = ""
+            message = f"all engines have pods of {state.revision}"
+            happened.append(set_event(workers, "RolloutFinished", message, state.revision))
         return happened
 
-    def stopped(self, view: View, now: float) -> Event | None:
+    def stopped(self, view: View, stands: Standing) -> Event | None:
         """That the update has stopped, and why; None as long as it goes on. Follows `news` of the same view."""
-        state = view.rollout
-        engine = state.awaited
-        if engine is None or self._awaited is None or self._revision != state.revision:
+        revision = view.rollout.revision
+        if stands.state is not State.STOPPED or self._revision != revision:
             return None
-        if not engine.failing and now - self._awaited[1] < STOPPED_AFTER:
-            return None
-        message = f"{engine.name} of {state.revision} is not up: {engine.trouble}"
-        if state.outdated:
-            message += f"; until it is, {', '.join(old.name for old in state.outdated)} will keep older pods"
-        return set_event(view.workers, "RolloutStopped", message, f"{state.revision} {engine.name}", warning=True)
+        of = f"{revision} {stands.engine}"
+        return set_event(view.workers, "RolloutStopped", stands.message, of, warning=True)
 
 
 class Teller:
@@ -134,7 +124,7 @@ class Teller:
     def tell(self, view: View) -> None:
         """Takes the newest view."""
         self._view = view
-        for event in self._updates.news(view, self._loop.time()):
+        for event in self._updates.news(view):
             self._happened(event)
         self._wake.set()
 
@@ -170,7 +160,12 @@ class Teller:
         for event in list(self._news):
             if await self._heard(partial(self._put, event)):
                 self._news.remove(event)
-        stopped = self._updates.stopped(view, self._loop.time())
+        stands = standing(view.workers, view.engines, time.time())
+        annotations = stands.annotations(view.workers)
+        if annotations.items() - view.workers.annotations.items():
+            patch = partial(self._kubernetes.annotate_set, view.workers.name, view.workers.uid, annotations)
+            await self._try(" ".join(annotations.values()), annotations, SAY_AGAIN, patch)
+        stopped = self._updates.stopped(view, stands)
         spare = [pod_event(p, "SparePod", why_spare(p, view.workers, view.pods_per_engine)) for p in view.spares]
         for event in [*spare, *([stopped] if stopped else [])]:
             await self._try(event.name, event.message, REFRESH, partial(self._put, event))
