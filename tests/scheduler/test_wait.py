@@ -89,7 +89,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield World(server, kubeconfig)
 
 
-HALF = "orca-worker-new: 1 of 2 engines ready; engine-1: orca-worker-2 is not ready; orca-worker-3 is not ready"
+HALF = "orca-worker-new: 1 of 2 engines ready; engine-1: orca-worker-2 is not ready; orca-worker-3 too"
 WHOLE = "orca-worker-new: 2 of 2 engines ready"
 
 

@@ -162,7 +162,7 @@ def test_at_most_one_engine_is_down(count: int, per_engine: int, broken: bool, c
         (
             "nn xx",  # a failing one says more than one that is on its way
             State.STOPPED,
-            "engine-1 of orca-worker-new is not up: orca-worker-2 has ended; orca-worker-3 has ended",
+            "engine-1 of orca-worker-new is not up: orca-worker-2 has ended; orca-worker-3 too",
         ),
         (
             "xN OO",

@@ -33,7 +33,8 @@ class Watched:
     def __init__(self, server: ApiServer, kubeconfig: str, bounds: Bounds) -> None:
         self.server = server
         kubernetes = Kubernetes("orca", bounds, Path("/nowhere"), kubeconfig)
-        self.discovery = StatefulSetDiscovery(kubernetes, "orca-worker", 2, 50050)
+        self.refused: dict[str, str | None] = {}
+        self.discovery = StatefulSetDiscovery(kubernetes, "orca-worker", 2, 50050, lambda: self.refused)
         self.candidates: Sequence[Candidate] | None = None
 
     def told(self, candidates: Sequence[Candidate]) -> None:
@@ -420,3 +421,19 @@ async def test_the_statefulset_says_how_its_revision_stands(tmp_path: Path) -> N
             "engine-0 of orca-worker-new is not up: "
             "orca-worker-1 cannot start: its container worker waits: ErrImagePull: not found"
         )
+
+
+async def test_ranks_that_refuse_to_form_stop_a_revision_until_they_do_not(tmp_path: Path) -> None:
+    """The master puts the reason on the pods, where every scheduler and `orca wait` read it."""
+    why = "tp 3: 4 heads cannot be shared evenly by 3 tensor ranks"
+    async with watched(tmp_path) as world:
+        await until(lambda: rollout_of(world).get("rollout") == "Finished")
+        world.refused = {"engine-0": why, "engine-1": None}
+        world.server.put("pods", pod(0, ready=False), pod(1, ready=False))
+        await until(lambda: rollout_of(world)["rollout"] == "Stopped")
+        assert rollout_of(world)["rollout-message"] == (
+            f"engine-0 of orca-worker-old is not up: orca-worker-0 cannot form: {why}; orca-worker-1 too"
+        )
+        world.refused = {"engine-0": None}
+        world.server.put("statefulsets", statefulset(2))  # something happens
+        await until(lambda: rollout_of(world).get("rollout") == "Progressing")

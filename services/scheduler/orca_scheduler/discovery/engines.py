@@ -78,9 +78,14 @@ def why_spare(pod: WorkerPod, workers: WorkerSet, pods_per_engine: int) -> str:
 
 def _sentence(engine: Engine, lacking: Callable[[WorkerPod], bool]) -> str:
     """What is the matter with the pods that are lacking, as a sentence."""
-    parts = [
-        f"{name} does not exist yet" if pod is None else f"{name} {pod.trouble}"
+    troubles = [
+        (name, pod.trouble if pod is not None else "does not exist yet")
         for name, pod in zip(engine.names, engine.pods, strict=True)
         if pod is None or lacking(pod)
+    ]
+    before = ["", *(trouble for _, trouble in troubles)]
+    parts = [
+        f"{name} too" if trouble == told else f"{name} {trouble}"
+        for (name, trouble), told in zip(troubles, before, strict=False)
     ]
     return "; ".join(parts)

@@ -8,9 +8,11 @@ from typing import Any
 Manifest = Mapping[str, Any]  # a Kubernetes object as its JSON
 
 IN_ENGINE = "orca.serving/InEngine"  # type of the pod condition that says whether a pod belongs to an engine
+REFUSED = "orca.serving/Refused"  # type of the one that says that its engine's ranks refuse to form, and why
 PODS_PER_ENGINE = "orca.serving/pods-per-engine"  # annotation of the StatefulSet, made by the chart
 ROLLOUT = "orca.serving/rollout"  # annotation of the StatefulSet, as the schedulers write it; others begin with it
 STARTING = {"ContainerCreating", "PodInitializing"}  # reasons of a container that waits for nothing unusual
+NOT_READY = "is not ready"
 LONGEST_TELLING = 300  # characters of what a container or the cluster says: more would bury the sentence
 
 
@@ -51,6 +53,7 @@ class WorkerPod:
     failing: bool = False  # the trouble does not end by mere waiting
     since: float | None = None  # when it came, became ready or unready, or has to go, in seconds since 1970
     in_engine: Condition | None = None  # the condition IN_ENGINE, as somebody has set it
+    refused: Condition | None = None  # the condition REFUSED, the same
 
 
 def worker_set(manifest: Manifest) -> WorkerSet:
@@ -82,7 +85,10 @@ def worker_pod(manifest: Manifest, owner: WorkerSet) -> WorkerPod | None:
     moments = (metadata.get("creationTimestamp"), turned, metadata.get("deletionTimestamp"))
     ip = status.get("podIP", "") if lives else ""
     ready = ip != "" and conditions.get("Ready", {}).get("status") == "True"
+    refused = _condition(conditions.get(REFUSED))
     trouble, failing = ("", False) if ready else _trouble(status, conditions, leaving)
+    if trouble == NOT_READY and refused is not None and refused.status == "True":
+        trouble, failing = f"cannot form: {refused.message}", True
     return WorkerPod(
         name=metadata["name"],
         ordinal=int(number),
@@ -95,6 +101,7 @@ def worker_pod(manifest: Manifest, owner: WorkerSet) -> WorkerPod | None:
         failing=failing,
         since=max((datetime.fromisoformat(moment).timestamp() for moment in moments if moment), default=None),
         in_engine=_condition(conditions.get(IN_ENGINE)),
+        refused=refused,
     )
 
 
@@ -134,7 +141,7 @@ def _trouble(status: Manifest, conditions: Mapping[str, Manifest], leaving: bool
             return told
     if not status.get("podIP"):
         return "has no address yet", False
-    return "is not ready", False
+    return NOT_READY, False
 
 
 def _container(container: Manifest, kind: str) -> tuple[str, bool] | None:

@@ -1,7 +1,7 @@
 """Candidates from the pods of a StatefulSet in Kubernetes."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Never
 
@@ -21,14 +21,24 @@ class StatefulSetDiscovery:
     is not there, leave them as they are.
     """
 
-    def __init__(self, kubernetes: Kubernetes, statefulset: str, pods_per_engine: int, port: int) -> None:
-        """`port` is that of the supervisors."""
+    def __init__(
+        self,
+        kubernetes: Kubernetes,
+        statefulset: str,
+        pods_per_engine: int,
+        port: int,
+        refused: Callable[[], Mapping[str, str | None]] = dict,
+    ) -> None:
+        """`port` is that of the supervisors.
+
+        `refused` tells of the engines that this scheduler masters why their ranks refuse to form; None: they do not.
+        """
         self._kubernetes, self._pods_per_engine, self._port = kubernetes, pods_per_engine, port
         self._one = Collection("statefulsets", fields=f"metadata.name={statefulset}")
         self._described = f"StatefulSet {kubernetes.namespace}/{statefulset}"
         self._sets = Follower(kubernetes, lambda: self._one, self._look)
         self._pods = Follower(kubernetes, self._pods_of_set, self._look)
-        self._teller = Teller(kubernetes)
+        self._teller = Teller(kubernetes, refused)
         self._workers: WorkerSet | None = None  # as it was seen last
         self._found = asyncio.Event()  # there was a StatefulSet
         self._deleted: set[str] = set()  # uids of pods whose deletion Kubernetes has accepted

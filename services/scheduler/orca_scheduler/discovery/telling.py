@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ from typing import Any, Never
 
 from .engines import Engine, why_spare
 from .kubernetes import Kubernetes, Trouble
-from .pods import IN_ENGINE, Condition, Manifest, WorkerPod, WorkerSet
+from .pods import IN_ENGINE, REFUSED, Condition, Manifest, WorkerPod, WorkerSet
 from .rollout import Rollout, Standing, State, standing
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,18 @@ def conditions(view: View) -> Iterator[tuple[WorkerPod, Condition]]:
         yield pod, Condition("False", "SparePod", why_spare(pod, view.workers, view.pods_per_engine))
 
 
+def refusals(view: View, reasons: Mapping[str, str | None]) -> Iterator[tuple[WorkerPod, Condition]]:
+    """What the condition REFUSED of pods should be. `reasons`: of the engines that this scheduler masters."""
+    for engine in view.engines:
+        for pod in engine.pods:
+            if pod is None or pod.leaving or engine.name not in reasons:
+                continue
+            if why := reasons[engine.name]:
+                yield pod, Condition("True", "RanksRefuse", why)
+            elif pod.refused is not None:
+                yield pod, Condition("False", "NoRefusal", "")
+
+
 class Updates:
     """Follows updates: says when one begins, stops and ends."""
 
@@ -111,15 +123,16 @@ class Updates:
 class Teller:
     """Brings to Kubernetes what there is to say, again and again."""
 
-    def __init__(self, kubernetes: Kubernetes) -> None:
-        self._kubernetes = kubernetes
+    def __init__(self, kubernetes: Kubernetes, refused: Callable[[], Mapping[str, str | None]]) -> None:
+        """`refused`: of the engines that this scheduler masters, why their ranks refuse to form; None: they do not."""
+        self._kubernetes, self._refused = kubernetes, refused
         self._loop = asyncio.get_running_loop()
         self._view: View | None = None
         self._wake = asyncio.Event()
         self._updates = Updates()
         self._news: list[Event] = []  # to be said once
         self._tried: dict[str, Tried] = {}  # by what it is about: an Event, a pod's condition
-        self._refused: set[int] = set()  # statuses that were logged
+        self._logged: set[int] = set()  # statuses of refused calls
 
     def tell(self, view: View) -> None:
         """Takes the newest view."""
@@ -154,9 +167,9 @@ class Teller:
 
     async def _say_all(self, view: View) -> None:
         for pod, condition in conditions(view):
-            if pod.in_engine != condition:
-                patch = partial(self._kubernetes.patch_pod_status, pod.name, _condition_patch(pod, condition))
-                await self._try(f"{pod.uid} {condition.message}", condition, SAY_AGAIN, patch)
+            await self._set(IN_ENGINE, pod, pod.in_engine, condition)
+        for pod, condition in refusals(view, self._refused()):
+            await self._set(REFUSED, pod, pod.refused, condition)
         for event in list(self._news):
             if await self._heard(partial(self._put, event)):
                 self._news.remove(event)
@@ -169,6 +182,11 @@ class Teller:
         spare = [pod_event(p, "SparePod", why_spare(p, view.workers, view.pods_per_engine)) for p in view.spares]
         for event in [*spare, *([stopped] if stopped else [])]:
             await self._try(event.name, event.message, REFRESH, partial(self._put, event))
+
+    async def _set(self, kind: str, pod: WorkerPod, old: Condition | None, new: Condition) -> None:
+        if old != new:
+            patch = partial(self._kubernetes.patch_pod_status, pod.name, _condition_patch(kind, pod, old, new))
+            await self._try(f"{pod.uid} {kind} {new.message}", new, SAY_AGAIN, patch)
 
     async def _try(self, about: str, what: object, again: float, say: Callable[[], Awaitable[None]]) -> None:
         """Says something, unless the same was said less than `again` ago, or anything about it less than SAY_AGAIN."""
@@ -195,8 +213,8 @@ class Teller:
         await self._kubernetes.put_event(event_manifest(event, self._kubernetes.namespace, _now()))
 
     def _log(self, trouble: Trouble) -> None:
-        if trouble.status not in self._refused:
-            self._refused.add(trouble.status)
+        if trouble.status not in self._logged:
+            self._logged.add(trouble.status)
             log.warning("Kubernetes was not told", extra={"why": str(trouble)})
 
 
@@ -217,9 +235,9 @@ def event_manifest(event: Event, namespace: str, now: str) -> Manifest:
     }
 
 
-def _condition_patch(pod: WorkerPod, condition: Condition) -> dict[str, Any]:
-    patch = {"type": IN_ENGINE, **asdict(condition)}
-    if pod.in_engine is None or pod.in_engine.status != condition.status:
+def _condition_patch(kind: str, pod: WorkerPod, old: Condition | None, new: Condition) -> dict[str, Any]:
+    patch = {"type": kind, **asdict(new)}
+    if old is None or old.status != new.status:
         patch["lastTransitionTime"] = _now()
     return {"metadata": {"uid": pod.uid}, "status": {"conditions": [patch]}}
 
