@@ -203,7 +203,8 @@ def test_the_hook_and_the_test_wait_for_the_rollout() -> None:
 
 def test_the_workers_say_how_many_pods_make_an_engine() -> None:
     release = render(merged(DEMO, {"tp": 4, "pp": 2, "gpusPerPod": 2}))
-    assert release.workloads["worker"]["metadata"]["annotations"] == {"orca.serving/pods-per-engine": "4"}
+    annotations = {"orca.serving/pods-per-engine": "4", "orca.serving/shape": "tp4-pp2-gpus2"}
+    assert release.workloads["worker"]["metadata"]["annotations"] == annotations
 
 
 @every_option

@@ -111,9 +111,8 @@ def discovery_of(settings: SchedulerSettings, refused: Callable[[], Mapping[str,
         from .discovery.statefulset import StatefulSetDiscovery
 
         kubernetes = Kubernetes(settings.worker_namespace or own_namespace())
-        return StatefulSetDiscovery(
-            kubernetes, settings.worker_statefulset, settings.shape.pods, settings.worker_port, refused
-        )
+        name, shape = settings.worker_statefulset, settings.shape
+        return StatefulSetDiscovery(kubernetes, name, shape.pods, settings.worker_port, shape.name, refused)
     assert settings.workers is not None, "the settings have one of the two"
     pods = [pod.strip() for pod in settings.workers.split(",") if pod.strip()]
     return StaticDiscovery(pods, settings.shape.pods)

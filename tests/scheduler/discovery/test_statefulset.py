@@ -27,6 +27,9 @@ FAULTS = {
 }
 
 
+SHAPE = "tp2-pp2-gpus2"
+
+
 class Watched:
     """A discovery at work, and what it has told."""
 
@@ -34,7 +37,7 @@ class Watched:
         self.server = server
         kubernetes = Kubernetes("orca", bounds, Path("/nowhere"), kubeconfig)
         self.refused: dict[str, str | None] = {}
-        self.discovery = StatefulSetDiscovery(kubernetes, "orca-worker", 2, 50050, lambda: self.refused)
+        self.discovery = StatefulSetDiscovery(kubernetes, "orca-worker", 2, 50050, SHAPE, lambda: self.refused)
         self.candidates: Sequence[Candidate] | None = None
 
     def told(self, candidates: Sequence[Candidate]) -> None:
@@ -435,5 +438,20 @@ async def test_ranks_that_refuse_to_form_stop_a_revision_until_they_do_not(tmp_p
             f"engine-0 of orca-worker-old is not up: orca-worker-0 cannot form: {why}; orca-worker-1 too"
         )
         world.refused = {"engine-0": None}
-        world.server.put("statefulsets", statefulset(2))  # something happens
+        await until(lambda: rollout_of(world)["rollout"] == "Progressing")
+
+
+async def test_a_scheduler_of_another_shape_judges_nothing(tmp_path: Path) -> None:
+    """While tp or pp change, schedulers of both settings run. The older ones would refuse pods of the new revision."""
+    async with watched(tmp_path) as world:
+        await until(lambda: rollout_of(world).get("rollout") == "Finished")
+        changed = statefulset(2, NEW)
+        changed["metadata"]["annotations"] = {"orca.serving/shape": "tp4-pp2-gpus4"}
+        world.server.put("statefulsets", changed)
+        await until(lambda: world.replacing == ["engine-0"])
+        world.refused = {"engine-0": "gpus_per_pod: the pod has 4 ranks, not 2"}
+        changed["metadata"]["annotations"] = {"orca.serving/shape": SHAPE}
+        await world.discovery.replace("engine-0")
+        assert rollout_of(world) == {"shape": "tp4-pp2-gpus4"}
+        world.server.put("statefulsets", changed)  # rolled back
         await until(lambda: rollout_of(world).get("rollout") == "Progressing")

@@ -10,6 +10,7 @@ Manifest = Mapping[str, Any]  # a Kubernetes object as its JSON
 IN_ENGINE = "orca.serving/InEngine"  # type of the pod condition that says whether a pod belongs to an engine
 REFUSED = "orca.serving/Refused"  # type of the one that says that its engine's ranks refuse to form, and why
 PODS_PER_ENGINE = "orca.serving/pods-per-engine"  # annotation of the StatefulSet, made by the chart
+SHAPE = "orca.serving/shape"  # the same: tp, pp and gpus_per_pod of the schedulers that belong to it
 ROLLOUT = "orca.serving/rollout"  # annotation of the StatefulSet, as the schedulers write it; others begin with it
 STARTING = {"ContainerCreating", "PodInitializing"}  # reasons of a container that waits for nothing unusual
 NOT_READY = "is not ready"

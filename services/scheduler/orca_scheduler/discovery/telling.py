@@ -17,11 +17,12 @@ from typing import Any, Never
 
 from .engines import Engine, why_spare
 from .kubernetes import Kubernetes, Trouble
-from .pods import IN_ENGINE, REFUSED, Condition, Manifest, WorkerPod, WorkerSet
+from .pods import IN_ENGINE, REFUSED, SHAPE, Condition, Manifest, WorkerPod, WorkerSet
 from .rollout import Rollout, Standing, State, standing
 
 log = logging.getLogger(__name__)
 
+LOOK = 1.0  # seconds between two looks at what ranks refuse
 SAY_AGAIN = 30.0  # seconds: what was not heard, or has changed, is said again after this time
 REFRESH = 600.0  # seconds: an Event expires after an hour, but what it says may still be so
 
@@ -123,9 +124,12 @@ class Updates:
 class Teller:
     """Brings to Kubernetes what there is to say, again and again."""
 
-    def __init__(self, kubernetes: Kubernetes, refused: Callable[[], Mapping[str, str | None]]) -> None:
-        """`refused`: of the engines that this scheduler masters, why their ranks refuse to form; None: they do not."""
-        self._kubernetes, self._refused = kubernetes, refused
+    def __init__(self, kubernetes: Kubernetes, shape: str, refused: Callable[[], Mapping[str, str | None]]) -> None:
+        """`shape`: of this scheduler's engines, as the annotation SHAPE has it.
+
+        `refused`: of the engines that this scheduler masters, why their ranks refuse to form; None: they do not.
+        """
+        self._kubernetes, self._shape, self._refused = kubernetes, shape, refused
         self._loop = asyncio.get_running_loop()
         self._view: View | None = None
         self._wake = asyncio.Event()
@@ -160,12 +164,23 @@ class Teller:
                 except Trouble as trouble:  # there is no answer: the rest can wait
                     self._log(trouble)
 
+    async def look(self) -> Never:
+        """Has what ranks refuse said soon."""
+        known: Mapping[str, str | None] = {}
+        while True:
+            if (now := dict(self._refused())) != known:
+                known = now
+                self._wake.set()
+            await asyncio.sleep(LOOK)
+
     def _happened(self, event: Event) -> None:
         log.info("update of the workers", extra={"what": event.reason, "why": event.message})
         self._news.append(event)
         self._wake.set()
 
     async def _say_all(self, view: View) -> None:
+        if view.workers.annotations.get(SHAPE, self._shape) != self._shape:
+            return  # the workers are of an update to other tp or pp: that is for its own schedulers to judge
         for pod, condition in conditions(view):
             await self._set(IN_ENGINE, pod, pod.in_engine, condition)
         for pod, condition in refusals(view, self._refused()):
