@@ -7,12 +7,13 @@ from cluster import Failed
 from release import REGISTRY, TWO_PODS, Release, Releases
 
 GATED = TWO_PODS | {"engines": 2, "wait.enabled": True, "wait.patienceSeconds": 15}
-LITTLE = {"worker.memory.rank": 1, "worker.memory.forkServer": 1, "worker.memory.shm": 1}
+LITTLE = {f"worker.resources.{kind}.memory": "100Mi" for kind in ("requests", "limits")}
 FAULTS = {  # values, what Helm says, and how many engines serve on
     "a wrong image": ({"worker.image": f"{REGISTRY}/orca-worker:none"}, "not found", 1),
     "a wrong model path": ({"model.path": "/opt/orca/none"}, "/opt/orca/none: there is no such folder", 1),
     "more memory than a node has": ({"worker.memory.rank": 900000}, "Insufficient memory", 1),
-    "too little memory": (LITTLE, "OOMKilled", 1),
+    # The kernel ends the container, or where kubelet has it so a process in it, which then dies again and again.
+    "too little memory for its ranks": (LITTLE, "engine-0 of ", 1),
     # Schedulers of the new tp drive no older pods.
     "heads that tp does not divide": ({"tp": 4, "model.numHeads": 12}, "6 heads cannot be shared evenly by 4", 0),
 }

@@ -185,7 +185,9 @@ def test_it_progresses_as_long_as_the_revision_is_not_known() -> None:
 def test_an_engine_that_takes_long_stops_it_until_it_is_up() -> None:
     later = CAME + STOPPED_AFTER
     assert stands(view("NN nn"), later - 1).state == State.PROGRESSING
-    assert stands(view("NN nn"), later).state == State.STOPPED
+    stopped = stands(view("NN nn"), later)
+    assert stopped.state == State.STOPPED
+    assert stopped.message.startswith("engine-1 of orca-worker-new is not up after 300 s: orca-worker-2 is not ready")
     assert stands(view("NN dd"), later).state == State.PROGRESSING  # the pods that follow are young
     assert stands(view("NN NN"), later).state == State.FINISHED
 

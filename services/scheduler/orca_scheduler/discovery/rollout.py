@@ -95,7 +95,8 @@ def standing(workers: WorkerSet, engines: Sequence[Engine], now: float) -> Stand
     for engine in rising:
         late = engine.since is not None and now - engine.since >= STOPPED_AFTER
         if engine.failing or late:
-            message = f"{engine.name} of {workers.revision} is not up: {engine.trouble}"
+            after = "" if engine.failing else f" after {STOPPED_AFTER:g} s"
+            message = f"{engine.name} of {workers.revision} is not up{after}: {engine.trouble}"
             if outdated:
                 message += f"; until it is, {', '.join(old.name for old in outdated)} will keep older pods"
             return Standing(State.STOPPED, message, engine.name)
