@@ -163,7 +163,7 @@ annotations:
 {{- $component := index . 1 -}}
 {{- $pod := include "orca.pod" (list $root $component) | fromYaml -}}
 serviceAccountName: {{ include "orca.name" (list $root $component) }}
-automountServiceAccountToken: {{ eq $component "scheduler" }}
+automountServiceAccountToken: {{ has $component (list "scheduler" "wait") }}
 enableServiceLinks: false  # a Service named orca-* would become ORCA_* variables, which no service knows
 securityContext:
   runAsNonRoot: true
@@ -296,7 +296,7 @@ envFrom: {{ toJson . }}
 {{- end -}}
 {{- end -}}
 
-{{/* Each component has an account of its own. Only the scheduler talks to the API server. */}}
+{{/* Each component has an account of its own. Only the scheduler and what waits for it talk to the API server. */}}
 {{- define "orca.serviceAccount" -}}
 apiVersion: v1
 kind: ServiceAccount
@@ -308,7 +308,7 @@ metadata:
   annotations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-automountServiceAccountToken: {{ last . | eq "scheduler" }}
+automountServiceAccountToken: {{ has (last .) (list "scheduler" "wait") }}
 {{- end -}}
 
 {{/* A certificate of cert-manager for the names under which others reach the service, and for the name of its role. */}}
