@@ -35,6 +35,7 @@ ORDER = [
     "node",
     "scale",
     "updates",
+    "weights",
     "gate",
     "uninstall",
     "one_rank_pods",

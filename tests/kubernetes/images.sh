@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the images that the tests of updates need, from those of TAG, and pushes them:
 #   orca-endpoint, orca-scheduler, orca-worker with the tag `next`: the same code with the next protocol number
+#   orca-endpoint, orca-worker with the tag `other`: with /opt/orca/other_model, a fine-tune of the demo model
 #   orca-worker:broken: a supervisor that answers, and ranks that end as they start
 #
 #   BUILD="buildah build" PUSH=PROGRAM TAG=dev tests/kubernetes/images.sh       PUSH is called with each image's name
@@ -13,16 +14,22 @@ variant() {
   $build -t "$1:$2" -f - . <<DOCKERFILE
 FROM localhost/$1:$tag
 USER 0
+${4:-}
 RUN $3 && $compile
 USER 10001:10001
 DOCKERFILE
   $push "localhost/$1:$2"
 }
 
-cd "$(mktemp -d)" # an empty context
-trap 'rmdir "$PWD"' EXIT
+here=$(cd "$(dirname "$0")/../.." && pwd)
+cd "$(mktemp -d)" # a context with the fine-tune alone
+trap 'rm -r "$PWD"' EXIT
+"${PYTHON:-$here/.venv/bin/python}" "$here/tests/retrained.py" "$here/local/orca_local/demo_model" other_model
 for name in endpoint scheduler worker; do
   variant "orca-$name" next "echo 'PROTOCOL += 1' >> /opt/orca/lib/orca_common/protocol.py"
+done
+for name in endpoint worker; do
+  variant "orca-$name" other true 'COPY other_model other_model'
 done
 variant orca-worker broken \
   "echo 'raise SystemExit(\"orca-rank: this image never forms; it is for tests of updates\")' > /opt/orca/lib/orca_worker/rank.py"

@@ -1,0 +1,104 @@
+"""An update to other weights of the same configuration under load: no stream has tokens of two models."""
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+from pauses import Pauses
+from reference import Known, Reference
+from release import REGISTRY, TWO_PODS, Release, Releases
+from retrained import retrain
+
+from orca_chaos.streams import Streams
+from orca_client import AsyncOrcaClient, Finished, FinishReason, Token
+from orca_client.errors import Aborted
+from orca_local.stack import DEMO_MODEL
+
+ROUNDS = int(os.environ.get("ROUNDS", "1"))
+# Made of the other images by tests/kubernetes/images.sh: they have a fine-tune of the demo model as well.
+OTHER = {f"{service}.image": f"{REGISTRY}/orca-{service}:other" for service in ("endpoint", "worker")}
+PATHS = "/opt/orca/demo_model", "/opt/orca/other_model"
+STREAMS = 16
+
+
+class OfTwoModels(Streams):
+    """Requests whose tokens are those of one of two models, whole; or the first ones of one of them."""
+
+    def __init__(self, clients: Sequence[AsyncOrcaClient], known: Iterable[tuple[Known, Known]]) -> None:
+        super().__init__(STREAMS)
+        self.ends: Counter[str] = Counter()
+        self._clients, self._asked = clients, itertools.cycle(known)
+
+    async def _request(self, n: int) -> None:
+        (prompt, old), (_, new) = next(self._asked)
+        got: list[int] = []
+        client = self._clients[n % len(self._clients)]
+        try:
+            async for event in client.generate(prompt, max_new_tokens=len(old), ignore_eos=True):
+                if isinstance(event, Token):
+                    self._came(n, event.engine)
+                    got.append(event.token_id)
+                    assert got in (old[: len(got)], new[: len(got)]), f"after the prompt {prompt}"
+                elif isinstance(event, Finished):
+                    assert (event.reason, len(got)) == (FinishReason.LENGTH, len(old))
+        except Aborted as error:
+            if error.reason != "MODEL_CHANGED":
+                raise
+            assert got, "what has no tokens begins with other weights"
+            self.ends["MODEL_CHANGED"] += 1
+            return
+        self.ends["old" if got == old else "new"] += 1
+
+
+@pytest.fixture(scope="session")
+def models(known: list[Known], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Known, Known]]:
+    """Requests, with the tokens of both models."""
+    other = Reference(retrain(DEMO_MODEL, Path(tmp_path_factory.mktemp("models")) / "other"))
+    both = [(one, Known(one.prompt, other.greedy(one.prompt, len(one.tokens)))) for one in known]
+    assert all(old.tokens[:3] != new.tokens[:3] for old, new in both), "the first tokens tell the model"
+    return both
+
+
+@pytest.mark.parametrize("engines", [2, 1])
+async def test_an_update_to_other_weights(
+    releases: Releases, models: list[tuple[Known, Known]], pauses: Pauses, engines: int
+) -> None:
+    """Each engine finishes what it began: nobody hears of the update."""
+    orca = await releases.get(TWO_PODS | OTHER | {"engines": engines})
+    ends = await updated(orca, models, pauses)
+    assert not ends["MODEL_CHANGED"]
+    assert ends["old"]
+    assert ends["new"]
+
+
+async def test_without_time_to_finish(releases: Releases, models: list[tuple[Known, Known]], pauses: Pauses) -> None:
+    """One engine that may not finish, and whose rank is killed besides: what has tokens ends MODEL_CHANGED."""
+    orca = await releases.get(TWO_PODS | OTHER | {"engines": 1, "scheduler.settings.finish_seconds": 0})
+    ends = await updated(orca, models, pauses, kill=True)
+    assert ends["MODEL_CHANGED"]
+
+
+async def updated(
+    orca: Release, models: list[tuple[Known, Known]], pauses: Pauses, *, kill: bool = False
+) -> Counter[str]:
+    """Updates to the other model and back under load, ROUNDS times. Returns how the streams ended."""
+    ends: Counter[str] = Counter()
+    for _ in range(ROUNDS):
+        for path in reversed(PATHS):
+            async with orca.client(0) as by_service, orca.client(1) as by_pod:
+                async with OfTwoModels([by_service, by_pod], models) as load:
+                    async with load.disturbed(
+                        f"helm upgrade to {Path(path).name}, {orca.values['engines']} engines"
+                    ) as seen:
+                        await orca.upgrade({"model.path": path})
+                        if kill:
+                            pod = (await orca.pods("worker"))[0]
+                            for pid in (await orca.rank_pids(pod))[:1]:
+                                await orca.kill_inside(pod, pid)
+                        await orca.healed(600)
+                    pauses(seen)
+                ends += load.ends
+    return ends
