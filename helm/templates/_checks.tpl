@@ -10,8 +10,9 @@
 {{- $kinds := list "path" "claim" "download" "image" "hub" -}}
 {{- $given := list -}}
 {{- range $kinds }}{{ if index $model . }}{{ $given = append $given . }}{{ end }}{{ end -}}
+{{- $hint := and .Release.IsUpgrade $given | empty | ternary "" "; --reuse-values keeps what a null removes, --reset-then-reuse-values does not" -}}
 {{- if ne (len $given) 1 -}}
-{{- fail (printf "model: exactly one of path, claim, download, image and hub says where the checkpoint is; %s given" (empty $given | ternary "none is" (printf "%s are" (join " and " $given)))) -}}
+{{- fail (printf "model: exactly one of path, claim, download, image and hub says where the checkpoint is; %s given%s" (empty $given | ternary "none is" (printf "%s are" (join " and " $given))) $hint) -}}
 {{- end -}}
 {{- $tokenizers := list -}}
 {{- range $kinds }}{{ if index $model.tokenizer . }}{{ $tokenizers = append $tokenizers . }}{{ end }}{{ end -}}

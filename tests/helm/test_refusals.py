@@ -113,6 +113,16 @@ def test_what_is_wrong_by_itself(values: dict[str, Any], complaint: str) -> None
     assert complaint in str(refusal.value)
 
 
+def test_an_upgrade_that_kept_the_model_before() -> None:
+    """Helm forgets a null beside --reuse-values, and cannot say so itself."""
+    chart = helm_python.Chart.load(FOLDER)
+    with pytest.raises(HelmRenderError) as refusal:
+        chart.render(merged(DEMO, {"model": {"hub": HUB}}), name="orca", namespace="serving", is_upgrade=True)
+    assert str(refusal.value).endswith(
+        "; path and hub are given; --reuse-values keeps what a null removes, --reset-then-reuse-values does not"
+    )
+
+
 def test_image_volumes_need_a_new_cluster(capfd: pytest.CaptureFixture[str]) -> None:
     """The linter can pretend an old cluster; it only logs the sentence that stops a render."""
     helm_python.lint(FOLDER, {"model": {"image": {"reference": "gpt2:1"}}}, kube_version="v1.32.0")
