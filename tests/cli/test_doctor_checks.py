@@ -91,6 +91,7 @@ def env(name: str) -> Path:
 EDITS = [
     Edit("engines", "3 pods, 2 for an engine: 1 make none", WORKER, ("spec", "replicas"), 3, Level.WARNING),
     Edit("engines", "1 pod, 2 for an engine: there is none", WORKER, ("spec", "replicas"), 1),
+    Edit("engines", "Kubernetes begins with 1 pod, 2 for", WORKER, ("spec", "replicas"), None, Level.WARNING),
     Edit(
         "ranks", "the scheduler expects 2 ranks in a pod, ORCA_RANKS of the worker is 1", WORKER, env("ORCA_RANKS"), "1"
     ),
