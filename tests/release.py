@@ -239,7 +239,8 @@ class Releases:
 
 
 def _waiting(wait: bool) -> list[str]:
-    return ["--wait", "--timeout", "400s"] if wait else []
+    """The time is also that of hooks, which Helm awaits in any case."""
+    return [*(["--wait"] if wait else []), "--timeout", "400s"]
 
 
 def _status(address: str, path: str) -> tuple[int, dict[str, Any]]:

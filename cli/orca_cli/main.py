@@ -326,6 +326,27 @@ def doctor(
     _run(body())
 
 
+@app.command("wait", cls=Command)
+def wait_for_rollout(
+    release: Annotated[str, typer.Option(help="Name of the release.")] = "orca",
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="Its namespace; that of the current context if not given.")
+    ] = None,
+    context: Annotated[str | None, typer.Option(help="Context of KUBECONFIG; the current one if not given.")] = None,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds for all.")] = 600.0,
+    patience: Annotated[
+        float, typer.Option(min=0, help="Seconds for which a stop must last: more where nodes are added on demand.")
+    ] = 30.0,
+) -> None:
+    """Waits until an installation on Kubernetes has ready engines of its current revision alone.
+
+    Ends with status 1 and the reason when the rollout stops, or when the time is over.
+    """
+    from orca_cli.waiting import wait_for
+
+    _run(wait_for(release, namespace, context, timeout, patience))
+
+
 def _add_service(name: str) -> None:
     """Adds the command that runs one service."""
     module, what = SERVICES[name]

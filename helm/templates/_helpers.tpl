@@ -213,7 +213,10 @@ http://{{ include "orca.name" (list . "jaeger") }}:4317
 {{- end -}}
 {{- end -}}
 
-{{/* Each component has an account, of its own unless the values name one. Only the scheduler talks to the API server. */}}
+{{/*
+Each component has an account, of its own unless the values name one. Only the scheduler and what
+waits for it talk to the API server.
+*/}}
 {{- define "orca.accountName" -}}
 {{- (include "orca.pod" . | fromYaml).serviceAccount.name | default (include "orca.name" .) -}}
 {{- end -}}
@@ -226,7 +229,7 @@ kind: ServiceAccount
 metadata:
   name: {{ include "orca.accountName" . }}
   {{- include "orca.metadata" (append . $pod.serviceAccountAnnotations) | nindent 2 }}
-automountServiceAccountToken: {{ last . | eq "scheduler" }}
+automountServiceAccountToken: {{ has (last .) (list "scheduler" "wait") }}
 {{- end -}}
 {{- end -}}
 

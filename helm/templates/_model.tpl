@@ -49,6 +49,7 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
 - name: model
   image: {{ include "orca.image" . }}
   imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+  terminationMessagePolicy: FallbackToLogsOnError
   command: [python, -m, orca_common.fetch_model]
   args:
     - --to={{ include "orca.modelFolder" . }}

@@ -36,6 +36,19 @@ spec:
   {{- end }}
 {{- end -}}
 
+{{- define "orca.toApiServer" -}}
+- ports:
+    {{- range .Values.networkPolicy.apiServer.ports }}
+    - port: {{ include "orca.text" . }}
+    {{- end }}
+  {{- with .Values.networkPolicy.apiServer.cidrs }}
+  to:
+    {{- range . }}
+    - ipBlock: {cidr: {{ . }}}
+    {{- end }}
+  {{- end }}
+{{- end -}}
+
 {{/* The collector may be anywhere. */}}
 {{- define "orca.toTraces" -}}
 {{- with include "orca.otlpEndpoint" . }}

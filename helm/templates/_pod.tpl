@@ -31,11 +31,9 @@ annotations:
 {{- $component := index . 1 -}}
 {{- $pod := include "orca.pod" . | fromYaml -}}
 {{- $_ := set $pod "affinity" ($pod.affinity | default (len . | eq 3 | ternary (last .) dict)) -}}
-automountServiceAccountToken: {{ eq $component "scheduler" }}
+serviceAccountName: {{ include "orca.accountName" (list $root (eq $component "test" | ternary "wait" $component)) }}
+automountServiceAccountToken: {{ has $component (list "scheduler" "wait" "test") }}
 enableServiceLinks: false  # a Service named orca-* would become ORCA_* variables, which no service knows
-{{- if ne $component "test" }}
-serviceAccountName: {{ include "orca.accountName" . }}
-{{- end }}
 {{- with $root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}

@@ -128,6 +128,7 @@ OPTIONS = {
         )
     ),
     "a collector": Options(merged(DEMO, {"tracing": {"otlpEndpoint": "http://collector.monitoring:4319"}})),
+    "a hook that waits": Options(merged(DEMO, {"wait": {"enabled": True, "timeoutSeconds": 900}})),
     "Jaeger": Options(
         merged(
             DEMO,
@@ -306,8 +307,8 @@ class Rendered:
 
     @cached_property
     def pods(self) -> dict[str, Object]:
-        """What becomes a pod, by component: the templates, and the pod of `helm test`."""
-        templates = {name: workload["spec"]["template"] for name, workload in self.workloads.items()}
+        """What becomes a pod, by component: the templates, also of the hook's Job, and the pod of `helm test`."""
+        templates = {component(owner): owner["spec"]["template"] for owner in self.of_kind(*WORKLOADS, "Job")}
         return templates | {component(pod): pod for pod in self.of_kind("Pod")}
 
     def environment(self, name: str) -> dict[str, str]:

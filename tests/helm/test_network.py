@@ -101,6 +101,14 @@ def test_init_steps_reach_what_they_fetch() -> None:
     assert arrows(tokenizer) == ARROWS | {("endpoint", WORLD, 80)}
 
 
+def test_the_hook_reaches_the_api_server_alone() -> None:
+    hook = {("wait", WORLD, port) for port in (53, 443, 6443)}
+    doors = {("wait", "endpoint", port) for port in PORTS["endpoint"][:2]}  # open to everybody, but it may not go there
+    passed = arrows(render(merged(DEMO, SHAPE, {"wait": {"enabled": True}})))
+    assert passed == ARROWS | hook
+    assert not passed & doors
+
+
 def test_clients_are_those_that_are_named() -> None:
     named = {"networkPolicy": {"clients": [{"podSelector": {"matchLabels": {"team": "ours"}}}]}}
     assert arrows(render(merged(DEMO, SHAPE, named))) == ARROWS - {(FOREIGN, "endpoint", p) for p in (50051, 8000)}
@@ -136,5 +144,5 @@ def test_every_workload_is_closed() -> None:
     for option in OPTIONS:
         release = rendered(option)
         policies = {policy["metadata"]["name"] for policy in release.of_kind("NetworkPolicy")}
-        wanted = set() if option == "policies off" else {f"orca-{name}" for name in release.workloads}
+        wanted = set() if option == "policies off" else {f"orca-{name}" for name in release.pods if name != "test"}
         assert policies == wanted

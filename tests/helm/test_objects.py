@@ -7,6 +7,7 @@ import pytest
 from helm.chart import (
     DEMO,
     OPTIONS,
+    PROXY,
     SERVICES,
     Object,
     Rendered,
@@ -18,7 +19,8 @@ from helm.chart import (
     rendered,
 )
 
-from orca_scheduler.discovery.kubernetes import RULES
+from orca_scheduler import wait
+from orca_scheduler.discovery import kubernetes as discovery
 
 every_option = pytest.mark.parametrize("option", OPTIONS)
 
@@ -93,7 +95,7 @@ def needs(pod: Object) -> set[str]:
                 found.add(f"Secret/{entry['valueFrom']['secretKeyRef']['name']}")
         found |= {f"Secret/{source['secretRef']['name']}" for source in container.get("envFrom", [])}
     found |= {f"Secret/{secret['name']}" for secret in spec.get("imagePullSecrets", [])}
-    found.add(f"ServiceAccount/{spec.get('serviceAccountName', 'default')}")
+    found.add(f"ServiceAccount/{spec['serviceAccountName']}")
     return found
 
 
@@ -114,7 +116,7 @@ def test_what_is_mounted_is_there(option: str) -> None:
         needed |= needs(pod)
     made = {f"Secret/{thing['spec']['secretName']}" for thing in release.of_kind("Certificate")}
     made |= {f"ServiceAccount/{thing['metadata']['name']}" for thing in release.of_kind("ServiceAccount")}
-    assert needed - made - {"ServiceAccount/default"} == OPTIONS[option].external
+    assert needed - made == OPTIONS[option].external
     assert made <= needed
 
 
@@ -127,10 +129,10 @@ def test_containers_have_no_more_than_they_need(option: str) -> None:
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
-        assert spec["automountServiceAccountToken"] is (name == "scheduler")
-        if name != "test" and f"ServiceAccount/{spec['serviceAccountName']}" not in OPTIONS[option].external:
+        assert spec["automountServiceAccountToken"] is (name in ("scheduler", "wait", "test"))
+        if f"ServiceAccount/{spec['serviceAccountName']}" not in OPTIONS[option].external:
             account = release.one("ServiceAccount", spec["serviceAccountName"])
-            assert account["automountServiceAccountToken"] is (name == "scheduler")
+            assert account["automountServiceAccountToken"] is spec["automountServiceAccountToken"]
         for container in containers(pod):
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
@@ -168,22 +170,53 @@ def test_an_orderly_end_fits_the_grace_period() -> None:
         assert (before > 0) == (name == "endpoint")
 
 
-def test_the_scheduler_may_do_what_discovery_does_and_no_more() -> None:
-    release = rendered("nothing but a model")
-    granted = {
-        (group, resource, verb)
-        for role in release.of_kind("Role")
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-    assert granted == {(group, resource, verb) for group, resource, verbs in RULES for verb in verbs}
-    (binding,) = release.of_kind("RoleBinding")
-    assert release.one("Role", binding["roleRef"]["name"])
-    (subject,) = binding["subjects"]
-    assert subject["name"] == release.pods["scheduler"]["spec"]["serviceAccountName"]
+def test_who_asks_the_api_server_may_do_that_and_no_more() -> None:
+    release = rendered("a hook that waits")
+    needed = {"scheduler": discovery.RULES, "wait": wait.RULES, "test": wait.RULES}
+    given: dict[str, set[tuple[str, str, str]]] = {}
+    for binding in release.of_kind("RoleBinding"):
+        (subject,) = binding["subjects"]
+        given[subject["name"]] = {
+            (group, resource, verb)
+            for rule in release.one("Role", binding["roleRef"]["name"])["rules"]
+            for group in rule["apiGroups"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        }
+    for name, rules in needed.items():
+        account = release.pods[name]["spec"]["serviceAccountName"]
+        assert given[account] == {(group, resource, verb) for group, resource, verbs in rules for verb in verbs}
+    assert len(given) == 2
     assert not release.of_kind("ClusterRole", "ClusterRoleBinding")
+
+
+def test_the_hook_and_the_test_wait_for_the_rollout() -> None:
+    release = rendered("a hook that waits")
+    job = release.one("Job", "orca-wait")
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "post-install,post-upgrade,post-rollback"
+    assert job["spec"]["activeDeadlineSeconds"] > 900
+    assert not rendered("nothing but a model").of_kind("Job")
+    (first,) = release.pods["test"]["spec"]["initContainers"]
+    for container, seconds in ((main(release.pods["wait"]), 900), (first, 300)):
+        assert container["command"] == ["python", "-m", "orca_scheduler.wait"]
+        assert container["args"] == ["orca", f"--timeout={seconds}", "--patience=30"]
+        assert container["image"] == main(release.pods["scheduler"])["image"]
+    labels = release.workloads["worker"]["metadata"]["labels"]
+    assert (labels["app.kubernetes.io/instance"], labels["app.kubernetes.io/component"]) == ("orca", "worker")
+
+
+def test_the_workers_say_how_many_pods_make_an_engine() -> None:
+    release = render(merged(DEMO, {"tp": 4, "pp": 2, "gpusPerPod": 2}))
+    annotations = {"orca.serving/pods-per-engine": "4", "orca.serving/shape": "tp4-pp2-gpus2"}
+    assert release.workloads["worker"]["metadata"]["annotations"] == annotations
+
+
+@every_option
+def test_a_worker_that_ends_says_why_to_kubernetes(option: str) -> None:
+    for container in containers(rendered(option).pods["worker"]):
+        if container["name"] == PROXY["name"]:
+            continue
+        assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
 def test_budgets_never_block_a_drain() -> None:
@@ -301,7 +334,7 @@ def test_with_certificates_every_connection_is_mtls(option: str) -> None:
     assert redis["command"][redis["command"].index("--port") + 1] == "0", "no plaintext port"
     assert redis["command"][-2:] == ["--tls-auth-clients", "yes"]
     assert "--cacert /etc/orca/tls/ca.crt" in redis["readinessProbe"]["exec"]["command"][-1]
-    (test,) = containers(release.pods["test"])
+    test = main(release.pods["test"])
     assert "--tls-dir=/etc/orca/tls" in test["args"]
     for certificate in release.of_kind("Certificate"):
         holder = certificate["metadata"]["labels"]["app.kubernetes.io/component"]
@@ -327,5 +360,5 @@ def test_a_service_says_what_its_doors_speak(option: str, grpc: str, http: str) 
 def test_api_keys_are_read_from_the_secret() -> None:
     release = rendered("certificates from Secrets, API keys")
     assert release.environment("endpoint")["ORCA_API_KEYS_FILE"] == "/etc/orca/api-keys/keys"
-    (test,) = containers(release.pods["test"])
+    test = main(release.pods["test"])
     assert "--api-key-file=/etc/orca/api-key/key" in test["args"]

@@ -4,6 +4,7 @@ import pytest
 from helm.chart import DEMO, OPTIONS, PROXY, SERVICES, component, containers, main, merged, render, rendered
 
 PLATFORM = "a platform of its own rules"
+OWN_STEPS = {"endpoint": ["model"], "worker": ["model"], "test": ["wait"]}
 UIDS = ("runAsUser", "runAsGroup", "fsGroup")
 
 
@@ -13,7 +14,6 @@ def test_replicas_that_are_null_are_left_to_the_cluster() -> None:
     release = render(merged(DEMO, values))
     for name in SERVICES:
         assert "replicas" not in release.workloads[name]["spec"]
-    assert "--engines=1" in main(release.pods["test"])["args"]
     assert "kubectl -n serving scale statefulset orca-worker" in release.notes
     assert "--reset-then-reuse-values --set engines=2" in render(DEMO).notes
     none = render(merged(DEMO, {"engines": 0, "endpoint": {"replicas": 0}}))
@@ -75,8 +75,8 @@ def test_accounts_are_made_or_given() -> None:
     release = rendered(PLATFORM)
     (account,) = release.of_kind("ServiceAccount")
     assert account["metadata"]["name"] == "watcher" == release.pods["scheduler"]["spec"]["serviceAccountName"]
-    (binding,) = release.of_kind("RoleBinding")
-    assert [subject["name"] for subject in binding["subjects"]] == ["watcher"]
+    bound = {thing["metadata"]["name"]: thing["subjects"][0]["name"] for thing in release.of_kind("RoleBinding")}
+    assert bound == {"orca-scheduler": "watcher", "orca-wait": "shared"}
     others = [
         pod["spec"]["serviceAccountName"] for name, pod in release.pods.items() if name not in ("scheduler", "test")
     ]
@@ -126,7 +126,7 @@ def test_containers_of_others() -> None:
     release = render(merged(OPTIONS[PLATFORM].values, values, {"pod": {"containers": [{**PROXY, "name": "meter"}]}}))
     for name, pod in release.pods.items():
         steps = [step["name"] for step in pod["spec"]["initContainers"]]
-        assert steps == ["proxy", *(["model"] if name in ("endpoint", "worker") else [])]
+        assert steps == ["proxy", *OWN_STEPS.get(name, [])]
     beside = {name: [one["name"] for one in pod["spec"]["containers"]] for name, pod in release.pods.items()}
     assert beside["endpoint"] == ["endpoint", "meter", "logs"]
     assert beside["redis"] == ["redis", "meter"]

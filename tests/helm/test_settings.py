@@ -78,6 +78,9 @@ def test_services_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scheduler.worker_statefulset == "orca-worker"
     assert scheduler.worker_port == worker.port
     assert scheduler.ranks_per_pod == worker.ranks == 2
+    annotations = rendered("values-cpu.yaml").workloads["worker"]["metadata"]["annotations"]
+    assert annotations["orca.serving/shape"] == scheduler.shape.name
+    assert annotations["orca.serving/pods-per-engine"] == str(scheduler.shape.pods)
     assert (worker.dtype, worker.device, worker.threads) == ("float32", "cpu", 1)
 
 

@@ -27,7 +27,19 @@ from orca_local.stack import DEMO_MODEL
 
 HERE = Path(__file__).parent
 # The order of the files: a release that the next file needs too is not installed again.
-ORDER = ["install", "network", "faults", "chaos", "node", "scale", "updates", "uninstall", "one_rank_pods", "values"]
+ORDER = [
+    "install",
+    "network",
+    "faults",
+    "chaos",
+    "node",
+    "scale",
+    "updates",
+    "gate",
+    "uninstall",
+    "one_rank_pods",
+    "values",
+]
 CLUSTER = pytest.StashKey[Cluster]()
 OUTPUT = ROOT / "build/kubernetes"
 PROMPTS, TOKENS, DISTINCT = 6, 200, 12  # of the traffic; the last: different tokens in a continuation, at least

@@ -6,6 +6,7 @@ import logging
 import secrets
 import socket
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class SchedulerApp:
         self._telemetry, self._pulse = Telemetry("orca-scheduler", name), LoopPulse()
         self._pool = Pool.of(settings)
         self._outage = Outage(asyncio.get_running_loop().time)  # until the pool has answered for the first time
-        self._discovery = discovery_of(settings)
+        self._discovery = discovery_of(settings, self._refusals)
         transport = transport_of(settings.tls_dir)
         self._scheduler = Scheduler(
             name, self._pool, self._discovery, settings, self._telemetry, self._pulse, transport
@@ -58,6 +59,11 @@ class SchedulerApp:
             "notices": list(self._discovery.notices),
             "logits_not_finite": self._scheduler.not_finite,
         }
+
+    def _refusals(self) -> dict[str, str | None]:
+        """Of the engines that this scheduler masters, why their ranks refuse to form; None: they do not."""
+        refused = self._scheduler.refused()
+        return {engine: refused.get(engine) for engine in self._scheduler.engines()}
 
     async def start(self) -> dict[str, str]:
         settings = self._settings
@@ -97,7 +103,7 @@ class SchedulerApp:
         self._telemetry.close()
 
 
-def discovery_of(settings: SchedulerSettings) -> Discovery:
+def discovery_of(settings: SchedulerSettings, refused: Callable[[], Mapping[str, str | None]]) -> Discovery:
     """The discovery that the settings ask for. Raises FailedPrecondition for settings that cannot be."""
     if settings.worker_statefulset is not None:
         # Kubernetes' client takes 2 s and 70 MB to import, which a fixed list of workers does without.
@@ -105,7 +111,8 @@ def discovery_of(settings: SchedulerSettings) -> Discovery:
         from .discovery.statefulset import StatefulSetDiscovery
 
         kubernetes = Kubernetes(settings.worker_namespace or own_namespace())
-        return StatefulSetDiscovery(kubernetes, settings.worker_statefulset, settings.shape.pods, settings.worker_port)
+        name, shape = settings.worker_statefulset, settings.shape
+        return StatefulSetDiscovery(kubernetes, name, shape.pods, settings.worker_port, shape.name, refused)
     assert settings.workers is not None, "the settings have one of the two"
     pods = [pod.strip() for pod in settings.workers.split(",") if pod.strip()]
     return StaticDiscovery(pods, settings.shape.pods)

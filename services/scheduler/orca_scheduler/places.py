@@ -32,6 +32,11 @@ class Shape:
     def pods(self) -> int:
         return self.ranks // self.ranks_per_pod
 
+    @property
+    def name(self) -> str:
+        """How the chart calls it, on the StatefulSet of the workers."""
+        return f"tp{self.tp}-pp{self.pp}-gpus{self.ranks_per_pod}"
+
     def places(self) -> tuple[Place, ...]:
         """The ranks, stage-major, then by tensor rank: the order in which pods hold them."""
         per_pod = self.ranks_per_pod

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aiohttp import web
+from scheduler.discovery.manifests import GOING
 
 KINDS = {"pods": "/api/v1", "events": "/api/v1", "statefulsets": "/apis/apps/v1"}
 ENDED = web.AppKey("ended", asyncio.Event)  # the test is over
@@ -149,7 +150,7 @@ class ApiServer:
             return refusal(404, f"{kind} {name} not found")
         if body["preconditions"]["uid"] != manifest["metadata"]["uid"]:
             return refusal(409, "the UID in the precondition does not match")
-        manifest["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        manifest["metadata"]["deletionTimestamp"] = GOING
         self.put(kind, manifest)
         return web.json_response(self.objects[kind][name])
 
@@ -159,11 +160,14 @@ class ApiServer:
             return refusal(404, f"{kind} {name} not found")
         if body.get("metadata", {}).get("uid", manifest["metadata"]["uid"]) != manifest["metadata"]["uid"]:
             return refusal(409, "the uid is another one")
+        body = copy.deepcopy(body)
         for condition in body.pop("status", {}).get("conditions", []):
             conditions = {known["type"]: known for known in manifest["status"].get("conditions", [])}
             conditions[condition["type"]] = conditions.get(condition["type"], {}) | condition
             manifest["status"]["conditions"] = list(conditions.values())
-        body.pop("metadata", None)
+        annotations = body.pop("metadata", {}).get("annotations", {})
+        if annotations:
+            manifest["metadata"]["annotations"] = manifest["metadata"].get("annotations", {}) | annotations
         self.put(kind, manifest | body)
         return web.json_response(self.objects[kind][name])
 

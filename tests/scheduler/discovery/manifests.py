@@ -3,6 +3,7 @@
 from typing import Any
 
 SET_UID = "uid-of-the-set"
+CREATED, GOING = "2026-01-01T00:00:00Z", "2999-01-01T00:00:00Z"
 OLD, NEW = "orca-worker-old", "orca-worker-new"
 
 
@@ -35,4 +36,4 @@ def pod(ordinal: int, revision: str = OLD, *, ready: bool = True, life: int = 1,
 
 def leaving(manifest: dict[str, Any]) -> dict[str, Any]:
     """The same pod while it is being deleted."""
-    return {**manifest, "metadata": {**manifest["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    return {**manifest, "metadata": {**manifest["metadata"], "deletionTimestamp": GOING}}

@@ -1,16 +1,29 @@
 """The rule of updates: one engine after the other, and none after one that does not come up."""
 
 import random
+from datetime import datetime
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler.discovery.manifests import NEW, OLD, leaving, pod, statefulset
+from scheduler.discovery.manifests import CREATED, NEW, OLD, leaving, pod, statefulset
 
 from orca_scheduler.discovery.engines import Engine, engines
 from orca_scheduler.discovery.pods import worker_pod, worker_set
-from orca_scheduler.discovery.rollout import Rollout, outdated_pods, progress, rollout
-from orca_scheduler.discovery.telling import STOPPED_AFTER, Updates, View
+from orca_scheduler.discovery.rollout import (
+    STOPPED_AFTER,
+    Rollout,
+    Standing,
+    State,
+    outdated_pods,
+    progress,
+    rollout,
+    standing,
+)
+from orca_scheduler.discovery.telling import Updates, View
+
+CAME = datetime.fromisoformat(CREATED).timestamp()  # when all pods here were created
 
 # A pod as one character: O old and ready, o old and not ready, N new and ready, n new and not ready, x new and failing,
 # d being deleted, . not there.
@@ -29,9 +42,20 @@ def view(text: str, revision: str = NEW) -> View:
     states = text.split()
     per_engine, letters = len(states[0]), "".join(states)
     workers = worker_set(statefulset(len(letters), revision))
-    read = [worker_pod(READ[letter](ordinal), workers) for ordinal, letter in enumerate(letters) if letter != "."]
+    manifests = [READ[letter](ordinal) for ordinal, letter in enumerate(letters) if letter != "."]
+    read = [worker_pod(aged(manifest), workers) for manifest in manifests]
     found = tuple(engines(workers, [one for one in read if one is not None], per_engine))
     return View(workers, per_engine, found, (), rollout(workers, found))
+
+
+def aged(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of a pod that was created at CAME."""
+    metadata = manifest["metadata"] | {"creationTimestamp": CREATED}
+    return manifest | {"metadata": metadata}
+
+
+def stands(seen: View, now: float = CAME) -> Standing:
+    return standing(seen.workers, seen.engines, now)
 
 
 def names(state: Rollout) -> tuple[str, str]:
@@ -117,14 +141,65 @@ def test_at_most_one_engine_is_down(count: int, per_engine: int, broken: bool, c
     assert (left.awaited is not None) == broken
 
 
+# -- how it stands, for tools that wait
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "message"),
+    [
+        ("NN NN", State.FINISHED, "orca-worker-new: 2 of 2 engines ready"),
+        ("NN OO", State.PROGRESSING, "orca-worker-new: 1 of 2 engines ready"),
+        (
+            "NN Nn",
+            State.PROGRESSING,
+            "orca-worker-new: 1 of 2 engines ready; engine-1: orca-worker-3 is not ready",
+        ),
+        (
+            "N. OO",  # one pod is missing: it will have the new revision
+            State.PROGRESSING,
+            "orca-worker-new: 0 of 2 engines ready; engine-0: orca-worker-1 does not exist yet",
+        ),
+        (
+            "nn xx",  # a failing one says more than one that is on its way
+            State.STOPPED,
+            "engine-1 of orca-worker-new is not up: orca-worker-2 has ended; orca-worker-3 too",
+        ),
+        (
+            "xN OO",
+            State.STOPPED,
+            "engine-0 of orca-worker-new is not up: orca-worker-0 has ended; "
+            "until it is, engine-1 will keep older pods",
+        ),
+    ],
+)
+def test_how_it_stands(text: str, state: State, message: str) -> None:
+    stood = stands(view(text))
+    assert (stood.state, stood.message) == (state, message)
+
+
+def test_it_progresses_as_long_as_the_revision_is_not_known() -> None:
+    message = "Kubernetes has not looked at the last change of orca-worker yet"
+    assert stands(view("OO OO", "")) == Standing(State.PROGRESSING, message)
+
+
+def test_an_engine_that_takes_long_stops_it_until_it_is_up() -> None:
+    later = CAME + STOPPED_AFTER
+    assert stands(view("NN nn"), later - 1).state == State.PROGRESSING
+    stopped = stands(view("NN nn"), later)
+    assert stopped.state == State.STOPPED
+    assert stopped.message.startswith("engine-1 of orca-worker-new is not up after 300 s: orca-worker-2 is not ready")
+    assert stands(view("NN dd"), later).state == State.PROGRESSING  # the pods that follow are young
+    assert stands(view("NN NN"), later).state == State.FINISHED
+
+
 # -- Events
 
 
-def told(updates: Updates, text: str, now: float = 0.0, revision: str = NEW) -> list[str]:
+def told(updates: Updates, text: str, now: float = CAME, revision: str = NEW) -> list[str]:
     """Reasons of what is said about this view."""
     seen = view(text, revision)
-    news = [event.reason for event in updates.news(seen, now)]
-    stopped = updates.stopped(seen, now)
+    news = [event.reason for event in updates.news(seen)]
+    stopped = updates.stopped(seen, stands(seen, now))
     return [*news, stopped.reason] if stopped else news
 
 
@@ -145,7 +220,7 @@ def test_pods_that_fail_stop_an_update_at_once() -> None:
     assert told(updates, "OO OO") == ["RolloutStarted"]
     assert told(updates, "nx OO") == ["RolloutStopped"]
     seen = view("nx OO")
-    event = updates.stopped(seen, 0.0)
+    event = updates.stopped(seen, stands(seen))
     assert event is not None
     assert event.message == (
         "engine-0 of orca-worker-new is not up: orca-worker-0 is not ready; orca-worker-1 has ended; "
@@ -156,11 +231,11 @@ def test_pods_that_fail_stop_an_update_at_once() -> None:
 
 def test_pods_that_take_long_stop_an_update() -> None:
     updates = Updates()
-    told(updates, "OO OO", 0.0)
-    assert told(updates, "nn OO", 10.0) == []
-    assert told(updates, "nn OO", 10.0 + STOPPED_AFTER - 1) == []
-    assert told(updates, "nn OO", 10.0 + STOPPED_AFTER) == ["RolloutStopped"]
-    assert told(updates, "NN OO", 11.0 + STOPPED_AFTER) == []
+    told(updates, "OO OO", CAME)
+    assert told(updates, "nn OO", CAME + STOPPED_AFTER - 1) == []
+    assert told(updates, "nn OO", CAME + STOPPED_AFTER) == ["RolloutStopped"]
+    assert told(updates, "dd OO", CAME + STOPPED_AFTER) == []  # of the old pods' age nothing follows
+    assert told(updates, "NN OO", CAME + STOPPED_AFTER) == []
 
 
 def test_the_last_engine_can_stop_an_update_too() -> None:
@@ -170,7 +245,7 @@ def test_the_last_engine_can_stop_an_update_too() -> None:
 
 
 def test_everyone_gives_an_event_the_same_name() -> None:
-    [one] = Updates().news(view("OO OO"), 1.0)
-    [other] = Updates().news(view("OO OO"), 2.0)
-    [another] = Updates().news(view("OO OO", "orca-worker-third"), 1.0)
+    [one] = Updates().news(view("OO OO"))
+    [other] = Updates().news(view("OO OO"))
+    [another] = Updates().news(view("OO OO", "orca-worker-third"))
     assert one.name == other.name != another.name

@@ -27,13 +27,17 @@ FAULTS = {
 }
 
 
+SHAPE = "tp2-pp2-gpus2"
+
+
 class Watched:
     """A discovery at work, and what it has told."""
 
     def __init__(self, server: ApiServer, kubeconfig: str, bounds: Bounds) -> None:
         self.server = server
         kubernetes = Kubernetes("orca", bounds, Path("/nowhere"), kubeconfig)
-        self.discovery = StatefulSetDiscovery(kubernetes, "orca-worker", 2, 50050)
+        self.refused: dict[str, str | None] = {}
+        self.discovery = StatefulSetDiscovery(kubernetes, "orca-worker", 2, 50050, SHAPE, lambda: self.refused)
         self.candidates: Sequence[Candidate] | None = None
 
     def told(self, candidates: Sequence[Candidate]) -> None:
@@ -369,6 +373,8 @@ async def test_several_schedulers_say_it_once(tmp_path: Path) -> None:
         world.server.put("pods", pod(2, ready=False))
         await until(lambda: in_engine(world) == TOLD and world.server.objects["events"])
         patches = len(world.server.asked("patch pods/status"))
+        await until(lambda: rollout_of(world))
+        assert len(world.server.asked("patch statefulsets/status")) == 1
         other = Watched(world.server, str(tmp_path / "kubeconfig"), Bounds())
         running = asyncio.create_task(other.discovery.run(other.told))
         try:
@@ -379,10 +385,12 @@ async def test_several_schedulers_say_it_once(tmp_path: Path) -> None:
             await other.discovery.close()
         assert len(world.server.objects["events"]) == 1
         assert len(world.server.asked("patch pods/status")) == patches
+        assert len(world.server.asked("patch statefulsets/status")) == 1
 
 
 async def test_who_may_not_tell_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    mute = {what: refuses(403, "forbidden") for what in ("create events", "patch pods/status")}
+    writes = ("create events", "patch pods/status", "patch statefulsets/status")
+    mute = {what: refuses(403, "forbidden") for what in writes}
     async with watched(tmp_path, mute) as world:
         world.server.put("statefulsets", statefulset(3))
         world.server.put("pods", pod(2, ready=False))
@@ -391,3 +399,59 @@ async def test_who_may_not_tell_goes_on(tmp_path: Path, caplog: pytest.LogCaptur
         await until(lambda: world.addresses == {"engine-0": ("10.0.1.0:50050", "10.0.2.1:50050")})
         await until(lambda: len(world.server.asked("patch pods/status")) > 3)
     assert [record.message for record in caplog.records].count("Kubernetes was not told") == 1
+
+
+def rollout_of(world: Watched) -> dict[str, str]:
+    """The annotations of the StatefulSet that say how its revision stands."""
+    annotations = world.server.objects["statefulsets"]["orca-worker"]["metadata"].get("annotations", {})
+    return {key.removeprefix("orca.serving/"): value for key, value in annotations.items()}
+
+
+async def test_the_statefulset_says_how_its_revision_stands(tmp_path: Path) -> None:
+    async with watched(tmp_path) as world:
+        await until(lambda: rollout_of(world))
+        finished = {"rollout": "Finished", "rollout-generation": "1"}
+        assert rollout_of(world) == finished | {"rollout-message": "orca-worker-old: 1 of 1 engines ready"}
+        patch = world.server.asked("patch statefulsets/status")[0].body
+        assert patch["metadata"]["uid"] == "uid-of-the-set"
+        world.server.put("statefulsets", statefulset(2, NEW))
+        await until(lambda: rollout_of(world).get("rollout") == "Progressing")
+        image = {"reason": "ErrImagePull", "message": "not found"}
+        container = {"name": "worker", "ready": False, "state": {"waiting": image}}
+        world.server.put("pods", pod(0, NEW, life=2), pod(1, NEW, ready=False, life=2, containerStatuses=[container]))
+        await until(lambda: rollout_of(world)["rollout"] == "Stopped")
+        assert rollout_of(world)["rollout-message"] == (
+            "engine-0 of orca-worker-new is not up: "
+            "orca-worker-1 cannot start: its container worker waits: ErrImagePull: not found"
+        )
+
+
+async def test_ranks_that_refuse_to_form_stop_a_revision_until_they_do_not(tmp_path: Path) -> None:
+    """The master puts the reason on the pods, where every scheduler and `orca wait` read it."""
+    why = "tp 3: 4 heads cannot be shared evenly by 3 tensor ranks"
+    async with watched(tmp_path) as world:
+        await until(lambda: rollout_of(world).get("rollout") == "Finished")
+        world.refused = {"engine-0": why, "engine-1": None}
+        world.server.put("pods", pod(0, ready=False), pod(1, ready=False))
+        await until(lambda: rollout_of(world)["rollout"] == "Stopped")
+        assert rollout_of(world)["rollout-message"] == (
+            f"engine-0 of orca-worker-old is not up: orca-worker-0 cannot form: {why}; orca-worker-1 too"
+        )
+        world.refused = {"engine-0": None}
+        await until(lambda: rollout_of(world)["rollout"] == "Progressing")
+
+
+async def test_a_scheduler_of_another_shape_judges_nothing(tmp_path: Path) -> None:
+    """While tp or pp change, schedulers of both settings run. The older ones would refuse pods of the new revision."""
+    async with watched(tmp_path) as world:
+        await until(lambda: rollout_of(world).get("rollout") == "Finished")
+        changed = statefulset(2, NEW)
+        changed["metadata"]["annotations"] = {"orca.serving/shape": "tp4-pp2-gpus4"}
+        world.server.put("statefulsets", changed)
+        await until(lambda: world.replacing == ["engine-0"])
+        world.refused = {"engine-0": "gpus_per_pod: the pod has 4 ranks, not 2"}
+        changed["metadata"]["annotations"] = {"orca.serving/shape": SHAPE}
+        await world.discovery.replace("engine-0")
+        assert rollout_of(world) == {"shape": "tp4-pp2-gpus4"}
+        world.server.put("statefulsets", changed)  # rolled back
+        await until(lambda: rollout_of(world).get("rollout") == "Progressing")

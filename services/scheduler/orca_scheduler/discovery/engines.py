@@ -32,6 +32,11 @@ class Engine:
         """Whether it will not be up by mere waiting."""
         return any(pod is not None and pod.failing for pod in self.pods)
 
+    @property
+    def since(self) -> float | None:
+        """Since when a pod that exists is not ready, in seconds since 1970; None where that is not known."""
+        return max((pod.since for pod in self.pods if pod and not pod.ready and pod.since), default=None)
+
     def candidate(self, port: int, replace: bool) -> Candidate:
         """The engine as the scheduler knows it; supervisors listen on `port`."""
         addresses = tuple(join_address(pod.ip, port) if pod is not None and pod.ip else "" for pod in self.pods)
@@ -73,9 +78,14 @@ def why_spare(pod: WorkerPod, workers: WorkerSet, pods_per_engine: int) -> str:
 
 def _sentence(engine: Engine, lacking: Callable[[WorkerPod], bool]) -> str:
     """What is the matter with the pods that are lacking, as a sentence."""
-    parts = [
-        f"{name} does not exist yet" if pod is None else f"{name} {pod.trouble}"
+    troubles = [
+        (name, pod.trouble if pod is not None else "does not exist yet")
         for name, pod in zip(engine.names, engine.pods, strict=True)
         if pod is None or lacking(pod)
+    ]
+    before = ["", *(trouble for _, trouble in troubles)]
+    parts = [
+        f"{name} too" if trouble == told else f"{name} {trouble}"
+        for (name, trouble), told in zip(troubles, before, strict=False)
     ]
     return "; ".join(parts)

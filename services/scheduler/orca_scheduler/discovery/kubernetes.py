@@ -7,7 +7,7 @@ name one of them by a field selector, so a role may also be limited to that name
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from .pods import Manifest
 
 RULES = (  # (API group, resource, verbs)
     ("apps", "statefulsets", ("list", "watch")),
+    ("apps", "statefulsets/status", ("patch",)),  # for annotations: a patch of the status changes no specification
     ("", "pods", ("list", "watch", "delete")),
     ("", "pods/status", ("patch",)),
     ("", "events", ("create", "patch")),
@@ -134,7 +135,9 @@ class Kubernetes:
         body = V1DeleteOptions(preconditions=V1Preconditions(uid=uid))
         await self._write(
             f"delete pod {name}",
-            lambda core: core.delete_namespaced_pod_without_preload_content(name, self.namespace, body=body),
+            lambda client: CoreV1Api(client).delete_namespaced_pod_without_preload_content(
+                name, self.namespace, body=body
+            ),
             fine=(404, 409),  # 409: another pod has the name now
         )
 
@@ -142,8 +145,18 @@ class Kubernetes:
         """Changes the status of a pod. A pod that is gone, or another one by now, is left alone."""
         await self._write(
             f"patch the status of pod {name}",
-            lambda core: core.patch_namespaced_pod_status_without_preload_content(
+            lambda client: CoreV1Api(client).patch_namespaced_pod_status_without_preload_content(
                 name, self.namespace, patch, _content_type=PATCH
+            ),
+            fine=(404, 409),
+        )
+
+    async def annotate_set(self, name: str, uid: str, annotations: Mapping[str, str]) -> None:
+        """Sets annotations of a StatefulSet. One that is gone, or another one by now, is left alone."""
+        await self._write(
+            f"annotate the StatefulSet {name}",
+            lambda client: AppsV1Api(client).patch_namespaced_stateful_set_status_without_preload_content(
+                name, self.namespace, {"metadata": {"uid": uid, "annotations": annotations}}, _content_type=PATCH
             ),
             fine=(404, 409),
         )
@@ -153,14 +166,14 @@ class Kubernetes:
         manifest: Any = event  # the client would take its own class too
         created = await self._write(
             "create an event",
-            lambda core: core.create_namespaced_event_without_preload_content(self.namespace, manifest),
+            lambda client: CoreV1Api(client).create_namespaced_event_without_preload_content(self.namespace, manifest),
             fine=(409,),
         )
         if not created:
             name, patch = event["metadata"]["name"], {key: event[key] for key in ("message", "lastTimestamp")}
             await self._write(
                 "patch an event",
-                lambda core: core.patch_namespaced_event_without_preload_content(
+                lambda client: CoreV1Api(client).patch_namespaced_event_without_preload_content(
                     name, self.namespace, patch, _content_type=PATCH
                 ),
                 fine=(404,),  # it expired in between
@@ -195,11 +208,11 @@ class Kubernetes:
         return await read(self.namespace, label_selector=collection.labels, field_selector=collection.fields, **how)
 
     async def _write(
-        self, what: str, call: Callable[[CoreV1Api], Awaitable[aiohttp.ClientResponse]], fine: tuple[int, ...]
+        self, what: str, call: Callable[[ApiClient], Awaitable[aiohttp.ClientResponse]], fine: tuple[int, ...]
     ) -> bool:
         """Whether it was done; False when it was answered with a status that is fine too."""
         async with self._answer(what, self._bounds.answer):
-            response = await call(CoreV1Api(await self._connected()))
+            response = await call(await self._connected())
             if response.status in fine:
                 response.release()
                 return False

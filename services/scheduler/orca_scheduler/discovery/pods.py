@@ -2,12 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 Manifest = Mapping[str, Any]  # a Kubernetes object as its JSON
 
 IN_ENGINE = "orca.serving/InEngine"  # type of the pod condition that says whether a pod belongs to an engine
+REFUSED = "orca.serving/Refused"  # type of the one that says that its engine's ranks refuse to form, and why
+PODS_PER_ENGINE = "orca.serving/pods-per-engine"  # annotation of the StatefulSet, made by the chart
+SHAPE = "orca.serving/shape"  # the same: tp, pp and gpus_per_pod of the schedulers that belong to it
+ROLLOUT = "orca.serving/rollout"  # annotation of the StatefulSet, as the schedulers write it; others begin with it
 STARTING = {"ContainerCreating", "PodInitializing"}  # reasons of a container that waits for nothing unusual
+NOT_READY = "is not ready"
 LONGEST_TELLING = 300  # characters of what a container or the cluster says: more would bury the sentence
 
 
@@ -20,6 +26,8 @@ class WorkerSet:
     replicas: int
     revision: str  # that pods should have; "" while the controller has not seen the newest specification
     selector: str  # of its pods' labels, as the API's list takes it
+    generation: int  # of its specification
+    annotations: Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +52,9 @@ class WorkerPod:
     ready: bool
     trouble: str = ""  # why it is not ready, to follow its name; "" when it is
     failing: bool = False  # the trouble does not end by mere waiting
+    since: float | None = None  # when it came, became ready or unready, or has to go, in seconds since 1970
     in_engine: Condition | None = None  # the condition IN_ENGINE, as somebody has set it
+    refused: Condition | None = None  # the condition REFUSED, the same
 
 
 def worker_set(manifest: Manifest) -> WorkerSet:
@@ -57,6 +67,8 @@ def worker_set(manifest: Manifest) -> WorkerSet:
         replicas=spec.get("replicas", 1),
         revision=status.get("updateRevision", "") if current else "",
         selector=_selector(spec["selector"]),
+        generation=metadata.get("generation", 0),
+        annotations=metadata.get("annotations", {}),
     )
 
 
@@ -70,9 +82,14 @@ def worker_pod(manifest: Manifest, owner: WorkerSet) -> WorkerPod | None:
     leaving = "deletionTimestamp" in metadata
     lives = not leaving and status.get("phase") in ("Pending", "Running")
     conditions: dict[str, Manifest] = {condition["type"]: condition for condition in status.get("conditions", ())}
+    turned = conditions.get("Ready", {}).get("lastTransitionTime")
+    moments = (metadata.get("creationTimestamp"), turned, metadata.get("deletionTimestamp"))
     ip = status.get("podIP", "") if lives else ""
     ready = ip != "" and conditions.get("Ready", {}).get("status") == "True"
+    refused = _condition(conditions.get(REFUSED))
     trouble, failing = ("", False) if ready else _trouble(status, conditions, leaving)
+    if trouble == NOT_READY and refused is not None and refused.status == "True":
+        trouble, failing = f"cannot form: {refused.message}", True
     return WorkerPod(
         name=metadata["name"],
         ordinal=int(number),
@@ -83,7 +100,9 @@ def worker_pod(manifest: Manifest, owner: WorkerSet) -> WorkerPod | None:
         ready=ready,
         trouble=trouble,
         failing=failing,
+        since=max((datetime.fromisoformat(moment).timestamp() for moment in moments if moment), default=None),
         in_engine=_condition(conditions.get(IN_ENGINE)),
+        refused=refused,
     )
 
 
@@ -123,7 +142,7 @@ def _trouble(status: Manifest, conditions: Mapping[str, Manifest], leaving: bool
             return told
     if not status.get("podIP"):
         return "has no address yet", False
-    return "is not ready", False
+    return NOT_READY, False
 
 
 def _container(container: Manifest, kind: str) -> tuple[str, bool] | None:

@@ -1,13 +1,16 @@
-"""Whose turn it is to get pods of a new revision (docs/design.md, "Updates by engine"). Pure.
+"""Whose turn it is to get pods of a new revision, and how far it has come (docs/design.md, "Updates by engine"). Pure.
 
 Every scheduler computes this from the same objects, so that at most one engine is down by a rollout, without a lock.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from .engines import Engine
-from .pods import WorkerPod, WorkerSet
+from .pods import ROLLOUT, WorkerPod, WorkerSet
+
+STOPPED_AFTER = 300.0  # seconds: weights may take minutes; an engine of new pods that takes longer stops an update
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +56,52 @@ def progress(state: Rollout) -> str:
     if state.awaited is not None:
         return f"{older}, and the next one waits until {state.awaited.name} is up: {state.awaited.trouble}"
     return f"{older}, and it is the turn of {state.turn.name}" if state.turn else older
+
+
+class State(StrEnum):
+    """How a revision stands."""
+
+    PROGRESSING = "Progressing"
+    FINISHED = "Finished"  # all engines have ready pods of it
+    STOPPED = "Stopped"  # it will not go on by mere waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How the current revision stands, for tools that wait for it."""
+
+    state: State
+    message: str  # a sentence
+    engine: str = ""  # the one that stops it
+
+    def annotations(self, workers: WorkerSet) -> dict[str, str]:
+        """The same on the StatefulSet. The generation says which specification was judged."""
+        return {
+            ROLLOUT: self.state.value,
+            f"{ROLLOUT}-generation": str(workers.generation),
+            f"{ROLLOUT}-message": self.message,
+        }
+
+
+def standing(workers: WorkerSet, engines: Sequence[Engine], now: float) -> Standing:
+    """Judges the engines that are wanted; `now` in seconds since 1970.
+
+    An engine that lost a rank counts as one that comes up, whether there was an update or not.
+    """
+    if not workers.revision:
+        return Standing(State.PROGRESSING, f"Kubernetes has not looked at the last change of {workers.name} yet")
+    outdated = rollout(workers, engines).outdated
+    rising = [engine for engine in engines if engine not in outdated and not engine.up]
+    for engine in rising:
+        late = engine.since is not None and now - engine.since >= STOPPED_AFTER
+        if engine.failing or late:
+            after = "" if engine.failing else f" after {STOPPED_AFTER:g} s"
+            message = f"{engine.name} of {workers.revision} is not up{after}: {engine.trouble}"
+            if outdated:
+                message += f"; until it is, {', '.join(old.name for old in outdated)} will keep older pods"
+            return Standing(State.STOPPED, message, engine.name)
+    ready = len(engines) - len(outdated) - len(rising)
+    message = f"{workers.revision}: {ready} of {len(engines)} engines ready"
+    if rising:
+        return Standing(State.PROGRESSING, f"{message}; {rising[0].name}: {rising[0].trouble}")
+    return Standing(State.PROGRESSING if outdated else State.FINISHED, message)

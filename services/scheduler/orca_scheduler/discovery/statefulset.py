@@ -1,7 +1,7 @@
 """Candidates from the pods of a StatefulSet in Kubernetes."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Never
 
@@ -21,14 +21,25 @@ class StatefulSetDiscovery:
     is not there, leave them as they are.
     """
 
-    def __init__(self, kubernetes: Kubernetes, statefulset: str, pods_per_engine: int, port: int) -> None:
-        """`port` is that of the supervisors."""
+    def __init__(
+        self,
+        kubernetes: Kubernetes,
+        statefulset: str,
+        pods_per_engine: int,
+        port: int,
+        shape: str = "",
+        refused: Callable[[], Mapping[str, str | None]] = dict,
+    ) -> None:
+        """`port` is that of the supervisors, `shape` that of the engines, as the annotation SHAPE has it.
+
+        `refused` tells of the engines that this scheduler masters why their ranks refuse to form; None: they do not.
+        """
         self._kubernetes, self._pods_per_engine, self._port = kubernetes, pods_per_engine, port
         self._one = Collection("statefulsets", fields=f"metadata.name={statefulset}")
         self._described = f"StatefulSet {kubernetes.namespace}/{statefulset}"
         self._sets = Follower(kubernetes, lambda: self._one, self._look)
         self._pods = Follower(kubernetes, self._pods_of_set, self._look)
-        self._teller = Teller(kubernetes)
+        self._teller = Teller(kubernetes, shape, refused)
         self._workers: WorkerSet | None = None  # as it was seen last
         self._found = asyncio.Event()  # there was a StatefulSet
         self._deleted: set[str] = set()  # uids of pods whose deletion Kubernetes has accepted
@@ -51,6 +62,7 @@ class StatefulSetDiscovery:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._sets.run())
             tasks.create_task(self._teller.run())
+            tasks.create_task(self._teller.look())
             await self._found.wait()
             tasks.create_task(self._pods.run())
         raise AssertionError("none of the tasks ends by itself")

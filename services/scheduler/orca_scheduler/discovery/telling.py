@@ -1,4 +1,4 @@
-"""What discovery says to Kubernetes: conditions of pods, Events of pods and of the StatefulSet.
+"""What discovery says to Kubernetes: conditions of pods, annotations of the StatefulSet, Events of both.
 
 Every scheduler says the same, under the same names, so that nothing is said twice. Nothing depends on whether it is
 heard: who may not say it logs that once, and goes on.
@@ -7,7 +7,8 @@ heard: who may not say it logs that once, and goes on.
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -16,14 +17,14 @@ from typing import Any, Never
 
 from .engines import Engine, why_spare
 from .kubernetes import Kubernetes, Trouble
-from .pods import IN_ENGINE, Condition, Manifest, WorkerPod, WorkerSet
-from .rollout import Rollout
+from .pods import IN_ENGINE, REFUSED, SHAPE, Condition, Manifest, WorkerPod, WorkerSet
+from .rollout import Rollout, Standing, State, standing
 
 log = logging.getLogger(__name__)
 
+LOOK = 1.0  # seconds between two looks at what ranks refuse
 SAY_AGAIN = 30.0  # seconds: what was not heard, or has changed, is said again after this time
 REFRESH = 600.0  # seconds: an Event expires after an hour, but what it says may still be so
-STOPPED_AFTER = 300.0  # seconds: weights may take minutes; an engine of new pods that takes longer stops an update
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,63 +79,69 @@ def conditions(view: View) -> Iterator[tuple[WorkerPod, Condition]]:
         yield pod, Condition("False", "SparePod", why_spare(pod, view.workers, view.pods_per_engine))
 
 
+def refusals(view: View, reasons: Mapping[str, str | None]) -> Iterator[tuple[WorkerPod, Condition]]:
+    """What the condition REFUSED of pods should be. `reasons`: of the engines that this scheduler masters."""
+    for engine in view.engines:
+        for pod in engine.pods:
+            if pod is None or pod.leaving or engine.name not in reasons:
+                continue
+            if why := reasons[engine.name]:
+                yield pod, Condition("True", "RanksRefuse", why)
+            elif pod.refused is not None:
+                yield pod, Condition("False", "NoRefusal", "")
+
+
 class Updates:
     """Follows updates: says when one begins, stops and ends."""
 
     def __init__(self) -> None:
         self._revision = ""  # that is being rolled out
-        self._awaited: tuple[str, float] | None = None  # the engine that the update waits for, and since when
 
-    def news(self, view: View, now: float) -> list[Event]:
-        """What has happened since the last view; `now` in seconds."""
+    def news(self, view: View) -> list[Event]:
+        """What has happened since the last view."""
         workers, state = view.workers, view.rollout
         happened: list[Event] = []
         if state.outdated and state.revision != self._revision:
-            self._revision, self._awaited = state.revision, None
+            self._revision = state.revision
             names = ", ".join(engine.name for engine in state.outdated)
             message = f"{state.revision} replaces the pods of {names}, one engine after the other"
             happened.append(set_event(workers, "RolloutStarted", message, state.revision))
-        if state.awaited is None:
-            self._awaited = None
-            if self._revision and self._revision == state.revision and not state.outdated:
-                self._revision = ""
-                message = f"all engines have pods of {state.revision}"
-                happened.append(set_event(workers, "RolloutFinished", message, state.revision))
-        elif self._awaited is None or self._awaited[0] != state.awaited.name:
-            self._awaited = state.awaited.name, now
+        if self._revision and self._revision == state.revision and not state.outdated and state.awaited is None:
+            self._revision = ""
+            message = f"all engines have pods of {state.revision}"
+            happened.append(set_event(workers, "RolloutFinished", message, state.revision))
         return happened
 
-    def stopped(self, view: View, now: float) -> Event | None:
+    def stopped(self, view: View, stands: Standing) -> Event | None:
         """That the update has stopped, and why; None as long as it goes on. Follows `news` of the same view."""
-        state = view.rollout
-        engine = state.awaited
-        if engine is None or self._awaited is None or self._revision != state.revision:
+        revision = view.rollout.revision
+        if stands.state is not State.STOPPED or self._revision != revision:
             return None
-        if not engine.failing and now - self._awaited[1] < STOPPED_AFTER:
-            return None
-        message = f"{engine.name} of {state.revision} is not up: {engine.trouble}"
-        if state.outdated:
-            message += f"; until it is, {', '.join(old.name for old in state.outdated)} will keep older pods"
-        return set_event(view.workers, "RolloutStopped", message, f"{state.revision} {engine.name}", warning=True)
+        of = f"{revision} {stands.engine}"
+        return set_event(view.workers, "RolloutStopped", stands.message, of, warning=True)
 
 
 class Teller:
     """Brings to Kubernetes what there is to say, again and again."""
 
-    def __init__(self, kubernetes: Kubernetes) -> None:
-        self._kubernetes = kubernetes
+    def __init__(self, kubernetes: Kubernetes, shape: str, refused: Callable[[], Mapping[str, str | None]]) -> None:
+        """`shape`: of this scheduler's engines, as the annotation SHAPE has it.
+
+        `refused`: of the engines that this scheduler masters, why their ranks refuse to form; None: they do not.
+        """
+        self._kubernetes, self._shape, self._refused = kubernetes, shape, refused
         self._loop = asyncio.get_running_loop()
         self._view: View | None = None
         self._wake = asyncio.Event()
         self._updates = Updates()
         self._news: list[Event] = []  # to be said once
         self._tried: dict[str, Tried] = {}  # by what it is about: an Event, a pod's condition
-        self._refused: set[int] = set()  # statuses that were logged
+        self._logged: set[int] = set()  # statuses of refused calls
 
     def tell(self, view: View) -> None:
         """Takes the newest view."""
         self._view = view
-        for event in self._updates.news(view, self._loop.time()):
+        for event in self._updates.news(view):
             self._happened(event)
         self._wake.set()
 
@@ -157,23 +164,44 @@ class Teller:
                 except Trouble as trouble:  # there is no answer: the rest can wait
                     self._log(trouble)
 
+    async def look(self) -> Never:
+        """Has what ranks refuse said soon."""
+        known: Mapping[str, str | None] = {}
+        while True:
+            if (now := dict(self._refused())) != known:
+                known = now
+                self._wake.set()
+            await asyncio.sleep(LOOK)
+
     def _happened(self, event: Event) -> None:
         log.info("update of the workers", extra={"what": event.reason, "why": event.message})
         self._news.append(event)
         self._wake.set()
 
     async def _say_all(self, view: View) -> None:
+        if view.workers.annotations.get(SHAPE, self._shape) != self._shape:
+            return  # the workers are of an update to other tp or pp: that is for its own schedulers to judge
         for pod, condition in conditions(view):
-            if pod.in_engine != condition:
-                patch = partial(self._kubernetes.patch_pod_status, pod.name, _condition_patch(pod, condition))
-                await self._try(f"{pod.uid} {condition.message}", condition, SAY_AGAIN, patch)
+            await self._set(IN_ENGINE, pod, pod.in_engine, condition)
+        for pod, condition in refusals(view, self._refused()):
+            await self._set(REFUSED, pod, pod.refused, condition)
         for event in list(self._news):
             if await self._heard(partial(self._put, event)):
                 self._news.remove(event)
-        stopped = self._updates.stopped(view, self._loop.time())
+        stands = standing(view.workers, view.engines, time.time())
+        annotations = stands.annotations(view.workers)
+        if annotations.items() - view.workers.annotations.items():
+            patch = partial(self._kubernetes.annotate_set, view.workers.name, view.workers.uid, annotations)
+            await self._try(" ".join(annotations.values()), annotations, SAY_AGAIN, patch)
+        stopped = self._updates.stopped(view, stands)
         spare = [pod_event(p, "SparePod", why_spare(p, view.workers, view.pods_per_engine)) for p in view.spares]
         for event in [*spare, *([stopped] if stopped else [])]:
             await self._try(event.name, event.message, REFRESH, partial(self._put, event))
+
+    async def _set(self, kind: str, pod: WorkerPod, old: Condition | None, new: Condition) -> None:
+        if old != new:
+            patch = partial(self._kubernetes.patch_pod_status, pod.name, _condition_patch(kind, pod, old, new))
+            await self._try(f"{pod.uid} {kind} {new.message}", new, SAY_AGAIN, patch)
 
     async def _try(self, about: str, what: object, again: float, say: Callable[[], Awaitable[None]]) -> None:
         """Says something, unless the same was said less than `again` ago, or anything about it less than SAY_AGAIN."""
@@ -200,8 +228,8 @@ class Teller:
         await self._kubernetes.put_event(event_manifest(event, self._kubernetes.namespace, _now()))
 
     def _log(self, trouble: Trouble) -> None:
-        if trouble.status not in self._refused:
-            self._refused.add(trouble.status)
+        if trouble.status not in self._logged:
+            self._logged.add(trouble.status)
             log.warning("Kubernetes was not told", extra={"why": str(trouble)})
 
 
@@ -222,9 +250,9 @@ def event_manifest(event: Event, namespace: str, now: str) -> Manifest:
     }
 
 
-def _condition_patch(pod: WorkerPod, condition: Condition) -> dict[str, Any]:
-    patch = {"type": IN_ENGINE, **asdict(condition)}
-    if pod.in_engine is None or pod.in_engine.status != condition.status:
+def _condition_patch(kind: str, pod: WorkerPod, old: Condition | None, new: Condition) -> dict[str, Any]:
+    patch = {"type": kind, **asdict(new)}
+    if old is None or old.status != new.status:
         patch["lastTransitionTime"] = _now()
     return {"metadata": {"uid": pod.uid}, "status": {"conditions": [patch]}}
 

@@ -1,0 +1,171 @@
+"""Waiting for a rollout: the rule, and `python -m orca_scheduler.wait` as a process against an API server."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scheduler.discovery.api_server import ApiServer, api_server, refuses
+from scheduler.discovery.manifests import NEW, pod, statefulset
+
+from orca_common.errors import DeadlineExceeded, FailedPrecondition
+from orca_scheduler.discovery.rollout import Standing, State
+from orca_scheduler.wait import RULES, Waiting
+
+PROGRESSING = Standing(State.PROGRESSING, "1 of 2 engines ready")
+STOPPED = Standing(State.STOPPED, "engine-0 is not up", "engine-0")
+FINISHED = Standing(State.FINISHED, "2 of 2 engines ready")
+
+
+def test_it_waits_until_the_rollout_has_finished() -> None:
+    waiting = Waiting(100.0, timeout=50.0, patience=10.0)
+    assert not waiting.over(PROGRESSING, 100.0)
+    assert not waiting.over(PROGRESSING, 149.0)
+    assert waiting.over(FINISHED, 151.0)  # late, but seen
+
+
+def test_a_stop_ends_it_when_it_has_lasted() -> None:
+    waiting = Waiting(0.0, timeout=50.0, patience=10.0)
+    assert not waiting.over(STOPPED, 1.0)
+    assert not waiting.over(STOPPED, 10.9)
+    with pytest.raises(FailedPrecondition, match=r"^the rollout has stopped: engine-0 is not up$"):
+        waiting.over(STOPPED, 11.0)
+
+
+def test_a_stop_that_ends_is_forgotten() -> None:
+    waiting = Waiting(0.0, timeout=50.0, patience=10.0)
+    assert not waiting.over(STOPPED, 1.0)
+    assert not waiting.over(PROGRESSING, 9.0)
+    assert not waiting.over(STOPPED, 12.0)
+    assert not waiting.over(STOPPED, 21.0)
+
+
+@pytest.mark.parametrize("stands", [PROGRESSING, STOPPED])
+def test_it_ends_at_its_bound(stands: Standing) -> None:
+    with pytest.raises(DeadlineExceeded, match=f"^the rollout has not finished after 50 s: {stands.message}$"):
+        Waiting(0.0, timeout=50.0, patience=100.0).over(stands, 50.0)
+
+
+# -- as a process
+
+
+def workers(replicas: int, revision: str = NEW, size: str = "2") -> dict[str, Any]:
+    """The StatefulSet as the chart makes it."""
+    manifest = statefulset(replicas, revision)
+    labels = {"app.kubernetes.io/instance": "orca", "app.kubernetes.io/component": "worker"}
+    return manifest | {
+        "metadata": manifest["metadata"] | {"labels": labels, "annotations": {"orca.serving/pods-per-engine": size}}
+    }
+
+
+class World:
+    def __init__(self, server: ApiServer, kubeconfig: str) -> None:
+        self.server, self._kubeconfig = server, kubeconfig
+
+    async def begin(self, *arguments: str) -> asyncio.subprocess.Process:
+        command = (sys.executable, "-m", "orca_scheduler.wait", "orca", "--namespace=orca", *arguments)
+        return await asyncio.create_subprocess_exec(
+            *command,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=os.environ | {"KUBECONFIG": self._kubeconfig},
+        )
+
+    async def ended(self, process: asyncio.subprocess.Process) -> tuple[int | None, list[str], str]:
+        """Its exit code, the lines that it printed, and its errors."""
+        output, problems = await asyncio.wait_for(process.communicate(), 60)
+        return process.returncode, output.decode().splitlines(), problems.decode()
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """A server with two engines of two pods; the second engine is not ready."""
+    async with api_server(tmp_path) as (server, kubeconfig):
+        server.put("statefulsets", workers(4))
+        server.put("pods", *(pod(ordinal, NEW, ready=ordinal < 2) for ordinal in range(4)))
+        yield World(server, kubeconfig)
+
+
+HALF = "orca-worker-new: 1 of 2 engines ready; engine-1: orca-worker-2 is not ready; orca-worker-3 too"
+WHOLE = "orca-worker-new: 2 of 2 engines ready"
+
+
+async def test_it_ends_when_all_engines_are_ready(world: World) -> None:
+    process = await world.begin()
+    assert process.stdout is not None
+    first = await asyncio.wait_for(process.stdout.readline(), 60)
+    assert first.decode().strip() == HALF
+    world.server.put("pods", pod(2, NEW), pod(3, NEW))
+    assert await world.ended(process) == (0, [WHOLE], "")
+    assert {request.what for request in world.server.requests} == {f"{verb} {kind}" for _, kind, [verb] in RULES}
+
+
+IMAGE = {"reason": "ErrImagePull", "message": "orca-worker:none: not found"}
+FAILING = {
+    "a wrong image": (
+        {"containerStatuses": [{"name": "worker", "ready": False, "state": {"waiting": IMAGE}}]},
+        "cannot start: its container worker waits: ErrImagePull: orca-worker:none: not found",
+    ),
+    "a wrong model path": (
+        {
+            "containerStatuses": [
+                {
+                    "name": "worker",
+                    "ready": False,
+                    "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                    "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "message": "/none: is not there\n"}},
+                }
+            ]
+        },
+        "cannot start: its container worker ended with 1: Error: /none: is not there",
+    ),
+    "too little memory for a node": (
+        {
+            "phase": "Pending",
+            "podIP": "",
+            "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/1 nodes: Insufficient memory."}],
+        },
+        "is not scheduled: 0/1 nodes: Insufficient memory.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("status", "trouble"), FAILING.values(), ids=FAILING.keys())
+async def test_it_fails_with_the_reason_of_a_stop(world: World, status: dict[str, Any], trouble: str) -> None:
+    world.server.put("pods", pod(2, NEW, ready=False, **status), pod(3, NEW))
+    code, lines, problems = await world.ended(await world.begin("--patience=0"))
+    sentence = f"engine-1 of orca-worker-new is not up: orca-worker-2 {trouble}"
+    assert (code, lines, problems) == (1, [sentence], f"the rollout has stopped: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "problem"),
+    [
+        (workers(4), f"the rollout has not finished after 0 s: {HALF}"),
+        (
+            workers(4, "orca-worker-third"),
+            "the rollout has not finished after 0 s: orca-worker-third: 0 of 2 engines ready",
+        ),
+        (workers(4, size=""), "orca-worker: the annotation orca.serving/pods-per-engine is missing; upgrade the chart"),
+        (statefulset(4), "release orca: it has no workers in this namespace"),
+    ],
+    ids=["not ready", "older pods", "another chart", "no such release"],
+)
+async def test_it_says_what_it_waits_for(world: World, manifest: dict[str, Any], problem: str) -> None:
+    world.server.put("statefulsets", manifest)
+    code, _, problems = await world.ended(await world.begin("--timeout=0"))
+    assert (code, problems) == (1, f"{problem}\n")
+
+
+async def test_a_server_that_refuses_is_asked_again(world: World) -> None:
+    world.server.faults = {"list pods": refuses(403, "pods is forbidden")}
+    process = await world.begin()
+    assert process.stdout is not None
+    first = await asyncio.wait_for(process.stdout.readline(), 60)
+    assert first.decode().strip() == "Kubernetes does not list pods: 403, pods is forbidden"
+    world.server.faults = {}
+    world.server.put("pods", pod(2, NEW), pod(3, NEW))
+    assert await world.ended(process) == (0, [WHOLE], "")
