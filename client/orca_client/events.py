@@ -28,6 +28,7 @@ class Accepted:
     input_tokens: int
     queue_position: int  # requests before this one in the queue
     starts_in: float | None = None  # seconds until it leaves the queue, as predicted; None: it left, or nobody knows
+    weights: str = ""  # fingerprint of those that made its tokens, as in Engine; "" while it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class Engine:
     pipeline_parallel: int
     slots: int
     epoch: int
+    weights: str  # fingerprint of its weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ def _timings(timings: Timings) -> pb.Timings:
 def accepted_of(message: pb.Accepted) -> Accepted:
     """The Accepted of a message."""
     starts_in = _seconds(message.starts_in) if message.HasField("starts_in") else None
-    return Accepted(message.request_id, message.input_tokens, message.queue_position, starts_in)
+    return Accepted(message.request_id, message.input_tokens, message.queue_position, starts_in, message.weights)
 
 
 def token_of(message: pb.Token) -> Token:
@@ -188,8 +190,8 @@ def model_of(message: pb.GetModelResponse) -> Model:
         eos_token_ids=tuple(message.eos_token_ids),
         has_tokenizer=message.has_tokenizer,
         engines=tuple(
-            Engine(engine.id, engine.tensor_parallel, engine.pipeline_parallel, engine.slots, engine.epoch)
-            for engine in message.engines
+            Engine(one.id, one.tensor_parallel, one.pipeline_parallel, one.slots, one.epoch, one.weights)
+            for one in message.engines
         ),
     )
 
@@ -203,7 +205,10 @@ def message_of(event: Event) -> pb.Accepted | pb.GenerateResponse | pb.Token | p
     match event:
         case Accepted():
             accepted = pb.Accepted(
-                request_id=event.request_id, input_tokens=event.input_tokens, queue_position=event.queue_position
+                request_id=event.request_id,
+                input_tokens=event.input_tokens,
+                queue_position=event.queue_position,
+                weights=event.weights,
             )
             if event.starts_in is not None:
                 accepted.starts_in.FromNanoseconds(round(event.starts_in * 1e9))

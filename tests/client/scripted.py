@@ -83,7 +83,7 @@ class Endpoint(OrcaServicer):
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:  # noqa: N802
         if self.script.refuses is not None:
             await errors.abort(context, self.script.refuses)
-        engine = pb.Engine(id="engine-0", tensor_parallel=2, pipeline_parallel=1, slots=640, epoch=3)
+        engine = pb.Engine(id="engine-0", tensor_parallel=2, pipeline_parallel=1, slots=640, epoch=3, weights="0af7")
         return pb.GetModelResponse(
             name="demo", vocab_size=512, eos_token_ids=[1, 2], has_tokenizer=True, engines=[engine]
         )

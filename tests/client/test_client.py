@@ -558,7 +558,7 @@ async def test_unary_calls(stage: Stage, face: Face, connect: Connect) -> None:
     client = connect(gone.address, endpoint.address)
     model = await face.run(client.get_model)
     assert (model.name, model.vocab_size, model.eos_token_ids, model.has_tokenizer) == ("demo", 512, (1, 2), True)
-    assert model.engines == (orca_client.Engine("engine-0", 2, 1, 640, 3),)
+    assert model.engines == (orca_client.Engine("engine-0", 2, 1, 640, 3, "0af7"),)
     assert await face.run(client.cancel, "some")
     with pytest.raises(NotFound, match="request unknown is not known"):
         await face.run(client.cancel, "unknown")

@@ -120,7 +120,7 @@ async def test_json(stage: Stage) -> None:
     request = script.calls[0].request
     assert {line["request_id"] for line in lines} == {request.request_id}
     assert request.logprobs
-    accepted = {"request_id": request.request_id, "input_tokens": 3, "queue_position": 1}
+    accepted = {"request_id": request.request_id, "input_tokens": 3, "queue_position": 1, "weights": ""}
     assert lines[0]["accepted"] == accepted
     token = {"index": 0, "token_id": 100, "text": " w0", "logprob": -0.5, "iteration": "10", "engine": "engine-0"}
     assert lines[1]["token"] == token | {"top": []}

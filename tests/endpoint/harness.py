@@ -73,6 +73,15 @@ class Engine:
         self._term, self._slots = term, slots
         await self._pool.renew(self._name, self._owner, term, epoch=1, form=EngineInfo(self._name, 1, 1, slots, 1))
 
+    async def change_weights(self, weights: str) -> None:
+        """The engine forms anew with these; what it had claimed goes back."""
+        lease = self._name, self._owner, self._term
+        held = await self._pool.holding(*lease)
+        assert held is not None
+        await self._pool.give_back(*lease, {claimed.request_id: (claimed.claim, False) for claimed in held.requests})
+        form = EngineInfo(self._name, 1, 1, self._slots, 1)
+        await self._pool.renew(*lease, form=form, weights=weights)
+
     async def sweep(self) -> None:
         """Does for ever what every scheduler's renewal does."""
         while True:

@@ -346,6 +346,29 @@ async def test_on_another_endpoint(orca: World) -> None:
         assert ids_of(await collect(second)) == [12, 13]
 
 
+async def test_other_weights(orca: World) -> None:
+    """What has tokens ends when no engine has their weights any more; what has none begins with the new ones."""
+    await orca.engine.change_weights("old")
+    begun = orca.stub.Generate(generation(max_new_tokens=4, request_id="begun", attempt=1))
+    request = await orca.engine.claim()
+    waits = orca.stub.Generate(generation(max_new_tokens=2, request_id="waits", attempt=1))
+    assert (await read(waits, 1))[0].accepted.weights == ""
+    await orca.engine.commit(request, 0, [10, 11])
+    first = await read(begun, 3)
+    assert (first[0].accepted.weights, ids_of(first)) == ("", [10, 11])
+    await orca.engine.change_weights("new")
+    error = await error_of(begun)
+    assert (error.code(), reason_of(error)) == (CODE.ABORTED, "MODEL_CHANGED")
+    again = orca.stub.Resume(pb.ResumeRequest(request_id="begun", attempt=2))
+    assert (await read(again, 3))[0].accepted.weights == "old"
+    assert reason_of(await error_of(again)) == "MODEL_CHANGED"
+    request = await orca.engine.claim()
+    assert (request.request_id, request.weights) == ("waits", "new")
+    await orca.engine.answer(request, [20, 21])
+    assert ids_of(await collect(waits)) == [20, 21]
+    assert [engine.weights for engine in (await orca.stub.GetModel(pb.GetModelRequest())).engines] == ["new"]
+
+
 async def test_cancel(orca: World) -> None:
     call = orca.stub.Generate(generation(request_id="unwanted"))
     request = await orca.engine.claim()

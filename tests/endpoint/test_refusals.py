@@ -43,6 +43,7 @@ def test_ends(reason: Reason) -> None:
         Reason.NOT_FINITE: CODE.INTERNAL,
         Reason.NEVER_FITS: CODE.FAILED_PRECONDITION,
         Reason.ABORTED: CODE.ABORTED,
+        Reason.MODEL_CHANGED: CODE.ABORTED,
         Reason.NOT_FINITE: CODE.INTERNAL,
     }
     error = end_error(reason, "one", "0af7")

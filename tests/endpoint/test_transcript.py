@@ -223,6 +223,7 @@ def test_a_token_without_a_logprob() -> None:
         (Reason.INTERNAL, Internal),
         (Reason.NOT_FINITE, Internal),
         (Reason.NEVER_FITS, FailedPrecondition),
+        (Reason.MODEL_CHANGED, Aborted),
     ],
 )
 def test_ends_that_are_errors(reason: Reason, error: type[OrcaError]) -> None:

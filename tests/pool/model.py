@@ -12,6 +12,7 @@ from typing import Any
 
 from orca_pool.leases import RENEW_SECONDS
 from orca_pool.records import (
+    NO_LOAD,
     Attached,
     Busy,
     ClaimAnswer,
@@ -21,6 +22,7 @@ from orca_pool.records import (
     Committed,
     CommittedToken,
     EngineInfo,
+    EngineLoad,
     EngineState,
     Finish,
     Packet,
@@ -54,6 +56,7 @@ class Request:
     loss_at: int = -1
     tokens: list[CommittedToken] = field(default_factory=list)
     engines: list[tuple[int, str]] = field(default_factory=list)
+    weights: str = ""  # of the engine that claimed it last
     reason: Reason | None = None
     final: int = 0
     claimed_at: int = 0
@@ -65,6 +68,11 @@ class Request:
         if self.reason is None:
             return None
         return Finish(self.reason, self.final, Times(self.submitted, self.claimed_at, self.first_token, self.finished))
+
+    @property
+    def tied(self) -> str:
+        """The weights that made its tokens: no others go on with it."""
+        return self.weights if self.tokens else ""
 
     @property
     def due(self) -> int | None:
@@ -83,7 +91,13 @@ class Engine:
     slots: int = 0
     tp: int = 0
     pp: int = 0
+    weights: str = ""
+    finishing: int = 0  # 1: it begins nothing
     hints: list[str] = field(default_factory=list)
+
+    def suits(self, r: Request) -> bool:
+        """Whether it may take a request, as far as weights are concerned."""
+        return not self.finishing if not r.tied else r.tied == self.weights
 
 
 @dataclass
@@ -102,7 +116,7 @@ class Model:
         self.now = 0
         self.arrival = self.last_claim = self.registration = self.largest = self.swept = self.reserved = 0
         self.orphaned_calls = False
-        self.shrunk = False  # the largest engine's slots fell, or a request came back that is larger
+        self.shrunk = False  # requests may wait that no engine can go on with
         self.asking: dict[str, int] = {}  # engines that found nothing to claim, and their free slots
         self.requests: dict[str, Request] = {}
         self.engines: dict[str, Engine] = {}
@@ -128,16 +142,17 @@ class Model:
         hints.append(text)
         del hints[: -self.constants.control_length]
 
-    def _hint_waiting(self, slots: int) -> None:
-        if self.asking:
-            emptiest = max(self.asking, key=lambda engine: (self.asking[engine], engine))
-            if self.asking[emptiest] >= slots:
-                del self.asking[emptiest]
-                self._hint(emptiest, "")
+    def _hint_waiting(self, slots: int, r: Request) -> None:
+        suited = [e for e, room in self.asking.items() if room >= slots and self.engines[e].suits(r)]
+        if suited:
+            emptiest = max(suited, key=lambda engine: (self.asking[engine], engine))
+            del self.asking[emptiest]
+            self._hint(emptiest, "")
 
     def _needs(self, engine: str) -> int:
-        total = self.engines[engine].slots
-        fitting = (r for r in self._queue()[:16] if r.max_tokens <= total)
+        g = self.engines[engine]
+        total = g.slots
+        fitting = (r for r in self._queue()[:16] if r.max_tokens <= total and g.suits(r))
         first = next(fitting, None)
         return 0 if first is None else total if first.losses >= 2 else first.max_tokens
 
@@ -167,7 +182,7 @@ class Model:
         if engine is not None:
             self._hint(engine, r.request_id)
         elif queue := self._queue():
-            self._hint_waiting(queue[0].max_tokens)
+            self._hint_waiting(queue[0].max_tokens, queue[0])
 
     def _supersede(self, r: Request) -> None:
         finish = Finish(Reason.ABORTED, 0, Times(0, 0, 0, 0))
@@ -184,12 +199,13 @@ class Model:
     def _attached(self, r: Request) -> Attached:
         position = self._queue().index(r) + 1 if r.state == "waiting" else 0
         tokens = r.tokens[: r.final] if r.state == "ended" else list(r.tokens)
-        return Attached(r.record, position, tokens, list(r.engines), r.finish)
+        return Attached(r.record, position, tokens, list(r.engines), r.finish, weights=r.tied)
 
     def _full(self, r: Request) -> Claimed:
         assert r.claim is not None
         left = None if r.deadline is None else (r.deadline - self.now) / 1e6
-        return Claimed(r.request_id, r.claim, r.arrival, r.record, list(r.tokens), r.losses, left, r.submitted)
+        about = (r.losses, left, r.submitted, r.weights)
+        return Claimed(r.request_id, r.claim, r.arrival, r.record, list(r.tokens), *about)
 
     # -- endpoints
     def renew_endpoint(
@@ -243,7 +259,7 @@ class Model:
             request_id, record, body_digest, max_tokens, grace, self.arrival, self.now, deadline, endpoint, attempt
         )
         self.requests[request_id] = r
-        self._hint_waiting(max_tokens)
+        self._hint_waiting(max_tokens, r)
         return self._attached(r)
 
     def attach(
@@ -348,10 +364,18 @@ class Model:
             self.largest, self.shrunk = max(sizes), True
         if self.shrunk:
             for r in self._queue():
-                if r.max_tokens > self.largest:
+                if r.max_tokens > (self.largest or r.max_tokens):
                     self._end(r, Reason.NEVER_FITS)
+                elif self._stranded(r):
+                    self._end(r, Reason.MODEL_CHANGED)
             self.shrunk = False
         self._forget(256)
+
+    def _stranded(self, r: Request) -> bool:
+        """Whether no engine can go on with a request that has tokens. Where none has formed, it waits for one."""
+        formed = [g for g in self.engines.values() if g.slots]
+        able = [g for g in formed if g.weights == r.tied and g.slots >= r.max_tokens]
+        return bool(r.tied and formed and not able)
 
     def leave_scheduler(self, scheduler: str) -> None:
         self.schedulers.pop(scheduler, None)
@@ -379,16 +403,21 @@ class Model:
         epoch: int | None = None,
         reserve: int | None = None,
         form: EngineInfo | None = None,
+        weights: str = "",
         known: str = "",
+        load: EngineLoad = NO_LOAD,
     ) -> Renewed | None:
         if self._fenced(engine, owner, term):
             return None
         g = self.engines[engine]
         g.counter += 1
+        g.finishing = int(load.finishing)
         g.epoch, g.reserved = max(g.epoch, epoch or 0), max(g.reserved, reserve or 0)
         if form is not None:
             g.slots, g.tp, g.pp = form.slots, form.tensor_parallel, form.pipeline_parallel
             self.largest = max(self.largest, g.slots)
+        self.shrunk |= form is not None or weights not in ("", g.weights)
+        g.weights = weights or g.weights
         claims = {r.request_id: r.claim for r in self._held(engine) if r.claim is not None}
         version = f"{g.last_claim}:{len(claims)}"
         return Renewed(
@@ -408,7 +437,7 @@ class Model:
 
     def retire(self, engine: str, owner: str, term: int) -> None:
         if not self._fenced(engine, owner, term) and not self._held(engine):
-            self.reserved = max(self.reserved, self.engines.pop(engine).reserved)
+            self.reserved, self.shrunk = max(self.reserved, self.engines.pop(engine).reserved), True
             self.asking.pop(engine, None)
 
     def claim(
@@ -432,40 +461,40 @@ class Model:
         else:
             self.asking.pop(engine, None)
             taken, needs, waits = self._take(engine, count, slots, total, block_size)
-            if waits:
-                self._hint_waiting(needs)
+            if waits is not None:
+                self._hint_waiting(needs, waits)
         return ClaimAnswer([self._full(r) for r in taken], g.last_claim, needs)
 
     def _take(
         self, engine: str, count: int, slots: int, total: int, block_size: int
-    ) -> tuple[list[Request], int, bool]:
-        """What is taken, the slots that the engine must have free to claim again, and whether a request waits."""
+    ) -> tuple[list[Request], int, Request | None]:
+        """What is taken, the slots that the engine must have free to claim again, the request that waits for them."""
         taken: list[Request] = []
         for r in self._queue():
             if reason := self._overdue(r):
                 self._end(r, reason)
                 continue
             size = -(-r.max_tokens // block_size) * block_size  # whole blocks
-            if size > total:
+            g = self.engines[engine]
+            if size > total or not g.suits(r):
                 continue
             held = self._held(engine)
             if any(other.losses >= 2 for other in held) or (r.losses >= 2 and bool(held)):
-                return taken, total, True
+                return taken, total, r
             if count == len(taken) or size > slots:
-                return taken, size, True
-            g = self.engines[engine]
+                return taken, size, r
             g.last_claim = self.last_claim = self._number(max(self.last_claim, g.last_claim))
-            r.state, r.claim, r.engine = "claimed", g.last_claim, engine
+            r.state, r.claim, r.engine, r.weights = "claimed", g.last_claim, engine, g.weights
             r.claimed_at = r.claimed_at or self.now
             r.engines = [line for line in r.engines if line[0] != len(r.tokens)] + [(len(r.tokens), engine)]
             slots -= size
             taken.append(r)
         if any(r.losses >= 2 for r in self._held(engine)):
-            return taken, total, False
+            return taken, total, None
         if count == len(taken) or slots <= 0:
-            return taken, 1, False
+            return taken, 1, None
         self.asking[engine] = slots
-        return taken, 0, False
+        return taken, 0, None
 
     def commit(self, engine: str, owner: str, term: int, rows: Sequence[CommitRow]) -> CommitAnswer | None:
         if self._fenced(engine, owner, term):
@@ -509,8 +538,8 @@ class Model:
                 self._end(r, Reason.INTERNAL)
             else:
                 r.state, r.claim, r.engine = "waiting", None, None
-                self._hint_waiting(r.max_tokens)
-                self.shrunk |= r.max_tokens > self.largest
+                self._hint_waiting(r.max_tokens, r)
+                self.shrunk |= r.max_tokens > self.largest or self._stranded(r)
 
     # -- the whole state
     def dump(self) -> dict[str, Any]:
@@ -572,6 +601,7 @@ def _request_fields(r: Request) -> dict[str, Any]:
         "claimed_at": r.claimed_at,
         "first_token": r.first_token,
         "finished": r.finished,
+        "weights": r.weights,
     }
 
 

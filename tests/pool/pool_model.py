@@ -52,7 +52,9 @@ RULES = {
     "unknown_size": "until an engine has formed, submit answers UNAVAILABLE, not FAILED_PRECONDITION",
     "registered": "attach and submit change nothing for an endpoint incarnation that is not registered",
     "engine_check": "a commit's row must be claimed by the committing engine",
+    "same_weights": "what has tokens is claimed by engines of the weights that made them; where none has them, it ends",
 }
+MODELS = 50021  # tokens of each
 LEASE, EP_LEASE, GRACE, RETENTION, HEAL, KEEPALIVE, VERDICT, MAXLEN = 150, 150, 900, 4000, 800, 120, 90, 2
 
 
@@ -158,6 +160,7 @@ class Pool:
             "tokens": [],
             "losses": 0,
             "loss_at": -1,
+            "weights": None,
             "reason": None,
             "cancelled": False,
             "deadline": body["deadline"],
@@ -251,6 +254,12 @@ class Pool:
                 and r["body"]["need"] > max(g["slots"] for g in s["eng"].values())
             ):
                 self.end(rid, "NEVER_FITS")
+            elif r["state"] == "waiting" and self.tied_elsewhere(r, {g["weights"] for g in s["eng"].values()} - {None}):
+                self.end(rid, "MODEL_CHANGED")
+
+    def tied_elsewhere(self, r, weights):
+        """Whether a request has tokens of other weights than these. Without any engine it waits for one."""
+        return "same_weights" in self.sim.on and r["tokens"] and weights and r["weights"] not in weights
 
     def acquire(self, e, me, seen):
         g = self.s["eng"].setdefault(
@@ -263,6 +272,7 @@ class Pool:
                 "reserved": 0,
                 "last_claim": 0,
                 "slots": self.sim.slots(e),
+                "weights": None if self.sim.trained is not None else 1,
             },
         )
         if g["owner"] == me:
@@ -285,11 +295,11 @@ class Pool:
 
     def holding(self, e):
         return {
-            i: (self.s["rec"][i]["claim"], tuple(self.s["rec"][i]["tokens"]), self.s["rec"][i]["body"])
-            for i in self.s["claimed"][e]
+            i: (r["claim"], tuple(r["tokens"]), r["body"], r["weights"])
+            for i, r in ((i, self.s["rec"][i]) for i in self.s["claimed"][e])
         }
 
-    def renew(self, e, me, term, epoch=None, iteration=None):
+    def renew(self, e, me, term, epoch=None, iteration=None, weights=None):
         if self.fenced(e, me, term):
             return None
         g = self.s["eng"][e]
@@ -298,6 +308,8 @@ class Pool:
             g["epoch"] = max(g["epoch"], epoch)
         if iteration is not None:
             g["reserved"] = max(g["reserved"], iteration)
+        if weights is not None:
+            g["weights"] = weights
         return self.holding(e), g["epoch"], g["reserved"], g["last_claim"]
 
     def release(self, e, me, term):
@@ -326,17 +338,25 @@ class Pool:
                 continue
             if size > total and "never_fit" in self.sim.on:
                 continue
+            if self.tied_elsewhere(r, {g["weights"]}):
+                continue
             suspect = r["losses"] >= 2
             if alone or size > slots or count == 0 or (suspect and s["claimed"][e]):
                 break
             s["claim"] = self.number(s["claim"])
-            older = [i for i, a in s["waiting"].items() if a < r["arrival"] and s["rec"][i]["body"]["need"] <= total]
+            older = [
+                i
+                for i, a in s["waiting"].items()
+                if a < r["arrival"]
+                and s["rec"][i]["body"]["need"] <= total
+                and not self.tied_elsewhere(s["rec"][i], {g["weights"]})
+            ]
             need(not older, f"claim of {rid} passed {older}")
             s["claimed"][e][rid] = s["waiting"].pop(rid)
-            r.update(state="claimed", claim=s["claim"], engine=e)
+            r.update(state="claimed", claim=s["claim"], engine=e, weights=g["weights"])
             g["last_claim"] = s["claim"]
             slots, count, alone = slots - size, count - 1, suspect
-            out[rid] = (r["claim"], tuple(r["tokens"]), r["body"])
+            out[rid] = (r["claim"], tuple(r["tokens"]), r["body"], r["weights"])
         return out, g["last_claim"]
 
     def commit(self, e, me, term, rows):
@@ -408,6 +428,7 @@ class Engine(Proc):
         super().__init__(f"engine{e}")
         self.sim, self.e, self.slots, self.gone = sim, e, slots, False
         self.term, self.epoch, self.iteration, self.rows = 0, None, 0, {}
+        self.weights = 1  # a number that is another one after a training
 
     def die(self):
         self.alive, self.epoch, self.rows, self.term, self.iteration = False, None, {}, 0, 0
@@ -415,6 +436,8 @@ class Engine(Proc):
 
     def restart(self):
         self.alive = not self.gone
+        if self.sim.trained is not None and self.sim.trained.random() < 0.3:
+            self.weights += 1
 
     def handle(self, kind, term, *args):
         if term < self.term:
@@ -428,7 +451,7 @@ class Engine(Proc):
             return "ok"
         if kind == "form":
             self.epoch, self.rows = args[0], {}
-            return "ok"
+            return self.weights
         epoch, iteration, items, keep, post = args  # run
         if epoch != self.epoch or iteration <= self.iteration:
             return "old"
@@ -445,7 +468,7 @@ class Engine(Proc):
             if body["poison"] == len(prefix):
                 self.die()
                 return "ok"
-            out[rid] = (claim, len(prefix), self.sim.token(rid, prefix, claim))
+            out[rid] = (claim, len(prefix), self.sim.token(rid, prefix, claim) + MODELS * self.weights)
         self.sim.at(self.sim.r.randint(2, 15), lambda: post.append((epoch, iteration, out)))
         return "ok"
 
@@ -454,7 +477,7 @@ class Master:
     def __init__(self, sched, e, term):
         self.sched, self.e, self.term, self.on, self.rows, self.held, self.inbox = sched, e, term, True, {}, {}, []
         self.have = self.epoch = self.iteration = self.reserved = 0
-        self.formed = False
+        self.formed, self.weights = False, None
 
 
 class Scheduler(Proc):
@@ -501,7 +524,7 @@ class Scheduler(Proc):
     def renewal(self, m):
         while m.on:
             mine = {i: row[0] for i, row in m.rows.items()}
-            got = yield "renew", m.e, self.name, m.term
+            got = yield "renew", m.e, self.name, m.term, None, None, m.weights
             if got is None:
                 self.drop(m)
                 return
@@ -531,7 +554,7 @@ class Scheduler(Proc):
             return self.drop(m)
         claims, m.epoch, m.reserved, m.have = got
         m.iteration = m.reserved
-        m.rows = {i: (c, list(t), b) for i, (c, t, b) in claims.items()}
+        m.rows = {i: (c, list(t), b) for i, (c, t, b, _) in claims.items()}
         while m.on:
             if eng.gone or self.draining:
                 if eng.gone:
@@ -549,7 +572,7 @@ class Scheduler(Proc):
                     return self.drop(m)
                 if hello is not None and hello[0] is not None and hello[0] == m.epoch:
                     self.sim.seen["epoch kept"] += bool(m.rows)
-                    m.formed = True  # the ranks stand together: same epoch, rows kept
+                    m.formed, m.weights = True, eng.weights  # the ranks stand together: same epoch, rows kept
                     m.iteration = max(m.iteration, hello[1])
                 else:
                     yield from self.lost(m, True)
@@ -561,7 +584,13 @@ class Scheduler(Proc):
                     if (yield "renew", m.e, self.name, m.term, epoch) is None:
                         return self.drop(m)
                     m.epoch, m.iteration = epoch, max(m.iteration, hello[1])
-                    m.formed = (yield "rank", eng, "form", m.term, epoch) == "ok"
+                    weights = yield "rank", eng, "form", m.term, epoch
+                    if isinstance(weights, int):
+                        m.weights = weights
+                        told = sim.trained is None or (yield "renew", m.e, self.name, m.term, None, None, weights)
+                        if told is None:
+                            return self.drop(m)
+                        m.formed = True
                 continue
             free = eng.slots - sum(row[2]["need"] for row in m.rows.values())
             if len(m.rows) < 3 and free > 0:
@@ -571,8 +600,10 @@ class Scheduler(Proc):
                 m.have = got[1] if "claim_cas" not in self.sim.on else max([m.have] + [h[0] for h in got[0].values()])
                 if not got[0]:
                     m.have = max(m.have, got[1])
-                for i, (c, t, b) in got[0].items():
-                    if i not in m.rows or m.rows[i][0] != c:
+                for i, (c, t, b, w) in got[0].items():
+                    if w != m.weights and "same_weights" in self.sim.on:  # the answer was overtaken by a formation
+                        yield "give_back", m.e, self.name, m.term, {i: (c, False)}
+                    elif i not in m.rows or m.rows[i][0] != c:
                         m.rows[i] = (c, list(t), b)
             items = {i: (row[0], tuple(row[1]), row[2]) for i, row in m.rows.items() if len(row[1]) < row[2]["length"]}
             issued = None
@@ -820,7 +851,7 @@ class Client(Proc):
                             ev[1] == len(self.tokens), f"{self.name} got index {ev[1]} after {len(self.tokens)} tokens"
                         )
                         need(
-                            sim.weak_types or ev[2] == sim.token(self.rid, range(ev[1]), 0),
+                            sim.weak_types or ev[2] % MODELS == sim.token(self.rid, range(ev[1]), 0),
                             f"{self.name} got a wrong token at {ev[1]}",
                         )
                         self.tokens.append(ev[2])
@@ -853,7 +884,7 @@ class Client(Proc):
                     sim.spawn(ep, iter([("cancel", self.rid)])) if ep.alive else None
                 yield "sleep", 5
             c.closed = True
-            if code in ("ABORTED", "NOT_FOUND", "DATA_LOSS", "NEVER_FITS"):
+            if code in ("ABORTED", "NOT_FOUND", "DATA_LOSS", "NEVER_FITS", "MODEL_CHANGED"):
                 self.outcome = code
             yield "sleep", r.randint(1, 60) if code != "FULL" else 80
 
@@ -874,6 +905,8 @@ class Sim:
         self.log, self.rolled, self.snaps, self.down = {}, False, [], 0
         self.faulty, self.weak_redis, self.weak_types = True, r.random() < 0.3 or weak, r.random() < 0.3 or weak
         self.no_engine_end, self.shrink = r.random() < 0.12, r.random() < 0.2
+        trained = random.Random(f"trained {seed}")  # of its own: other seeds stay what they are
+        self.trained = trained if trained.random() < 0.15 else None
         n = r.randint(1, 3)
         self.engines = {e: Engine(self, e, r.choice((12, 20, 30))) for e in range(n)}
         self.scheds = [Scheduler(self, f"s{i}") for i in range(r.randint(1, 3))]
@@ -914,12 +947,13 @@ class Sim:
 
     def token(self, rid, prefix, claim):
         salt = claim if self.weak_types else 0  # other batch shapes round otherwise: a valid continuation, not the same
-        return (rid * 7919 + len(prefix) * 104729 + salt * 31) % 50021
+        return (rid * 7919 + len(prefix) * 104729 + salt * 31) % MODELS  # and MODELS times the weights
 
     def committed(self, rid, base, ids):
         if not self.rolled:
             for i, tok in enumerate(ids, base):
                 need(self.log.setdefault((rid, i), tok) == tok, f"committed token {i} of {rid} changed")
+                need(self.log[rid, 0] // MODELS == tok // MODELS, f"request {rid} has tokens of two models")
 
     def spawn(self, proc, gen):
         self.step(proc, gen, None)
@@ -1115,6 +1149,7 @@ class Sim:
                 "NOT_FOUND": self.rolled,
                 "DATA_LOSS": self.rolled,
                 "INTERNAL": c.body["poison"] is not None or stuck,
+                "MODEL_CHANGED": self.trained is not None,
                 "NEVER_FITS": c.body["need"] > min(g.slots for g in self.engines.values()),
             }
             self.seen[c.outcome] += 1

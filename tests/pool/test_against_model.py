@@ -19,7 +19,7 @@ from pool.lab import CONSTANTS, Lab
 from pool.model import Model, Request, prefix_digest
 from servers import RedisServer
 
-from orca_pool.records import CommitRow, CommittedToken, EngineInfo, EngineState, Reason
+from orca_pool.records import NO_LOAD, CommitRow, CommittedToken, EngineInfo, EngineState, Reason
 from orca_pool.wire import pack_tokens
 
 REQUESTS = st.sampled_from([f"r{i}" for i in range(4)])
@@ -86,7 +86,7 @@ class SideBySide(RuleBasedStateMachine):
         self.do("renew_endpoint", "e1", register=True)
         self.leases.append(("g0", "s0", self.do("acquire", "g0", "s0", None)))
         if formed:
-            self.do("renew", *self.leases[0], form=EngineInfo("g0", 1, 1, 32, 0))
+            self.do("renew", *self.leases[0], form=EngineInfo("g0", 1, 1, 32, 0), weights="w")
             for i, max_tokens in enumerate(sizes):
                 self.submit(f"r{i}", False, max_tokens, None, 1.0, "e0", 1, True)
             self.an_iteration("g0", 32, 2, None)
@@ -232,6 +232,8 @@ class SideBySide(RuleBasedStateMachine):
         epoch=st.none() | st.integers(0, 9),
         reserve=st.none() | st.integers(0, 99),
         slots=st.sampled_from([None, None, 16, 32]),
+        weights=st.sampled_from(["", "w", "w", "x"]),
+        finishing=SELDOM,
         again=st.booleans(),
     )
     def renew(
@@ -242,12 +244,17 @@ class SideBySide(RuleBasedStateMachine):
         epoch: int | None,
         reserve: int | None,
         slots: int | None,
+        weights: str,
+        finishing: bool,
         again: bool,
     ) -> None:
         form = None if slots is None else EngineInfo(engine, 2, 1, slots, 0)
         lease = self.lease(engine, right, which)
         known = self.versions.get(engine, "") if again else ""
-        renewed = self.do("renew", *lease, epoch=epoch, reserve=reserve, form=form, known=known)
+        load = NO_LOAD._replace(finishing=finishing)
+        renewed = self.do(
+            "renew", *lease, epoch=epoch, reserve=reserve, form=form, weights=weights, known=known, load=load
+        )
         if renewed is not None:
             self.versions[engine] = renewed.version
 

@@ -14,7 +14,17 @@ from pool.lab import Lab, tokens_of
 from pool.model import prefix_digest
 from servers import RedisServer
 
-from orca_pool.records import Attached, CommitRow, CommittedToken, EngineInfo, EngineState, Packet, Reason, Refusal
+from orca_pool.records import (
+    NO_LOAD,
+    Attached,
+    CommitRow,
+    CommittedToken,
+    EngineInfo,
+    EngineState,
+    Packet,
+    Reason,
+    Refusal,
+)
 from orca_pool.scripts import sources
 from orca_pool.wire import pack_tokens
 
@@ -75,7 +85,7 @@ async def an_old_master_claims_nothing(lab: Lab) -> None:
     assert (await lab.dump())["waiting"] == ["a"]
 
 
-@rule("never_fit, claim", "claim", "elseif size <= total then", "else")
+@rule("never_fit, claim", "claim", "elseif size <= total and suits(", "elseif suits(")
 async def a_request_for_a_larger_engine_holds_up_nobody(lab: Lab) -> None:
     await ready(lab)
     await lab.engine("small", slots=16)
@@ -85,7 +95,7 @@ async def a_request_for_a_larger_engine_holds_up_nobody(lab: Lab) -> None:
     assert list(await lab.claim("g")) == ["large"]
 
 
-@rule("never_fit, sweep", "renew_scheduler", "'max_tokens')) or 0) > largest", "'max_tokens')) or 0) > math.huge")
+@rule("never_fit, sweep", "renew_scheduler", "(tonumber(slots) or 0) > largest", "false")
 async def what_fits_no_engine_any_more_ends(lab: Lab) -> None:
     await ready(lab)
     await lab.engine("small", slots=16)
@@ -111,8 +121,8 @@ async def before_any_engine_has_formed_nothing_is_judged(lab: Lab) -> None:
 @rule(
     "never_fit, given back",
     "give_back",
-    "if tonumber(max_tokens) > tonumber(call('HGET', POOL, 'slots')) then",
-    "if false then",
+    "if tonumber(max_tokens) > tonumber(call('HGET', POOL, 'slots')) or",
+    "if",
 )
 async def what_comes_back_and_fits_nowhere_ends(lab: Lab) -> None:
     await ready(lab)
@@ -132,6 +142,134 @@ async def the_largest_engine_may_shrink(lab: Lab) -> None:
     assert await lab.submit("a", 60) is Refusal.NEVER_FITS
 
 
+# -- weights
+async def with_weights(lab: Lab, engine: str, weights: str, *, slots: int = 64, finishing: bool = False) -> None:
+    """The engine has formed with these weights, and perhaps begins nothing more."""
+    form, load = EngineInfo(engine, 1, 1, slots, 0), NO_LOAD._replace(finishing=finishing)
+    await lab.pool.renew(engine, *lab.terms[engine], form=form, weights=weights, load=load)
+
+
+async def of_two_weights(lab: Lab) -> int:
+    """Engine g of weights old has made a token of `a`, engine h is of weights new. Returns the claim."""
+    await ready(lab)
+    await lab.engine("h")
+    await with_weights(lab, "g", "old")
+    await with_weights(lab, "h", "new")
+    return await lab.claimed("a", 1)
+
+
+@rule("same_weights", "claim", " and suits(tied_to(id, request.weights), mine, finishing)")
+async def what_has_tokens_goes_on_with_the_weights_that_made_them(lab: Lab) -> None:
+    await lab.lose("a", await of_two_weights(lab))
+    assert list(await lab.claim("h")) == []
+    assert (await lab.claim("g")).keys() == {"a"}
+
+
+@rule(
+    "same_weights, tied",
+    "prelude",
+    "return (weights or '') ~= '' and committed(id) > 0",
+    "return (weights or '') ~= ''",
+)
+async def what_has_no_token_begins_anywhere(lab: Lab) -> None:
+    await of_two_weights(lab)
+    claim = await lab.claimed("b")
+    await lab.lose("b", claim)
+    assert list(await lab.claim("h")) == ["b"]
+    assert (await lab.record("b"))["weights"] == "new"
+
+
+@rule(
+    "same_weights, noted",
+    "claim",
+    """,
+    'weights', mine)""",
+    ")",
+)
+async def a_claim_notes_the_weights(lab: Lab) -> None:
+    await lab.lose("a", await of_two_weights(lab))
+    assert list(await lab.claim("h")) == []
+
+
+@rule("same_weights, ends", "renew_scheduler", "elseif stranded(tied, slots, there) then", "elseif false then")
+async def what_no_engine_can_go_on_with_ends(lab: Lab) -> None:
+    await lab.lose("a", await of_two_weights(lab))
+    await with_weights(lab, "g", "new")
+    await lab.live(1, "e")
+    assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
+
+
+@rule("same_weights, waits", "prelude", "there ~= nil and tonumber(slots) > (there[tied] or 0)", "not there")
+async def without_any_engine_it_waits(lab: Lab) -> None:
+    await lab.lose("a", await of_two_weights(lab))
+    for engine in "gh":
+        await lab.pool.retire(engine, *lab.terms[engine])
+    await lab.live(1, "e")
+    assert (await lab.record("a"))["state"] == "waiting"
+
+
+@rule("same_weights, small", "prelude", "tonumber(slots) > (there[tied] or 0)", "not there[tied]")
+async def what_fits_no_engine_of_its_weights_ends(lab: Lab) -> None:
+    await ready(lab)
+    await lab.engine("h", slots=16)
+    await with_weights(lab, "g", "old")
+    await with_weights(lab, "h", "old", slots=16)
+    await lab.lose("a", await lab.claimed("a", 1, max_tokens=60))
+    await with_weights(lab, "g", "new")
+    await lab.live(1, "e")
+    assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
+
+
+@rule("same_weights, given back", "give_back", " or stranded(tied, max_tokens, there) then", " then")
+async def what_comes_back_after_the_change_ends(lab: Lab) -> None:
+    claim = await of_two_weights(lab)
+    await with_weights(lab, "g", "new")
+    await lab.live(1, "e")
+    await lab.lose("a", claim)
+    await lab.live(1, "e")
+    assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
+
+
+@rule("same_weights, changed", "renew", "call('HSET', POOL, 'shrunk', 0)")
+async def a_change_of_weights_is_noticed(lab: Lab) -> None:
+    await lab.lose("a", await of_two_weights(lab))
+    await lab.live(1, "e")
+    await with_weights(lab, "g", "new")
+    await lab.live(1, "e")
+    assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
+
+
+@rule("same_weights, retired", "retire", "call('HSET', POOL, 'shrunk', 0)")
+async def the_end_of_an_engine_is_noticed(lab: Lab) -> None:
+    await lab.lose("a", await of_two_weights(lab))
+    await lab.live(1, "e")
+    await lab.pool.retire("g", *lab.terms["g"])
+    await lab.live(1, "e")
+    assert (await lab.record("a"))["reason"] == Reason.MODEL_CHANGED
+
+
+@rule("finishing", "prelude", "(weights == '' and not finishing)", "weights == ''")
+async def an_engine_that_finishes_begins_nothing(lab: Lab) -> None:
+    await lab.lose("a", await of_two_weights(lab))
+    await lab.submit("b")
+    await with_weights(lab, "g", "old", finishing=True)
+    assert list(await lab.claim("g")) == ["a"]
+    renewed = await lab.pool.renew("g", *lab.terms["g"], load=NO_LOAD._replace(finishing=True))
+    assert renewed is not None
+    assert renewed.needs == 0, "nothing waits that this engine may take"
+    assert list(await lab.claim("h")) == ["b"]
+
+
+@rule("same_weights, hinted", "prelude", "if suits(weights, taste(engine)) then", "do")
+async def the_hint_goes_to_an_engine_that_may_take_it(lab: Lab) -> None:
+    claim = await of_two_weights(lab)
+    assert list(await lab.claim("g", slots=40)) == []
+    assert list(await lab.claim("h")) == [], "the emptier one, which asks too"
+    await lab.lose("a", claim)
+    control = (await lab.dump())["control"]
+    assert control == {"g": [""]}
+
+
 # -- hints
 async def asking(lab: Lab, **free: int) -> None:
     """Engines that find nothing to claim, with so many free slots."""
@@ -141,7 +279,7 @@ async def asking(lab: Lab, **free: int) -> None:
         assert await lab.claim(engine, slots=slots) == {}
 
 
-@rule("hint, one", "prelude", "    call('ZREM', ASKING, emptiest)\n")
+@rule("hint, one", "prelude", "      call('ZREM', ASKING, engine)\n")
 async def each_request_is_told_to_one_engine(lab: Lab) -> None:
     await asking(lab, g=32, h=64, i=16)
     for request_id in ("a", "b"):
@@ -149,7 +287,7 @@ async def each_request_is_told_to_one_engine(lab: Lab) -> None:
     assert (await lab.dump())["control"] == {"h": [""], "g": [""]}
 
 
-@rule("hint, room", "prelude", "if emptiest and tonumber(room) >= tonumber(slots) then", "if emptiest then")
+@rule("hint, room", "prelude", "call('ZRANGE', ASKING, '+inf', slots, ", "call('ZRANGE', ASKING, '+inf', 0, ")
 async def no_engine_is_told_what_does_not_fit(lab: Lab) -> None:
     await asking(lab, g=32)
     await lab.submit("a", 48)
@@ -159,7 +297,7 @@ async def no_engine_is_told_what_does_not_fit(lab: Lab) -> None:
     assert answer.needs == 48
 
 
-@rule("hint, next head", "claim", "    hint_waiting(needs) -- another engine may have room for it\n")
+@rule("hint, next head", "claim", "    hint_waiting(needs, waits) -- another engine may have room for it\n")
 async def what_one_engine_leaves_is_told_to_another(lab: Lab) -> None:
     await asking(lab, g=32, h=24)
     await lab.submit("large", 48)

@@ -9,6 +9,7 @@ from orca_scheduler.lifecycle_events import (
     Entry,
     EpochGiven,
     Fenced,
+    Finished,
     Formation,
     Gone,
     Hello,
@@ -58,7 +59,9 @@ def greeting(now: float, life: int, standing: Standing) -> list[LifeEvent]:
         events += [
             PodSeen(now, life, rank, (Entry(0, address, pid, standing.iteration),)),
             Listens(now + 0.25, life, rank, address, pid),
-            Hello(now + 0.5, life, rank, f"höst-{rank}", pid, standing._replace(formation=formation), MODEL, 3),
+            Hello(
+                now + 0.5, life, rank, f"höst-{rank}", pid, standing._replace(formation=formation), MODEL, 3, "weights"
+            ),
         ]
     return [*events, Identified(now + 0.75, life)]
 
@@ -110,7 +113,11 @@ SCRIPT: tuple[LifeEvent, ...] = (
 )
 REPLACED: tuple[LifeEvent, ...] = (  # the pods are of an old revision, and made anew when they can be
     Opened(0.0, 3, (7,), True),
-    CandidateChanged(0.1, PODS, replace=True),
+    *greeting(0.1, 1, FORMED),
+    Recorded(0.1, 1, 40),
+    CandidateChanged(0.1, PODS, replace=True, other_model=True),
+    Finished(0.1, 1),
+    Rested(0.1, 1),
     Replaced(0.3, 1, "the API server cannot be reached"),
     Wake(1.0),
     Replaced(1.2, 1, ""),

@@ -41,6 +41,7 @@ from orca_scheduler.lifecycle_events import (
     EpochGiven,
     Fence,
     Fenced,
+    Finished,
     Form,
     Formation,
     Gone,
@@ -183,7 +184,7 @@ class Term:
     def __init__(self, world: "LifeWorld", number: int, taken_over: bool) -> None:
         self.world, self.number, self.taken_over = world, number, taken_over
         shape = world.shape
-        self.lifecycle = Lifecycle("engine-0", shape, world.candidate, world.absent, world.replace)
+        self.lifecycle = Lifecycle("engine-0", shape, world.candidate, world.absent, world.replace, world.other_model)
         self.begin = lifecycle_state(replace(self.lifecycle))
         self.core = Core(2, shape.pp, shape.block_size, shape.run_ahead)
         self.record: list[tuple[LifeEvent, list[LifeAction]]] = []
@@ -255,6 +256,8 @@ class Term:
         self.settle()
 
     def settle(self) -> None:
+        if self.lifecycle.finishing and isinstance(self.lifecycle.state, Running) and not self.core.requests:
+            self.tell(Finished(self.now, self.lifecycle.life))
         if isinstance(self.lifecycle.state, Draining) and not self.core.in_flight:
             self.tell(Rested(self.now, self.lifecycle.life))
         self.audit()
@@ -305,7 +308,7 @@ class Term:
                 assert number == max(self.ended, default=0) + 1
                 assert len(pods) == world.shape.pods
                 assert all(pods), "a pod without an address is dialed"
-                assert not life.replace, "pods are dialed that are to be replaced"
+                assert not life.replace or life.finishing, "pods are dialed that are to be replaced"
                 assert not any(call.what == "fence" for call in self.calls), "a process is greeted while it is killed"
             case Identify(_, models):
                 assert set(models) == {MODEL}
@@ -323,7 +326,7 @@ class Term:
             case Allocate(_, epoch, slots):
                 assert epoch in self.given
                 assert slots == world.shape.whole_blocks(world.shape.slots or world.room) > 0
-            case Record(_, epoch, slots, above):
+            case Record(_, epoch, slots, above, _):
                 self._check_record(epoch, slots, above, mine)
             case Run(_, epoch, stale_rows):
                 for lane in self.greeted().values():
@@ -389,7 +392,7 @@ class Term:
             assert life.unready is None
             assert not life.leaving, "an engine runs on although its scheduler leaves"
             assert life.pods is not None, "an engine runs on that nobody wants"
-            assert not life.replace, "an engine runs on whose pods are to be replaced"
+            assert not life.replace or life.finishing, "an engine runs on whose pods are to be replaced"
         if isinstance(life.state, Incomplete):
             assert life.pods is not None
             assert not all(life.pods), "nothing is missing"
@@ -443,7 +446,7 @@ class Term:
                         "allocate",
                         lambda process, rank=rank: self._allocated(life, epoch, slots, rank, process),
                     )
-            case Record(life, epoch, slots, above):
+            case Record(life, epoch, slots, above, _):
                 self.call("record", life, lambda: self._record(life, epoch, slots, above))
             case Run():
                 pass
@@ -693,7 +696,7 @@ class Term:
         if lane.process.alive and not lane.process.frozen:
             lane.greeted = True
             standing = lane.process.standing
-            self.post(Hello(self.now, self.open, rank, "here", lane.process.pid, standing, MODEL, 3))
+            self.post(Hello(self.now, self.open, rank, "here", lane.process.pid, standing, MODEL, 3, "weights"))
         else:
             lane.closed = True
             self.suspect(self.open, rank, Kind.SILENT)
@@ -760,7 +763,7 @@ class LifeWorld:
         self.pods: dict[str, Pod] = {}
         self._pids = 100
         self.candidate: tuple[str, ...] | None = tuple(f"a{n}" for n in range(shape.pods))
-        self.absent, self.replace = "", False  # of the candidate
+        self.absent, self.replace, self.other_model = "", False, False  # of the candidate
         self.api_away = False  # nobody can be asked for new pods
         self.remade = False  # the candidate's pods are being made anew, and discovery has not told it
         for address in self.candidate:
@@ -1009,13 +1012,14 @@ class LifeWorld:
             gone = pick % self.shape.pods
             self.candidate = tuple("" if n == gone else address for n, address in enumerate(self.candidate))
         self.replace = self.candidate is not None and pick // 12 % 5 == 0
+        self.other_model = self.replace and pick // 60 % 2 == 0
         self._candidate_told()
 
     def _candidate_told(self) -> None:
         for address in filter(None, self.candidate or ()):
             self._pod(address)
         self.absent = "" if all(self.candidate or ()) else "a pod is Pending"
-        self.term.post(CandidateChanged(self.now, self.candidate, self.absent, self.replace))
+        self.term.post(CandidateChanged(self.now, self.candidate, self.absent, self.replace, self.other_model))
 
     def api_away_or_back(self, pick: int) -> None:
         self.api_away = not self.api_away
@@ -1033,6 +1037,7 @@ class LifeWorld:
             return
         kind = pick % 3
         self.replace = kind == 0
+        self.other_model = self.replace and self.other_model
         self.candidate = tuple("" if kind < 2 else f"{'ab'[pick % 2]}{n}" for n in range(self.shape.pods))
         self.remade = kind < 2
         self._candidate_told()

@@ -286,7 +286,7 @@ class Master:
                 self._dialed.form(epoch, store, self.lifecycle.formation)
             case Allocate(_, epoch, slots):
                 self._dialed.allocate(epoch, slots)
-            case Record(life, _, _, above):
+            case Record(life, _, _, above, _):
                 self._post(Recorded(self._now, life, above + 1))
             case Run():
                 self._run = action

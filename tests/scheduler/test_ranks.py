@@ -400,7 +400,7 @@ def test_ranks_are_not_late_when_the_pool_is_away() -> None:
     lifecycle.step(PodSeen(0.1, 1, 0, (Entry(0, "rank:1", 100, 0),)))
     lifecycle.step(Listens(0.2, 1, 0, "rank:1", 100))
     assert lifecycle.wake_at == timers.START
-    lifecycle.step(Hello(0.3, 1, 0, "here", 100, nowhere, Model("digest", 1, 1), 3))
+    lifecycle.step(Hello(0.3, 1, 0, "here", 100, nowhere, Model("digest", 1, 1), 3, "weights"))
     assert lifecycle.wake_at is None
     assert lifecycle.step(Wake(timers.START)) == []
     assert lifecycle.step(Identified(500.0, 1)) == [NewEpoch(1, 0)]

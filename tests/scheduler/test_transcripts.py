@@ -33,6 +33,7 @@ from orca_scheduler.lifecycle_events import (
     EpochGiven,
     Fence,
     Fenced,
+    Finished,
     Form,
     Formation,
     Gone,
@@ -85,7 +86,8 @@ class Teller:
 
     def __init__(self, heading: str) -> None:
         """`heading`: `engine tp 1, pp 2, block 4, pods a b` and, where there are any, `slots 8`, `run-ahead 1`,
-        `ranks a pod 1`, `absent SENTENCE` (a pod `?` has no address), `replace now`."""
+        `ranks a pod 1`, `absent SENTENCE` (a pod `?` has no address), `replace now` or
+        `replace now by another model`."""
         words = dict(
             part.split(" ", 1) for part in heading.removeprefix("engine ").replace("ranks a pod", "per").split(", ")
         )
@@ -100,7 +102,12 @@ class Teller:
             int(words.get("run-ahead", 0)),
         )
         self.life = Lifecycle(
-            "engine-0", self.shape, addresses(words["pods"]), words.get("absent", ""), "replace" in words
+            "engine-0",
+            self.shape,
+            addresses(words["pods"]),
+            words.get("absent", ""),
+            "replace" in words,
+            words.get("replace", "").endswith("another model"),
         )
 
     def step(self, line: str) -> list[str]:
@@ -137,7 +144,15 @@ class Teller:
         raise AssertionError(f"no event: {said}")
 
     def hello(
-        self, now: float, life: int, rank: str, pid: str, protocol: str | None, stands: str | None, again: str | None
+        self,
+        now: float,
+        life: int,
+        rank: str,
+        pid: str,
+        protocol: str | None,
+        weights: str | None,
+        stands: str | None,
+        again: str | None,
     ) -> Hello:
         """`stands`: `epoch 4, iteration 9, 16 slots`, and `rows 0 1`, and `formed otherwise`."""
         standing, n = NEW, int(rank)
@@ -151,7 +166,7 @@ class Teller:
             standing = Standing(int(words["epoch"]), int(words["iteration"]), int(slots), rows, formation)
         elif again is not None:
             standing = NEW._replace(iteration=int(again))
-        return Hello(now, life, n, "h", int(pid), standing, MODEL, int(protocol or 3))
+        return Hello(now, life, n, "h", int(pid), standing, MODEL, int(protocol or 3), weights or "w")
 
 
 def numbers(text: str | None) -> tuple[int, ...]:
@@ -177,10 +192,13 @@ def suspected(_: Teller, now: float, life: int, rank: str, kind: str, detail: st
 
 
 HELLO = (
-    r"rank (?P<rank>\d+) hello, pid (?P<pid>\d+)(, protocol (?P<protocol>\d+))?"
+    r"rank (?P<rank>\d+) hello, pid (?P<pid>\d+)(, protocol (?P<protocol>\d+))?(, weights (?P<weights>\w+))?"
     r"(, stands in (?P<stands>.+)|, had iteration (?P<again>\d+))?"
 )
-CANDIDATE = r"candidate (?P<pods>[\w ?]+?)(, absent: (?P<absent>.+?))?(?P<replace>, to be replaced)?"
+CANDIDATE = (
+    r"candidate (?P<pods>[\w ?]+?)(, absent: (?P<absent>.+?))?"
+    r"(?P<replace>, to be replaced)?(?P<other> by another model)?"
+)
 EVENTS: dict[str, Callable[..., LifeEvent]] = {
     r"opened, epoch (?P<epoch>\d+)(, claims (?P<claims>[\d ]+))?(?P<taken>, taken over)?": (
         lambda _, now, life, epoch, claims, taken: Opened(now, int(epoch), numbers(claims), taken is not None)
@@ -215,14 +233,15 @@ EVENTS: dict[str, Callable[..., LifeEvent]] = {
         lambda _, now, life, rank, iteration: RankLeaving(now, life, int(rank), int(iteration))
     ),
     r"rested": lambda _, now, life: Rested(now, life),
+    r"finished": lambda _, now, life: Finished(now, life),
     r"lease confirmed": lambda _, now, life: Confirmed(now, life),
     r"rank (?P<rank>\d+) fenced": lambda _, now, life, rank: Fenced(now, life, int(rank)),
     r"claimed (?P<claims>[\d ]+)": lambda _, now, life, claims: Claimed(now, numbers(claims)),
     r"gone (?P<claims>[\d ]+)": lambda _, now, life, claims: Gone(now, numbers(claims)),
     r"orphaned (?P<claims>[\d ]+)": lambda _, now, life, claims: Orphaned(now, numbers(claims)),
     r"candidate gone": lambda _, now, life: CandidateChanged(now, None),
-    CANDIDATE: lambda _, now, life, pods, absent, replace: CandidateChanged(
-        now, addresses(pods), absent or "", replace is not None
+    CANDIDATE: lambda _, now, life, pods, absent, replace, other: CandidateChanged(
+        now, addresses(pods), absent or "", replace is not None, other is not None
     ),
     r"pods replaced": lambda _, now, life: Replaced(now, life, ""),
     r"pods not replaced: (?P<why>.+)": lambda _, now, life, why: Replaced(now, life, why),
@@ -251,8 +270,8 @@ def told(action: LifeAction) -> str:
             return f"form epoch {epoch}" + (f", store at {store}" if store else "")
         case Allocate(_, epoch, slots):
             return f"allocate {slots} slots in epoch {epoch}"
-        case Record(_, epoch, slots, above):
-            return f"record epoch {epoch}, {slots} slots, iterations above {above}"
+        case Record(_, epoch, slots, above, weights):
+            return f"record epoch {epoch}, {slots} slots, iterations above {above}, weights {weights}"
         case Run(_, epoch, rows):
             return f"run epoch {epoch}" + (f", stale rows {listed(rows)}" if rows else "")
         case Admit(claims):

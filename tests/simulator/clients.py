@@ -84,15 +84,18 @@ class Client:
         process: Process,
         name: str,
         habit: Habit,
-        right: Sequence[int],
+        rights: Sequence[Sequence[int]],
         call: Callable[[Stream], None],
         cancel: Callable[[str], None],
         rollbacks: Callable[[], int],
         losses: Callable[[], int],
+        trainings: Callable[[], int],
     ) -> None:
-        self.name, self.habit, self.right = name, habit, right
+        """rights: the tokens that each model makes of the request."""
+        self.name, self.habit = name, habit
+        self._rights = list(rights)  # of the models that may have made what was shown
         self._world, self._process, self._call, self._cancel, self._rollbacks = world, process, call, cancel, rollbacks
-        self._losses = losses
+        self._losses, self._trainings = losses, trainings
         self._random = random.Random(f"{name} {world.random.random()}")
         self.shown: list[int] = []
         self.iterations: list[int] = []
@@ -195,8 +198,9 @@ class Client:
                 self._accepted = True
             case Token(at=at, token_id=token_id, iteration=iteration):
                 need(at == len(self.shown), f"{name} got index {at} and had {len(self.shown)} tokens")
-                right = self.right[at] if at < len(self.right) else None
-                need(token_id == right, f"{name} got token {token_id} at {at}, right is {right}")
+                before = [right[at : at + 1] for right in self._rights]
+                self._rights = [right for right in self._rights if right[at : at + 1] == [token_id]]
+                need(bool(self._rights), f"{name} got token {token_id} at {at}, right is one of {before}")
                 self.shown.append(token_id)
                 self.iterations.append(iteration)
             case Finished(reason=reason, output_tokens=count):
@@ -204,7 +208,8 @@ class Client:
                 need(self.end is None, f"{name} ended twice")
                 self.end = reason.name
                 if reason in (Reason.LENGTH, Reason.EOS) or (reason is Reason.STOP and habit.stop):
-                    need(count == len(self.right), f"{name} ended {reason.name} with {count} of {len(self.right)}")
+                    whole = [len(right) for right in self._rights]
+                    need(count in whole, f"{name} ended {reason.name} with {count} of {whole}")
                 else:
                     need(reason is Reason.CANCELLED and self._cancelled, f"{name} ended {reason.name}")
             case _:
@@ -233,6 +238,8 @@ class Client:
                 world.need(rolled_back, f"{name} is not known")
             case "DATA_LOSS":
                 world.need(rolled_back, f"{name} ended with a data loss: {error}")
+            case "ABORTED" if reason is ErrorReason.MODEL_CHANGED:
+                world.need(self._trainings() > 0, f"{name} ended because its model was gone")
             case "ABORTED":
                 self._aborts += 1
                 world.need(rolled_back, f"{name}: its newest call was taken over")

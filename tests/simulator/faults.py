@@ -6,12 +6,15 @@ any two callbacks. After `LAST` nothing new goes wrong, and every partition is h
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
+from .oracle import MODELS
 from .processes import Process
 
 if TYPE_CHECKING:
     from .simulation import Simulation
+    from .workers import Engine
 
 LAST = 25.0  # seconds
 KINDS = (
@@ -49,10 +52,11 @@ class Faults:
     def __init__(self, simulation: "Simulation", kinds: tuple[str, ...] | None = None) -> None:
         self._simulation, self._world, self._random = simulation, simulation.world, simulation.world.random
         self._server, self._network = simulation.server, simulation.network
-        self.losses = 0
+        self.losses = self.trainings = 0
         share = self._random.choice((0.0, 0.15, 0.3, 0.6))
         drawn = tuple(kind for kind in KINDS if self._random.random() < share)
         self.kinds = drawn if kinds is None else kinds
+        self._random_kinds = kinds is None
 
     def plan(self) -> None:
         """Has everything happen in its time."""
@@ -73,6 +77,28 @@ class Faults:
                 world.after(at, self._doing(kind))
                 at += draw.expovariate(1 / 6.0)
         world.after(LAST, self._last)
+        self._plan_trainings()
+
+    def _plan_trainings(self) -> None:
+        """In some runs engines get other weights. Drawn apart, so that other runs stay what they are.
+
+        Not where an engine is gone for ever: what has tokens of its weights waits for it.
+        """
+        if not self._random_kinds or "engine is gone" in self.kinds:
+            return
+        draw = random.Random(f"weights {self._simulation.seed}")
+        for _ in range(draw.choice((0, 0, 1, 2, 4))):
+            engine = draw.choice(list(self._network.engines.values()))
+            self._world.after(draw.uniform(2.0, LAST), partial(self._train, engine, draw.uniform(0.1, 1.5)))
+
+    def _train(self, engine: "Engine", restart: float) -> None:
+        """An engine's ranks end, and the next ones read other weights."""
+        self.losses += 1
+        self.trainings += 1
+        (engine.weights,) = MODELS.keys() - {engine.weights}
+        self._world.note(engine.name, "gets the weights", engine.weights)
+        for rank in list(engine.ranks):
+            engine.kill(rank, restart)
 
     def _doing(self, kind: str) -> Callable[[], None]:
         return lambda: self._do(kind)

@@ -1,4 +1,4 @@
-"""What an undisturbed run makes of a request: its next token is a function of all tokens before."""
+"""What an undisturbed run makes of a request: its next token is a function of the weights and all tokens before."""
 
 import struct
 import zlib
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 VOCABULARY = 64
 END = 0  # a request that has it as an end token ends with it
 POISON = 1000  # a prompt that begins with it ends the rank that runs it
+MODELS = {"first": 0, "second": 0x9E3779B9}  # weights, and the state before the first token
 
 
 def state_of(ids: Sequence[int], state: int = 0) -> int:
@@ -25,9 +26,9 @@ def spell(token_id: int) -> str:
 
 
 def until(tokens: Sequence[int], stop: str) -> list[int]:
-    """The tokens up to the one that completes the stop string for the first time."""
-    text = "".join(map(spell, tokens))
-    return list(tokens[: text.index(stop) + len(stop)])
+    """The tokens up to the one that completes the stop string for the first time; all where none does."""
+    before, found, _ = "".join(map(spell, tokens)).partition(stop)
+    return list(tokens[: len(before) + len(found)])
 
 
 class Letters:
@@ -44,19 +45,24 @@ class Letters:
 
 
 class Oracle:
-    """The right tokens of every request of a run."""
+    """The right tokens of every request of a run, by each model."""
 
     def __init__(self) -> None:
-        self._tokens: dict[str, list[int]] = {}
+        self._tokens: dict[str, list[list[int]]] = {}
 
-    def add(self, request_id: str, prompt: Sequence[int], count: int, ends: bool) -> list[int]:
-        """A new request. ends: the token `END` ends it. Returns its tokens."""
-        state, tokens = state_of(prompt), list[int]()
-        while len(tokens) < count and not (ends and tokens[-1:] == [END]):
-            tokens.append(sample(state))
-            state = state_of(tokens[-1:], state)
-        self._tokens[request_id] = tokens
-        return tokens
-
-    def tokens(self, request_id: str) -> list[int]:
+    def add(self, request_id: str, prompt: Sequence[int], count: int, ends: bool) -> list[list[int]]:
+        """A new request. ends: the token `END` ends it. Returns its tokens, those of the first model first."""
+        self._tokens[request_id] = [_tokens(prompt, count, ends, begin) for begin in MODELS.values()]
         return self._tokens[request_id]
+
+    def made(self, request_id: str, tokens: Sequence[int]) -> bool:
+        """Whether these are the first tokens that one of the models makes."""
+        return any(list(tokens) == right[: len(tokens)] for right in self._tokens[request_id])
+
+
+def _tokens(prompt: Sequence[int], count: int, ends: bool, begin: int) -> list[int]:
+    state, tokens = state_of(prompt, begin), list[int]()
+    while len(tokens) < count and not (ends and tokens[-1:] == [END]):
+        tokens.append(sample(state))
+        state = state_of(tokens[-1:], state)
+    return tokens

@@ -100,11 +100,11 @@ class Simulation:
                 gone_at = draw.randint(0, count)
             case "cancels":
                 cancels_at = draw.randint(0, count)
-        right, stop = self.oracle.add(name, prompt, count, ends), ""
+        rights, stop = self.oracle.add(name, prompt, count, ends), ""
         if draw.random() < 0.2:
-            at = draw.randrange(len(right))
-            stop = "".join(map(spell, right[at : at + draw.randint(1, 2)]))
-            right = until(right, stop)
+            at = draw.randrange(len(rights[0]))
+            stop = "".join(map(spell, rights[0][at : at + draw.randint(1, 2)]))
+            rights = [until(right, stop) for right in rights]
         habit = Habit(
             draw.uniform(0, 22),
             prompt,
@@ -125,11 +125,12 @@ class Simulation:
             process,
             name,
             habit,
-            right,
+            rights,
             self.call,
             self.cancel,
             lambda: self.server.rollbacks,
             lambda: self.faults.losses,
+            lambda: self.faults.trainings,
         )
         self.clients.append(client)
         process.start(client.run)

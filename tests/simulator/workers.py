@@ -17,7 +17,7 @@ from orca.v1 import worker_pb2 as pb
 from orca_common.lanes.client import CallFailed, Status
 from orca_common.protocol import PROTOCOL, TERM_METADATA
 
-from .oracle import POISON, sample, state_of
+from .oracle import MODELS, POISON, sample, state_of
 from .processes import Process, World
 
 M = TypeVar("M", bound=Message)
@@ -68,7 +68,7 @@ class Rank:
     """One process of a rank."""
 
     def __init__(self, engine: "Engine", index: int, pid: int) -> None:
-        self.engine, self.index, self.pid = engine, index, pid
+        self.engine, self.index, self.pid, self.weights = engine, index, pid, engine.weights
         self.alive, self.frozen = True, False
         self.term = self.newest = self.iteration = 0
         self.epoch: Epoch | None = None  # that it is forming or a member of
@@ -113,6 +113,7 @@ class Rank:
             model_digest=DIGEST,
             max_positions=1024,
             vocab_size=64,
+            weights=self.weights,
         )
         if self.member and self.epoch is not None:
             epoch, formation = self.epoch, pb.Formation()
@@ -238,7 +239,7 @@ class Rank:
             world.need(not taken & set(start.blocks), f"{self.engine.name}: blocks of row {start.row} are in use")
             bound = epoch.slots // epoch.block_size
             world.need(all(block < bound for block in start.blocks), f"{self.engine.name}: there is no such block")
-            state = state_of(start.token_ids)
+            state = state_of(start.token_ids, MODELS[self.weights])
             token = sample(state)
             rows[start.row] = Row(start.claim, state, len(start.token_ids), token, tuple(start.blocks), iteration.term)
             tokens.append(token)
@@ -270,6 +271,7 @@ class Engine:
         self.numbers: set[int] = set()
         self.pids = 1
         self.deaths = 0
+        self.weights = next(iter(MODELS))  # that a rank reads as it begins
         self.watchers: list[list[Callable[[pb.RankTable], None]]] = [[] for _ in range(self.stages)]
         self.ranks = [self._started(n) for n in range(self.stages)]
 

@@ -587,7 +587,10 @@ type Accepted struct {
 	QueuePosition uint32                 `protobuf:"varint,3,opt,name=queue_position,json=queuePosition,proto3" json:"queue_position,omitempty"` // requests before this one in the queue; also 0 when it has left the queue
 	// When the request will leave the queue, as predicted from what runs and what waits before it. Absent when it has left
 	// the queue, and while no engine knows its pace yet.
-	StartsIn      *durationpb.Duration `protobuf:"bytes,4,opt,name=starts_in,json=startsIn,proto3" json:"starts_in,omitempty"`
+	StartsIn *durationpb.Duration `protobuf:"bytes,4,opt,name=starts_in,json=startsIn,proto3" json:"starts_in,omitempty"`
+	// Fingerprint of the weights that made the tokens which the request has; empty while it has none. Only engines of these
+	// weights go on with it. Engine.weights has those of each engine.
+	Weights       string `protobuf:"bytes,5,opt,name=weights,proto3" json:"weights,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -648,6 +651,13 @@ func (x *Accepted) GetStartsIn() *durationpb.Duration {
 		return x.StartsIn
 	}
 	return nil
+}
+
+func (x *Accepted) GetWeights() string {
+	if x != nil {
+		return x.Weights
+	}
+	return ""
 }
 
 // One generated token.
@@ -1243,7 +1253,7 @@ func (*GetModelRequest) Descriptor() ([]byte, []int) {
 type GetModelResponse struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Digest         string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"` // of configuration and tokenizer; all services of a release have the same
+	Digest         string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"` // of the tokenizer and the sizes; all services of a release have the same
 	VocabSize      uint32                 `protobuf:"varint,3,opt,name=vocab_size,json=vocabSize,proto3" json:"vocab_size,omitempty"`
 	MaxPositions   uint32                 `protobuf:"varint,4,opt,name=max_positions,json=maxPositions,proto3" json:"max_positions,omitempty"`         // the limit of input tokens + max_new_tokens
 	MaxPromptBytes uint32                 `protobuf:"varint,5,opt,name=max_prompt_bytes,json=maxPromptBytes,proto3" json:"max_prompt_bytes,omitempty"` // the longest prompt given as text
@@ -1365,7 +1375,9 @@ type Engine struct {
 	Slots            uint64                 `protobuf:"varint,4,opt,name=slots,proto3" json:"slots,omitempty"`                                               // tokens whose key and value fit into its memory
 	// Number of its present formation. It grows each time when the ranks take their places anew: after a start, after the
 	// loss of a rank, after an update. A request that runs then is recovered, and its stream goes on.
-	Epoch         uint64 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint64 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Fingerprint of its weights and their configuration: other ones after an update to another model of the same tokenizer.
+	Weights       string `protobuf:"bytes,6,opt,name=weights,proto3" json:"weights,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1435,6 +1447,13 @@ func (x *Engine) GetEpoch() uint64 {
 	return 0
 }
 
+func (x *Engine) GetWeights() string {
+	if x != nil {
+		return x.Weights
+	}
+	return ""
+}
+
 var File_orca_v1_orca_proto protoreflect.FileDescriptor
 
 const file_orca_v1_orca_proto_rawDesc = "" +
@@ -1492,13 +1511,14 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\baccepted\x18\x01 \x01(\v2\x11.orca.v1.AcceptedR\baccepted\x12&\n" +
 	"\x06tokens\x18\x02 \x03(\v2\x0e.orca.v1.TokenR\x06tokens\x12-\n" +
 	"\bfinished\x18\x03 \x01(\v2\x11.orca.v1.FinishedR\bfinished\x12,\n" +
-	"\x06prompt\x18\x04 \x03(\v2\x14.orca.v1.PromptTokenR\x06prompt\"\xab\x01\n" +
+	"\x06prompt\x18\x04 \x03(\v2\x14.orca.v1.PromptTokenR\x06prompt\"\xc5\x01\n" +
 	"\bAccepted\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12!\n" +
 	"\finput_tokens\x18\x02 \x01(\rR\vinputTokens\x12%\n" +
 	"\x0equeue_position\x18\x03 \x01(\rR\rqueuePosition\x126\n" +
-	"\tstarts_in\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\bstartsIn\"\xd2\x01\n" +
+	"\tstarts_in\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\bstartsIn\x12\x18\n" +
+	"\aweights\x18\x05 \x01(\tR\aweights\"\xd2\x01\n" +
 	"\x05Token\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x19\n" +
 	"\btoken_id\x18\x02 \x01(\rR\atokenId\x12\x12\n" +
@@ -1559,13 +1579,14 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\reos_token_ids\x18\b \x03(\rR\veosTokenIds\x12#\n" +
 	"\rhas_tokenizer\x18\t \x01(\bR\fhasTokenizer\x12)\n" +
 	"\aengines\x18\n" +
-	" \x03(\v2\x0f.orca.v1.EngineR\aengines\"\x9a\x01\n" +
+	" \x03(\v2\x0f.orca.v1.EngineR\aengines\"\xb4\x01\n" +
 	"\x06Engine\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12'\n" +
 	"\x0ftensor_parallel\x18\x02 \x01(\rR\x0etensorParallel\x12+\n" +
 	"\x11pipeline_parallel\x18\x03 \x01(\rR\x10pipelineParallel\x12\x14\n" +
 	"\x05slots\x18\x04 \x01(\x04R\x05slots\x12\x14\n" +
-	"\x05epoch\x18\x05 \x01(\x04R\x05epoch*\xb1\x01\n" +
+	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x18\n" +
+	"\aweights\x18\x06 \x01(\tR\aweights*\xb1\x01\n" +
 	"\fFinishReason\x12\x1d\n" +
 	"\x19FINISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14FINISH_REASON_LENGTH\x10\x01\x12\x15\n" +

@@ -121,16 +121,18 @@ class GenerateResponse(_message.Message):
     def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., prompt: _Optional[_Iterable[_Union[PromptToken, _Mapping]]] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("request_id", "input_tokens", "queue_position", "starts_in")
+    __slots__ = ("request_id", "input_tokens", "queue_position", "starts_in", "weights")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_POSITION_FIELD_NUMBER: _ClassVar[int]
     STARTS_IN_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     input_tokens: int
     queue_position: int
     starts_in: _duration_pb2.Duration
-    def __init__(self, request_id: _Optional[str] = ..., input_tokens: _Optional[int] = ..., queue_position: _Optional[int] = ..., starts_in: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    weights: str
+    def __init__(self, request_id: _Optional[str] = ..., input_tokens: _Optional[int] = ..., queue_position: _Optional[int] = ..., starts_in: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., weights: _Optional[str] = ...) -> None: ...
 
 class Token(_message.Message):
     __slots__ = ("index", "token_id", "text", "logprob", "iteration", "engine", "top")
@@ -257,15 +259,17 @@ class GetModelResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., max_prompt_bytes: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stop_bytes: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_tokenizer: _Optional[bool] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ...) -> None: ...
 
 class Engine(_message.Message):
-    __slots__ = ("id", "tensor_parallel", "pipeline_parallel", "slots", "epoch")
+    __slots__ = ("id", "tensor_parallel", "pipeline_parallel", "slots", "epoch", "weights")
     ID_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     id: str
     tensor_parallel: int
     pipeline_parallel: int
     slots: int
     epoch: int
-    def __init__(self, id: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., slots: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    weights: str
+    def __init__(self, id: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., slots: _Optional[int] = ..., epoch: _Optional[int] = ..., weights: _Optional[str] = ...) -> None: ...

@@ -94,6 +94,7 @@ class OrcaServicer:
         ABORTED              a newer call of the request took over: do not resume [TAKEN_OVER]
         CANCELLED            its client had left before, and detach_grace is over [CLIENT_LEFT]
         UNAVAILABLE          no engine has formed yet [NO_ENGINE]
+        ABORTED              no engine has the weights any more that made its first tokens [MODEL_CHANGED]
         DATA_LOSS            the pool lost tokens that were shown [TOKENS_LOST]
         INTERNAL             engines were lost with this request three times [ENGINES_LOST]
         INTERNAL             the model's logits for the next token are NaN or infinite [LOGITS_NOT_FINITE]

@@ -18,7 +18,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., engine: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("protocol", "incarnation", "host", "pid", "epoch", "iteration", "slots", "rows", "model_digest", "max_positions", "vocab_size", "formation")
+    __slots__ = ("protocol", "incarnation", "host", "pid", "epoch", "iteration", "slots", "rows", "model_digest", "max_positions", "vocab_size", "formation", "weights")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class HelloResponse(_message.Message):
     MAX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     FORMATION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     incarnation: str
     host: str
@@ -43,7 +44,8 @@ class HelloResponse(_message.Message):
     max_positions: int
     vocab_size: int
     formation: Formation
-    def __init__(self, protocol: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., epoch: _Optional[int] = ..., iteration: _Optional[int] = ..., slots: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[HeldRow, _Mapping]]] = ..., model_digest: _Optional[str] = ..., max_positions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ...) -> None: ...
+    weights: str
+    def __init__(self, protocol: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., epoch: _Optional[int] = ..., iteration: _Optional[int] = ..., slots: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[HeldRow, _Mapping]]] = ..., model_digest: _Optional[str] = ..., max_positions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ..., weights: _Optional[str] = ...) -> None: ...
 
 class HeldRow(_message.Message):
     __slots__ = ("row", "claim", "length")

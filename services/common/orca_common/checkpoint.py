@@ -32,7 +32,7 @@ class Checkpoint:
     vocab_size: int
     max_positions: int
     eos_token_ids: tuple[int, ...]
-    digest: str  # of config.json and tokenizer.json; all services of a release must have the same
+    digest: str  # of the tokenizer and the sizes: what all services of a release must share. The weights have their own
 
     @property
     def tokenizer_file(self) -> Path | None:
@@ -44,11 +44,12 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     """Reads the configuration. Raises FailedPrecondition with a sentence when the folder is not a checkpoint."""
     folder = Path(folder)
     path = folder / "config.json"
-    raw, config = _config(path)
+    config = _config(path)
     kind = _type(config, path)
     vocab_size = _size(config, "vocab_size", path)
     positions = "n_positions" if config.get("n_positions") is not None else "max_position_embeddings"
-    digest = hashlib.sha256(raw)
+    max_positions = _size(config, positions, path)
+    digest = hashlib.sha256(f"{vocab_size} {max_positions} ".encode())
     with suppress(FileNotFoundError):
         digest.update(read_bounded(folder / "tokenizer.json", TOKENIZER_BYTES))
     return Checkpoint(
@@ -57,7 +58,7 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
         config=config,
         model_type=kind,
         vocab_size=vocab_size,
-        max_positions=_size(config, positions, path),
+        max_positions=max_positions,
         eos_token_ids=_end_tokens(folder, config, vocab_size),
         digest=digest.hexdigest()[:16],
     )
@@ -66,15 +67,15 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
 def model_type(folder: Path) -> str:
     """The type that a folder's config.json names. Raises FailedPrecondition when it names none."""
     path = folder / "config.json"
-    return _type(_config(path)[1], path)
+    return _type(_config(path), path)
 
 
-def _config(path: Path) -> tuple[bytes, dict[str, Any]]:
+def _config(path: Path) -> dict[str, Any]:
     try:
         raw = read_bounded(path, CONFIG_BYTES)
     except FileNotFoundError:
         raise FailedPrecondition(f"model: {path.parent} holds no config.json") from None
-    return raw, json_object(raw, path)
+    return json_object(raw, path)
 
 
 def _type(config: Mapping[str, Any], path: Path) -> str:

@@ -8,7 +8,7 @@ OrcaError
 ├── ResourceExhausted    queue full, or too long for a deadline; says when to try again
 ├── DeadlineExceeded     the request's own deadline; never a shortened answer
 ├── Cancelled            the request was cancelled
-├── Aborted              a newer call of the same request took over
+├── Aborted              a newer call of the same request took over, or its model is gone: begin a new request
 ├── Unauthenticated      no API key, or a wrong one
 ├── PermissionDenied     a certificate whose role may not do this
 ├── DataLoss             the pool no longer holds what the client was shown
@@ -61,6 +61,7 @@ class ErrorReason(StrEnum):
     TENANT_FULL = "TENANT_FULL"
     ENDPOINT_FULL = "ENDPOINT_FULL"
     TAKEN_OVER = "TAKEN_OVER"
+    MODEL_CHANGED = "MODEL_CHANGED"
     REQUEST_CANCELLED = "REQUEST_CANCELLED"
     CLIENT_LEFT = "CLIENT_LEFT"
     DEADLINE_PASSED = "DEADLINE_PASSED"

@@ -189,6 +189,7 @@ class Endpoint:
                     pipeline_parallel=info.pipeline_parallel,
                     slots=info.slots,
                     epoch=info.epoch,
+                    weights=info.weights,
                 )
                 for info in await self._engines.get()
             ],

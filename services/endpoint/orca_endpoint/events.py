@@ -16,6 +16,7 @@ class Accepted(NamedTuple):
     input_tokens: int
     queue_position: int  # requests before this one in the queue
     starts_in: float | None = None  # seconds until it leaves the queue, as predicted; None: it left, or nobody knows
+    weights: str = ""  # fingerprint of those that made its tokens; "" while it has none
 
 
 class TopToken(NamedTuple):

@@ -40,6 +40,7 @@ class Encoder:
         if isinstance(event, Accepted):
             accepted = response.accepted
             accepted.request_id, accepted.input_tokens, accepted.queue_position = event[:3]
+            accepted.weights = event.weights
             if event.starts_in is not None:
                 accepted.starts_in.FromMilliseconds(round(event.starts_in * 1000))
         elif isinstance(event, Prompted):

@@ -83,6 +83,9 @@ def end_error(reason: Reason, request_id: str, trace_id: str) -> OrcaError:
             return FailedPrecondition(
                 f"request {request_id} needs more slots than any engine has", reason=ErrorReason.TOO_LARGE
             )
+        case Reason.MODEL_CHANGED:
+            sentence = f"request {request_id}: the release changed to other weights than made its first tokens"
+            return Aborted(sentence, reason=ErrorReason.MODEL_CHANGED)
         case Reason.INTERNAL:
             sentence = f"request {request_id}: engines were lost with it again and again"
             return Internal(sentence, trace_id, reason=ErrorReason.ENGINES_LOST)

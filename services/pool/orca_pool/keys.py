@@ -24,7 +24,7 @@ The keys of a pool share the hash tag `{POOL}`, so a Redis Cluster keeps them on
 |                       |            | for it, and for all that was read                     |                     |
 | control:ENGINE        | stream     | h: '' (requests wait), or the id of one that ended    | until retired       |
 | engine:ID             | hash       | epoch, reserved iterations, last claim, number of its | until retired       |
-|                       |            | listeners, tp, pp, load                               |                     |
+|                       |            | listeners, tp, pp, weights, load, whether it finishes |                     |
 | leases                | hash       | '<counter> <term> <owner>' of all engines             | the release         |
 | engines               | sorted set | all engines by their slots; 0: never formed           | the release         |
 | endpoint:ID           | hash       | registration number, whether it is leaving            | until swept         |
@@ -42,6 +42,8 @@ The fields of `request:ID`, '' where there is none:
 | state                                                 | waiting, claimed or ended                                   |
 | arrival, claim, engine                                | arrival number; claim number and engine while claimed       |
 | engines                                               | lines '<index of the first token> <engine>', a line a claim |
+| weights                                               | of the engine that claimed it last: with tokens, no other   |
+|                                                       | ones go on with it                                          |
 | endpoint, attempt, closed                             | the listening call; closed: 1 when this attempt detached    |
 | losses, loss_at                                       | losses since the last token; tokens at the last loss        |
 | deadline, detach_at                                   | moments at which the request ends                           |

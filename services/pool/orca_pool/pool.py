@@ -146,7 +146,8 @@ class Pool:
     async def identify(self, digest: str, max_positions: int, vocab_size: int) -> None:
         """Agrees with the pool on the model. Raises FailedPrecondition when the release serves another one.
 
-        The first service of a release sets the model. digest: of the model's configuration and tokenizer.
+        The first service of a release sets the model. digest: of what all services must share of it (see
+        `orca_common.checkpoint`). The weights may differ from engine to engine.
         """
         stands = (await self._run("identify", digest, max_positions, vocab_size)).decode()
         if stands != digest:
@@ -184,7 +185,11 @@ class Pool:
     async def engine_infos(self) -> list[EngineInfo]:
         """The engines that have formed, by name."""
         answer = await self._run("engine_infos")
-        return sorted((EngineInfo(g[0].decode(), *map(int, g[1:])) for g in answer), key=lambda info: info.engine)
+        infos = (
+            EngineInfo(engine.decode(), int(tp), int(pp), int(slots), int(epoch), weights.decode())
+            for engine, tp, pp, slots, epoch, weights in answer
+        )
+        return sorted(infos, key=lambda info: info.engine)
 
     # -- endpoints
     async def renew_endpoint(
@@ -353,20 +358,22 @@ class Pool:
         epoch: int | None = None,
         reserve: int | None = None,
         form: EngineInfo | None = None,
+        weights: str = "",
         known: str = "",
         load: EngineLoad = NO_LOAD,
     ) -> Renewed | None:
         """Renews an engine's lease. None: the owner is not its master any more.
 
         Call it every `leases.RENEW_SECONDS`. epoch: a new one. reserve: the last iteration number that the master may
-        use. form: given after a formation, when the engine's sizes are known (slots: in whole blocks). known: the
-        version of the engine's claims that an earlier renewal answered; the same claims are not told again. load: what
-        predictions of the queue are made of.
+        use. form: given after a formation, when the engine's sizes are known (slots: in whole blocks). weights: the
+        fingerprint of its last formation. known: the version of the engine's claims that an earlier renewal answered;
+        the same claims are not told again. load: what predictions of the queue are made of, and whether the engine
+        begins anything.
         """
         numbers = ("" if epoch is None else epoch, "" if reserve is None else reserve)
         sizes = ("", "", "") if form is None else (form.slots, form.tensor_parallel, form.pipeline_parallel)
-        told = (load.rows, load.free, _microseconds(load.pace), _microseconds(load.room_in))
-        answer = await self._renew("renew", engine, owner, term, *numbers, *sizes, known, *told)
+        told = (load.rows, load.free, _microseconds(load.pace), _microseconds(load.room_in), int(load.finishing))
+        answer = await self._renew("renew", engine, owner, term, *numbers, *sizes, weights, known, *told)
         if answer is None:
             return None
         epoch_now, reserved, last_claim, version, needs, *claims = answer
@@ -486,14 +493,14 @@ def _attached(answer: Any) -> Attached | Refusal:
         raise answer
     if isinstance(answer, int):
         return Refusal(answer)
-    record, position, starts_in, first, tokens, tops, prompt, engines, reason, final, *times = answer
+    record, position, starts_in, first, tokens, tops, prompt, weights, engines, reason, final, *times = answer
     lines = (line.split(" ", 1) for line in engines.decode().splitlines())
     finish = None
     if int(reason):
         finish = Finish(Reason(int(reason)), int(final), Times(*map(int, times)))
     made = [(int(i), engine) for i, engine in lines]
     tokens, starts = unpack_tokens(tokens), _seconds(starts_in)
-    return Attached(record, position, tokens, made, finish, first, starts, tops, prompt)
+    return Attached(record, position, tokens, made, finish, first, starts, tops, prompt, weights.decode())
 
 
 def _info(text: bytes) -> dict[str, str]:
@@ -521,7 +528,8 @@ def _claim_answer(answer: Any) -> ClaimAnswer | None:
             int(losses),
             None if deadline == b"" else int(deadline) / 1e6,
             int(submitted),
+            weights.decode(),
         )
-        for request_id, claim, arrival, record, tokens, losses, deadline, submitted in held
+        for request_id, claim, arrival, record, tokens, losses, deadline, submitted, weights in held
     ]
     return ClaimAnswer(requests, int(last_claim), needs)

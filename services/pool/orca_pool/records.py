@@ -22,6 +22,7 @@ class Reason(IntEnum):
     NEVER_FITS = 9  # larger than every engine
     ABORTED = 10  # the end of a call only, not of a request: a newer call took over
     NOT_FINITE = 11  # the model's logits were NaN or infinite
+    MODEL_CHANGED = 12  # no engine has the weights any more that made its tokens
 
 
 class CommittedToken(NamedTuple):
@@ -64,6 +65,7 @@ class Attached:
     starts_in: float | None = None  # seconds until a waiting request begins, as predicted; None: nobody knows
     tops: bytes = b""  # as in Packet, of `tokens`
     prompt: bytes = b""  # the logprobs of the prompt, where asked for; empty before token 0, and for a call that has it
+    weights: str = ""  # fingerprint of those that made its tokens; "" while it has none
 
 
 class QueueLimits(NamedTuple):
@@ -148,6 +150,7 @@ class Claimed:
     losses: int  # of its engine in a row, without a token in between
     deadline_in: float | None  # seconds from now until its deadline
     submitted: int  # Redis's TIME in microseconds
+    weights: str = ""  # fingerprint of those that are to make its tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +181,11 @@ class EngineLoad(NamedTuple):
     free: int  # slots that nothing has reserved
     pace: float  # seconds from one token of a request to its next; 0: not known yet
     room_in: float  # seconds until a request that runs makes room, if it makes all its tokens
+    finishing: bool = False  # it begins nothing: it goes on with what has tokens of its weights
 
 
 NO_LOAD = EngineLoad(0, 0, 0.0, 0.0)
+FINISHING_LOAD = NO_LOAD._replace(finishing=True)
 
 
 class CommitRow(NamedTuple):
@@ -235,3 +240,4 @@ class EngineInfo:
     pipeline_parallel: int
     slots: int
     epoch: int
+    weights: str = ""  # fingerprint

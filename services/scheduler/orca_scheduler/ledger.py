@@ -65,9 +65,11 @@ class Ledger:
         self.epoch = self.iteration = 0  # of the engine, the highest known
         self._last_claim = self._reserved = self._uncommitted = 0
         self._commit_sent = False  # a commit with rows was sent and is not answered
-        self._engine_slots = 0  # slots of the engine as it formed last
+        self._engine_slots, self._weights = 0, ""  # of the engine as it formed last
         self._needs = 0  # slots that the first request of the queue needs, as the pool told last; 0: it hints
         self._claim_sent = False  # a claim was sent and is not answered
+        self._finishing = False  # the pool knows that the engine begins nothing more
+        self.nothing_left = False  # .. and had nothing that the engine alone can go on with
         self._claims_version, self._claims_generation = "", -1  # of the claims that the last renewal told
         self._unheard = False  # the pool has given this engine requests, and the answer was lost
         self._orphans: dict[int, str] = {}  # claims that the pool counts as ours, and their requests
@@ -131,6 +133,7 @@ class Ledger:
     async def formed(self, info: EngineInfo, above: int) -> int:
         """The engine may claim from now on, and use iteration numbers from the answer on. Raises Deposed."""
         self.iteration = first = max(self.iteration, above) + 1
+        self._weights = info.weights
         await reached(lambda: self._renew(form=info, reserve=first + RESERVE))
         self._engine_slots = info.slots
         self._claimer.set()
@@ -212,6 +215,7 @@ class Ledger:
     ) -> Renewed:
         # A Redis that came back may have forgotten something: then the claims are told again in any case.
         known = self._claims_version if self._claims_generation == self._pool.generation else ""
+        load = self._load()
         renewed = self._still_ours(
             await self._pool.renew(
                 self._engine,
@@ -220,10 +224,14 @@ class Ledger:
                 epoch=epoch,
                 reserve=reserve,
                 form=form,
+                weights=self._weights,
                 known=known,
-                load=self._load(),
+                load=load,
             )
         )
+        if load.finishing != self._finishing:
+            self._finishing, self.nothing_left = load.finishing, False
+            self._claimer.set()
         self.epoch = max(self.epoch, renewed.epoch)
         self._reserved = renewed.reserved  # may shrink when Redis lost writes: then the numbers are reserved again
         self._pool_answered()
@@ -285,7 +293,7 @@ class Ledger:
         while True:
             await self._claimer.wait()
             self._claimer.clear()
-            room = self._room()
+            room, finishing = self._room(), self._finishing
             may_claim = room.requests and room.slots  # none while the engine is not formed
             if not may_claim:
                 self._needs = max(self._needs, 1)  # this may have been a hint
@@ -301,10 +309,13 @@ class Ledger:
             self._last_claim, self._unheard = answer.last_claim, False
             self._needs = answer.needs
             claims = self._take(new)
+            self.nothing_left = may_claim and finishing and not self._needs
             if claims:
                 self._admitted.clear()
                 self._post(Claimed(self._now, claims))
                 await self._admitted.wait()
+            elif self.nothing_left:
+                self._post(CaughtUp())
 
     async def _claim(self, room: Room) -> ClaimAnswer | None:
         self._claim_sent = True

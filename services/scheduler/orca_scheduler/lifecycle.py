@@ -9,6 +9,7 @@ No clock, no I/O, no task: a journal of its events replays to the same verdicts.
     Forming     EpochGiven, StoreHosted, all RankFormed, all RankAllocated   -> Recording
     Recording   Recorded                                                     -> Running
     Running     RankLeaving, Leave, the candidate is gone or to be replaced  -> Draining
+                the same by another model, and Finished or its time is over  -> Draining
     Draining    Rested                                                       -> Lost, to form again; Replacing; Closing
     Lost        Confirmed, and every lost rank Fenced                        -> Waiting, or Closing
     Waiting     its time is over                                             -> Greeting
@@ -49,6 +50,7 @@ from .lifecycle_events import (
     EpochGiven,
     Fence,
     Fenced,
+    Finished,
     Form,
     Formation,
     Gone,
@@ -215,17 +217,20 @@ class Greeted:
     standing: Standing
     model: Model
     protocol: int
+    weights: str
 
 
 @dataclass(slots=True)
 class Lifecycle:
-    """One engine in one term. `engine` and `shape` are given; the other fields are its state."""
+    """One engine in one term. The fields before `state` are given, or the candidate's; the others are its state."""
 
     engine: str
     shape: Shape
     pods: tuple[str, ...] | None  # of the candidate, "" without an address; None: the engine is not wanted any more
     absent: str = ""  # why pods of the candidate have no address
     replace: bool = False  # the candidate's pods are to be made anew
+    other_model: bool = False  # .. with another model
+    finish_seconds: float = timers.FINISH  # for which what was begun may end before that
     state: State = field(default_factory=Opening)
     life: int = 0
     dialed: tuple[str, ...] = ()  # the pods of this life
@@ -239,6 +244,7 @@ class Lifecycle:
     unadmitted: dict[int, bool] = field(default_factory=dict[int, bool])
     formed: bool = False  # the core was told EngineReady, and not EngineLost since
     leaving: bool = False  # the scheduler is leaving
+    finish_by: float | None = None  # when pods are replaced by those of another model, whatever still runs
     backoff: float = timers.REFORM
     refusal: str | None = None  # why the last attempt to form failed
     unreached_since: float | None = (
@@ -256,6 +262,8 @@ class Lifecycle:
             case Greeting() as greeting:
                 moments = [self.verdict_at, *(moment for moment, _ in self._greeting_bounds(greeting))]
                 return min((moment for moment in moments if moment is not None), default=None)
+            case Running() if self.finish_by is not None:
+                return self.finish_by if self.verdict_at is None else min(self.finish_by, self.verdict_at)
             case Forming() | Recording() | Running() | Draining():
                 return self.verdict_at
             case _:
@@ -277,6 +285,16 @@ class Lifecycle:
                 refusal = self.refusal
                 why = "is being formed" if refusal is None else f"cannot form: {refusal}"
                 return f"{self.engine} {why}"
+
+    @property
+    def finishing(self) -> bool:
+        """Whether the engine begins nothing more, and ends what it has begun."""
+        return self.finish_by is not None
+
+    @property
+    def weights(self) -> str:
+        """The fingerprint of the ranks' weights. They are the same once all ranks were greeted."""
+        return self.greeted[0].weights
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -337,6 +355,7 @@ class Lifecycle:
             return []
         self.epoch = event.epoch
         self.unadmitted = dict.fromkeys(event.claims, event.taken_over)
+        self._let_finish(event.now)
         return self._next_life(event.now)
 
     def _live(self, event: LifeEvent) -> list[LifeAction]:
@@ -382,6 +401,8 @@ class Lifecycle:
                 return self._recorded(now, recording, iteration)
             case Rested(now), Draining(why):
                 return self._rested(now, why)
+            case Finished(now), Running() if self.finishing:
+                return self._finished(now, "it has finished what it began with the old model")
             case _:
                 pass  # a late or doubled answer
         return []
@@ -392,7 +413,7 @@ class Lifecycle:
         """Dials, unless nobody wants this engine any more, or its pods are not all there, or too old."""
         if self.leaving or self.pods is None:
             return self._close(now)
-        if self.replace:
+        if self._replaces(now):
             return self._replace(now)
         if not all(self.pods):
             self.state = Incomplete()
@@ -435,8 +456,15 @@ class Lifecycle:
         known, standing = self.known[event.rank], event.standing
         known.host, known.pid = event.host, event.pid
         known.iteration = max(known.iteration, standing.iteration)
-        self.greeted[event.rank] = Greeted(standing, event.model, event.protocol)
+        self.greeted[event.rank] = Greeted(standing, event.model, event.protocol, event.weights)
         for other, greeted in self.greeted.items():
+            if greeted.weights != event.weights:
+                prints = f"{event.weights} and {self._name(other)} the weights {greeted.weights}"
+                return self._refused(
+                    event.now,
+                    f"{self._name(event.rank)} has the weights {prints}: all ranks of an engine have the same; "
+                    f"where a checkpoint was written over, delete the pods",
+                )
             if greeted.protocol != event.protocol:
                 numbers = f"{event.protocol} and {self._name(other)} protocol {greeted.protocol}"
                 return self._refused(
@@ -500,7 +528,7 @@ class Lifecycle:
     def _record(self, recording: Recording) -> list[LifeAction]:
         self.state = recording
         above = max(greeted.standing.iteration for greeted in self.greeted.values())
-        return [Record(self.life, recording.epoch, recording.slots, above)]
+        return [Record(self.life, recording.epoch, recording.slots, above, self.weights)]
 
     def _recorded(self, now: float, recording: Recording, iteration: int) -> list[LifeAction]:
         self.state = Running()
@@ -565,6 +593,10 @@ class Lifecycle:
         if isinstance(self.state, Replacing):
             self.state.until = None
             return [ReplacePods(self.life)]
+        if isinstance(self.state, Running) and self.finish_by is not None and now >= self.finish_by:
+            return self._finished(
+                now, f"it has had {self.finish_seconds:g} s to finish what it began with the old model"
+            )
         if self.verdict_at is not None and now >= self.verdict_at:
             lost = judge(self.suspicions)
             verdict = "; ".join(f"{self._name(suspicion.rank)} {suspicion.detail}" for suspicion in lost)
@@ -620,7 +652,7 @@ class Lifecycle:
         """The next life must not greet a process that is about to be killed."""
         if lost.fencing:
             return []
-        if not self._may_live:
+        if not self._may_live(now):
             return self._next_life(now)
         self.state = Waiting(now + timers.REFORM)
         return []
@@ -634,25 +666,33 @@ class Lifecycle:
 
     # -- draining and leaving
 
-    @property
-    def _may_live(self) -> bool:
+    def _may_live(self, now: float) -> bool:
         """Whether nothing that is known stands against a new life."""
-        return self.pods is not None and all(self.pods) and not self.leaving and not self.replace
+        return self.pods is not None and all(self.pods) and not self.leaving and not self._replaces(now)
 
     def _candidate_changed(self, event: CandidateChanged) -> list[LifeAction]:
         """A running engine keeps its pods, unless they are to be replaced; other ones count from the next life on."""
         now, changed = event.now, event.pods != self.pods
-        self.pods, self.absent, self.replace = event.pods, event.absent, event.replace
+        self.pods, self.absent, self.replace, self.other_model = (
+            event.pods,
+            event.absent,
+            event.replace,
+            event.other_model,
+        )
         if self.pods is None:
             return self._wanted_no_more(now, "the engine is no longer discovered")
+        finished_before = self.finishing
+        self._let_finish(now)
         match self.state:
-            case Running() if self.replace:
+            case Running() if self._replaces(now):
                 return self._drain(now, "its pods are of an old revision")
-            case Greeting() | Forming() | Recording() if changed or self.replace:
+            case Running() if self.finishing and not finished_before:
+                return [Say("engine finishes", "its pods are of an old revision, and the new one has another model")]
+            case Greeting() | Forming() | Recording() if changed or self._replaces(now):
                 return [*self._close_life(), *self._next_life(now)]
-            case Waiting() if not self._may_live:
+            case Waiting() if not self._may_live(now):
                 return self._next_life(now)
-            case Incomplete() if self._may_live or self.replace:
+            case Incomplete() if self._may_live(now) or self.replace:
                 return self._next_life(now)
             case Replacing() if not self.replace:
                 return self._next_life(now)
@@ -673,7 +713,7 @@ class Lifecycle:
         return [Say("engine drains", why), Drain(now)]
 
     def _rested(self, now: float, why: str) -> list[LifeAction]:
-        if self.leaving or self.pods is None or self.replace:
+        if self.leaving or self.pods is None or self._replaces(now):
             return [*self._close_life(), *self._next_life(now)]
         return self._lose(now, why, [])
 
@@ -697,6 +737,22 @@ class Lifecycle:
         return [*self._core_lost(now), *self._give_back(), Retire()]
 
     # -- replacing pods
+
+    def _let_finish(self, now: float) -> None:
+        """Gives the engine its time to finish, when the new pods will have another model and something was begun."""
+        if not (self.replace and self.other_model):
+            self.finish_by = None
+        elif self.finish_by is None and (self.formed or self.unadmitted):
+            self.finish_by = now + self.finish_seconds
+
+    def _replaces(self, now: float) -> bool:
+        """Whether the pods are made anew before anything else. An engine that lacks a pod cannot finish."""
+        finishes = self.finish_by is not None and now < self.finish_by and self.pods is not None and all(self.pods)
+        return self.replace and not finishes
+
+    def _finished(self, now: float, why: str) -> list[LifeAction]:
+        self.finish_by = now
+        return self._drain(now, f"its pods are of an old revision, and {why}")
 
     def _replace(self, now: float) -> list[LifeAction]:
         """Has the pods made anew. Nothing is open, and every request goes back."""

@@ -34,6 +34,7 @@ class CandidateChanged:
     pods: tuple[str, ...] | None
     absent: str = ""  # why pods have no address; "" when all have one
     replace: bool = False  # the pods are of an old revision, and it is this engine's turn to get new ones
+    other_model: bool = False  # .. whose model is another one: the engine finishes what it began before
 
 
 class Entry(NamedTuple):
@@ -98,7 +99,7 @@ class Standing(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What all services of a release must agree on."""
+    """What all services of a release must agree on. Engines may differ in their weights."""
 
     digest: str
     max_positions: int
@@ -117,6 +118,7 @@ class Hello:
     standing: Standing
     model: Model
     protocol: int
+    weights: str  # fingerprint; "" from a rank that tells none
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,14 @@ class Rested:
 
 
 @dataclass(frozen=True, slots=True)
+class Finished:
+    """The engine begins nothing more, and nothing is left that it alone can go on with."""
+
+    now: float
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
 class Confirmed:
     """The pool says that the lease is still this term's."""
 
@@ -312,6 +322,7 @@ LifeEvent = (
     | AllAnswered
     | RankLeaving
     | Rested
+    | Finished
     | Confirmed
     | Fenced
     | Replaced
@@ -384,6 +395,7 @@ class Record:
     epoch: int
     slots: int
     above: int
+    weights: str
 
 
 @dataclass(frozen=True, slots=True)

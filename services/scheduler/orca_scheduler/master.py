@@ -21,7 +21,7 @@ from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Transport
 from orca_pool.pool import Pool
-from orca_pool.records import NO_LOAD, EngineInfo, EngineLoad, Reason
+from orca_pool.records import FINISHING_LOAD, NO_LOAD, EngineInfo, EngineLoad, Reason
 from orca_pool.retry import reached
 from orca_pool.wire import TOKEN
 
@@ -42,7 +42,7 @@ from .discovery.candidates import Candidate, Discovery
 from .invariants import violations
 from .journal import Journal
 from .ledger import CaughtUp, Deposed, EndedElsewhere, Ledger, News
-from .lifecycle import Draining, Lifecycle
+from .lifecycle import Draining, Lifecycle, Running
 from .lifecycle_events import (
     Admit,
     Allocate,
@@ -53,6 +53,7 @@ from .lifecycle_events import (
     Dial,
     EpochGiven,
     Fence,
+    Finished,
     Form,
     Gone,
     HangUp,
@@ -138,8 +139,9 @@ class EngineMaster:
         self._taken_over = taken_over  # from an owner who had not released it
         self._pool, self._discovery, self._pulse, self._shape = pool, discovery, pulse, settings.shape
         self._transport = transport
-        pods, absent, replace = _of_candidate(candidate)
-        self.lifecycle = Lifecycle(engine, settings.shape, pods, absent, replace)
+        self.lifecycle = Lifecycle(
+            engine, settings.shape, *_of_candidate(candidate), finish_seconds=settings.finish_seconds
+        )
         self.core = Core(settings.max_batch_size, settings.pp, settings.block_size, settings.run_ahead)
         self._pace = Pace()
         self._ledger = Ledger(pool, engine, owner, term, settings.block_size, self.core.room, self.load, self._post)
@@ -182,6 +184,8 @@ class EngineMaster:
         if self.unready is not None:
             return NO_LOAD
         core, pace = self.core, self._pace.seconds
+        if self.lifecycle.finishing:
+            return FINISHING_LOAD
         left = min((r.arrived.max_new_tokens - r.generated for r in core.requests), default=0)
         return EngineLoad(core.max_bs * core.n_workers, core.room().slots, pace, left * pace)
 
@@ -250,8 +254,16 @@ class EngineMaster:
                     self._ledger.admitted()
                 case event:
                     self._step_life(event)
-            if isinstance(self.lifecycle.state, Draining) and not self.core.in_flight:
-                self._step_life(Rested(self._now, self.lifecycle.life))
+            life = self.lifecycle
+            if (
+                life.finishing
+                and isinstance(life.state, Running)
+                and self._ledger.nothing_left
+                and not self.core.requests
+            ):
+                self._step_life(Finished(self._now, life.life))
+            if isinstance(life.state, Draining) and not self.core.in_flight:
+                self._step_life(Rested(self._now, life.life))
 
     async def _take_returned(self) -> None:
         """Gives the core what has returned, as far as the pool keeps up."""
@@ -436,7 +448,7 @@ class EngineMaster:
 
     async def _record(self, action: Record) -> None:
         shape = self._shape
-        info = EngineInfo(self.engine, shape.tp, shape.pp, action.slots, action.epoch)
+        info = EngineInfo(self.engine, shape.tp, shape.pp, action.slots, action.epoch, action.weights)
         self._post(Recorded(self._now, action.life, await self._ledger.formed(info, action.above)))
 
     async def _confirm(self, life: int) -> None:
@@ -480,8 +492,14 @@ class EngineMaster:
         self._step_core(event)
 
     def _admit(self, claims: tuple[int, ...]) -> None:
-        """Hands claimed requests to the core, but those that have ended meanwhile."""
-        held = self._ledger.outputs.of(claims)
+        """Hands claimed requests to the core, but those that have ended meanwhile.
+
+        Those that were claimed for other weights go back: the answer to a claim was overtaken by a formation.
+        """
+        held, mine = self._ledger.outputs.of(claims), self.lifecycle.weights
+        if other := [request.claimed.claim for request in held if request.claimed.weights != mine]:
+            self._give_back(GiveBack(tuple((claim, False) for claim in other)))
+            held = [request for request in held if request.claimed.weights == mine]
         if self._tracing is not None:
             for request in held:
                 self._tracing.admitted(request)
@@ -607,11 +625,12 @@ class EngineMaster:
         return self._loop.time()
 
 
-def _of_candidate(candidate: Candidate | None) -> tuple[tuple[str, ...] | None, str, bool]:
-    """A candidate as the lifecycle knows it: pods, why some are absent, whether they are to be replaced."""
+def _of_candidate(candidate: Candidate | None) -> tuple[tuple[str, ...] | None, str, bool, bool]:
+    """A candidate as the lifecycle knows it: pods, why some are absent, whether they are to be replaced, and whether by
+    those of another model."""
     if candidate is None:
-        return None, "", False
-    return candidate.pods, candidate.absent, candidate.replace
+        return None, "", False, False
+    return candidate.pods, candidate.absent, candidate.replace, candidate.other_model
 
 
 def arrival(held: Held) -> Arrival:

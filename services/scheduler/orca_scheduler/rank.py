@@ -257,4 +257,4 @@ def _hello(now: float, life: int, rank: int, hello: pb.HelloResponse) -> Hello:
     rows = tuple(sorted(held.row for held in hello.rows))
     standing = Standing(hello.epoch, hello.iteration, hello.slots, rows, formation)
     model = Model(hello.model_digest, hello.max_positions, hello.vocab_size)
-    return Hello(now, life, rank, hello.host, hello.pid, standing, model, hello.protocol)
+    return Hello(now, life, rank, hello.host, hello.pid, standing, model, hello.protocol, hello.weights)

@@ -7,6 +7,7 @@ from pydantic_settings import SettingsConfigDict
 
 from orca_common.settings import PoolSettings, ServiceSettings
 
+from . import timers
 from .places import Shape
 
 Positive = Annotated[int, Field(gt=0)]
@@ -46,6 +47,9 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     """Tokens whose keys and values an engine holds, rounded down to whole blocks; what memory holds if not given."""
     run_ahead: Annotated[int, Field(ge=0, le=1)] = 0
     """1: a batch's next iteration is issued before its tokens are back, and an end is found one iteration late."""
+
+    finish_seconds: Annotated[float, Field(ge=0)] = timers.FINISH
+    """Seconds for which an engine may finish what it began, before its pods are replaced by those of another model."""
 
     @model_validator(mode="after")
     def _one_discovery(self) -> Self:

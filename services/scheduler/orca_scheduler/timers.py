@@ -25,6 +25,9 @@ KEEP_CLAIMS = 2.0  # how long a greeting keeps the requests of an earlier master
 REFORM = 0.2  # between the end of one life and the next
 LONGEST_REFORM = 5.0  # the same after refusals, which double it
 
+# Changing the model
+FINISH = 300.0  # for what was begun on the old one; `finish_seconds` is the setting
+
 # Giving an engine up to another scheduler
 UNREACHED = 20.0  # without an answer of its supervisors
 WITHDRAWN = 60.0  # for so long the one that gave it up takes nothing, and is not counted

@@ -174,6 +174,7 @@ class Controller:
             model_digest=self._checkpoint.digest,
             max_positions=self._checkpoint.max_positions,
             vocab_size=self._checkpoint.vocab_size,
+            weights=self._stage.weights,
         )
 
     async def host_store(self, request: worker_pb2.HostStoreRequest) -> worker_pb2.HostStoreResponse:

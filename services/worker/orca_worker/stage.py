@@ -16,6 +16,7 @@ from orca_common.errors import FailedPrecondition
 
 from .batch import Batch, build_batch, token_count
 from .data_plane import DataPlane, Loopback, PeerLost
+from .fingerprint import fingerprint
 from .kv import KVManager
 from .loading import Loading
 from .memory import SLOTS_OF_NOTHING, free_bytes
@@ -84,11 +85,15 @@ def as_peer_lost(plane: DataPlane) -> Iterator[None]:
         raise
 
 
+class WeightsChanged(Exception):
+    """The checkpoint was written over. This rank's process must end: the next one tells the new weights."""
+
+
 class Stage:
     """Forms and runs iterations. Only the GPU thread calls it, except for `rows.held` and `loading`.
 
-    `max_slots` bounds the slots that are offered. `load` makes the model's slice of a place; without it the checkpoint
-    is read.
+    `weights` is the fingerprint of those that it loads. `max_slots` bounds the slots that are offered. `load` makes the
+    model's slice of a place; without it the checkpoint is read.
     """
 
     def __init__(
@@ -104,6 +109,7 @@ class Stage:
         self._max_slots, self._compute = max_slots, compute
         self._load_model = load or (lambda place: load_model(checkpoint, place, dtype, device, compute, self.loading))
         self.loading = Loading()
+        self.weights = fingerprint(checkpoint.folder)
         self._model: Model | None = None
         self._place = SINGLE  # of the model
         self._plane: DataPlane = Loopback()
@@ -146,6 +152,8 @@ class Stage:
                 torch.cuda.set_device(self._device)  # this thread's current device
         started = time.monotonic()
         model, bytes_read = self._load_model(place)
+        if fingerprint(self._checkpoint.folder) != self.weights:
+            raise WeightsChanged(f"other weights than this rank has told lie in {self._checkpoint.folder} now")
         gc.collect()
         gc.freeze()  # the model stays: no later collection needs to look at it
         log.info(

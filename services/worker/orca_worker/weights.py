@@ -1,8 +1,6 @@
-"""Reads a rank's own slices of a checkpoint's safetensors: one file, or several with an index.
+"""Reads a rank's own slices of a checkpoint's safetensors.
 
-Only the bytes of the slices are read: one range for a slice of rows, a range in each row for a slice of columns. A
-safetensors file has three parts: the length of its header (8 bytes, little-endian), the header (JSON with the type,
-shape and byte range of each tensor), and the tensors, row-major.
+Only the bytes of the slices are read: one range for a slice of rows, a range in each row for a slice of columns.
 """
 
 import os
@@ -14,16 +12,15 @@ from typing import NamedTuple, Protocol, TypeGuard
 import torch
 from torch import Tensor
 
-from orca_common.bounded_file import json_object, open_regular, read_bounded, shown
-from orca_common.checkpoint import WEIGHT_NAMES
+from orca_common.bounded_file import open_regular, shown
 from orca_common.errors import FailedPrecondition
 
 from .loading import Loading
 from .partition import Slice
+from .weight_files import broken, header_of, weight_files
 
 KEYS = "dtype", "shape", "data_offsets"
-# Bounds of what a stranger's file may make a rank read. Headers of published models are below 2 MB.
-HEADER_BYTES, MAX_SHARDS, MAX_AXES = 16 << 20, 1024, 8
+MAX_AXES = 8  # of a stranger's tensor
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -52,18 +49,8 @@ class Entry(NamedTuple):
 
 def read_header(file: Path) -> dict[str, Entry]:
     """The tensors of a file, by name. Raises FileNotFoundError, and FailedPrecondition when the header is wrong."""
-    try:
-        with open(open_regular(file), "rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
-            length = int.from_bytes(opened.read(8), "little")
-            if not 0 < length <= min(size - 8, HEADER_BYTES):
-                limit = f"at most {HEADER_BYTES} are read"
-                raise broken(file, f"a header of {length} bytes in a file of {size}; {limit}")
-            header = json_object(opened.read(length), f"the header of {file}")
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise broken(file, error.strerror or str(error)) from None
+    start, header = header_of(file)
+    room = file.stat().st_size - start
     entries = {}
     for name, info in header.items():
         if name == "__metadata__":
@@ -74,15 +61,11 @@ def read_header(file: Path) -> dict[str, Entry]:
         dtype, (begin, end) = DTYPES.get(kind), offsets
         if dtype is None:
             continue  # not a weight: published GPT-2 checkpoints also hold their causal masks
-        if end - begin != prod(shape) * dtype.itemsize or end > size - 8 - length:
-            bounds = f"{begin} to {end} of {size - 8 - length} bytes"
+        if end - begin != prod(shape) * dtype.itemsize or end > room:
+            bounds = f"{begin} to {end} of {room} bytes"
             raise broken(file, f"{shown(name)} of shape {shape} lies at {bounds}")
-        entries[name] = Entry(file, 8 + length + begin, dtype, tuple(shape))
+        entries[name] = Entry(file, start + begin, dtype, tuple(shape))
     return entries
-
-
-def broken(file: Path, problem: str) -> FailedPrecondition:
-    return FailedPrecondition(f"model: the weights in {file.parent} cannot be read ({file.name}: {problem})")
 
 
 def _numbers(value: object, least: int, most: int) -> TypeGuard[list[int]]:
@@ -92,20 +75,6 @@ def _numbers(value: object, least: int, most: int) -> TypeGuard[list[int]]:
         and least <= len(value) <= most
         and all(type(number) is int and 0 <= number < 1 << 63 for number in value)
     )
-
-
-def shard_names(index: Path) -> list[str]:
-    """The files that an index names. Raises FileNotFoundError, and FailedPrecondition when it is wrong."""
-    names = json_object(read_bounded(index, HEADER_BYTES), index).get("weight_map")
-    if not isinstance(names, dict) or not names:
-        raise FailedPrecondition(f"model: {index} has no weight_map")
-    for name in names.values():
-        if not isinstance(name, str) or Path(name).name != name or not name.isprintable():
-            raise FailedPrecondition(f"model: {index} names {shown(name)}, which is no file of its folder")
-    files = sorted(set(names.values()))
-    if len(files) > MAX_SHARDS:
-        raise FailedPrecondition(f"model: {index} names {len(files)} files; at most {MAX_SHARDS} are read")
-    return files
 
 
 class Weights(WeightSource):
@@ -128,17 +97,12 @@ class Weights(WeightSource):
         self._dtype, self._device = dtype, device
         self.bytes_read = 0  # of tensors
         self._loading = loading or Loading()
-        single, index = (folder / name for name in WEIGHT_NAMES)
-        files = [single.name]
         self._entries: dict[str, Entry] = {}
-        file = single.name
-        try:
-            if index.exists() and not single.exists():
-                files = shard_names(index)
-            for file in files:
-                self._entries |= read_header(folder / file)
-        except FileNotFoundError:
-            raise FailedPrecondition(f"model: {folder} lacks weights in safetensors ({file})") from None
+        for file in weight_files(folder):
+            try:
+                self._entries |= read_header(file)
+            except FileNotFoundError:
+                raise FailedPrecondition(f"model: {folder} lacks weights in safetensors ({file.name})") from None
         self._check_memory()
 
         found = ((self._entry(name), part) for name, part in slices.items())

@@ -12,7 +12,7 @@
 -- An engine that took all there is, and has room left, asks for more (`asking`), and gets a hint.
 local PAGE = 16 -- ids read from the queue at once
 local ABOUT = { 'max_tokens', 'new', 'tenant', 'losses', 'deadline', 'detach_at', 'engines', 'submitted', 'claimed_at',
-  'attempt', 'endpoint' } -- what is asked of a request in the queue
+  'attempt', 'endpoint', 'weights' } -- what is asked of a request in the queue
 local engine, owner, term, heard, count, slots, total, block = unpack(ARGV)
 heard, count, slots = tonumber(heard), tonumber(count), tonumber(slots)
 total, block = tonumber(total), tonumber(block)
@@ -21,6 +21,7 @@ if fenced(engine, owner, term) then
 end
 local held_key, time, reply = CLAIMED .. engine, now(), {}
 local last, listeners = fields(ENGINE .. engine, 'last_claim', 'listeners')
+local mine, finishing = taste(engine)
 last = tonumber(last)
 local taken = { tokens = 0, slots = 0, bytes = 0, tenants = {} } -- what waits no more
 
@@ -52,10 +53,11 @@ local function take(id, arrival, request)
   local engines = ('\n' .. request.engines):gsub('\n' .. from .. ' [^\n]*\n$', '\n'):sub(2)
   engines = engines .. from .. ' ' .. engine .. '\n'
   local first = request.claimed_at == '0' and int(time) or request.claimed_at
-  call('HSET', key, 'state', 'claimed', 'claim', claim, 'engine', engine, 'engines', engines, 'claimed_at', first)
+  call('HSET', key, 'state', 'claimed', 'claim', claim, 'engine', engine, 'engines', engines, 'claimed_at', first,
+    'weights', mine)
   call('HSET', LISTENERS .. engine, claim, listener_of(id, request.attempt, request.endpoint))
   reply[#reply + 1] =
-    held_entry(id, claim, arrival, record, tokens, request.losses, request.deadline, request.submitted, time)
+    held_entry(id, claim, arrival, record, tokens, request.losses, request.deadline, request.submitted, mine, time)
 end
 
 -- Notes what was taken: the last claim number, and what waits no more.
@@ -79,7 +81,7 @@ local function too_late(id, deadline, new, pace, length)
 end
 
 -- Takes requests from the head of the queue until one of them must wait. Returns the slots that the engine must have free
--- to claim again, or 0 where it asks for more; and whether a request waits for them.
+-- to claim again, or 0 where it asks for more; and, where a request waits for them, what it is tied to.
 local function walk_queue()
   -- While more wait than have room on all engines, nothing is begun that cannot end in time: its place is another's.
   local waiting, crowded = call('ZCARD', WAITING), false
@@ -108,11 +110,12 @@ local function walk_queue()
         or (request.new and too_late(id, request.deadline, request.new, pace, length) and REASON.DEADLINE)
       if reason then
         end_early(id, reason, committed(id))
-      elseif size <= total then -- a larger request is left to a larger engine
+      -- A larger request is left to a larger engine, and one with tokens to an engine of the weights that made them.
+      elseif size <= total and suits(tied_to(id, request.weights), mine, finishing) then
         if alone or (suspect and not empty) then
-          return total, true
+          return total, tied_to(id, request.weights)
         elseif count == 0 or size > slots then
-          return size, true
+          return size, tied_to(id, request.weights)
         end
         take(id, arrival, request)
         count, slots, alone, empty = count - 1, slots - size, suspect, false
@@ -122,9 +125,9 @@ local function walk_queue()
     if #page < 2 * PAGE then
       if count > 0 and slots > 0 and not alone then
         call('ZADD', ASKING, slots, engine)
-        return 0, false
+        return 0
       end
-      return alone and total or 1, false
+      return alone and total or 1
     end
   end
 end
@@ -138,7 +141,7 @@ else
   needs, waits = walk_queue()
   note_taken()
   if waits then
-    hint_waiting(needs) -- another engine may have room for it
+    hint_waiting(needs, waits) -- another engine may have room for it
   end
 end
 local moved = #reply > 0 and call('HGET', ENGINE .. engine, 'listeners') or listeners

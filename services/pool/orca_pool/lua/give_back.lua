@@ -10,11 +10,12 @@ local engine, owner, term = ARGV[1], ARGV[2], ARGV[3]
 if fenced(engine, owner, term) then
   return
 end
+local there = weights_there()
 for i = 4, #ARGV, 3 do
   local id, claim, lost = ARGV[i], ARGV[i + 1], ARGV[i + 2] == '1'
   local key = REQUEST .. id
-  local claim_now, holder, arrival, losses, loss_at, max_tokens =
-    fields(key, 'claim', 'engine', 'arrival', 'losses', 'loss_at', 'max_tokens')
+  local claim_now, holder, arrival, losses, loss_at, max_tokens, weights =
+    fields(key, 'claim', 'engine', 'arrival', 'losses', 'loss_at', 'max_tokens', 'weights')
   if claim_now == claim and holder == engine then
     losses = tonumber(losses)
     if lost then
@@ -28,9 +29,10 @@ for i = 4, #ARGV, 3 do
       unclaim(id, claim, engine)
       enqueue(id, arrival)
       call('HSET', key, 'state', 'waiting', 'claim', '', 'engine', '')
-      hint_waiting(max_tokens)
-      if tonumber(max_tokens) > tonumber(call('HGET', POOL, 'slots')) then
-        call('HSET', POOL, 'shrunk', 0) -- the largest engine has shrunk meanwhile: the sweep looks at the queue again
+      local tied = tied_to(id, weights)
+      hint_waiting(max_tokens, tied)
+      if tonumber(max_tokens) > tonumber(call('HGET', POOL, 'slots')) or stranded(tied, max_tokens, there) then
+        call('HSET', POOL, 'shrunk', 0) -- its engine may be gone meanwhile: the sweep looks at the queue again
       end
     end
   end

@@ -128,22 +128,59 @@ local function hint(engine, text)
   call('XADD', CONTROL .. engine, 'MAXLEN', CONTROL_LENGTH, '*', 'h', text)
 end
 
--- Tells one engine's master that a request waits which needs so many slots: the emptiest of those that asked and found
--- nothing. Where none of them has room, an engine hears of the request with the answer to its next commit.
-local function hint_waiting(slots)
-  local emptiest, room = unpack(call('ZRANGE', ASKING, 0, 0, 'REV', 'WITHSCORES'))
-  if emptiest and tonumber(room) >= tonumber(slots) then
-    call('ZREM', ASKING, emptiest)
-    hint(emptiest, '')
+-- The weights that a request is tied to, by their fingerprint: those that made its tokens. '' while it has none.
+-- `weights`: the request's field.
+local function tied_to(id, weights)
+  return (weights or '') ~= '' and committed(id) > 0 and weights or ''
+end
+
+-- What an engine may take: its weights, and whether it finishes, that is, begins nothing.
+local function taste(engine)
+  local weights, finishing = fields(ENGINE .. engine, 'weights', 'finishing')
+  return weights or '', finishing == '1'
+end
+
+-- Whether an engine with this taste may take a request that is tied to `weights`, or to none ('').
+local function suits(weights, mine, finishing)
+  return weights == mine and mine ~= '' or (weights == '' and not finishing)
+end
+
+-- For the weights of all engines that have formed the slots of the largest one; nil where none has formed.
+local function weights_there()
+  local formed, found = call('ZRANGE', ENGINES, 1, '+inf', 'BYSCORE', 'WITHSCORES'), nil
+  for i = 1, #formed, 2 do
+    found = found or {}
+    found[taste(formed[i])] = tonumber(formed[i + 1]) -- the larger ones come later
+  end
+  return found
+end
+
+-- Whether no engine can go on with a request that is tied to weights. Where none has formed, it waits for one.
+local function stranded(tied, slots, there)
+  return tied ~= '' and there ~= nil and tonumber(slots) > (there[tied] or 0)
+end
+
+-- Tells one engine's master that a request waits which needs so many slots, and is tied to `weights`: the emptiest of
+-- those that asked and found nothing. Where none of them has room, an engine hears of the request with the answer to its
+-- next commit.
+local function hint_waiting(slots, weights)
+  local asking = call('ZRANGE', ASKING, '+inf', slots, 'BYSCORE', 'REV')
+  for _, engine in ipairs(asking) do
+    if suits(weights, taste(engine)) then
+      call('ZREM', ASKING, engine)
+      hint(engine, '')
+      return
+    end
   end
 end
 
 -- The slots that the first request of the queue needs which fits into an engine; 0 when none is near the head.
 local function head_needs(engine)
+  local mine, finishing = taste(engine)
   for _, id in ipairs(call('ZRANGE', WAITING, 0, LOOKED_AT - 1)) do
-    local slots, losses = fields(REQUEST .. id, 'max_tokens', 'losses')
+    local slots, losses, weights = fields(REQUEST .. id, 'max_tokens', 'losses', 'weights')
     local total = tonumber(call('ZSCORE', ENGINES, engine))
-    if slots and tonumber(slots) <= total then -- else it is a larger engine's
+    if slots and tonumber(slots) <= total and suits(tied_to(id, weights), mine, finishing) then -- else it is another engine's
       return tonumber(losses) >= SUSPECT_LOSSES and total or tonumber(slots) -- a suspect runs alone
     end
   end
@@ -381,7 +418,8 @@ local function end_early(id, reason, final)
   end
   local head = call('ZRANGE', WAITING, 0, 0)[1] -- perhaps another one now
   if head then
-    hint_waiting(call('HGET', REQUEST .. head, 'max_tokens') or 0)
+    local slots, weights = fields(REQUEST .. head, 'max_tokens', 'weights')
+    hint_waiting(slots or 0, tied_to(head, weights))
   end
 end
 
@@ -449,12 +487,13 @@ end
 -- nothing for the one that listens.
 -- Returns a number of REFUSAL, or
 -- {record, position, microseconds until a waiting request begins or '', index of the first token, tokens, their tops, the
--- prompt's logprobs, engines, reason, final, submitted, claimed at, first token, finished}. Record and prompt's logprobs
+-- prompt's logprobs, the weights that the request is tied to, engines, reason, final, submitted, claimed at, first token,
+-- finished}. Record and prompt's logprobs
 -- are '' when the call has tokens: it has both.
 local function attach(id, endpoint, attempt, known, last, seen, digest)
   local key = REQUEST .. id
-  local attached, closed, listener, deadline, state, final, reason, claim, engine =
-    fields(key, 'attempt', 'closed', 'endpoint', 'deadline', 'state', 'final', 'reason', 'claim', 'engine')
+  local attached, closed, listener, deadline, state, final, reason, claim, engine, weights =
+    fields(key, 'attempt', 'closed', 'endpoint', 'deadline', 'state', 'final', 'reason', 'claim', 'engine', 'weights')
   local mine, theirs = tonumber(attempt), tonumber(attached)
   if mine < theirs or (mine == theirs and closed == '1') then
     return REFUSAL.STALE
@@ -485,21 +524,23 @@ local function attach(id, endpoint, attempt, known, last, seen, digest)
     record, prompt = call('HGET', key, 'record'), call('GET', PROMPT .. id) or ''
   end
   return { record, position, starts_in and int(starts_in) or '', first, tokens, tops_between(id, first, count), prompt,
-    fields(key, 'engines', 'reason', 'final', 'submitted', 'claimed_at', 'first_token', 'finished') }
+    tied_to(id, weights), fields(key, 'engines', 'reason', 'final', 'submitted', 'claimed_at', 'first_token', 'finished') }
 end
 
 -- A claimed request as its master hears of it:
--- {id, claim, arrival, record, tokens, losses, microseconds to its deadline or '', submitted}.
-local function held_entry(id, claim, arrival, record, tokens, losses, deadline, submitted, time)
-  return { id, claim, arrival, record, tokens, losses, deadline == '' and '' or int(deadline - time), submitted }
+-- {id, claim, arrival, record, tokens, losses, microseconds to its deadline or '', submitted, weights that are to make
+-- its tokens}.
+local function held_entry(id, claim, arrival, record, tokens, losses, deadline, submitted, weights, time)
+  local left = deadline == '' and '' or int(deadline - time)
+  return { id, claim, arrival, record, tokens, losses, left, submitted, weights }
 end
 
 -- Appends the held_entry of a claimed request to a reply.
 local function add_held(reply, id, time)
-  local claim, arrival, record, losses, deadline, submitted =
-    fields(REQUEST .. id, 'claim', 'arrival', 'record', 'losses', 'deadline', 'submitted')
+  local claim, arrival, record, losses, deadline, submitted, weights =
+    fields(REQUEST .. id, 'claim', 'arrival', 'record', 'losses', 'deadline', 'submitted', 'weights')
   local tokens = call('GET', TOKENS .. id) or ''
-  reply[#reply + 1] = held_entry(id, claim, arrival, record, tokens, losses, deadline, submitted, time)
+  reply[#reply + 1] = held_entry(id, claim, arrival, record, tokens, losses, deadline, submitted, weights or '', time)
 end
 
 -- The answers of a script that several operations share, each with so many arguments. One that fails has its error alone.

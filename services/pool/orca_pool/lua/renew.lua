@@ -2,21 +2,23 @@
 --
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term, then each of these or '': epoch, last reserved iteration number, slots, tensor parallel,
---   pipeline parallel (these three come together, after a formation), the version of the claims that the master knows;
---   then the engine's load: requests that it can run at a time, free slots, its pace and in how long a request that runs
---   makes room (both in microseconds).
+--   pipeline parallel (these three come together, after a formation), weights of the last formation, the version of the
+--   claims that the master knows; then the engine's load: requests that it can run at a time, free slots, its pace and in
+--   how long a request that runs makes room (both in microseconds), and 1 while it finishes.
 -- Returns {epoch, last reserved iteration number, last claim number, version, slots that the head of the queue needs or 0,
 --   {request id, claim number}...}, with the claims only where their version is another one; nil when the master has lost
 --   the lease.
-local engine, owner, term, epoch, reserve, slots, tp, pp, known, rows, free, pace, room_in = unpack(ARGV)
+local engine, owner, term, epoch, reserve, slots, tp, pp, weights, known, rows, free, pace, room_in, finishing =
+  unpack(ARGV)
 local owner_now, term_now, counter = lease(engine)
 if owner_now ~= owner or term_now ~= term then
   return false
 end
 set_lease(engine, owner, term, counter + 1)
 local key = ENGINE .. engine
-local epoch_now, reserved = fields(key, 'epoch', 'reserved')
-call('HSET', key, 'rows', rows, 'free', free, 'pace', pace, 'room_at', int(now() + room_in))
+local epoch_now, reserved, weights_now = fields(key, 'epoch', 'reserved', 'weights')
+call('HSET', key, 'rows', rows, 'free', free, 'pace', pace, 'room_at', int(now() + room_in),
+  'finishing', finishing)
 -- A renewal may come late, after a newer one: neither number ever gets smaller.
 if epoch ~= '' then
   call('HSET', key, 'epoch', int(math.max(tonumber(epoch), tonumber(epoch_now))))
@@ -28,6 +30,14 @@ if slots ~= '' then
   call('HSET', key, 'tp', tp, 'pp', pp)
   call('ZADD', ENGINES, slots, engine)
   call('HSET', POOL, 'slots', math.max(tonumber(slots), tonumber(call('HGET', POOL, 'slots')) or 0))
+end
+-- Told with each renewal, because Redis may have forgotten the formation.
+local changed = weights ~= '' and weights ~= weights_now
+if changed then
+  call('HSET', key, 'weights', weights)
+end
+if changed or slots ~= '' then
+  call('HSET', POOL, 'shrunk', 0) -- what waits may fit no engine now: the sweep looks at the queue
 end
 -- Each new claim has a new number, and without one the set only shrinks. So both numbers together name the set.
 local epoch_then, reserved_then, last_claim = fields(key, 'epoch', 'reserved', 'last_claim')

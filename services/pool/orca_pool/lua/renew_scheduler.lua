@@ -1,5 +1,5 @@
 -- Renews a scheduler's registration, and sweeps: removes dead endpoints and schedulers, ends requests whose deadline or
--- detach grace is over, and ends those that fit no engine any more.
+-- detach grace is over, and ends those that no engine can go on with any more.
 --
 -- KEYS: the pool hash.
 -- ARGV: scheduler, detach floor (microseconds): the least grace of a call whose endpoint died.
@@ -35,9 +35,9 @@ local function detach_orphans(time, floor)
   end
 end
 
--- Follows the size of the largest engine. When it falls, requests may wait that fit nowhere any more: they end, a page of
--- the queue at each sweep.
-local function end_what_never_fits()
+-- Follows the engines. When the largest one shrinks, or one gets other weights, requests may wait that no engine can go on
+-- with: they end, a page of the queue at each sweep. Without any engine they wait for one.
+local function end_what_no_engine_can()
   local largest = tonumber(call('ZRANGE', ENGINES, 0, 0, 'REV', 'WITHSCORES')[2])
   -- An engine that has never formed may turn out to be the largest.
   if largest and call('ZCOUNT', ENGINES, 0, 0) == 0 and largest < (tonumber(call('HGET', POOL, 'slots')) or 0) then
@@ -47,11 +47,17 @@ local function end_what_never_fits()
   if not after then
     return
   end
-  largest = tonumber(call('HGET', POOL, 'slots'))
+  largest = tonumber(call('HGET', POOL, 'slots')) or math.huge
+  local there = weights_there()
   local page = call('ZRANGE', WAITING, '(' .. after, '+inf', 'BYSCORE', 'LIMIT', 0, SWEEP_AT_ONCE, 'WITHSCORES')
   for i = 1, #page, 2 do
-    if (tonumber(call('HGET', REQUEST .. page[i], 'max_tokens')) or 0) > largest then
-      end_early(page[i], REASON.NEVER_FITS, committed(page[i]))
+    local id = page[i]
+    local slots, weights = fields(REQUEST .. id, 'max_tokens', 'weights')
+    local tied = tied_to(id, weights)
+    if (tonumber(slots) or 0) > largest then
+      end_early(id, REASON.NEVER_FITS, committed(id))
+    elseif stranded(tied, slots, there) then
+      end_early(id, REASON.MODEL_CHANGED, committed(id))
     end
   end
   if #page == 2 * SWEEP_AT_ONCE then
@@ -64,8 +70,8 @@ end
 -- Puts a request where it belongs, if it is not there: Redis may have evicted the queue, or another index.
 local function restore(id, time, floor)
   local key = REQUEST .. id
-  local state, arrival, claim, engine, endpoint, attempt, deadline, detach_at, max_tokens = fields(
-    key, 'state', 'arrival', 'claim', 'engine', 'endpoint', 'attempt', 'deadline', 'detach_at', 'max_tokens')
+  local state, arrival, claim, engine, endpoint, attempt, deadline, detach_at, max_tokens, weights = fields(
+    key, 'state', 'arrival', 'claim', 'engine', 'endpoint', 'attempt', 'deadline', 'detach_at', 'max_tokens', 'weights')
   if state == 'ended' then
     if not call('ZSCORE', ENDED, id) then
       call('ZADD', ENDED, int(time), id)
@@ -81,7 +87,7 @@ local function restore(id, time, floor)
   end
   if state == 'waiting' and not call('ZSCORE', WAITING, id) then
     enqueue(id, arrival)
-    hint_waiting(max_tokens)
+    hint_waiting(max_tokens, tied_to(id, weights))
   end
   if (deadline ~= '' or detach_at ~= '') and not call('ZSCORE', DUE, id) then
     set_due(id, deadline, detach_at)
@@ -127,7 +133,7 @@ local function sweep(time, floor, due)
       call('ZREM', DUE, id) -- Redis has evicted the record
     end
   end
-  end_what_never_fits()
+  end_what_no_engine_can()
   forget_oldest(time, SWEEP_AT_ONCE)
   check_some(time, floor)
 end

@@ -10,6 +10,7 @@ end
 -- An engine of this name may come back: it must not use an iteration number again.
 local reserved = tonumber(call('HGET', ENGINE .. engine, 'reserved'))
 call('HSET', POOL, 'reserved', int(math.max(reserved, tonumber(call('HGET', POOL, 'reserved')) or 0)))
+call('HSET', POOL, 'shrunk', 0) -- its weights may be no engine's now: the sweep looks at the queue
 call('ZREM', ENGINES, engine)
 call('ZREM', ASKING, engine)
 call('HDEL', LEASES, engine)

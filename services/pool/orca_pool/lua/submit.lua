@@ -90,15 +90,15 @@ local function submit(id, record, body_digest, max_tokens, deadline_in, grace, e
     'state', 'waiting', 'arrival', arrival, 'claim', '', 'engine', '', 'endpoint', endpoint, 'attempt', attempt,
     'closed', '0', 'losses', '0', 'loss_at', '-1', 'reason', '0', 'final', '0', 'deadline', deadline, 'detach_at', '',
     'engines', '', 'new', new, 'tenant', tenant, 'submitted', int(time), 'claimed_at', '0', 'first_token', '0',
-    'finished', '0')
+    'finished', '0', 'weights', '')
   call('ZADD', WAITING, arrival, id)
   add_load('tokens', new, 'slots', max_tokens, 'bytes', #record, 'tokens:' .. tenant, max_tokens, 'requests:' .. tenant, 1)
   call('SADD', CALLS .. endpoint, id)
   if deadline ~= '' then
     set_due(id, deadline, '')
   end
-  hint_waiting(max_tokens)
-  return { '', ahead + 1, wait and int(wait) or '', 0, '', '', '', '', '0', '0', int(time), '0', '0', '0' }
+  hint_waiting(max_tokens, '')
+  return { '', ahead + 1, wait and int(wait) or '', 0, '', '', '', '', '', '0', '0', int(time), '0', '0', '0' }
 end
 
 return one_by_one(14, submit)

@@ -13,6 +13,7 @@ class Candidate:
     pods: tuple[str, ...]  # addresses in ordinal order; "" for a pod that has none
     absent: str = ""  # why pods have no address, as a sentence; "" when all have one
     replace: bool = False  # the pods are of an old revision, and it is this engine's turn to get new ones
+    other_model: bool = False  # .. and the new ones have another model, as far as the manifests say
 
 
 class Discovery(Protocol):

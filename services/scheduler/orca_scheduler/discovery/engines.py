@@ -37,10 +37,10 @@ class Engine:
         """Since when a pod that exists is not ready, in seconds since 1970; None where that is not known."""
         return max((pod.since for pod in self.pods if pod and not pod.ready and pod.since), default=None)
 
-    def candidate(self, port: int, replace: bool) -> Candidate:
+    def candidate(self, port: int, replace: bool, other_model: bool = False) -> Candidate:
         """The engine as the scheduler knows it; supervisors listen on `port`."""
         addresses = tuple(join_address(pod.ip, port) if pod is not None and pod.ip else "" for pod in self.pods)
-        return Candidate(self.name, addresses, _sentence(self, lambda pod: not pod.ip), replace)
+        return Candidate(self.name, addresses, _sentence(self, lambda pod: not pod.ip), replace, other_model)
 
 
 def engines(workers: WorkerSet, pods: Iterable[WorkerPod], pods_per_engine: int) -> list[Engine]:

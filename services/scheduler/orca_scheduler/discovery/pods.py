@@ -8,6 +8,7 @@ from typing import Any
 Manifest = Mapping[str, Any]  # a Kubernetes object as its JSON
 
 IN_ENGINE = "orca.serving/InEngine"  # type of the pod condition that says whether a pod belongs to an engine
+MODEL = "orca.serving/model"  # annotation of a pod: another value is another model
 REFUSED = "orca.serving/Refused"  # type of the one that says that its engine's ranks refuse to form, and why
 PODS_PER_ENGINE = "orca.serving/pods-per-engine"  # annotation of the StatefulSet, made by the chart
 SHAPE = "orca.serving/shape"  # the same: tp, pp and gpus_per_pod of the schedulers that belong to it
@@ -28,6 +29,7 @@ class WorkerSet:
     selector: str  # of its pods' labels, as the API's list takes it
     generation: int  # of its specification
     annotations: Manifest
+    model: str = ""  # that its newest pods have; "" where nobody tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class WorkerPod:
     failing: bool = False  # the trouble does not end by mere waiting
     since: float | None = None  # when it came, became ready or unready, or has to go, in seconds since 1970
     in_engine: Condition | None = None  # the condition IN_ENGINE, as somebody has set it
+    model: str = ""  # "" where nobody tells
     refused: Condition | None = None  # the condition REFUSED, the same
 
 
@@ -67,6 +70,7 @@ def worker_set(manifest: Manifest) -> WorkerSet:
         replicas=spec.get("replicas", 1),
         revision=status.get("updateRevision", "") if current else "",
         selector=_selector(spec["selector"]),
+        model=_model(spec.get("template", {}).get("metadata", {})),
         generation=metadata.get("generation", 0),
         annotations=metadata.get("annotations", {}),
     )
@@ -102,8 +106,13 @@ def worker_pod(manifest: Manifest, owner: WorkerSet) -> WorkerPod | None:
         failing=failing,
         since=max((datetime.fromisoformat(moment).timestamp() for moment in moments if moment), default=None),
         in_engine=_condition(conditions.get(IN_ENGINE)),
+        model=_model(metadata),
         refused=refused,
     )
+
+
+def _model(metadata: Manifest) -> str:
+    return (metadata.get("annotations") or {}).get(MODEL, "")
 
 
 def _condition(told: Manifest | None) -> Condition | None:

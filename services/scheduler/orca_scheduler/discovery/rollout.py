@@ -47,6 +47,11 @@ def outdated_pods(engine: Engine, workers: WorkerSet) -> list[WorkerPod]:
     ]
 
 
+def gets_other_model(engine: Engine, workers: WorkerSet) -> bool:
+    """Whether its outdated pods have another model than those that follow them."""
+    return any(pod.model != workers.model for pod in outdated_pods(engine, workers))
+
+
 def progress(state: Rollout) -> str:
     """What an update does now, as a sentence; "" when there is none."""
     if not state.outdated:

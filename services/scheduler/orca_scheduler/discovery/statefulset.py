@@ -10,7 +10,7 @@ from .engines import engines, spares, why_spare
 from .following import Follower
 from .kubernetes import Collection, Kubernetes, Trouble
 from .pods import Manifest, WorkerPod, WorkerSet, worker_pod, worker_set
-from .rollout import outdated_pods, progress, rollout
+from .rollout import gets_other_model, outdated_pods, progress, rollout
 from .telling import Teller, View
 
 
@@ -112,7 +112,10 @@ class StatefulSetDiscovery:
             notices += [sentence for sentence in [progress(view.rollout)] if sentence]
             self._teller.tell(view)
             turn = view.rollout.turn
-            candidates = [engine.candidate(self._port, engine == turn) for engine in view.engines]
+            candidates = [
+                engine.candidate(self._port, engine == turn, engine == turn and gets_other_model(engine, view.workers))
+                for engine in view.engines
+            ]
             if candidates != self._candidates:
                 self._candidates = candidates
                 self._discovered(candidates)
