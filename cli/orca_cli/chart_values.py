@@ -17,8 +17,9 @@ from orca_scheduler.places import Shape
 IN_THE_IMAGES = "/opt/orca/demo_model"  # where they have the demo model
 # The chart's values at the top; helm refuses all others.
 NAMES = """
-apiKeys device dtype endpoint engines gateway global gpuResource gpusPerNode gpusPerPod image ingress jaeger model
-networkPolicy placement pod pp redis scheduler slots test tls tp tracing wait worker
+apiKeys commonAnnotations commonLabels device dtype endpoint engines extraObjects fullnameOverride gateway global
+gpuResource gpusPerNode gpusPerPod image ingress jaeger model nameOverride networkPolicy placement pod pp redis
+scheduler slots test tls tp tracing wait worker
 """
 VALUES = frozenset(NAMES.split())
 SOURCES = ("path", "claim", "download", "image", "hub")

@@ -10,8 +10,9 @@
 {{- $kinds := list "path" "claim" "download" "image" "hub" -}}
 {{- $given := list -}}
 {{- range $kinds }}{{ if index $model . }}{{ $given = append $given . }}{{ end }}{{ end -}}
+{{- $hint := and .Release.IsUpgrade $given | empty | ternary "" "; --reuse-values keeps what a null removes, --reset-then-reuse-values does not" -}}
 {{- if ne (len $given) 1 -}}
-{{- fail (printf "model: exactly one of path, claim, download, image and hub says where the checkpoint is; %s given" (empty $given | ternary "none is" (printf "%s are" (join " and " $given)))) -}}
+{{- fail (printf "model: exactly one of path, claim, download, image and hub says where the checkpoint is; %s given%s" (empty $given | ternary "none is" (printf "%s are" (join " and " $given))) $hint) -}}
 {{- end -}}
 {{- $tokenizers := list -}}
 {{- range $kinds }}{{ if index $model.tokenizer . }}{{ $tokenizers = append $tokenizers . }}{{ end }}{{ end -}}
@@ -53,6 +54,12 @@
 {{- if and $values.jaeger.enabled $values.tracing.otlpEndpoint -}}
 {{- fail "jaeger.enabled, tracing.otlpEndpoint: spans go to one of them, not both" -}}
 {{- end -}}
+{{- if and $values.pod.serviceAccount.create $values.pod.serviceAccount.name -}}
+{{- fail "pod.serviceAccount: create makes an account for each workload; one name for all is for an account that is there (create: false)" -}}
+{{- end -}}
+{{- if and $values.endpoint.service.nodePorts (eq $values.endpoint.service.type "ClusterIP") -}}
+{{- fail "endpoint.service.nodePorts: a Service of type ClusterIP has none; its type must be NodePort or LoadBalancer" -}}
+{{- end -}}
 {{- $holders := include "orca.tlsHolders" . | fromJsonArray -}}
 {{- $without := list -}}
 {{- range $holders }}{{ if not (index $values.tls.secrets .) }}{{ $without = append $without . }}{{ end }}{{ end -}}
@@ -61,6 +68,15 @@
 {{- end -}}
 {{- if and $without (lt (len $without) (len $holders)) -}}
 {{- fail (printf "tls.secrets: mTLS is for all of %s or for none; %s missing" (join ", " $holders) (join ", " $without)) -}}
+{{- end -}}
+{{/* Names as the chart gave them up to 0.1.0: under others an upgrade would begin with an empty pool. */}}
+{{- $before := contains "orca" .Release.Name | ternary .Release.Name (printf "%s-orca" .Release.Name) | trunc 40 | trimSuffix "-" -}}
+{{- if and .Release.IsUpgrade (ne $before (include "orca.fullname" .)) -}}
+{{- with lookup "apps/v1" "StatefulSet" .Release.Namespace (printf "%s-worker" $before) -}}
+{{- if eq (index (.metadata.annotations | default dict) "meta.helm.sh/release-name") $.Release.Name -}}
+{{- fail (printf "fullnameOverride: the objects of this release are named %s-*; give fullnameOverride=%s to keep them and the pool" $before $before) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- $gateway := $values.gateway -}}
 {{- if $gateway.parentRefs -}}

@@ -1,20 +1,28 @@
-{{/* Names, labels, and what all pods have in common. Where a helper takes a list, it is (list $ "COMPONENT"). */}}
+{{/* Names, labels, and what services are told. Where a helper takes a list, it is (list $ "COMPONENT"). */}}
 
+{{/*
+What the names of all objects begin with: the release's name, so that no two releases of a namespace share one. A name that
+was cut ends with a hash of the whole: pods of a StatefulSet need 63 characters in all.
+*/}}
 {{- define "orca.fullname" -}}
-{{- $name := contains "orca" .Release.Name | ternary .Release.Name (printf "%s-orca" .Release.Name) -}}
-{{- $name | trunc 40 | trimSuffix "-" -}}
+{{- $usual := list .Release.Name .Values.nameOverride | compact | join "-" -}}
+{{- $name := .Values.fullnameOverride | default $usual -}}
+{{- if gt (len $name) 40 -}}
+{{- $name = printf "%s-%s" ($name | trunc 33 | trimSuffix "-") (sha256sum $name | trunc 6) -}}
+{{- end -}}
+{{ $name }}
 {{- end -}}
 
 {{/* The name of a component's objects. */}}
 {{- define "orca.name" -}}
-{{- printf "%s-%s" (include "orca.fullname" (first .)) (last .) -}}
+{{- printf "%s-%s" (include "orca.fullname" (first .)) (index . 1) -}}
 {{- end -}}
 
 {{/* The labels that pods are selected by. They never change, so that an upgrade changes no pod for a label's sake. */}}
 {{- define "orca.selector" -}}
 app.kubernetes.io/name: orca
 app.kubernetes.io/instance: {{ (first .).Release.Name }}
-app.kubernetes.io/component: {{ last . }}
+app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
 {{- define "orca.labels" -}}
@@ -24,12 +32,33 @@ app.kubernetes.io/managed-by: {{ (first .).Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" (first .).Chart.Name (first .).Chart.Version }}
 {{- end -}}
 
+{{/* Labels and annotations of an object. A third argument is its own annotations. */}}
+{{- define "orca.metadata" -}}
+{{- $root := first . -}}
+labels:
+  {{- include "orca.overlay" (list $root.Values.commonLabels (include "orca.labels" . | fromYaml)) | nindent 2 }}
+{{- with include "orca.overlay" (list $root.Values.commonAnnotations (len . | eq 3 | ternary (last .) dict)) | fromYaml }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* One map over another, key by key: (list BELOW ABOVE). A null above removes the key. */}}
+{{- define "orca.overlay" -}}
+{{- $result := first . | default dict | deepCopy -}}
+{{- range $key, $value := last . -}}
+{{- if kindIs "invalid" $value }}{{ $result = omit $result $key }}{{ else }}{{ $_ := set $result $key $value }}{{ end -}}
+{{- end -}}
+{{ toYaml $result }}
+{{- end -}}
+
 {{/* The image of a service of ours. */}}
 {{- define "orca.image" -}}
 {{- $root := first . -}}
 {{- $image := $root.Values.image -}}
 {{- $registry := $image.registry | trimSuffix "/" -}}
 {{- $usual := printf "%sorca-%s:%s" ($registry | empty | ternary "" (printf "%s/" $registry)) (last .) ($image.tag | default $root.Chart.AppVersion) -}}
+{{- with index $image.digests (last .) }}{{ $usual = printf "%s@%s" $usual . }}{{ end -}}
 {{- (index $root.Values (last .)).image | default $usual -}}
 {{- end -}}
 
@@ -48,6 +77,22 @@ helm.sh/chart: {{ printf "%s-%s" (first .).Chart.Name (first .).Chart.Version }}
 {{ div (mul .Values.pp .Values.tp) (include "orca.gpusPerPod" . | int) }}
 {{- end -}}
 
+{{/*
+How many pods: (list $ "COMPONENT" "KIND" COUNT). Without a count the number belongs to `kubectl scale` or an autoscaler. It is
+left out, but for an upgrade, which repeats what the cluster has: Helm takes away a field that an earlier revision had, and
+Kubernetes would then set 1.
+*/}}
+{{- define "orca.replicas" -}}
+{{- $root := first . -}}
+{{- if not (kindIs "invalid" (last .)) }}
+replicas: {{ include "orca.text" (last .) }}
+{{- else }}
+{{- with lookup "apps/v1" (index . 2) $root.Release.Namespace (include "orca.name" .) }}
+replicas: {{ include "orca.text" .spec.replicas }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* What a workload's container asks for, without devices. A worker's memory is counted: the supervisor has 256 MiB. */}}
 {{- define "orca.resources" -}}
 {{- $root := first . -}}
@@ -57,7 +102,7 @@ helm.sh/chart: {{ printf "%s-%s" (first .).Chart.Name (first .).Chart.Version }}
 {{- $sum := printf "%dMi" (add (mul (include "orca.gpusPerPod" $root) $memory.rank) $memory.forkServer $memory.shm 256) -}}
 {{- $resources = dict "requests" (dict "memory" $sum) "limits" (dict "memory" $sum) -}}
 {{- end -}}
-{{ mergeOverwrite $resources (deepCopy (index $root.Values (last .)).resources) | toJson }}
+{{ mergeOverwrite $resources (deepCopy (index $root.Values (last .)).resources) | toYaml }}
 {{- end -}}
 
 {{/* -- The pool and the traces -- */}}
@@ -129,148 +174,20 @@ http://{{ include "orca.name" (list . "jaeger") }}:4317
 {{- end }}
 {{- end -}}
 
-{{/* -- Pods -- */}}
+{{/* -- Doors, certificates, accounts -- */}}
 
-{{/* The values `pod`: those of all pods, and over them those of the workload. */}}
-{{- define "orca.pod" -}}
-{{- $all := (first .).Values.pod | deepCopy -}}
-{{- range $name, $own := (index (first .).Values (last .)).pod -}}
-{{- $common := index $all $name -}}
-{{- if kindIs "slice" $own }}{{ $own = concat ($common | default list) $own }}{{ end -}}
-{{- if and (kindIs "map" $own) (ne $name "affinity") }}{{ $own = merge (deepCopy $own) ($common | default dict) }}{{ end -}}
-{{- $_ := set $all $name $own -}}
-{{- end -}}
-{{ toYaml $all }}
-{{- end -}}
-
-{{/* The metadata of a pod template. */}}
-{{- define "orca.podMetadata" -}}
-{{- $pod := include "orca.pod" . | fromYaml -}}
-labels:
-  {{- include "orca.selector" . | nindent 2 }}
-  {{- with $pod.labels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-{{- with $pod.annotations }}
-annotations:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- end -}}
-
-{{/* The part of a pod's spec that does not depend on what runs in it. A third argument is the workload's own affinity. */}}
-{{- define "orca.podSpec" -}}
-{{- $root := first . -}}
-{{- $component := index . 1 -}}
-{{- $pod := include "orca.pod" (list $root $component) | fromYaml -}}
-serviceAccountName: {{ include "orca.name" (list $root $component) }}
-automountServiceAccountToken: {{ has $component (list "scheduler" "wait") }}
-enableServiceLinks: false  # a Service named orca-* would become ORCA_* variables, which no service knows
-securityContext:
-  runAsNonRoot: true
-  runAsUser: 10001
-  runAsGroup: 10001
-  fsGroup: 10001
-  fsGroupChangePolicy: OnRootMismatch
-  seccompProfile: {type: RuntimeDefault}
-{{- with $root.Values.image.pullSecrets }}
-imagePullSecrets:
-  {{- range . }}
-  - name: {{ . }}
-  {{- end }}
-{{- end }}
-{{- with $pod.nodeSelector }}
-nodeSelector: {{ toJson . }}
-{{- end }}
-{{- with $pod.tolerations }}
-tolerations: {{ toJson . }}
-{{- end }}
-{{- with $pod.affinity | default (len . | eq 3 | ternary (last .) dict) }}
-affinity: {{ toJson . }}
-{{- end }}
-{{- with $pod.topologySpreadConstraints }}
-topologySpreadConstraints: {{ toJson . }}
-{{- end }}
-{{- with $pod.priorityClassName }}
-priorityClassName: {{ . }}
-{{- end }}
-{{- with $pod.runtimeClassName }}
-runtimeClassName: {{ . }}
-{{- end }}
-{{- end -}}
-
-{{/* A wish for few nodes, or for many: (list $ "COMPONENT" "pack" or "spread"). */}}
-{{- define "orca.affinity" -}}
-{{- $selector := include "orca.selector" (list (first .) (index . 1)) | fromYaml -}}
-{{- $term := dict "labelSelector" (dict "matchLabels" $selector) "topologyKey" "kubernetes.io/hostname" -}}
-{{- $wish := dict "preferredDuringSchedulingIgnoredDuringExecution" (list (dict "weight" 100 "podAffinityTerm" $term)) -}}
-{{- dict (last . | eq "pack" | ternary "podAffinity" "podAntiAffinity") $wish | toYaml -}}
-{{- end -}}
-
-{{- define "orca.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities: {drop: [ALL]}
-{{- end -}}
-
-{{/* Probes of the status port. A service is alive before it is ready, however long it waits for others. */}}
-{{- define "orca.probes" -}}
-startupProbe:
-  httpGet: {path: /livez, port: status}
-  periodSeconds: 5
-  timeoutSeconds: 5
-  failureThreshold: 60
-readinessProbe:
-  httpGet: {path: /readyz, port: status}
-  periodSeconds: 2
-  timeoutSeconds: 5
-  failureThreshold: 2
-livenessProbe:
-  httpGet: {path: /livez, port: status}
-  periodSeconds: 10
-  timeoutSeconds: 5
-  failureThreshold: 3
-{{- end -}}
-
-{{/* The ports of the endpoint's Services, and what is spoken there. */}}
+{{/* The ports of the endpoint's Services, and what is spoken there: (list $ NODE-PORTS). */}}
 {{- define "orca.doors" -}}
-{{- $tls := include "orca.tls" . -}}
-- {name: grpc, port: 50051, targetPort: grpc, appProtocol: {{ $tls | empty | ternary "kubernetes.io/h2c" "https" }}}
-- {name: http, port: 8000, targetPort: http, appProtocol: {{ $tls | empty | ternary "http" "https" }}}
-{{- end -}}
-
-{{/* What `pod` adds to the container. */}}
-{{- define "orca.podEnvironment" -}}
-{{- with (include "orca.pod" . | fromYaml).env }}
-{{ toYaml . }}
-{{- end }}
-{{- end -}}
-
-{{- define "orca.podEnvironmentFrom" -}}
-{{- with (include "orca.pod" . | fromYaml).envFrom }}
-envFrom: {{ toJson . }}
-{{- end }}
-{{- end -}}
-
-{{/* Mounts and volumes of all of our containers: /tmp, a certificate, and what `pod` adds. */}}
-{{- define "orca.mounts" -}}
-- {name: tmp, mountPath: /tmp}
-{{- if include "orca.tlsSecret" . }}
-- {name: tls, mountPath: /etc/orca/tls, readOnly: true}
-{{- end }}
-{{- with (include "orca.pod" . | fromYaml).volumeMounts }}
-{{ toYaml . }}
-{{- end }}
-{{- end -}}
-
-{{- define "orca.volumes" -}}
-- name: tmp
-  emptyDir: {}
-{{- with include "orca.tlsSecret" . }}
-- name: tls
-  secret: {secretName: {{ . }}, defaultMode: 288}  # 0440
-{{- end }}
-{{- with (include "orca.pod" . | fromYaml).volumes }}
-{{ toYaml . }}
+{{- $nodePorts := last . -}}
+{{- $plain := include "orca.tls" (first .) | empty -}}
+{{- range list (dict "name" "grpc" "port" 50051 "plain" "kubernetes.io/h2c") (dict "name" "http" "port" 8000 "plain" "http") }}
+- name: {{ .name }}
+  port: {{ .port }}
+  targetPort: {{ .name }}
+  appProtocol: {{ $plain | ternary .plain "https" }}
+  {{- with index $nodePorts .name }}
+  nodePort: {{ include "orca.text" . }}
+  {{- end }}
 {{- end }}
 {{- end -}}
 
@@ -296,19 +213,24 @@ envFrom: {{ toJson . }}
 {{- end -}}
 {{- end -}}
 
-{{/* Each component has an account of its own. Only the scheduler and what waits for it talk to the API server. */}}
+{{/*
+Each component has an account, of its own unless the values name one. Only the scheduler and what
+waits for it talk to the API server.
+*/}}
+{{- define "orca.accountName" -}}
+{{- (include "orca.pod" . | fromYaml).serviceAccount.name | default (include "orca.name" .) -}}
+{{- end -}}
+
 {{- define "orca.serviceAccount" -}}
+{{- $pod := include "orca.pod" . | fromYaml -}}
+{{- if $pod.serviceAccount.create -}}
 apiVersion: v1
 kind: ServiceAccount
 metadata:
-  name: {{ include "orca.name" . }}
-  labels:
-    {{- include "orca.labels" . | nindent 4 }}
-  {{- with (include "orca.pod" . | fromYaml).serviceAccountAnnotations }}
-  annotations:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
+  name: {{ include "orca.accountName" . }}
+  {{- include "orca.metadata" (append . $pod.serviceAccountAnnotations) | nindent 2 }}
 automountServiceAccountToken: {{ has (last .) (list "scheduler" "wait") }}
+{{- end -}}
 {{- end -}}
 
 {{/* A certificate of cert-manager for the names under which others reach the service, and for the name of its role. */}}
@@ -320,8 +242,7 @@ apiVersion: cert-manager.io/v1
 kind: Certificate
 metadata:
   name: {{ $name }}
-  labels:
-    {{- include "orca.labels" $ | nindent 4 }}
+  {{- include "orca.metadata" $ | nindent 2 }}
 spec:
   secretName: {{ $name }}-tls
   issuerRef:

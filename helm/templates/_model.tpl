@@ -83,9 +83,9 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
     {{- end }}
   {{- end }}
   {{- include "orca.podEnvironmentFrom" . | indent 2 }}
-  resources: {{ include "orca.resources" . }}
-  securityContext:
-    {{- include "orca.containerSecurity" . | nindent 4 }}
+  resources:
+    {{- include "orca.resources" . | nindent 4 }}
+  {{- include "orca.containerSecurity" . | indent 2 }}
   volumeMounts:
     - {name: models, mountPath: /models}
     {{- include "orca.mounts" . | nindent 4 }}

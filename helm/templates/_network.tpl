@@ -5,8 +5,7 @@ apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata:
   name: {{ include "orca.name" . }}
-  labels:
-    {{- include "orca.labels" . | nindent 4 }}
+  {{- include "orca.metadata" . | nindent 2 }}
 spec:
   podSelector:
     matchLabels:

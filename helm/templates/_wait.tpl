@@ -13,8 +13,7 @@ args:
 resources:
   requests: {cpu: 20m, memory: 128Mi}
   limits: {memory: 256Mi}
-securityContext:
-  {{- include "orca.containerSecurity" $root | nindent 2 }}
+{{- include "orca.containerSecurity" (list $root "wait") }}
 volumeMounts:
-  - {name: tmp, mountPath: /tmp}
+  {{- include "orca.mounts" (list $root "wait") | nindent 2 }}
 {{- end -}}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from cli.installation import NOW, REDIS, edited, healthy, node
+from cli.installation import GPUS, NOW, REDIS, edited, healthy, node
 
 from orca_cli.doctor.examine import CHECKS, examine
 from orca_cli.doctor.finding import Finding, Level, as_json, report
@@ -91,6 +91,7 @@ def env(name: str) -> Path:
 EDITS = [
     Edit("engines", "3 pods, 2 for an engine: 1 make none", WORKER, ("spec", "replicas"), 3, Level.WARNING),
     Edit("engines", "1 pod, 2 for an engine: there is none", WORKER, ("spec", "replicas"), 1),
+    Edit("engines", "Kubernetes begins with 1 pod, 2 for", WORKER, ("spec", "replicas"), None, Level.WARNING),
     Edit(
         "ranks", "the scheduler expects 2 ranks in a pod, ORCA_RANKS of the worker is 1", WORKER, env("ORCA_RANKS"), "1"
     ),
@@ -296,6 +297,33 @@ def test_a_pod_without_enough_memory() -> None:
     )
     assert "(OOMKilled, exit status 137)" in finding.found
     assert finding.advice == "give it more memory: worker.memory"
+
+
+def test_a_limit_that_somebody_else_put_into_pods() -> None:
+    """A LimitRange's default stands in the pod, not in the template. Containers that were added are somebody else's."""
+
+    def limit(pod: dict[str, Any]) -> None:
+        pod["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "500m"
+        pod["spec"]["containers"].append({"name": "proxy", "resources": {"limits": {"cpu": "1"}}})
+
+    wrong = edited(healthy(), limit, lambda thing: thing["kind"] == "Pod" and component_of(thing) == "worker")
+    [finding] = found(wrong, "limits")
+    assert finding.level is Level.WARNING
+    assert finding.found == (
+        "a limit of 500m CPU was put into worker of orca-worker-0, orca-worker-1, orca-worker-2, orca-worker-3: "
+        "a throttled process misses heartbeats"
+    )
+    assert "LimitRange" in finding.advice
+    declared = healthy(GPUS | {"worker": {"resources": {"limits": {"cpu": "4"}}}})
+    assert [one.level for one in found(declared, "limits")] == [Level.OK]
+
+
+def test_images_of_one_build_have_digests_of_their_own() -> None:
+    digests = {
+        name: f"sha256:{64 * digit}" for digit, name in zip("123", ("endpoint", "scheduler", "worker"), strict=True)
+    }
+    [finding] = found(healthy(GPUS | {"image": {"tag": "7", "digests": digests}}), "tags")
+    assert (finding.level, finding.found) == (Level.OK, "all images are 7")
 
 
 def test_an_image_that_is_not_there() -> None:

@@ -45,6 +45,20 @@ def values_file(name: str) -> Object:
     return yaml.safe_load((FOLDER / name).read_text())
 
 
+# A container that somebody adds to our pods.
+PROXY = {
+    "name": "proxy",
+    "image": "proxy:1",
+    "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "16Mi"}},
+    "securityContext": {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    },
+    "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+}
+
+
 # One set of values for each thing that can be switched: together they make every line of the templates appear.
 OPTIONS = {
     "nothing but a model": Options(DEMO),
@@ -220,6 +234,47 @@ OPTIONS = {
         ),
         frozenset({"Secret/pull", "Secret/nccl"}),
     ),
+    "a platform of its own rules": Options(
+        merged(
+            DEMO,
+            {
+                "engines": None,
+                "commonLabels": {"cost-center": "7", "app.kubernetes.io/component": "stolen"},
+                "commonAnnotations": {"team": "ours"},
+                "extraObjects": [
+                    {
+                        "apiVersion": "v1",
+                        "kind": "ConfigMap",
+                        "metadata": {"name": '{{ include "orca.fullname" . }}-dashboard'},
+                    },
+                    "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ .Release.Name }}-text}",
+                ],
+                "image": {"tag": "7", "digests": {"worker": f"sha256:{64 * 'a'}"}},
+                "jaeger": {"enabled": True},
+                "pod": {
+                    "securityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None},
+                    "serviceAccount": {"create": False, "name": "shared"},
+                    "probes": {"readinessProbe": {"periodSeconds": 4}},
+                    "initContainers": [{**PROXY, "restartPolicy": "Always"}],
+                },
+                "endpoint": {
+                    "replicas": None,
+                    "pod": {"containers": [{**PROXY, "name": "logs"}]},
+                    "service": {
+                        "type": "LoadBalancer",
+                        "nodePorts": {"grpc": 30051},
+                        "spec": {"loadBalancerClass": "example.com/inner", "loadBalancerSourceRanges": ["10.0.0.0/8"]},
+                    },
+                },
+                "scheduler": {
+                    "replicas": None,
+                    "pod": {"serviceAccount": {"create": True, "name": "watcher"}},
+                },
+                "worker": {"pod": {"probes": {"startupProbe": {"failureThreshold": 600}}}},
+            },
+        ),
+        frozenset({"ServiceAccount/shared"}),
+    ),
 }
 
 
@@ -266,9 +321,8 @@ def component(thing: Object) -> str:
 
 
 def main(pod: Object) -> Object:
-    """The container that a pod is for."""
-    (container,) = pod["spec"]["containers"]
-    return container
+    """The container that a pod is for. Those that somebody adds stand behind it."""
+    return pod["spec"]["containers"][0]
 
 
 def containers(pod: Object) -> list[Object]:

@@ -56,6 +56,16 @@ HUB = {"name": "openai-community/gpt2"}
             "scheduler, redis missing",
         ),
         (
+            {"pod": {"serviceAccount": {"name": "shared"}}},
+            "pod.serviceAccount: create makes an account for each workload; "
+            "one name for all is for an account that is there (create: false)",
+        ),
+        (
+            {"endpoint": {"service": {"nodePorts": {"grpc": 30051}}}},
+            "endpoint.service.nodePorts: a Service of type ClusterIP has none; "
+            "its type must be NodePort or LoadBalancer",
+        ),
+        (
             {"gateway": {"parentRefs": [{"name": "a"}], "httpHostnames": ["a"]}},
             "gateway: httpHostnames and grpcHostnames are both required; "
             "a Gateway does not share a hostname between the two",
@@ -84,6 +94,14 @@ def test_what_does_not_fit_together(values: dict[str, Any], sentence: str) -> No
             {"endpoint": {"settings": {"max_wait": 2}}},
             "at '/endpoint/settings': additional properties 'max_wait' not allowed",
         ),
+        ({"extraObjects": None}, "missing property 'extraObjects'"),  # as after --reuse-values of an older chart
+        ({"endpoint": {"service": {"spec": {"ports": []}}}}, "at '/endpoint/service/spec/ports': false schema"),
+        (
+            {"pod": {"probes": {"livenessProbe": {"httpGet": {}}}}},
+            "at '/pod/probes/livenessProbe': additional properties 'httpGet' not allowed",
+        ),
+        ({"image": {"digests": {"worker": "7"}}}, "at '/image/digests/worker'"),
+        ({"fullnameOverride": "Chat"}, "at '/fullnameOverride'"),
         ({"worker": {"memory": None}}, "at '/worker': missing property 'memory'"),
         ({"redis": {"externalUrl": "pool.example.com"}}, "at '/redis/externalUrl'"),
         ({"model": {"path": "demo_model"}}, "at '/model/path': 'demo_model' does not match pattern '^/'"),
@@ -93,6 +111,16 @@ def test_what_is_wrong_by_itself(values: dict[str, Any], complaint: str) -> None
     with pytest.raises(HelmValuesError) as refusal:
         render(merged(DEMO, values))
     assert complaint in str(refusal.value)
+
+
+def test_an_upgrade_that_kept_the_model_before() -> None:
+    """Helm forgets a null beside --reuse-values, and cannot say so itself."""
+    chart = helm_python.Chart.load(FOLDER)
+    with pytest.raises(HelmRenderError) as refusal:
+        chart.render(merged(DEMO, {"model": {"hub": HUB}}), name="orca", namespace="serving", is_upgrade=True)
+    assert str(refusal.value).endswith(
+        "; path and hub are given; --reuse-values keeps what a null removes, --reset-then-reuse-values does not"
+    )
 
 
 def test_image_volumes_need_a_new_cluster(capfd: pytest.CaptureFixture[str]) -> None:

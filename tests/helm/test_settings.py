@@ -128,7 +128,8 @@ def test_the_schema_knows_the_settings() -> None:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_the_init_step_understands_its_arguments(option: str) -> None:
     for service in ("endpoint", "worker"):
-        for step in rendered(option).pods[service]["spec"].get("initContainers", []):
+        steps = rendered(option).pods[service]["spec"].get("initContainers", [])
+        for step in (step for step in steps if step["name"] == "model"):
             assert step["command"] == ["python", "-m", "orca_common.fetch_model"]
             given = fetch_model._arguments(step["args"])
             assert given.tokenizer_only == (service == "endpoint")

@@ -1,8 +1,9 @@
 """Engines and schedulers come and go by `kubectl scale`, under load."""
 
-from cluster import until
+import pytest
+from cluster import Failed, until
 from pauses import Pauses
-from release import Release
+from release import CHART, Release
 from traffic import Under
 
 
@@ -50,6 +51,32 @@ async def test_pods_that_make_no_whole_engine_say_so(orca: Release, traffic: Und
                 await scale(orca, "statefulset", "worker", orca.pods_per_engine)
             await orca.healed()
         pauses(seen)
+
+
+async def test_helm_leaves_a_number_alone_that_is_null(orca: Release) -> None:
+    """An unrelated upgrade took an engine away. The switch to null keeps the number as well."""
+    free: dict[str, object] = {"engines": "null", "endpoint.replicas": "null"}
+    pods = {"worker": 2 * orca.pods_per_engine, "endpoint": 3}
+    await scale(orca, "statefulset", "worker", pods["worker"])
+    await scale(orca, "deployment", "endpoint", pods["endpoint"])
+    try:
+        for change in ({}, {"endpoint.settings.max_waiting": 77}):
+            await orca.upgrade(free | change)
+            await orca.healed()
+            assert {component: len(await orca.pods(component)) for component in pods} == pods
+    finally:
+        await orca.upgrade({})
+    await orca.healed()
+
+
+async def test_a_switch_of_the_model_keeps_the_other_values(orca: Release) -> None:
+    """Helm forgets a null beside --reuse-values, and the chart says which flag does not."""
+    switch = ("--set", "model.path=null,model.hub.name=openai-community/gpt2", "--dry-run=server")
+    with pytest.raises(Failed, match="--reset-then-reuse-values"):
+        await orca.cluster.helm("upgrade", orca.name, str(CHART), "--reuse-values", *switch)
+    documents = await orca.cluster.helm("upgrade", orca.name, str(CHART), "--reset-then-reuse-values", *switch)
+    assert "--hub=openai-community/gpt2" in documents
+    assert f"{orca.values['image.registry']}/orca-worker:{orca.values['image.tag']}" in documents
 
 
 async def test_schedulers_share_the_engines(two_engines: Release, traffic: Under, pauses: Pauses) -> None:

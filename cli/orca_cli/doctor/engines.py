@@ -25,6 +25,9 @@ def whole(snapshot: Snapshot) -> list[Finding]:
         return [fault("engines", "the release has no workers", "install the chart whole")]
     engine, pods = release.pods_per_engine, replicas(worker(release))
     said = f"{counted(pods, 'pod')}, {engine} for an engine"
+    if at(worker(release), "spec", "replicas") is None and engine > 1:  # as rendered with engines: null
+        advice = f"scale {name_of(worker(release))} to {engine} pods after the installation"
+        return [warning("engines", f"no number of pods is given: Kubernetes begins with {said}", advice)]
     if pods < engine:
         return [fault("engines", f"{said}: there is none", f"scale {name_of(worker(release))} to {engine} pods")]
     if pods % engine:

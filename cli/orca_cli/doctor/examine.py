@@ -46,6 +46,7 @@ CHECKS = (
     Check("pods", pods.ready, ("pods", "warnings")),
     Check("pulls", images.pulls, ("pods",)),
     Check("restarts", pods.restarts, ("pods",)),
+    Check("limits", pods.limits, ("pods",)),
     Check("spare", engines.spare, ("pods",)),
     Check("rollout", engines.rollout, ("pods",)),
     Check("claims", redis_server.claims, ("claims",)),

@@ -122,10 +122,10 @@ def matches(selector: Any, labels: Any) -> bool:
 
 
 def image_tag(image: str) -> str:
-    """The tag or digest of an image: `a:5000/orca-worker:dev` has `dev`."""
+    """The tag of an image, or the digest of one that has no tag: `a:5000/orca-worker:dev` has `dev`."""
     name, _, digest = image.partition("@")
     last = name.rpartition("/")[2]
-    return digest or last.partition(":")[2] or "latest"
+    return last.partition(":")[2] or digest or "latest"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,19 @@
 from collections.abc import Mapping, Sequence
 
 from .finding import Finding, fault, listing, ok, warning
-from .objects import Object, at, by_component, component_of, condition, is_ready, name_of, ordinal, replicas
+from .objects import (
+    Object,
+    at,
+    by_component,
+    component_of,
+    condition,
+    containers,
+    is_ready,
+    name_of,
+    ordinal,
+    pod_template,
+    replicas,
+)
 from .snapshot import Snapshot, Unknown
 
 LONGEST = 200  # characters of a message of Kubernetes
@@ -130,3 +142,35 @@ def advice(status: Object, component: str) -> str:
         block = "worker.memory" if component == "worker" else f"{component}.resources.limits.memory"
         return f"give it more memory: {block}"
     return "look at `kubectl logs --previous POD`"
+
+
+def limits(snapshot: Snapshot) -> list[Finding]:
+    """No pod has a limit of CPU that its template does not have: a LimitRange's default is put into the pod alone."""
+    templates = {name: cpu_limits(pod_template(thing)) for name, thing in snapshot.release.workloads().items()}
+    found: dict[tuple[str, str], list[str]] = {}
+    for pod in known(snapshot):
+        declared = templates.get(component_of(pod), {})
+        for container, limit in cpu_limits(pod).items():
+            if container in declared and limit is not None and declared[container] is None:
+                found.setdefault((container, limit), []).append(name_of(pod))
+    advice = (
+        "give the namespace's LimitRange no default of CPU, or set resources.limits.cpu yourself, and replace the pods"
+    )
+    return [
+        warning(
+            "limits",
+            f"a limit of {limit} CPU was put into {container} of {listing(pods)}: "
+            "a throttled process misses heartbeats",
+            advice,
+        )
+        for (container, limit), pods in found.items()
+    ] or [ok("limits", "no limit of CPU was put into a pod")]
+
+
+def cpu_limits(pod: Object) -> dict[str, str | None]:
+    """The limit of CPU of each container that stays; None: it has none."""
+    return {
+        str(container.get("name")): None if limit is None else str(limit)
+        for container in containers(pod)
+        for limit in [at(container, "resources", "limits", "cpu")]
+    }
