@@ -12,14 +12,15 @@
 {{ toYaml $all }}
 {{- end -}}
 
-{{/* The metadata of a pod template. */}}
+{{/* The metadata of a pod template. A third argument is the workload's own annotations. */}}
 {{- define "orca.podMetadata" -}}
 {{- $values := (first .).Values -}}
 {{- $pod := include "orca.pod" . | fromYaml -}}
 {{- $labels := include "orca.overlay" (list $values.commonLabels $pod.labels) | fromYaml -}}
 labels:
   {{- include "orca.overlay" (list $labels (include "orca.selector" . | fromYaml)) | nindent 2 }}
-{{- with include "orca.overlay" (list $values.commonAnnotations $pod.annotations) | fromYaml }}
+{{- $annotations := include "orca.overlay" (list $values.commonAnnotations $pod.annotations) | fromYaml -}}
+{{- with include "orca.overlay" (list $annotations (len . | eq 3 | ternary (last .) dict)) | fromYaml }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}

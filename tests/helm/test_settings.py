@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helm.chart import FOLDER, OPTIONS, containers, rendered
+from helm.chart import DEMO, FOLDER, OPTIONS, containers, merged, render, rendered
 
 from orca_common import fetch_model
 from orca_common.settings import KNOWN, PREFIX, Settings, variable
@@ -136,3 +136,14 @@ def test_the_init_step_understands_its_arguments(option: str) -> None:
             names = [entry["name"] for entry in step.get("env", [])]
             secrets = OPTIONS[option].external & {"Secret/hub", "Secret/download"}
             assert names == (["HF_TOKEN" if given.hub else "FETCH_HEADER"] if secrets else [])
+
+
+def test_another_source_of_the_model_is_another_model() -> None:
+    """The workers' pods tell it to the schedulers. What only checks the model changes nothing."""
+
+    def told(model: dict[str, object]) -> str:
+        pod = render(merged(DEMO, {"model": model})).pods["worker"]
+        return pod["metadata"]["annotations"]["orca.serving/model"]
+
+    assert told({}) == told({"numHeads": 6, "numLayers": 4})
+    assert len({told({}), told({"path": "/opt/orca/other"}), told({"path": None, "hub": {"name": "a/b"}})}) == 3

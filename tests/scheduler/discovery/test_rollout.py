@@ -16,6 +16,7 @@ from orca_scheduler.discovery.rollout import (
     Rollout,
     Standing,
     State,
+    gets_other_model,
     outdated_pods,
     progress,
     rollout,
@@ -249,3 +250,23 @@ def test_everyone_gives_an_event_the_same_name() -> None:
     [other] = Updates().news(view("OO OO"))
     [another] = Updates().news(view("OO OO", "orca-worker-third"))
     assert one.name == other.name != another.name
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "other"),
+    [("a", "b", True), ("a", "a", False), (None, "b", True), ("a", None, True), (None, None, False)],
+)
+def test_another_model_is_told_by_an_annotation(before: str | None, after: str | None, other: bool) -> None:
+    """Of pods that the update replaces, and of the template: an engine finishes first where they differ."""
+
+    def marked(model: str | None) -> dict[str, Any]:
+        return {} if model is None else {"annotations": {"orca.serving/model": model}}
+
+    manifest = statefulset(4, NEW)
+    manifest["spec"]["template"] = {"metadata": marked(after)}
+    workers = worker_set(manifest)
+    pods = [aged(pod(ordinal, OLD if ordinal > 1 else NEW)) for ordinal in range(4)]
+    for one in pods:
+        one["metadata"] |= marked(before if one["metadata"]["name"] > "orca-worker-1" else after)
+    found = engines(workers, [read for read in (worker_pod(one, workers) for one in pods) if read is not None], 2)
+    assert [gets_other_model(engine, workers) for engine in found] == [False, other]
