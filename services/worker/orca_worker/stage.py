@@ -92,8 +92,8 @@ class WeightsChanged(Exception):
 class Stage:
     """Forms and runs iterations. Only the GPU thread calls it, except for `rows.held` and `loading`.
 
-    `weights` is the fingerprint of those that it loads. `max_slots` bounds the slots that are offered. `load` makes the
-    model's slice of a place; without it the checkpoint is read.
+    `weights` is the fingerprint of those that it reads. `max_slots` bounds the slots that are offered. `load` makes the
+    model's slice of a place, of weights without a fingerprint; without it the checkpoint is read.
     """
 
     def __init__(
@@ -109,7 +109,8 @@ class Stage:
         self._max_slots, self._compute = max_slots, compute
         self._load_model = load or (lambda place: load_model(checkpoint, place, dtype, device, compute, self.loading))
         self.loading = Loading()
-        self.weights = fingerprint(checkpoint.folder)
+        self._of_folder = load is None
+        self.weights = self._fingerprint()
         self._model: Model | None = None
         self._place = SINGLE  # of the model
         self._plane: DataPlane = Loopback()
@@ -152,7 +153,7 @@ class Stage:
                 torch.cuda.set_device(self._device)  # this thread's current device
         started = time.monotonic()
         model, bytes_read = self._load_model(place)
-        if fingerprint(self._checkpoint.folder) != self.weights:
+        if self._fingerprint() != self.weights:
             raise WeightsChanged(f"other weights than this rank has told lie in {self._checkpoint.folder} now")
         gc.collect()
         gc.freeze()  # the model stays: no later collection needs to look at it
@@ -169,6 +170,9 @@ class Stage:
             },
         )
         return model
+
+    def _fingerprint(self) -> str:
+        return fingerprint(self._checkpoint.folder) if self._of_folder else ""
 
     def allocate(self, slots: int, block_size: int) -> None:
         """Allocates the Attention K/V manager's memory, and lets the model get ready for it."""
