@@ -25,6 +25,7 @@ here=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$(mktemp -d)" # a context with the fine-tune alone
 trap 'rm -r "$PWD"' EXIT
 "${PYTHON:-$here/.venv/bin/python}" "$here/tests/retrained.py" "$here/local/orca_local/demo_model" other_model
+chmod --recursive a+rX other_model
 for name in endpoint scheduler worker; do
   variant "orca-$name" next "echo 'PROTOCOL += 1' >> /opt/orca/lib/orca_common/protocol.py"
 done
