@@ -29,7 +29,8 @@ from stacks import Running, running  # noqa: E402
 from orca_client import Accepted, Token  # noqa: E402
 from orca_client.errors import Aborted  # noqa: E402
 
-VOCAB, REQUESTS, NEW_TOKENS, MAX_BS = 211, 10, 70, 2
+VOCAB, NEW_TOKENS, MAX_BS = 211, 70, 2
+REQUESTS = {1: 10, 2: 40}  # by engines: so many that some run when the last engine changes
 WEIGHTS = "model.safetensors"
 
 
@@ -49,26 +50,24 @@ class Rounds:
     async def round(self, stack: Running, engines: int) -> None:
         """Changes the weights once, on all engines."""
         old, new = self._references[self._now], self._references[1 - self._now]
-        asked = list(islice(old.random(self._draw, (1, 20), (NEW_TOKENS, NEW_TOKENS)), REQUESTS))
+        requests = REQUESTS[engines]
+        asked = list(islice(old.random(self._draw, (1, 20), (NEW_TOKENS, NEW_TOKENS)), requests))
         before = {engine.weights for engine in (await stack.client.get_model()).engines}
         assert len(before) == 1
         came: list[int] = []
-        changed = False  # the last engine of the old weights is lost
         streams = [asyncio.create_task(self._stream(stack, known.prompt, came)) for known in asked]
         other = self._kept[1 - self._now] / WEIGHTS
         shutil.copy(other, self.served / "part")
         for engine in range(engines):
-            moment = len(came) + self._draw.randint(1, REQUESTS * NEW_TOKENS // 8)
+            moment = len(came) + self._draw.randint(1, NEW_TOKENS if engine else requests * NEW_TOKENS // 8)
             await stack.until(lambda moment=moment: len(came) >= moment or all(task.done() for task in streams))
             if engine == 0:
                 os.replace(self.served / "part", self.served / WEIGHTS)
             assert not any(end is not None for end in ended(streams)), "an engine has the old weights"
-            changed = engine == engines - 1
             for process in stack.processes():
                 if process["role"] == "rank" and process["engine"] == f"engine-{engine}":
                     os.kill(process["pid"], signal.SIGKILL)
             await self._formed(stack, f"engine-{engine}", before)
-        assert changed
         results = await asyncio.wait_for(asyncio.gather(*streams), 120)
         for (prompt, olds), (tokens, told, error) in zip(asked, results, strict=True):
             news = new.greedy(prompt, NEW_TOKENS)
@@ -129,7 +128,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--engines", type=int, default=2)
+    parser.add_argument("--engines", type=int, choices=REQUESTS, default=2)
     parser.add_argument("--pp", type=int, default=1)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="orca-other-weights-") as temporary:

@@ -9,6 +9,6 @@ from e2e.other_weights import REQUESTS, rounds_of
 @pytest.mark.parametrize("engines", [1, 2])
 async def test_each_stream_has_tokens_of_one_model(tmp_path: Path, engines: int) -> None:
     ends = await rounds_of(tmp_path, 2, seed=5, engines=engines, pp=1)
-    assert ends.total() == 2 * REQUESTS
+    assert ends.total() == 2 * REQUESTS[engines]
     if engines == 1:
         assert ends["MODEL_CHANGED"], "what had tokens cannot go on anywhere"
