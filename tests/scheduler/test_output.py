@@ -22,7 +22,9 @@ def held(count: int, committed: int) -> Outputs:
 def test_scores_go_with_their_tokens() -> None:
     outputs = held(1, committed=2)
     for n in (2, 3):
-        outputs.append(1, TOKEN.pack(n, -1.0, n), None, (TOP.pack(n, -n), b"p" if n == 2 else b""))
+        if n == 2:
+            outputs.scored(1, b"p")
+        outputs.append(1, TOKEN.pack(n, -1.0, n), None, TOP.pack(n, -n))
     (row,) = outputs.take()
     assert (row.base, len(row.tokens) // TOKEN.size, row.tops) == (2, 2, TOP.pack(2, -2) + TOP.pack(3, -3))
     assert row.prompt == b"", "the pool has it since token 0"
@@ -34,7 +36,7 @@ def test_scores_go_with_their_tokens() -> None:
 def test_tokens_that_the_pool_lost_have_lost_their_scores() -> None:
     """The tokens before this claim are known here, and committed again; what was beside them is not."""
     outputs = held(2, committed=2)
-    outputs.append(1, TOKEN.pack(2, -1.0, 2), Reason.LENGTH, (TOP.pack(2, -2) + TOP.pack(9, -9), b""))
+    outputs.append(1, TOKEN.pack(2, -1.0, 2), Reason.LENGTH, TOP.pack(2, -2) + TOP.pack(9, -9))
     (row,) = outputs.take()
     outputs.answered([row], [1])
     (row,) = outputs.take()

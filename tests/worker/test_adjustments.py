@@ -244,6 +244,6 @@ def test_on_a_device_adjusted_rows_take_the_plain_way(monkeypatch: pytest.Monkey
     expected = sample(logits, table, draws, {1: one})
     assert output.token_ids == expected.token_ids
     assert output.logprobs == pytest.approx(expected.logprobs)
-    assert output.scores == expected.scores
-    assert [score.member for score in output.scores] == [1]
+    assert output.tops == expected.tops
+    assert list(output.tops) == [1]
     assert not any(math.isnan(value) for value in output.logprobs)
