@@ -116,6 +116,7 @@ class Lab:
         self,
         request_id: str,
         max_tokens: int = 8,
+        upfront: int | None = None,
         *,
         digest: str = "d",
         deadline_in: float | None = None,
@@ -130,6 +131,7 @@ class Lab:
             b"record of " + request_id.encode(),
             digest,
             max_tokens,
+            max_tokens if upfront is None else upfront,
             deadline_in=deadline_in,
             detach_grace=grace,
             endpoint=endpoint,
@@ -276,7 +278,7 @@ def _load(found: dict[str, Any]) -> dict[str, int]:
             load[f"requests:{request['tenant']}"] += 1
         if request["state"] == "waiting":
             load["tokens"] += max(request["new"] - len(found["tokens"].get(name, [])), 0)
-            load["slots"] += request["max_tokens"]
+            load["slots"] += request["upfront"]
             load[f"tokens:{request['tenant']}"] += request["max_tokens"]
             load["bytes"] += len(request["record"])
     return dict(+load)

@@ -176,7 +176,7 @@ class Bench:
         record = record or PoolRequest(request_id=name, prompt_ids=prompt, max_new_tokens=count).SerializeToString()
         size = len(prompt) + count
         answer = await self.pool.submit(
-            *(name, record, "digest", size),
+            *(name, record, "digest", size, size),
             deadline_in=None,
             detach_grace=60,
             endpoint="test",
@@ -791,7 +791,7 @@ async def test_the_next_claim_waits_for_the_last_one_and_for_no_empty_inbox() ->
         async with Pool(redis.url, "bench", patience=PATIENCE) as pool:
             term = await pool.acquire("e", "me", None)
             assert term is not None
-            ledger = Ledger(pool, "e", "me", term, 1, lambda: Room(1, 64), lambda: NO_LOAD, inbox.append)
+            ledger = Ledger(pool, "e", "me", term, lambda: Room(1, 64), lambda: NO_LOAD, inbox.append)
             await ledger.formed(EngineInfo("e", 1, 1, 64, 0), 0)
             await pool.renew_endpoint("test", register=True)
             for name in ("a", "b"):
@@ -890,7 +890,7 @@ async def test_claims_are_told_again_after_an_outage() -> None:
 async def test_an_engine_waits_for_a_pool_that_is_far_behind() -> None:
     news: list[News] = []
     async with Pool("redis://127.0.0.1:9", "bench") as pool:
-        ledger = Ledger(pool, "e", "me", 1, 16, lambda: Room(0, 0), lambda: NO_LOAD, news.append)
+        ledger = Ledger(pool, "e", "me", 1, lambda: Room(0, 0), lambda: NO_LOAD, news.append)
         ledger._reserved = RESERVE
         for _ in range(MAX_BEHIND):
             ledger.committable()

@@ -171,8 +171,7 @@ def test_an_increment_without_token_goes_on_from_the_last(tmp_path: Path) -> Non
     engine.step([request], [])
     row = engine.rows[id(request)][0]
     for _ in range(5):
-        iteration = {"rows": [row], "starts": [2 + len(request.made)]}
-        request.made += stage.run(iteration_of(**iteration)).token_ids
+        request.made += stage.run(iteration_of(rows=[row], starts=[2 + len(request.made)])).token_ids
     assert request.made == greedy(folder, request.prompt, 6)
 
 

@@ -16,6 +16,7 @@ from orca.v1.orca_pb2 import CancelRequest, GenerateRequest, ResumeRequest, Samp
 from orca.v1.pool_pb2 import PoolRequest
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import ErrorReason, FailedPrecondition, InvalidArgument
+from orca_common.reservation import Reservation
 
 from .adjustments import adjustments_of
 from .settings import EndpointSettings
@@ -49,8 +50,14 @@ class Work:
 
     @property
     def max_tokens(self) -> int:
-        """Input tokens + max_new_tokens: the slots that the request needs."""
+        """Input tokens + max_new_tokens: the slots that the request fills at the end."""
         return len(self.record.prompt_ids) + self.record.max_new_tokens
+
+    def upfront(self, reservation: Reservation | None) -> int:
+        """Slots that must be free for the request to begin. Without an engine nobody knows more than `max_tokens`."""
+        if reservation is None:
+            return self.max_tokens
+        return reservation.upfront(len(self.record.prompt_ids), self.record.max_new_tokens)
 
 
 class Attempts:

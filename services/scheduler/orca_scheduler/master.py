@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from orca.v1 import worker_pb2 as pb
 from orca_common.errors import FailedPrecondition, Unavailable
+from orca_common.reservation import Reservation
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Transport
@@ -153,7 +154,7 @@ class EngineMaster:
             policy_named(settings.policy),
         )
         self._pace = Pace()
-        self._ledger = Ledger(pool, engine, owner, term, settings.block_size, self.core.room, self.load, self._post)
+        self._ledger = Ledger(pool, engine, owner, term, self.core.room, self.load, self._post)
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._ranks: Ranks | None = None  # of the last life that was dialed
         self._epoch = 0  # that the ranks run in
@@ -464,7 +465,10 @@ class EngineMaster:
 
     async def _record(self, action: Record) -> None:
         shape = self._shape
-        info = EngineInfo(self.engine, shape.tp, shape.pp, action.slots, action.epoch, action.weights)
+        policy, rule = self.core.policy, Reservation(shape.block_size, self.core.policy.reserves_output)
+        info = EngineInfo(
+            self.engine, shape.tp, shape.pp, action.slots, action.epoch, action.weights, policy.name, rule
+        )
         self._post(Recorded(self._now, action.life, await self._ledger.formed(info, action.above)))
 
     async def _confirm(self, life: int) -> None:

@@ -102,7 +102,8 @@ class Request:
     @classmethod
     def restored(cls, values: dict[str, Any]) -> "Request":
         """From its fields by name, which may have gone through JSON."""
-        fields = dict(values)
-        arrived: dict[str, Any] = fields.pop("arrived")
-        ids = {name: tuple(arrived[name]) for name in ("eos_token_ids", "stop_token_ids") if name in arrived}
-        return cls(arrived=Arrival(**arrived | ids), **fields)
+        fields, arrived = dict(values), dict[str, Any](values["arrived"])
+        for name in {"eos_token_ids", "stop_token_ids"} & arrived.keys():
+            arrived[name] = tuple(arrived[name])
+        fields["arrived"] = Arrival(**arrived)
+        return cls(**fields)
