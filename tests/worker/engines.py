@@ -168,7 +168,7 @@ class Master:
                 token_ids=request.prompt + request.made,
                 generated=len(request.made),
                 blocks=blocks,
-                **request.sampling,  # pyright: ignore[reportArgumentType]
+                sampling=request.params,
             )
         for request in increments:
             iteration.increment_rows.append(self.held[id(request)][0])

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from orca.v1 import worker_pb2 as pb
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_kernels.transfer import to_device
 from orca_lab.shapes import SHAPES, Shape, gpt
 from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, formed, places, share_of, work_of
@@ -77,13 +78,13 @@ def model_of(stage: Stage) -> GPT2:
     return stage._model.model
 
 
-SAMPLED = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 3, "logprobs": True}
+SAMPLED = SamplingParams(temperature=0.7, top_k=5, top_p=0.9, seed=3, logprobs=True)
 ITERATIONS = [
     (  # two initiations, one of them sampled
         8,
         pb.Iteration(
             initiations=[
-                pb.Initiation(row=0, claim=1, token_ids=[1] * 5, blocks=[0, 1], **SAMPLED),
+                pb.Initiation(row=0, claim=1, token_ids=[1] * 5, blocks=[0, 1], sampling=SAMPLED),
                 pb.Initiation(row=1, claim=2, token_ids=[2] * 3, blocks=[2, 3]),
             ]
         ),

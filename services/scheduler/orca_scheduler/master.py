@@ -551,12 +551,7 @@ class EngineMaster:
                 token_ids=[*record.prompt_ids, *generated],
                 generated=len(generated),
                 blocks=member.blocks,
-                temperature=record.temperature,
-                top_k=record.top_k,
-                top_p=record.top_p,
-                seed=record.seed,
-                logprobs=record.logprobs,
-                adjustments=record.adjustments if record.HasField("adjustments") else None,
+                sampling=record.sampling if record.HasField("sampling") else None,
             )
         if self._tracing is not None:
             message.trace.update(self._tracing.scheduled(action, self.core.slots.n_slots))

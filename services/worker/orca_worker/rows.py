@@ -5,10 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from orca.v1 import worker_pb2
-from orca.v1.adjustments_pb2 import Adjustments
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.errors import FailedPrecondition
 
 MAX_ROWS = 1 << 20  # rows are small integers; a larger one is the sender's mistake
+
+# The parameters of a plain draw, as SamplingParams names them. Any other one makes a row adjusted.
+DRAW = [("temperature", "f8"), ("top_k", "i8"), ("top_p", "f8"), ("seed", "u8"), ("logprobs", "?")]
+PLAIN = [name for name, _ in DRAW]
 
 ROW = np.dtype(
     [
@@ -17,11 +21,7 @@ ROW = np.dtype(
         ("length", "i8"),  # tokens whose key and value are in memory
         ("prompt", "i8"),  # input tokens that were not generated
         ("last_token", "i8"),  # the token sampled last
-        ("temperature", "f8"),
-        ("top_k", "i8"),
-        ("top_p", "f8"),
-        ("seed", "u8"),
-        ("logprobs", "?"),
+        *DRAW,
         ("adjusted", "?"),  # it has an entry in `Rows.adjusted`
         ("likeliest", "?"),  # no more is wanted than the likeliest token: no draw, no logprobs, no adjustments
     ]
@@ -31,7 +31,7 @@ ROW = np.dtype(
 class Adjusted:
     """What a request asks for beyond the plain draw, and its input tokens, on which that depends."""
 
-    def __init__(self, asked: Adjustments, token_ids: Sequence[int], prompt: int) -> None:
+    def __init__(self, asked: SamplingParams, token_ids: Sequence[int], prompt: int) -> None:
         self.asked, self.prompt = asked, prompt
         self.tokens = np.array(token_ids, np.int64)  # [at least the input tokens so far]
         self.bias_ids = np.array(sorted(asked.logit_bias), np.int64)
@@ -66,24 +66,21 @@ class Rows:
         prompt = len(initiation.token_ids) - initiation.generated
         if prompt < 1:
             raise FailedPrecondition(f"row {row}: an initiation needs at least one token that was not generated")
-        adjusted = initiation.HasField("adjustments")
+        asked = initiation.sampling  # empty for a plain greedy request
+        adjusted = any(field.name not in PLAIN for field, _ in asked.ListFields())
         self.table[row] = (
             True,
             initiation.claim,
             0,
             prompt,
             0,
-            initiation.temperature,
-            initiation.top_k,
-            initiation.top_p,
-            initiation.seed,
-            initiation.logprobs,
+            *(getattr(asked, name) for name in PLAIN),
             adjusted,
-            not (initiation.temperature > 0 or initiation.logprobs or adjusted),
+            not (asked.temperature > 0 or asked.logprobs or adjusted),
         )
         self.adjusted.pop(row, None)
         if adjusted:
-            self.adjusted[row] = Adjusted(initiation.adjustments, initiation.token_ids, prompt)
+            self.adjusted[row] = Adjusted(asked, initiation.token_ids, prompt)
 
     def free(self, rows: Sequence[int]) -> None:
         """Forgets rows, whether they are held or not."""
