@@ -1,6 +1,7 @@
 """What a rank knows of each request besides its keys and values, in arrays indexed by row."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -12,7 +13,9 @@ MAX_ROWS = 1 << 20  # rows are small integers; a larger one is the sender's mist
 
 # The parameters of a plain draw, as SamplingParams names them. Any other one makes a row adjusted.
 DRAW = [("temperature", "f8"), ("top_k", "i8"), ("top_p", "f8"), ("seed", "u8"), ("logprobs", "?")]
-PLAIN = [name for name, _ in DRAW]
+PLAIN = {name for name, _ in DRAW}
+columns = attrgetter(*(name for name, _ in DRAW))
+GREEDY = columns(SamplingParams())
 
 ROW = np.dtype(
     [
@@ -66,15 +69,17 @@ class Rows:
         prompt = len(initiation.token_ids) - initiation.generated
         if prompt < 1:
             raise FailedPrecondition(f"row {row}: an initiation needs at least one token that was not generated")
-        asked = initiation.sampling  # empty for a plain greedy request
-        adjusted = any(field.name not in PLAIN for field, _ in asked.ListFields())
+        asked, draw, adjusted = initiation.sampling, GREEDY, False
+        if initiation.HasField("sampling"):
+            draw = columns(asked)
+            adjusted = not {field.name for field, _ in asked.ListFields()} <= PLAIN
         self.table[row] = (
             True,
             initiation.claim,
             0,
             prompt,
             0,
-            *(getattr(asked, name) for name in PLAIN),
+            *draw,
             adjusted,
             not (asked.temperature > 0 or asked.logprobs or adjusted),
         )
