@@ -14,6 +14,7 @@ from servers import RedisServer, redis_server
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca.v1.pool_pb2 import PoolRequest
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.protocol import PROTOCOL
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
@@ -677,6 +678,26 @@ async def test_the_journal_has_the_step_that_failed(tmp_path: Path) -> None:
     [path] = tmp_path.iterdir()
     steps = [line for line in read(path) if isinstance(line, CoreStep)]
     assert isinstance(steps[-1].event, BatchReturned)
+
+
+async def test_sampling_goes_to_the_ranks_as_it_is() -> None:
+    """Also what this scheduler does not know: an endpoint and the ranks may be of a newer release."""
+    rank, newer = Rank(), bytes([0xA0, 0x3F, 7])  # a varint 7 of field 1012
+    asked = SamplingParams(temperature=0.5, top_k=3, top_p=0.25, seed=2**64 - 1, min_p=0.125, logprobs=True)
+    asked.repetition_penalty, asked.presence_penalty, asked.frequency_penalty = 1.5, 0.5, -0.5
+    asked.logit_bias[7] = -100.0
+    asked.MergeFromString(newer)
+    record = PoolRequest(request_id="r", prompt_ids=[1], max_new_tokens=1, sampling=asked).SerializeToString()
+    async with bench(rank) as this:
+        await this.formed()
+        await this.put("r", [1], 1, record)
+        [sent] = (iteration := await this.iteration()).initiations
+        rank.report(iteration, 5)
+        assert sent.sampling.SerializeToString() == asked.SerializeToString()
+        assert newer in sent.sampling.SerializeToString()
+        await this.put("plain", [2], 1)
+        [sent] = (await this.iteration()).initiations
+        assert not sent.HasField("sampling")
 
 
 async def test_an_unreadable_record_ends_as_poison() -> None:

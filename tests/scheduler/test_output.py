@@ -2,8 +2,8 @@
 
 import math
 
-from orca.v1.adjustments_pb2 import Adjustments
 from orca.v1.pool_pb2 import PoolRequest
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.scores import NOTHING, TOP, unpack_tops
 from orca_pool.records import Claimed, Committed, CommittedToken, Reason
 from orca_pool.wire import TOKEN
@@ -12,7 +12,7 @@ from orca_scheduler.output import Outputs
 
 def held(count: int, committed: int) -> Outputs:
     """A request with `count` tops a token, of which so many tokens were committed before the claim."""
-    record = PoolRequest(request_id="r", adjustments=Adjustments(top_logprobs=count)).SerializeToString()
+    record = PoolRequest(request_id="r", sampling=SamplingParams(top_logprobs=count)).SerializeToString()
     tokens = [CommittedToken(n, -1.0, n) for n in range(committed)]
     outputs = Outputs()
     assert outputs.add(Claimed("r", 1, 1, record, tokens, 0, None, 0), 0.0)

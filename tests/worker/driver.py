@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from orca.v1 import worker_pb2
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.checkpoint import read_checkpoint
 from orca_scheduler.core import Member
 from orca_scheduler.members import increment, initiation, put_members
@@ -23,11 +24,15 @@ class Sampled:
 
     prompt: list[int]
     new_tokens: int
-    sampling: dict[str, Any] = field(default_factory=dict)  # fields of worker_pb2.Admission
+    sampling: dict[str, Any] = field(default_factory=dict)  # fields of SamplingParams
     made: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     tops: list[bytes] = field(default_factory=list)  # of each token made, where they are asked for
     scored_prompt: bytes = b""
+
+    @property
+    def params(self) -> SamplingParams | None:
+        return SamplingParams(**self.sampling) if self.sampling else None
 
 
 def make_stage(
@@ -60,14 +65,13 @@ class TinyEngine:
         row = self.free_rows.pop()
         blocks = [self.free_blocks.pop() for _ in range(-(-tokens // self.block_size))]
         self.rows[id(request)] = row, blocks
-        message = worker_pb2.Admission(
+        return worker_pb2.Admission(
             row=row,
             claim=self.number + 1,
             token_ids=request.prompt + request.made,
             generated=len(request.made),
+            sampling=request.params,
         )
-        message.MergeFrom(worker_pb2.Admission(**request.sampling))
-        return message
 
     def begins(self, request: Sampled) -> Member:
         row, blocks = self.rows[id(request)]

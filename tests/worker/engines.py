@@ -170,7 +170,7 @@ class Master:
                 claim=self.number,
                 token_ids=request.prompt + request.made,
                 generated=len(request.made),
-                **request.sampling,  # pyright: ignore[reportArgumentType]
+                sampling=request.params,
             )
             members.append(initiation(row, len(request.prompt) + len(request.made), blocks))
         for request in increments:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_kernels.transfer import to_device
 from orca_lab.shapes import SHAPES, Shape, gpt
 from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, formed, places, share_of, work_of
@@ -77,13 +78,13 @@ def model_of(stage: Stage) -> GPT2:
     return stage._model.model
 
 
-SAMPLED = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 3, "logprobs": True}
+SAMPLED = SamplingParams(temperature=0.7, top_k=5, top_p=0.9, seed=3, logprobs=True)
 ITERATIONS = [
     (  # two initiations, one of them sampled
         8,
         iteration_of(
             new=[
-                begins(0, [1] * 5, [0, 1], claim=1, **SAMPLED),
+                begins(0, [1] * 5, [0, 1], claim=1, sampling=SAMPLED),
                 begins(1, [2] * 3, [2, 3], claim=2),
             ]
         ),

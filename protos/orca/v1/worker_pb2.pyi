@@ -1,4 +1,4 @@
-from orca.v1 import adjustments_pb2 as _adjustments_pb2
+from orca.v1 import sampling_pb2 as _sampling_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -173,28 +173,18 @@ class Iteration(_message.Message):
     def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., free_rows: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[bool]] = ..., tokens: _Optional[_Iterable[int]] = ..., growths: _Optional[_Iterable[_Union[Growth, _Mapping]]] = ..., trace: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("row", "claim", "token_ids", "generated", "temperature", "top_k", "top_p", "seed", "logprobs", "adjustments")
+    __slots__ = ("row", "claim", "token_ids", "generated", "sampling")
     ROW_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_FIELD_NUMBER: _ClassVar[int]
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    ADJUSTMENTS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
     row: int
     claim: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     generated: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    logprobs: bool
-    adjustments: _adjustments_pb2.Adjustments
-    def __init__(self, row: _Optional[int] = ..., claim: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., logprobs: _Optional[bool] = ..., adjustments: _Optional[_Union[_adjustments_pb2.Adjustments, _Mapping]] = ...) -> None: ...
+    sampling: _sampling_pb2.SamplingParams
+    def __init__(self, row: _Optional[int] = ..., claim: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
 
 class Growth(_message.Message):
     __slots__ = ("row", "blocks", "shared")

@@ -565,12 +565,7 @@ class EngineMaster:
                 claim=member.claim,
                 token_ids=[*record.prompt_ids, *generated],
                 generated=len(generated),
-                temperature=record.temperature,
-                top_k=record.top_k,
-                top_p=record.top_p,
-                seed=record.seed,
-                logprobs=record.logprobs,
-                adjustments=record.adjustments if record.HasField("adjustments") else None,
+                sampling=record.sampling if record.HasField("sampling") else None,
             )
         put_members(message, action.members)
         if self._tracing is not None:

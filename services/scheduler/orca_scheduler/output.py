@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from google.protobuf.message import DecodeError
 
 from orca.v1.pool_pb2 import PoolRequest
-from orca_common.scores import NOTHING, TOP
+from orca_common.scores import NOTHING, TOP, size_of_tops
 from orca_pool.records import Claimed, CommitRow, Committed, Reason
 from orca_pool.wire import TOKEN, commit_row, pack_tokens
 
@@ -67,7 +67,7 @@ class Outputs:
         self.held[claimed.claim] = held
         try:
             held.record.ParseFromString(claimed.record)
-            held.top_size = held.record.adjustments.top_logprobs * TOP.size
+            held.top_size = size_of_tops(held.record.sampling)
         except DecodeError:
             log.error("unreadable request", extra={"request": claimed.request_id})
             self.append(claimed.claim, b"", Reason.INTERNAL)

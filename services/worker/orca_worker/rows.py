@@ -1,14 +1,21 @@
 """What a rank knows of each request besides its keys and values, in arrays indexed by row."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 
 from orca.v1 import worker_pb2
-from orca.v1.adjustments_pb2 import Adjustments
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.errors import FailedPrecondition
 
 MAX_ROWS = 1 << 20  # rows are small integers; a larger one is the sender's mistake
+
+# The parameters of a plain draw, as SamplingParams names them. Any other one makes a row adjusted.
+DRAW = [("temperature", "f8"), ("top_k", "i8"), ("top_p", "f8"), ("seed", "u8"), ("logprobs", "?")]
+PLAIN = {name for name, _ in DRAW}
+columns = attrgetter(*(name for name, _ in DRAW))
+GREEDY = columns(SamplingParams())
 
 ROW = np.dtype(
     [
@@ -18,11 +25,7 @@ ROW = np.dtype(
         ("admitted", "i8"),  # input tokens that came with its admission
         ("prompt", "i8"),  # those of them that were not generated
         ("last_token", "i8"),  # the token sampled last
-        ("temperature", "f8"),
-        ("top_k", "i8"),
-        ("top_p", "f8"),
-        ("seed", "u8"),
-        ("logprobs", "?"),
+        *DRAW,
         ("adjusted", "?"),  # it has an entry in `Rows.adjusted`
         ("likeliest", "?"),  # no more is wanted than the likeliest token: no draw, no logprobs, no adjustments
     ]
@@ -32,7 +35,7 @@ ROW = np.dtype(
 class Adjusted:
     """What a request asks for beyond the plain draw, and its input tokens, on which that depends."""
 
-    def __init__(self, asked: Adjustments, token_ids: Sequence[int], prompt: int) -> None:
+    def __init__(self, asked: SamplingParams, token_ids: Sequence[int], prompt: int) -> None:
         self.asked, self.prompt = asked, prompt
         self.scores_prompt = asked.prompt_logprobs and len(token_ids) == prompt  # not told before a recovery
         self.tokens = np.array(token_ids, np.int64)  # [at least the input tokens so far]
@@ -69,7 +72,10 @@ class Rows:
         prompt = len(admission.token_ids) - admission.generated
         if prompt < 1:
             raise FailedPrecondition(f"row {row}: an admission needs at least one token that was not generated")
-        adjusted = admission.HasField("adjustments")
+        asked, draw, adjusted = admission.sampling, GREEDY, False
+        if admission.HasField("sampling"):
+            draw = columns(asked)
+            adjusted = not {field.name for field, _ in asked.ListFields()} <= PLAIN
         self.table[row] = (
             True,
             admission.claim,
@@ -77,18 +83,14 @@ class Rows:
             len(admission.token_ids),
             prompt,
             0,
-            admission.temperature,
-            admission.top_k,
-            admission.top_p,
-            admission.seed,
-            admission.logprobs,
+            *draw,
             adjusted,
-            not (admission.temperature > 0 or admission.logprobs or adjusted),
+            not (asked.temperature > 0 or asked.logprobs or adjusted),
         )
         self.inputs[row] = np.array(admission.token_ids, np.int64)
         self.adjusted.pop(row, None)
         if adjusted:
-            self.adjusted[row] = Adjusted(admission.adjustments, admission.token_ids, prompt)
+            self.adjusted[row] = Adjusted(asked, admission.token_ids, prompt)
 
     def free(self, rows: Sequence[int]) -> None:
         """Forgets rows, whether they are held or not."""

@@ -16,7 +16,6 @@ from kernels.triton_device import DEVICE
 from worker.driver import Sampled, TinyEngine
 
 from orca.v1 import worker_pb2
-from orca.v1.adjustments_pb2 import Adjustments
 from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import formed
 from orca_worker import device_model, graphs
@@ -69,8 +68,8 @@ def stage_with(
 
 
 def requests() -> list[Sampled]:
-    adjusted = Adjustments(repetition_penalty=1.3, top_logprobs=2, prompt_logprobs=True)
-    ways = [{}, {"temperature": 0.9}, {"temperature": 0.8, "top_k": 20}, {"temperature": 1.1, "adjustments": adjusted}]
+    adjusted = {"repetition_penalty": 1.3, "top_logprobs": 2, "prompt_logprobs": True}
+    ways = [{}, {"temperature": 0.9}, {"temperature": 0.8, "top_k": 20}, {"temperature": 1.1, **adjusted}]
     return [
         Sampled([5 + n, 7 * n, 11][: 1 + n % 3], 4, {"seed": n, "logprobs": n % 2 == 0} | ways[n % 4]) for n in range(6)
     ]
