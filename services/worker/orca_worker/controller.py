@@ -351,7 +351,7 @@ class Controller:
         is_relayed = origin.lane is None and origin.term == self._lanes.term
         lane = self._lanes.current if is_relayed else origin.lane
         if lane is not None:
-            if result.token_ids or result.error:
+            if self._stage.samples or result.error:  # also without a token: the master waits for the iteration
                 lane.put(report)
             elif lane is self._lanes.current:
                 lane.keep_times(result.times, idle=not self._iterations)
