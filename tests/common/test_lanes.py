@@ -258,7 +258,15 @@ ENDS = {  # what a server says at once, and how the call that it ends has ended
     ),
     "reset with more room to send": (
         [WindowUpdateFrame(1, 100_000), WindowUpdateFrame(0, 100_000), RstStreamFrame(1, error_code=8)],
-        Status(grpc.StatusCode.CANCELLED, "the other side has reset the call"),
+        Status(grpc.StatusCode.INTERNAL, "the other side has reset the call"),
+    ),
+    "reset before it has begun": (
+        [RstStreamFrame(1, error_code=7)],
+        Status(grpc.StatusCode.UNAVAILABLE, "the other side has reset the call"),
+    ),
+    "an answer of HTTP alone": (
+        [HeadersFrame(1, Encoder().encode([(b":status", b"404")]), flags=["END_HEADERS", "END_STREAM"])],
+        Status(grpc.StatusCode.UNKNOWN, "HTTP status 404"),
     ),
     "a sentence that is no UTF-8": (
         [headers(1, (b"grpc-status", b"5"), (b"grpc-message", b"\xe9t\xe9"), end=True)],

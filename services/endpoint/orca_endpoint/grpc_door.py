@@ -21,7 +21,6 @@ from .call_line import grpc_line
 from .endpoint import Endpoint
 from .grpc_methods import ORCA, OrcaMethods
 from .limits import Limits
-from .messages import Messages
 from .own_sockets import descriptors, sockets_at
 from .reflection import SERVICES as REFLECTION
 from .reflection import handlers as reflection_handlers
@@ -89,7 +88,7 @@ class GrpcDoor:
             port_kept=settings.ports_kept,
             write_seconds=settings.write_timeout,
         )
-        methods = OrcaMethods(endpoint, keys, limits, Messages(endpoint.large))
+        methods = OrcaMethods(endpoint, keys, limits)
         self._server.server.add_generic_rpc_handlers((methods.handlers(), *reflection_handlers((ORCA, HEALTH))))
         self._port = self._descriptors = 0
         self._connections, self._refusals = connections, limits.refusals

@@ -1,12 +1,9 @@
 """The server of a rank's control lanes: its controller, for callers of the right role."""
 
-import logging
-import ssl
-
 from orca_common.errors import Unavailable
 from orca_common.lanes.server import LaneCall, LaneServer
 from orca_common.protocol import CONTROLLER
-from orca_common.roles import Role, allowed_for, check_role, roles_in
+from orca_common.roles import Role, check_role, roles_in
 from orca_common.tls import Transport
 
 from .controller import LEAVING, Controller
@@ -14,30 +11,12 @@ from .controller import LEAVING, Controller
 # Who may call what, where certificates tell.
 ALLOWED = {f"/{CONTROLLER}/": frozenset({Role.SCHEDULER}), f"/{CONTROLLER}/Relay": frozenset({Role.WORKER})}
 
-log = logging.getLogger(__name__)
-
-
-class ToldHandshake(ssl.SSLObject):
-    """A handshake whose failure is one line of the log: asyncio says nothing of it, and the master only hears that the
-    connection has ended."""
-
-    def do_handshake(self) -> None:
-        try:
-            super().do_handshake()
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise
-        except ssl.SSLError as error:
-            log.info("a TLS handshake failed", extra={"error": error.reason})
-            raise
-
 
 class RankServer:
     """Serves a rank."""
 
     def __init__(self, controller: Controller, transport: Transport) -> None:
         self._context = transport.server_context()
-        if self._context is not None:
-            self._context.sslobject_class = ToldHandshake
         self._server = LaneServer(controller.methods(), self._admit, Unavailable(LEAVING))
 
     async def start(self, host: str, port: int) -> int:
@@ -51,4 +30,4 @@ class RankServer:
     def _admit(self, call: LaneCall) -> None:
         """Raises PermissionDenied for a caller of another role."""
         if self._context is not None:
-            check_role(call.path, allowed_for(ALLOWED, call.path), roles_in(call.certificate_names()))
+            check_role(call.path, ALLOWED, roles_in(call.certificate_names()))
