@@ -28,7 +28,7 @@ class Servicer:
     def __init__(self) -> None:
         self.go = asyncio.Event()
         self.go.set()
-        self.running = 0
+        self.running = self.read = 0
 
     async def unary(self, request: BytesValue, call: ServerCall) -> BytesValue:
         self.running += 1
@@ -59,6 +59,7 @@ class Servicer:
 
     async def both(self, requests: AsyncIterator[BytesValue], call: ServerCall) -> AsyncIterator[BytesValue]:
         async for request in requests:
+            self.read += 1
             yield request
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -202,6 +203,21 @@ async def test_health_of_clients_beside_one_that_reads_nothing() -> None:
                     assert (await watch.read()).status == status
                     assert (await stub.Check(Check())).status == status
         assert (await ended(stub.Check(Check(service="t.Unknown"))))[0] is grpc.StatusCode.NOT_FOUND
+
+
+async def test_messages_of_a_client_that_reads_nothing_wait() -> None:
+    """Each one is read when the client has taken the answer to the one before. So no answers pile up."""
+    async with serving() as (server, servicer, _, address):
+        async with Http2.connected(address, http2.setting(http2.INITIAL_WINDOW, 0)) as client:
+            client.write(
+                http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.call(f"/{SERVICE}/Both")),
+                http2.frame(http2.DATA, http2.END_STREAM, 1, http2.message(wrapped(b"question")) * 100),
+            )
+            await until(lambda: bool(server.clients))
+            [call] = server._calls.open
+            await until(lambda: call._writing is not None)
+            assert servicer.read == 1
+        await until(lambda: not server.clients)
 
 
 class Counting(Guard):

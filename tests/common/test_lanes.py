@@ -25,7 +25,7 @@ from hyperframe.frame import (
 from orca_common.errors import FailedPrecondition, Unavailable
 from orca_common.lanes.client import CallFailed, LaneConnection, Status, connect
 from orca_common.lanes.server import LaneCall, LaneServer, unary
-from orca_common.roles import Role
+from orca_common.roles import ANY, Role
 from orca_common.tls import Certificates, MutualTls, Plaintext, Transport
 from orca_local.authority import Authority
 
@@ -50,9 +50,8 @@ async def ours(transport: Transport | None = None) -> AsyncIterator[str]:
         assert await over is None
 
     methods = {"/t/Size": unary(BytesValue, size), "/t/Echo": echo}
-    server = LaneServer(methods, lambda call: None, Unavailable("leaving"))
-    context = transport.server_context() if transport is not None else None
-    yield f"127.0.0.1:{await server.start('127.0.0.1', 0, context)}"
+    server = LaneServer(methods, transport or Plaintext(), {"/t/": ANY}, Unavailable("leaving"))
+    yield f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     await server.stop(0)
 
 

@@ -134,7 +134,7 @@ async def test_an_answer_that_is_not_taken_is_given_up(small: World, path: str) 
             raise AssertionError("the connection ended without a status")
 
         told = asyncio.create_task(status())
-        await until(lambda: any(call._end for call in door._server._calls.open))
+        await until(lambda: any(call._end for call in door._calls.open))
         assert (limits._calls.total(), told.done()) == (1, False)
         client.write(http2.frame(http2.WINDOW_UPDATE, 0, 1, (1 << 16).to_bytes(4)))
         async with asyncio.timeout(10):
@@ -393,15 +393,17 @@ async def test_half_a_message_is_given_up(small: World) -> None:
     async with Http2.connected(small.serving.addresses["grpc"]) as client:
         client.write(http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.call(PATH)))
         client.write(http2.frame(http2.DATA, 0, 1, http2.message(generation().SerializeToString())[:7]))
-        async with asyncio.timeout(10):
-            async for frame in client.frames():
-                if frame.kind == http2.HEADERS and frame.flags & http2.END_STREAM:
-                    trailers = dict(Decoder().decode(frame.payload))
-                    assert trailers["grpc-status"] == "4"
-                    assert trailers["grpc-message"] == "the request did not come within 0.6 s"
-                    break
-            else:
-                raise AssertionError("the connection ended without a status")
+        said = await trailers(client)
+        assert (said["grpc-status"], said["grpc-message"]) == ("4", "the request did not come within 0.6 s")
+
+
+async def trailers(client: Http2) -> dict[str, str]:
+    """The trailers of the first call that the server ends."""
+    async with asyncio.timeout(10):
+        async for frame in client.frames():
+            if frame.kind == http2.HEADERS and frame.flags & http2.END_STREAM:
+                return {str(name): str(value) for name, value in Decoder().decode(frame.payload)}
+    raise AssertionError("the connection ended without a status")
 
 
 async def test_a_connection_that_never_says_hello_is_closed(small: World) -> None:
@@ -523,13 +525,8 @@ async def test_half_sent_calls_of_a_grpc_peer_are_bounded(redis_url: str, model:
             for stream in range(1, 11, 2):
                 client.write(http2.frame(http2.HEADERS, http2.END_HEADERS, stream, http2.call(f"/{method}")))
                 client.write(http2.frame(http2.DATA, 0, stream, http2.message(b"x")[:3]))
-            async with asyncio.timeout(10):
-                async for frame in client.frames():
-                    if frame.kind == http2.HEADERS and frame.flags & http2.END_STREAM:
-                        break
-            trailers = dict(Decoder().decode(frame.payload))
-            assert trailers["grpc-status"] == "8"
-            assert trailers["grpc-message"] == "this peer has 4 calls here already"
+            said = await trailers(client)
+            assert (said["grpc-status"], said["grpc-message"]) == ("8", "this peer has 4 calls here already")
             with pytest.raises(grpc.aio.AioRpcError, match="this peer has 4 calls here already"):
                 await collect(orca.stub.Generate(generation(max_new_tokens=1)))
         await until(lambda: not orca.serving.app.limits._calls)

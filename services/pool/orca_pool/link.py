@@ -264,7 +264,7 @@ class Link:
     async def _connect(self, connection: Connection) -> None:
         """Connects to the primary, and signs in. Raises what redis-py raises."""
         if isinstance(connection, SSLConnection):
-            connection.ssl_context.get().sslobject_class = RedisAlone
+            cast(Any, connection).ssl_context.get().sslobject_class = RedisAlone
         await self._primary.direct(connection)
         await connection.connect()
 
