@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -205,9 +205,27 @@ async def test_health_of_clients_beside_one_that_reads_nothing() -> None:
         assert (await ended(stub.Check(Check(service="t.Unknown"))))[0] is grpc.StatusCode.NOT_FOUND
 
 
+class Counting(Guard):
+    """Counts the calls that use memory, and the messages that were waited for."""
+
+    def __init__(self) -> None:
+        self.calls = self.reads = 0
+
+    def count(self, call: ServerCall) -> None:
+        self.calls += 1
+
+    def over(self, call: ServerCall) -> None:
+        self.calls -= 1
+
+    def reading(self, call: ServerCall) -> AbstractAsyncContextManager[object]:
+        self.reads += 1
+        return super().reading(call)
+
+
 async def test_messages_of_a_client_that_reads_nothing_wait() -> None:
     """Each one is read when the client has taken the answer to the one before. So no answers pile up."""
-    async with serving() as (server, servicer, _, address):
+    guard = Counting()
+    async with serving(guard=guard) as (server, servicer, _, address):
         async with Http2.connected(address, http2.setting(http2.INITIAL_WINDOW, 0)) as client:
             client.write(
                 http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.call(f"/{SERVICE}/Both")),
@@ -216,21 +234,8 @@ async def test_messages_of_a_client_that_reads_nothing_wait() -> None:
             await until(lambda: bool(server.clients))
             [call] = server._calls.open
             await until(lambda: call._writing is not None)
-            assert servicer.read == 1
+            assert guard.reads == servicer.read == 1
         await until(lambda: not server.clients)
-
-
-class Counting(Guard):
-    """Counts the calls that use memory."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def count(self, call: ServerCall) -> None:
-        self.calls += 1
-
-    def over(self, call: ServerCall) -> None:
-        self.calls -= 1
 
 
 async def test_a_client_that_reads_nothing_loses_its_stream() -> None:
