@@ -141,8 +141,8 @@ class ToldHandshake(ssl.SSLObject):
     """A server's TLS handshake. When it fails, the client receives TLS's alert, and the log has a line.
 
     asyncio closes a connection as soon as its handshake has failed, and drops the alert that OpenSSL has written. So a
-    handshake that goes wrong says at first that it needs more from the client. asyncio sends the alert then, and hears
-    of the failure when the client says something more, or leaves.
+    handshake that goes wrong says at first that it needs more from the client. asyncio then sends the alert, and
+    receives the error when the client sends something more, or leaves.
     """
 
     _failed: ssl.SSLError | None = None

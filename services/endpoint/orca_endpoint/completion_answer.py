@@ -167,7 +167,7 @@ def completion(
 
 
 def refused(error: OrcaError) -> JSONResponse:
-    """The answer to a request that ends with an error. The line of the call in the log names the error, too."""
+    """Makes the HTTP answer of an error, and notes the error in the call's line of the log."""
     note_error(error)
     status, headers, body = failure(error)
     return JSONResponse(body, status, headers)

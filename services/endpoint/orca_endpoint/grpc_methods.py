@@ -96,7 +96,7 @@ class OrcaMethods:
         return (await self._endpoint.model()).SerializeToString()
 
     async def _read(self, on: ServerCall, kind: type[M], held: Held) -> M:
-        """The one message of a call, counted in `held` while it is in memory. A large one is parsed in a thread.
+        """Reads the one message of a call, counted in `held` while it is in memory. A large one is parsed in a thread.
 
         Raises InvalidArgument when it cannot be parsed, and what the door's guard raises.
         """
