@@ -16,8 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from orca_common.errors import FailedPrecondition, PermissionDenied
 from orca_common.roles import REDIS, Role, check_redis, roles_in
@@ -153,7 +152,7 @@ async def test_new_channels_and_running_servers_follow_a_change_of_authority(tmp
     folders = {role: old.issue(role) for role in (Role.SCHEDULER, Role.WORKER)}
     worker, scheduler = (MutualTls(Certificates(str(folders[role]))) for role in (Role.WORKER, Role.SCHEDULER))
     server = grpc.aio.server()
-    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)  # pyright: ignore[reportAttributeAccessIssue]
     address = f"127.0.0.1:{worker.listen(server, '127.0.0.1:0')}"
     await server.start()
 

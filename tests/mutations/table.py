@@ -608,13 +608,6 @@ MUTATIONS = [
         f"{LINK_TESTS}::test_a_frozen_redis_is_unavailable_in_time",
     ),
     M(
-        "the timer of a longer exchange bounds the next one",
-        "pool/orca_pool/connection.py",
-        "if self._timer is None or self._timer.when() > due:",
-        "if self._timer is None:",
-        f"{LINK_TESTS}::test_a_bound_holds_after_a_longer_one",
-    ),
-    M(
         "renewals wait for a turn",
         LINK,
         "        if renewal:",
