@@ -1,7 +1,7 @@
 """The endpoint: delivery, calls, the transcript, both doors."""
 
 from mutations.changes import always, drop, gives, instead, never, passes, sets, without
-from mutations.mutation import Mutation as M
+from mutations.mutation import Mutation
 
 SERVICE = "services/endpoint/orca_endpoint"
 DELIVERY = f"{SERVICE}/delivery.py"
@@ -14,77 +14,77 @@ TRANSCRIPT_TESTS = "tests/endpoint/test_transcript.py"
 
 MUTATIONS = [
     # The delivery.
-    M(
+    Mutation(
         "a late endpoint is not at fault",
         DELIVERY,
         "own_fault",
         gives("self.leaving"),
         f"{FAULTS}::test_a_call_that_ends_while_the_endpoint_is_late_has_a_longer_grace",
     ),
-    M(
+    Mutation(
         "the cursor stays at a new incarnation",
         DELIVERY,
         "Delivery._renew",
         sets("_cursor", "0, self._cursor"),
         f"{FAULTS}::test_declared_dead",
     ),
-    M(
+    Mutation(
         "a detach does not wait for its attach",
         DELIVERY,
         "_detach",
         drop("asyncio.wait"),
         f"{FAULTS}::test_a_call_that_leaves_during_its_attach_detaches_after_the_answer",
     ),
-    M(
+    Mutation(
         "entries of an old incarnation count",
         DELIVERY,
         "Delivery.read",
         never("incarnation"),
         f"{FAULTS}::test_what_is_read_of_an_old_incarnation_does_not_count",
     ),
-    M(
+    Mutation(
         "a missed entry is not noticed",
         DELIVERY,
         "Delivery.read",
         never("entry.number"),
         f"{FAULTS}::test_a_missed_packet",
     ),
-    M(
+    Mutation(
         "packets of another attempt are shown",
         DELIVERY,
         "Delivery.read",
         always("packet.attempt"),
         f"{FAULTS}::test_packets_of_another_attempt",
     ),
-    M(
+    Mutation(
         "a reconnect keeps the incarnation",
         DELIVERY,
         "Delivery._renew",
         without("_generation"),
         f"{FAULTS}::test_redis_dies_in_the_middle",
     ),
-    M(
+    Mutation(
         "a refused attach is detached",
         DELIVERY,
         "_detach",
         never("NEVER_ATTACHED"),
         f"{FAULTS}::test_a_call_that_leaves_during_its_attach_detaches_after_the_answer",
     ),
-    M(
+    Mutation(
         "a detach is tried for ever",
         DELIVERY,
         "_detach",
         passes("asyncio.timeout", 0, "None"),
         f"{FAULTS}::test_a_detach_is_given_up",
     ),
-    M(
+    Mutation(
         "an old registration stays",
         DELIVERY,
         "Delivery._renew",
         passes("renew_endpoint", "replaces", None),
         f"{FAULTS}::test_redis_dies_in_the_middle",
     ),
-    M(
+    Mutation(
         "entries that were read stay in Redis",
         DELIVERY,
         "Delivery._renew",
@@ -92,56 +92,56 @@ MUTATIONS = [
         f"{FAULTS}::test_what_was_read_is_deleted",
     ),
     # The call.
-    M(
+    Mutation(
         "a call that breaks at its stop string is not detached",
         CALL,
         "Call.__aexit__",
         instead('self._transcript.next == "end"', 'self._transcript.next in ("end", "stop")'),
         f"{FAULTS}::test_a_call_that_breaks_while_its_stop_is_recorded_detaches",
     ),
-    M(
+    Mutation(
         "an attach is cancelled with its call",
         CALL,
         "_attach_once",
         gives("await self._operation", "asyncio.shield"),
         f"{FAULTS}::test_a_call_that_leaves_during_its_attach_detaches_after_the_answer",
     ),
-    M(
+    Mutation(
         "a slow client has no bound",
         CALL,
         "Call.put",
         never("_limits.buffer"),
         f"{GRPC_TESTS}::test_a_client_that_does_not_read",
     ),
-    M(
+    Mutation(
         "healing is counted over the call",
         CALL,
         "pieces",
         drop("_healing_until"),
         f"{FAULTS}::test_tokens_that_redis_lost",
     ),
-    M(
+    Mutation(
         "healing has no bound",
         CALL,
         "_wait_for_healing",
         never("now", "_healing_until"),
         f"{FAULTS}::test_tokens_that_stay_lost",
     ),
-    M(
+    Mutation(
         "an endpoint cannot leave at a stop string",
         CALL,
         "_record_stop",
         never("_leaving"),
         f"{FAULTS}::test_an_endpoint_leaves_while_a_stop_waits_for_tokens_that_redis_lost",
     ),
-    M(
+    Mutation(
         "a call that lost tokens lives on",
         CALL,
         "Call._grace",
         never("DataLoss"),
         f"{FAULTS}::test_tokens_that_stay_lost",
     ),
-    M(
+    Mutation(
         "a missed packet is not asked for",
         CALL,
         "Call.resync",
@@ -149,21 +149,21 @@ MUTATIONS = [
         f"{FAULTS}::test_a_missed_packet",
     ),
     # The transcript.
-    M(
+    Mutation(
         "a changed token is shown",
         TRANSCRIPT,
         "Transcript._add",
         never("known", "any"),
         f"{TRANSCRIPT_TESTS}::test_a_changed_token",
     ),
-    M(
+    Mutation(
         "fewer tokens than from_index are taken",
         TRANSCRIPT,
         "Transcript.answer",
         instead("max(len(self._ids), self._from_index)", "len(self._ids)"),
         f"{TRANSCRIPT_TESTS}::test_a_from_index_beyond_the_pool",
     ),
-    M(
+    Mutation(
         "a gap is shown",
         TRANSCRIPT,
         "Transcript._add",
