@@ -206,6 +206,22 @@ def passes(call: str, argument: str | int, value: str | None, *names: str) -> Ch
     return Change("passes", (call, str(argument), *names), at)
 
 
+def unbound(*names: str) -> Change:
+    """The `asyncio.timeout` around a body that mentions the names has no bound."""
+
+    def at(part: Part) -> Edit:
+        def timeouts(node: ast.AST) -> list[ast.Call]:
+            if not isinstance(node, ast.AsyncWith) or not any(_mentions(line, names) for line in node.body):
+                return []
+            calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
+            return [call for call in calls if _is(call.func, "asyncio.timeout") and call.args]
+
+        node = part.one((), lambda node: bool(timeouts(node)))
+        return timeouts(node)[0].args[0], "None"
+
+    return Change("unbound", names, at)
+
+
 def lacks(*names: str) -> Change:
     """The element of a list, a tuple, a set or a dict in braces that mentions the names is left out."""
 

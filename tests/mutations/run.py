@@ -1,6 +1,6 @@
 """Applies mutations of table.py to a copy of the repository, one at a time, and says whether the test finds it.
 
-    python tests/mutations/run.py [--only WORDS] [--sample N [--seed N]]
+    python tests/mutations/run.py [--only EXPRESSION] [--sample N [--seed N]]
 
 The named tests run first on the code as it is: one that fails says nothing. A mutation survives when its test passes
 with it. A test that fails only because the machine is busy counts as a find: run it on a quiet one.
@@ -9,6 +9,7 @@ with it. A test that fails only because the machine is busy counts as a find: ru
 import argparse
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -136,11 +137,11 @@ def run_all(chosen: Sequence[Mutation], copy: Copy) -> Counter[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="mutations whose file or name has these words")
+    parser.add_argument("--only", default="", help="mutations whose `FILE: NAME` has this regular expression")
     parser.add_argument("--sample", type=int, default=0, help="so many of them, chosen by chance; 0: all")
     parser.add_argument("--seed", type=int, default=None, help="of the chance; a sample without one prints its own")
     given = parser.parse_args()
-    chosen = [mutation for mutation in MUTATIONS if given.only in str(mutation)]
+    chosen = [mutation for mutation in MUTATIONS if re.search(given.only, str(mutation))]
     if 0 < given.sample < len(chosen):
         seed = random.randrange(10**6) if given.seed is None else given.seed
         print(f"a sample of {given.sample} of {len(chosen)} mutations, seed {seed}", flush=True)

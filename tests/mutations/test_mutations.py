@@ -4,7 +4,21 @@ import ast
 from functools import cache
 
 import pytest
-from mutations.changes import Gone, always, changed, drop, gives, instead, lacks, never, passes, sets, swap, without
+from mutations.changes import (
+    Gone,
+    always,
+    changed,
+    drop,
+    gives,
+    instead,
+    lacks,
+    never,
+    passes,
+    sets,
+    swap,
+    unbound,
+    without,
+)
 from mutations.mutation import ROOT, Mutation
 from mutations.table import MUTATIONS
 
@@ -38,7 +52,8 @@ class Door:
     async def open(self, calls, now):
         # é: columns are counted in bytes
         if calls and (now < self.until or self.leaving) and len(calls) < LIMIT:
-            await self.send([first, *calls], size=2, wait=None)
+            async with asyncio.timeout(LIMIT), self.lock:
+                await self.send([first, *calls], size=2, wait=None)
         self.until = max(
             now,
             self.until,
@@ -59,6 +74,7 @@ class Door:
         ("open", passes("send", "wait", "1"), "size=2, wait=1)"),
         ("open", passes("send", "size", None), "**{}, wait=None)"),
         ("open", passes("send", 0, "[]"), "self.send([], size"),
+        ("open", unbound("send"), "asyncio.timeout(None), self.lock"),
         ("open", gives("{}"), "return {}"),
         ("open", lacks("b"), 'return {"a": 1}'),
         ("open", lacks("first"), "self.send([*calls], size"),

@@ -1,6 +1,6 @@
 """The endpoint: delivery, calls, the transcript, both doors."""
 
-from mutations.changes import always, drop, gives, instead, never, passes, sets, without
+from mutations.changes import always, drop, gives, instead, never, passes, sets, swap, unbound, without
 from mutations.mutation import Mutation
 
 SERVICE = "services/endpoint/orca_endpoint"
@@ -74,7 +74,7 @@ MUTATIONS = [
         "a detach is tried for ever",
         DELIVERY,
         "_detach",
-        passes("asyncio.timeout", 0, "None"),
+        unbound("_pool.detach"),
         f"{FAULTS}::test_a_detach_is_given_up",
     ),
     Mutation(
@@ -148,7 +148,36 @@ MUTATIONS = [
         drop("_must_attach"),
         f"{FAULTS}::test_a_missed_packet",
     ),
+    # Requests and answers.
+    Mutation(
+        "a request that fills the context is refused",
+        f"{SERVICE}/validation.py",
+        "Validator._fits",
+        swap(">", ">=", "new"),
+        "tests/endpoint/test_validation.py::test_a_request_may_fill_the_context",
+    ),
+    Mutation(
+        "a cancelled stream ends as a whole one",
+        f"{SERVICE}/completion_stream.py",
+        "CompletionStream.write",
+        drop("check_whole"),
+        "tests/endpoint/test_http.py::test_a_stream_that_is_cancelled_elsewhere",
+    ),
+    Mutation(
+        "half a message is waited for without a bound",
+        f"{SERVICE}/turns.py",
+        "Turns.turn",
+        unbound("_take"),
+        "tests/endpoint/test_limits.py::test_half_a_message_is_given_up",
+    ),
     # The transcript.
+    Mutation(
+        "a call that attaches in the middle shows other tokens' tops",
+        TRANSCRIPT,
+        "Transcript.answer",
+        instead("(begin - known) * top_size", "begin * top_size"),
+        f"{TRANSCRIPT_TESTS}::test_any_arrivals",
+    ),
     Mutation(
         "a changed token is shown",
         TRANSCRIPT,

@@ -30,7 +30,10 @@ MUTATIONS = [
         "claims that were not heard of are reconciled",
         LEDGER,
         "_reconcile",
-        never("have", "before", "held"),
+        instead(
+            "claim <= have and claim not in before and claim not in self.outputs.held",
+            "claim not in self.outputs.held",
+        ),
         f"{MASTER_TESTS}::test_a_claim_whose_answer_is_under_way_is_no_orphan",
     ),
     Mutation(
@@ -259,6 +262,16 @@ MUTATIONS = [
         drop("_in_flight.clear"),
         f"{MASTER_TESTS}::test_tokens_of_an_engine_that_was_lost_are_not_taken",
     ),
+    *(
+        Mutation(
+            f"the master forgets {name}",
+            MASTER,
+            "_control_message",
+            passes("initiations.add", name, value),
+            "tests/e2e/test_tokens.py::test_a_draw_depends_on_seed_and_index_alone",
+        )
+        for name, value in (("top_p", "1.0"), ("top_k", "0"), ("temperature", "1.0"), ("seed", "7"))
+    ),
     # The core.
     Mutation(
         "a lost engine claims on",
@@ -350,6 +363,13 @@ MUTATIONS = [
         "_tokens_came",
         never("_progress.oldest"),
         f"{RANKS_TESTS}::test_a_report_of_an_iteration_from_before",
+    ),
+    Mutation(
+        "the ranks furthest ahead are suspected as stuck",
+        RANKS,
+        "_stuck",
+        instead("min(rank.last_iteration for rank in late)", "max(rank.last_iteration for rank in late)"),
+        f"{RANKS_TESTS}::test_of_ranks_that_are_stuck_the_last_one_is_suspected",
     ),
     Mutation(
         "an abandoned iteration condemns",
