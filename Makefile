@@ -77,8 +77,8 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0.
 	$(BIN)/python tests/simulator/simulate.py --seeds $(SEEDS) --first $(or $(FIRST),0)
 
-mutations: $(STAMP) ## Break rules one line at a time, and see that the tests find it: ONLY=words, SAMPLE=20 by chance; an hour for all.
-	$(BIN)/python tests/mutations/run.py --only "$(ONLY)" --sample $(or $(SAMPLE),0)
+mutations: $(STAMP) ## Break rules one line at a time, and see that the tests find it: ONLY=words, SAMPLE=20 by chance, BY=tests; an hour for all.
+	$(BIN)/python tests/mutations/run.py --only "$(ONLY)" --sample $(or $(SAMPLE),0) --by "$(BY)"
 
 fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside: INPUTS=1000000, FUZZ=600 seconds at most; `make test` runs a sample.
 	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ) --count $(INPUTS)

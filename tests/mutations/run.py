@@ -1,6 +1,8 @@
 """Applies mutations of table.py to a copy of the repository, one at a time, and says whether the test finds it.
 
-    python tests/mutations/run.py [--only EXPRESSION] [--sample N [--seed N]]
+    python tests/mutations/run.py [--only EXPRESSION] [--sample N [--seed N]] [--by TESTS]
+
+`--by` shows what other tests find: a file of tests, a folder, or a test, instead of the one that a mutation names.
 
 The named tests run first on the code as it is: one that fails says nothing. A mutation survives when its test passes
 with it. A test that fails only because the machine is busy counts as a find: run it on a quiet one.
@@ -18,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -140,8 +143,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="mutations whose `FILE: NAME` has this regular expression")
     parser.add_argument("--sample", type=int, default=0, help="so many of them, chosen by chance; 0: all")
     parser.add_argument("--seed", type=int, default=None, help="of the chance; a sample without one prints its own")
+    parser.add_argument("--by", default="", help="tests that are run for every mutation, as pytest takes them")
     given = parser.parse_args()
-    chosen = [mutation for mutation in MUTATIONS if re.search(given.only, str(mutation))]
+    named = [replace(mutation, found_by=given.by or mutation.found_by) for mutation in MUTATIONS]
+    chosen = [mutation for mutation in named if re.search(given.only, str(mutation))]
     if 0 < given.sample < len(chosen):
         seed = random.randrange(10**6) if given.seed is None else given.seed
         print(f"a sample of {given.sample} of {len(chosen)} mutations, seed {seed}", flush=True)

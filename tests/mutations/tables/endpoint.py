@@ -91,7 +91,21 @@ MUTATIONS = [
         passes("renew_endpoint", "read", None),
         f"{FAULTS}::test_what_was_read_is_deleted",
     ),
+    Mutation(
+        "an endpoint that was declared dead goes on",
+        DELIVERY,
+        "Delivery._renew",
+        sets("known", "True"),
+        f"{FAULTS}::test_declared_dead",
+    ),
     # The call.
+    Mutation(
+        "packets that come during an attach are dropped",
+        CALL,
+        "Call._attach",
+        sets("_submission", "self._drop_inbox()"),
+        "tests/simulator/test_simulator.py::test_a_seed",
+    ),
     Mutation(
         "a call that breaks at its stop string is not detached",
         CALL,
@@ -171,6 +185,13 @@ MUTATIONS = [
         "tests/endpoint/test_limits.py::test_half_a_message_is_given_up",
     ),
     # The transcript.
+    Mutation(
+        "stop strings are looked for from from_index on",
+        TRANSCRIPT,
+        "Transcript._add",
+        instead("push(token_id)", 'push(token_id) if index >= self._from_index else ("", False)'),
+        f"{TRANSCRIPT_TESTS}::test_from_an_index",
+    ),
     Mutation(
         "a call that attaches in the middle shows other tokens' tops",
         TRANSCRIPT,
