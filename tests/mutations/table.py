@@ -9,5 +9,8 @@ from importlib import import_module
 
 from .mutation import Mutation
 
-TABLES = ("pool", "scheduler", "endpoint", "worker", "common", "client", "local", "kernels", "chart")
+TABLES = (
+    *("pool", "scheduler", "endpoint", "worker", "common"),
+    *("client", "local", "cli", "kernels", "chart", "chaos", "bench"),
+)
 MUTATIONS: list[Mutation] = [one for name in TABLES for one in import_module(f"mutations.tables.{name}").MUTATIONS]

@@ -1,4 +1,4 @@
-"""`orca serve`: its processes, its Redis, its start. And the command line."""
+"""`orca serve`: its processes, its Redis, its start."""
 
 from mutations.changes import drop, instead, never, sets
 from mutations.mutation import Mutation
@@ -68,12 +68,5 @@ MUTATIONS = [
         "RankEnds._tell",
         sets("count", "count + 1", "QUIET"),
         "tests/local/test_keeping.py::test_ends_of_a_rank_far_apart_are_told_one_by_one",
-    ),
-    Mutation(
-        "a lost terminal ends a server",
-        "cli/orca_cli/stdout.py",
-        "Lossy.write",
-        instead("suppress(OSError)", "suppress()"),
-        "tests/cli/test_commands.py::test_a_server_goes_on_when_its_terminal_is_away",
     ),
 ]
