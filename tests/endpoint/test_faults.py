@@ -543,6 +543,35 @@ async def test_a_call_that_leaves_during_its_attach_detaches_after_the_answer(
                 await asyncio.sleep(0.05)
 
 
+async def test_packets_that_overtake_the_answer_of_an_attach_are_kept(
+    orca: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last token may come while the attach is answered. Nothing would come after it that shows the gap."""
+    pool, delivery = orca.serving.app._pool, orca.serving.app.delivery
+    attach, attached, may_go = pool.attach, asyncio.Event(), asyncio.Event()
+
+    async def late(*args: Any, **options: Any) -> Attached | Refusal:
+        answer = await attach(*args, **options)
+        attached.set()
+        await may_go.wait()
+        return answer
+
+    asked = generation(max_new_tokens=2, request_id="one", attempt=1, detach_grace=Duration(seconds=60))
+    first = orca.stub.Generate(asked)
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10])
+    await read(first, 2)
+    first.cancel()
+    await until(lambda: delivery.count == 0)
+    monkeypatch.setattr(pool, "attach", late)
+    call = orca.stub.Resume(pb.ResumeRequest(request_id="one", attempt=2))
+    await asyncio.wait_for(attached.wait(), 10)
+    await orca.engine.commit(request, 1, [11], Reason.LENGTH)
+    await until(lambda: any(one.buffered for (one,) in delivery._calls.values()))
+    may_go.set()
+    assert ids_of(await asyncio.wait_for(collect(call), 10)) == [10, 11]
+
+
 async def test_a_panic_of_the_tokenizer_library_ends_the_call_with_a_status(redis_url: str, tmp_path: Path) -> None:
     """At both doors. The panic is no Exception; without care the caller would hear nothing of it."""
     tokenizer = make_tokenizer()

@@ -1,48 +1,48 @@
 """A start waits for what may heal, and ends with the sentence of what can never work."""
 
-import asyncio
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from orca_common.errors import FailedPrecondition
 from orca_local import waiting
 from orca_local.child import Child
-from orca_local.waiting import Waiting
+from orca_local.waiting import SURE, Waiting
 
 
 class Refusing(Child):
-    """A process that lives, and refuses for some looks."""
+    """A process that lives, and refuses at some of the looks. They are 0.4 s apart on a clock of its own."""
 
-    def __init__(self, looks: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, looks: str) -> None:
+        """looks: `R` for a look at which it refuses."""
         super().__init__("supervisor", "supervisor-0", (), {}, Path("/dev/null"))
         self.looks = looks
+        self.now = 0.0
+        monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(waiting, "LOOK", 0.0)
 
     @property
     def pid(self) -> int | None:
         return 1
 
     def refused(self) -> str | None:
-        self.looks -= 1
-        return "model: it has no such weights" if self.looks >= 0 else None
+        self.now += 0.4
+        look, self.looks = self.looks[:1], self.looks[1:]
+        return "model: it has no such weights" if look == "R" else None
 
 
-async def test_a_refusal_that_is_taken_back_ends_nothing() -> None:
+async def test_a_refusal_that_is_taken_back_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that is fenced while it forms says that it cannot, until another process stands in its place."""
-    child, said = Refusing(looks=3), list[str]()
-    left = iter(["rank 0 starts", "rank 0 loads 1 of 9", "rank 0 loads 2 of 9", "rank 0 loads 3 of 9", None])
-    async with asyncio.timeout(20):
-        await Waiting([child], said.append, lambda state: None).until(lambda: next(left))
-    assert child.looks < 0
+    child = Refusing(monkeypatch, "RR....RR....R")
+    await Waiting([child], print, print).until(lambda: "rank 0 starts" if child.looks else None)
 
 
 async def test_a_refusal_that_stands_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "SURE", 0.3)
-    began = time.monotonic()
+    child = Refusing(monkeypatch, 9 * "R")
     with pytest.raises(FailedPrecondition, match=r"^model: it has no such weights$"):
-        await Waiting([Refusing(looks=10**6)], print, print).until(lambda: "rank 0 starts")
-    assert time.monotonic() - began >= 0.3
+        await Waiting([child], print, print).until(lambda: "rank 0 starts" if child.looks else None)
+    assert SURE < child.now <= SURE + 0.8
 
 
 async def test_states_are_said_once() -> None:

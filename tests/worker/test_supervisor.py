@@ -400,7 +400,11 @@ async def test_a_taken_port_stops_the_start_with_a_sentence(tmp_path: Path, modu
 @pytest.fixture
 async def forks() -> AsyncIterator[ForkServer]:
     """A fork server of this process, which imports nothing more."""
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a job in the background ignores it, as its children
     server = ForkServer(begin(), [], "INFO")
+    signal.signal(signal.SIGINT, before)
     yield server
     server.kill()
     await server.ended

@@ -104,7 +104,7 @@ MUTATIONS = [
         CALL,
         "Call._attach",
         sets("_submission", "self._drop_inbox()"),
-        "tests/simulator/test_simulator.py::test_a_seed",
+        f"{FAULTS}::test_packets_that_overtake_the_answer_of_an_attach_are_kept",
     ),
     Mutation(
         "a call that breaks at its stop string is not detached",
