@@ -22,9 +22,9 @@ class Mutation:
     def __str__(self) -> str:
         return f"{self.file}: {self.name}"
 
-    def made(self) -> str:
-        """The text of the file with the change. Raises Gone, and SyntaxError for a change that makes no Python."""
-        source = (ROOT / self.file).read_text()
+    def made(self, source: str) -> str:
+        """The text of the file, which is `source`, with the change. Raises Gone, and SyntaxError for a change that
+        makes no Python."""
         text = changed(source, self.where, self.change)
         if self.file.endswith(".py"):
             ast.parse(text)

@@ -108,14 +108,15 @@ def _run(tests: Sequence[str], folder: Path, packages: list[str], out: Path) -> 
 
 def end_of(mutation: Mutation, copy: Copy) -> str:
     """`found`, `SURVIVES` or `not made`, with the reason."""
+    source = (copy.folder / mutation.file).read_text()
     try:
-        copy.write(mutation.file, mutation.made())
+        copy.write(mutation.file, mutation.made(source))
     except (Gone, SyntaxError) as error:
         return f"not made: {error}"
     try:
         status, said = run([mutation.found_by], copy, RUN_SECONDS)
     finally:
-        copy.write(mutation.file, (ROOT / mutation.file).read_text())
+        copy.write(mutation.file, source)
     if status == FAILED:
         return "found"
     return "SURVIVES" if status == PASSED else f"not made: exit status {status}: {' '.join(said)}"
