@@ -13,8 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from orca.v1.adjustments_pb2 import Adjustments
 from orca.v1.pool_pb2 import PoolRequest
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.errors import Aborted, Cancelled, DataLoss, DeadlineExceeded, FailedPrecondition, Internal, OrcaError
 from orca_common.scores import TOP
 from orca_endpoint.events import Accepted, Event, Finished, Token
@@ -68,10 +68,8 @@ class Request:
 
     def answer(self, count: int, known: int = 0, last: CommittedToken | None = None) -> Attached:
         """What an attach answers when `count` tokens are committed, and the call has `known`."""
-        asked = Adjustments(top_logprobs=self.top)
-        record = PoolRequest(
-            request_id=NAME, prompt_ids=[1, 2, 3], stop=self.stop, logprobs=self.logprobs, adjustments=asked
-        )
+        asked = SamplingParams(logprobs=self.logprobs, top_logprobs=self.top)
+        record = PoolRequest(request_id=NAME, prompt_ids=[1, 2, 3], stop=self.stop, sampling=asked)
         engines = [(first, name) for first, name in self.engines if first < max(count, 1)]
         first = known if 0 < known <= count and self.tokens[known - 1] == last else 0
         content = b"" if known else record.SerializeToString()

@@ -74,11 +74,14 @@ class Part:
         begin, end = self._span(node)
         return (self._raw[:begin] + new.encode() + self._raw[end:]).decode()
 
-    def one(self, names: tuple[str, ...], fits: Callable[[ast.AST], bool]) -> ast.AST:
-        """The node that mentions all names and fits; of two that contain each other the inner one. Raises Gone."""
+    def one(self, names: tuple[str, ...], fits: Callable[[ast.AST], bool], sought: str = "") -> ast.AST:
+        """The node that mentions all names and fits; of two that contain each other the inner one. Raises Gone.
+
+        sought: what it is, in words, where the names do not say it.
+        """
         found = [node for node in ast.walk(self.node) if fits(node) and _mentions(node, names)]
         inner = [node for node in found if not any(other in found for other in _below(node))]
-        return _one(inner, f"a place with {', '.join(names)}")
+        return _one(inner, sought or f"a place with {', '.join(names)}")
 
     def _span(self, node: ast.AST) -> tuple[int, int]:
         assert isinstance(node, ast.stmt | ast.expr | ast.keyword)
@@ -120,7 +123,8 @@ def without(*names: str) -> Change:
         def has(node: ast.AST) -> bool:
             return any(_mentions(one, names) for one in _operands(node))
 
-        node = part.one((), lambda node: has(node) and not any(has(other) for other in _below(node)))
+        sought = f"an operand with {', '.join(names)}"
+        node = part.one((), lambda node: has(node) and not any(has(other) for other in _below(node)), sought)
         rest = [part.text(one) for one in _operands(node) if not _mentions(one, names)]
         if not rest:
             raise Gone(f"all operands mention {', '.join(names)}")
@@ -162,7 +166,7 @@ def sets(target: str, value: str, *names: str) -> Change:
                 return False
             return old is not None and any(_mentions(one, (target,)) for one in targets) and _mentions(old, names)
 
-        node = part.one((), fits)
+        node = part.one((), fits, f"a value of {target}")
         assert isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
         assert node.value is not None
         return node.value, value
@@ -196,7 +200,7 @@ def passes(call: str, argument: str | int, value: str | None, *names: str) -> Ch
                 return node.args[argument] if argument < len(node.args) else None
             return next((one for one in node.keywords if one.arg == argument), None)
 
-        node = given(part.one((), lambda node: given(node) is not None))
+        node = given(part.one((), lambda node: given(node) is not None, f"a call of {call} with {argument}"))
         assert node is not None
         if isinstance(node, ast.keyword):
             return node, f"{argument}={value}" if value is not None else "**{}"
@@ -216,7 +220,7 @@ def unbound(*names: str) -> Change:
             calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
             return [call for call in calls if _is(call.func, "asyncio.timeout") and call.args]
 
-        node = part.one((), lambda node: bool(timeouts(node)))
+        node = part.one((), lambda node: bool(timeouts(node)), f"a timeout around {', '.join(names)}")
         return timeouts(node)[0].args[0], "None"
 
     return Change("unbound", names, at)
@@ -237,7 +241,8 @@ def lacks(*names: str) -> Change:
         def has(node: ast.AST) -> bool:
             return any(_mentions(one, names) for one, _ in elements(node))
 
-        node = part.one((), lambda node: has(node) and not any(has(other) for other in _below(node)))
+        sought = f"an element with {', '.join(names)}"
+        node = part.one((), lambda node: has(node) and not any(has(other) for other in _below(node)), sought)
         rest = [text for one, text in elements(node) if not _mentions(one, names)]
         if len(rest) != len(elements(node)) - 1:
             raise Gone(f"several elements mention {', '.join(names)}")

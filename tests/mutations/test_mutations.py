@@ -94,7 +94,7 @@ def test_a_change(where: str, change: object, line: str) -> None:
     [
         ("close", drop("send"), "close stands there 0 times"),
         ("open", drop("receive"), "a place with receive stands there 0 times"),
-        ("open", without("now", "LIMIT"), "a place with  stands there 0 times"),
+        ("open", without("now", "LIMIT"), "an operand with now, LIMIT stands there 0 times"),
         ("open", never("calls", "wait"), "a condition with calls, wait stands there 0 times"),
         ("open", instead("self.until", "now"), "the expression self.until stands there 2 times"),
     ],

@@ -251,6 +251,7 @@ class World:
             record.SerializeToString(),
             "digest",
             len(prompt) + count,
+            len(prompt) + count,
             deadline_in=None,
             detach_grace=60,
             endpoint=ENDPOINT,

@@ -4,12 +4,13 @@ The keys of a pool share the hash tag `{POOL}`, so a Redis Cluster keeps them on
 
 | `orca:{POOL}:...`     | type       | meaning                                               | life                |
 | --------------------- | ---------- | ----------------------------------------------------- | ------------------- |
-| pool                  | hash       | schema, the model, slots of the largest engine, last  | the release         |
+| pool                  | hash       | schema, the model, slots of the largest engine, slots | the release         |
+|                       |            | of a block and whether output is reserved, last       |                     |
 |                       |            | numbers, how far sweeps have come                     |                     |
 | load                  | hash       | what waits: new tokens, slots, bytes; by tenant: its  | the release         |
 |                       |            | slots that wait, its requests that live               |                     |
-| waiting               | sorted set | ids in the queue by arrival number: position = rank   | until claimed       |
-| claimed:ENGINE        | sorted set | ids that an engine has claimed, by arrival number     | until given back    |
+| waiting               | sorted set | ids in the queue by their order: position = rank      | until claimed       |
+| claimed:ENGINE        | sorted set | ids that an engine has claimed, by their order        | until given back    |
 | listeners:ENGINE      | hash       | wire.ADDRESS, id and endpoint of each claim number    | until given back    |
 | asking                | sorted set | engines that found nothing to claim, by free slots    | until hinted        |
 | request:ID            | hash       | one request: record, state, numbers, listener, times  | retention after end |
@@ -24,7 +25,7 @@ The keys of a pool share the hash tag `{POOL}`, so a Redis Cluster keeps them on
 |                       |            | for it, and for all that was read                     |                     |
 | control:ENGINE        | stream     | h: '' (requests wait), or the id of one that ended    | until retired       |
 | engine:ID             | hash       | epoch, reserved iterations, last claim, number of its | until retired       |
-|                       |            | listeners, tp, pp, weights, load, whether it finishes |                     |
+|                       |            | listeners, tp, pp, weights, policy, load, finishing   |                     |
 | leases                | hash       | '<counter> <term> <owner>' of all engines             | the release         |
 | engines               | sorted set | all engines by their slots; 0: never formed           | the release         |
 | endpoint:ID           | hash       | registration number, whether it is leaving            | until swept         |
@@ -37,8 +38,10 @@ The fields of `request:ID`, '' where there is none:
 | fields                                                | meaning                                                     |
 | ----------------------------------------------------- | ----------------------------------------------------------- |
 | record, digest, max_tokens, new, grace, tenant        | the request as submitted: PoolRequest, digest of its body,  |
-|                                                       | slots that it needs, its new tokens among them, detach      |
-|                                                       | grace in microseconds, who pays                             |
+|                                                       | slots that it fills at the end, its new tokens among them,  |
+|                                                       | detach grace in microseconds, who pays                      |
+| upfront, order                                        | slots that must be free for it to begin; its place in the   |
+|                                                       | queue, the smallest first                                   |
 | state                                                 | waiting, claimed or ended                                   |
 | arrival, claim, engine                                | arrival number; claim number and engine while claimed       |
 | engines                                               | lines '<index of the first token> <engine>', a line a claim |

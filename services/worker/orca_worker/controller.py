@@ -323,7 +323,7 @@ class Controller:
         except PeerLost as error:  # this rank is well: a lane that ended now would make the master suspect it
             self._report_lost(iteration, lane or self._lanes.current, str(error))
             return
-        members = len(iteration.initiations) + len(iteration.increment_rows)
+        members = len(iteration.rows)
         trace = dict(iteration.trace) if self._telemetry.enabled else {}
         self._iterations.accept(iteration.number, Origin(lane, iteration.term, members, trace))
         assert self._epoch is not None

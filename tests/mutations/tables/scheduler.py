@@ -224,7 +224,7 @@ MUTATIONS = [
         "a request begins without its tokens",
         MASTER,
         "_control_message",
-        passes("initiations.add", "token_ids", "record.prompt_ids"),
+        passes("admissions.add", "token_ids", "record.prompt_ids"),
         f"{MASTER_TESTS}::test_a_rank_that_is_lost_is_fenced_and_forms_again",
     ),
     Mutation(
@@ -262,15 +262,12 @@ MUTATIONS = [
         drop("_in_flight.clear"),
         f"{MASTER_TESTS}::test_tokens_of_an_engine_that_was_lost_are_not_taken",
     ),
-    *(
-        Mutation(
-            f"the master forgets {name}",
-            MASTER,
-            "_control_message",
-            passes("initiations.add", name, value),
-            "tests/e2e/test_tokens.py::test_a_draw_depends_on_seed_and_index_alone",
-        )
-        for name, value in (("top_p", "1.0"), ("top_k", "0"), ("temperature", "1.0"), ("seed", "7"))
+    Mutation(
+        "the master forgets the sampling message",
+        MASTER,
+        "_control_message",
+        passes("admissions.add", "sampling", "None"),
+        "tests/e2e/test_tokens.py::test_a_draw_depends_on_seed_and_index_alone",
     ),
     # The core.
     Mutation(
