@@ -8,6 +8,7 @@ LEDGER = f"{SERVICE}/ledger.py"
 OUTPUT = f"{SERVICE}/output.py"
 MASTER = f"{SERVICE}/master.py"
 CORE = f"{SERVICE}/core.py"
+MEMORY = f"{SERVICE}/memory.py"
 LIFECYCLE = f"{SERVICE}/lifecycle.py"
 SCHEDULER = f"{SERVICE}/scheduler.py"
 SHARE = f"{SERVICE}/share.py"
@@ -19,6 +20,7 @@ LEDGER_TESTS = "tests/scheduler/test_ledger.py"
 OUTPUT_TESTS = "tests/scheduler/test_output.py"
 MASTER_TESTS = "tests/scheduler/test_master.py"
 CORE_TESTS = "tests/scheduler/test_algorithm1.py"
+MEMORY_TESTS = "tests/scheduler/test_memory.py"
 STORIES = "tests/scheduler/test_transcripts.py"
 SCHEDULER_TESTS = "tests/scheduler/test_scheduler.py"
 SHARE_TESTS = "tests/scheduler/test_share.py"
@@ -283,6 +285,35 @@ MUTATIONS = [
         "Core.room",
         without("_draining"),
         f"{CORE_TESTS}::test_only_an_engine_that_takes_requests_has_room",
+    ),
+    # The memory.
+    Mutation(
+        "what waits takes no room",
+        MEMORY,
+        "Slots.room",
+        gives("self.free"),
+        f"{MEMORY_TESTS}::test_what_waits_has_its_slots_already",
+    ),
+    Mutation(
+        "a shared block comes back with its first row",
+        MEMORY,
+        "Slots.release",
+        instead("not others", "True"),
+        f"{MEMORY_TESTS}::test_a_shared_block_comes_back_with_its_last_row",
+    ),
+    Mutation(
+        "slots are reserved at each iteration",
+        MEMORY,
+        "Slots.need",
+        never("row"),
+        f"{MEMORY_TESTS}::test_a_request_needs_slots_for_all_its_tokens_at_first_and_none_later",
+    ),
+    Mutation(
+        "a request reserves tokens, not blocks",
+        "services/common/orca_common/reservation.py",
+        "Reservation.upfront",
+        gives("tokens"),
+        f"{MEMORY_TESTS}::test_a_request_needs_slots_for_all_its_tokens_at_first_and_none_later",
     ),
     # The lifecycle.
     Mutation("ranks' iteration numbers are ignored", LIFECYCLE, "_record", sets("above", "0"), STORIES),
