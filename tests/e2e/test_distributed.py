@@ -57,7 +57,7 @@ def batches(journal: list[Line]) -> list[str]:
 @pytest.mark.parametrize("run_ahead", [0, 1])
 async def test_figure_8a(tmp_path: Path, run_ahead: int) -> None:
     """Three stages, max_bs 2: AB, CD, EF, AB; control runs ahead of data; the pipeline is full."""
-    tokens = 120
+    tokens = 60
     model = make_timed(tmp_path / "model", seconds=STAGE)
     async with running(tmp_path / "run", model, pp=3, max_batch_size=2, run_ahead=run_ahead) as stack:
         tasks = await start_together(stack, 6, tokens)
