@@ -101,6 +101,7 @@ async def test_a_long_message(stage: Stage, face: Face, connect: Connect) -> Non
     long = "x" * (5 << 20)
     client = connect((await stage.endpoint(Script(Act(1, "finish", text=long)))).address)
     _, shown, _ = await rest(face, client.generate("x", max_new_tokens=1))
+    assert isinstance(shown, Token)
     assert shown.text == long
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import httpx2 as httpx
@@ -567,7 +567,7 @@ async def test_packets_that_overtake_the_answer_of_an_attach_are_kept(
     call = orca.stub.Resume(pb.ResumeRequest(request_id="one", attempt=2))
     await asyncio.wait_for(attached.wait(), 10)
     await orca.engine.commit(request, 1, [11], Reason.LENGTH)
-    await until(lambda: any(one.buffered for (one,) in delivery._calls.values()))
+    await until(lambda: any(cast(Call, one).buffered for (one,) in delivery._calls.values()))
     may_go.set()
     assert ids_of(await asyncio.wait_for(collect(call), 10)) == [10, 11]
 

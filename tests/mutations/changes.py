@@ -8,7 +8,7 @@ text or a keyword counts as a name, too.
 """
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Raise, ast.Delete, ast.Continue)
@@ -287,7 +287,7 @@ def _pair(part: Part, key: ast.expr | None, value: ast.expr) -> str:
     return f"**{part.text(value)}" if key is None else f"{part.text(key)}: {part.text(value)}"
 
 
-def _one(found: list[ast.AST], sought: str) -> ast.AST:
+def _one(found: Sequence[ast.AST], sought: str) -> ast.AST:
     if len(found) != 1:
         raise Gone(f"{sought} stands there {len(found)} times")
     return found[0]
