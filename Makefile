@@ -74,11 +74,12 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
 
-simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0.
+simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0; first the protocol alone.
+	$(PYTEST) -m long tests/pool
 	$(BIN)/python tests/simulator/simulate.py --seeds $(SEEDS) --first $(or $(FIRST),0)
 
-mutations: $(STAMP) ## Break the pool's rules one line at a time, and see that the tests find it: ONLY=words, minutes for all.
-	$(BIN)/python tests/mutations/run.py --only "$(ONLY)"
+mutations: $(STAMP) ## Break rules one line at a time, and see that the tests find it: ONLY=words, SAMPLE=20 by chance, BY=tests; an hour for all.
+	$(BIN)/python tests/mutations/run.py --only "$(ONLY)" --sample $(or $(SAMPLE),0) --by "$(BY)"
 
 fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside: INPUTS=1000000, FUZZ=600 seconds at most; `make test` runs a sample.
 	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ) --count $(INPUTS)

@@ -202,6 +202,14 @@ EDITS = [
         ("status", "disruptionsAllowed"),
         0,
     ),
+    Edit(
+        "drain",
+        "until more are Ready: orca-endpoint",
+        "PodDisruptionBudget orca-endpoint",
+        ("status",),
+        {"disruptionsAllowed": 0, "expectedPods": 2, "currentHealthy": 1},
+        Level.WARNING,
+    ),
     Edit("pods", "orca-scheduler is scaled to 0 pods", SCHEDULER, ("spec", "replicas"), 0),
     Edit("pods", "orca-endpoint has 2 of 5 pods", ENDPOINT, ("spec", "replicas"), 5),
     Edit("spare", "orca-worker-2 idles", WORKER, ("spec", "replicas"), 3, Level.WARNING),
@@ -254,6 +262,16 @@ def test_an_object_is_wrong(edit: Edit) -> None:
     said = found(wrong, edit.check)
     assert any(finding.level is edit.level and edit.says in finding.found for finding in said), said
     assert all(finding.advice for finding in said if finding.level in (Level.FAULT, Level.WARNING))
+
+
+def test_percentages_of_a_budget_are_rounded_up() -> None:
+    """As Kubernetes does it: 30 % of four pods are the two of an engine."""
+    rounded = edited(
+        healthy(),
+        lambda thing: put(thing, ("spec", "maxUnavailable"), "30%"),
+        lambda thing: thing["kind"] == "PodDisruptionBudget" and name_of(thing) == "orca-worker",
+    )
+    assert {finding.level for finding in found(rounded, "budgets")} == {Level.OK}
 
 
 # -- faults of the pods

@@ -202,6 +202,23 @@ async def test_a_request_that_is_cancelled_elsewhere(orca: World, http: httpx.As
     assert answer.status_code == 499
 
 
+async def test_a_stream_that_is_cancelled_elsewhere(orca: World, client: AsyncOpenAI) -> None:
+    """It ends with an error: a part of an answer that ends as "stop" would be taken for a whole one."""
+    stream = await client.completions.create(model="tiny", prompt="a", stream=True)
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10])
+    shown = [await anext(stream)]
+    await orca.pool.cancel(request.request_id)
+
+    async def rest() -> None:
+        async for chunk in stream:
+            shown.append(chunk)
+
+    with pytest.raises(openai.APIError, match="was cancelled"):
+        await rest()
+    assert {chunk.choices[0].finish_reason for chunk in shown} == {None}
+
+
 # body -> status, param, a part of the message
 CASES: dict[str, tuple[Any, int, str | None, str]] = {
     "no prompt": ({}, 400, "prompt", "missing"),

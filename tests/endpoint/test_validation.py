@@ -104,6 +104,19 @@ CASES: dict[str, tuple[pb.GenerateRequest, str, str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "request_", [generation([1] * 6), pb.GenerateRequest(text="pool " * 20, max_new_tokens=1)], ids=["ids", "text"]
+)
+async def test_a_request_may_fill_the_context(validator: Validator, request_: pb.GenerateRequest) -> None:
+    """Prompt and new tokens together may be as many as the model has positions, and not one more."""
+    prompt = len((await validator.generate(request_)).record.prompt_ids)
+    request_.max_new_tokens = POSITIONS - prompt
+    assert (await validator.generate(request_)).max_tokens == POSITIONS
+    request_.max_new_tokens += 1
+    with pytest.raises(InvalidArgument, match=f"at most {POSITIONS - prompt} are allowed"):
+        await validator.generate(request_)
+
+
 @pytest.mark.parametrize("case", CASES)
 async def test_refused(validator: Validator, case: str) -> None:
     request, field, sentence = CASES[case]

@@ -159,15 +159,16 @@ def test_probes_ask_the_status_port(option: str) -> None:
 
 
 def test_an_orderly_end_fits_the_grace_period() -> None:
+    """Also where the load balancers forget an endpoint much more slowly than by default."""
     drains = {name: {"drainSeconds": 60 + n} for n, name in enumerate(SERVICES)}
-    release = render(merged(DEMO, drains))
+    release = render(merged(DEMO, drains, {"endpoint": {"forgetSeconds": 45}}))
     for name in SERVICES:
         spec = release.pods[name]["spec"]
         before = main(release.pods[name]).get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         drain = int(release.environment(name)["ORCA_DRAIN_SECONDS"])
         assert drain == drains[name]["drainSeconds"]
         assert spec["terminationGracePeriodSeconds"] >= before + drain + 10
-        assert (before > 0) == (name == "endpoint")
+        assert before == (45 if name == "endpoint" else 0)
 
 
 def test_who_asks_the_api_server_may_do_that_and_no_more() -> None:
@@ -340,6 +341,7 @@ def test_with_certificates_every_connection_is_mtls(option: str) -> None:
         holder = certificate["metadata"]["labels"]["app.kubernetes.io/component"]
         roles = [name for name in certificate["spec"]["dnsNames"] if name.endswith(".orca.internal")]
         assert roles == [f"{holder}.orca.internal"]
+        assert certificate["spec"]["usages"] == ["server auth", "client auth"], "each of ours calls others, too"
 
 
 @pytest.mark.parametrize(
