@@ -163,6 +163,8 @@ class Stack:
     async def start(self) -> None:
         """Returns when a request would be answered. Raises FailedPrecondition with a sentence when it cannot be."""
         settings = self._settings
+        for warning in settings.warnings:
+            self._warn(warning)
         self._model = str(await in_thread(partial(resolve_model, self._model, check_type)))
         checkpoint = read_checkpoint(self._model)
         check_partition(checkpoint, settings.tp, settings.pp)
