@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 from docs.pages import PAGES, ROOT
 
+from orca.v1 import orca_pb2
 from orca_endpoint.completion_answer import STATUS
 
 DOCS = ROOT / "docs"
@@ -101,6 +102,30 @@ def test_settings_of_the_pages_have_the_code_s_defaults() -> None:
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", (DOCS / "operate.md").read_text(), re.MULTILINE)
     assert rows
     assert {name: default.strip() for name, default in rows} == {name: known[name] for name, _ in rows}
+
+
+def test_the_table_of_keys_is_the_docstring_s() -> None:
+    page = (DOCS / "pool.md").read_text()
+    assert page == load(DOCS / "hooks/keys.py").page(), "run docs/hooks/keys.py"
+    assert page.count("| `tokens:ID` | string |") == 1, "the marks are there, and the table is between them"
+
+
+def test_the_table_of_methods_is_the_contract_s() -> None:
+    """A row for each method, in the contract's order. A cell that names fields names all of them, and so do braces."""
+    page = (DOCS / "design.md").read_text()
+    rows = re.findall(r"^\| `([A-Z]\w+)` \|([^|]*)\|([^|]*)\|$", page, re.MULTILINE)
+    methods = orca_pb2.DESCRIPTOR.services_by_name["Orca"].methods
+    assert [name for name, _, _ in rows] == [method.name for method in methods]
+    for method, (_, *cells) in zip(methods, rows, strict=True):
+        for message, cell in zip((method.input_type, method.output_type), cells, strict=True):
+            told = dict(re.findall(r"`([a-z_]+)`(?: \{([^}]*)\})?", cell))
+            assert not told or set(told) - set(message.oneofs_by_name) == set(message.fields_by_name), (
+                f"{method.name}: {cell}"
+            )
+            for name, inner in told.items():
+                assert not inner or set(re.findall(r"`([a-z_]+)`", inner)) == set(
+                    message.fields_by_name[name].message_type.fields_by_name
+                ), f"{method.name}: {name}"
 
 
 def test_pictures_are_drawn() -> None:
