@@ -4,8 +4,8 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import grpc
 import pytest
@@ -65,16 +65,18 @@ def test_the_servers_serve_each_method_of_the_contract() -> None:
     served = OrcaMethods.__new__(OrcaMethods).handlers()  # the table asks nothing of the object
     for method in orca_pb2.DESCRIPTOR.services_by_name["Orca"].methods:
         path = f"/{method.containing_service.full_name}/{method.name}"
-        assert served.service(HandlerCallDetails(path)) is not None, path
+        assert served.service(Called(path)) is not None, path
     controller = worker_pb2.DESCRIPTOR.services_by_name["Controller"]
     paths = [f"/{controller.full_name}/{method.name}" for method in controller.methods]
     assert list(Controller.__new__(Controller).methods()) == paths
 
 
-class HandlerCallDetails(NamedTuple):
+@dataclass
+class Called:
     """A call as grpcio's table of handlers asks for it."""
 
     method: str
+    invocation_metadata: tuple[tuple[str, str | bytes], ...] = ()
 
 
 @pytest.fixture(scope="module")

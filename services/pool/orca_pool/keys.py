@@ -51,7 +51,7 @@ tables into docs/pool.md, "Keys".
 | orphans               | set        | dead endpoints whose calls are not all detached yet        | until they are     |
 | endpoints, schedulers | sorted set | living processes by the moment of their last renewal       | until swept        |
 
-The fields of `request:ID`, '' where there is none:
+The fields of `request:ID`, '' where a field has no value:
 
 | fields                                         | meaning                                                             |
 | ---------------------------------------------- | ------------------------------------------------------------------- |
