@@ -110,6 +110,6 @@ def of_probe(component: str, container: Object, kind: str, path: str, port: str 
 
 
 def seconds(probe: Object) -> float:
-    """How long a probe may fail before the container is killed."""
+    """Returns the seconds for which a probe may fail before the container is killed."""
     failures, period = probe.get("failureThreshold", 3), probe.get("periodSeconds", 10)
     return float(probe.get("initialDelaySeconds", 0) + failures * period)
