@@ -105,10 +105,11 @@ overload: $(STAMP) ## Five times the load that a stack can serve, SECONDS=60, wi
 soak: $(STAMP) ## 20 minutes at 80 % of what a stack can serve: does memory grow once the bounded stores are full?
 	$(BIN)/python tests/e2e/soak.py
 
-lint: $(STAMP) ## Check format, style, spelling and types.
+lint: $(STAMP) ## Check format, style, spelling, the English of changed lines, and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
+	$(BIN)/python tests/english.py
 	$(BIN)/pyright
 
 audit: $(STAMP) ## Ask for known weaknesses of all that is installed. Needs the service that pip-audit asks.

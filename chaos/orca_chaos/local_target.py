@@ -28,7 +28,7 @@ async def local_target(
     """A stack of its own, from ready to ended. links: whether there are proxies between its processes, to be hit.
 
     The proxies run in this process. Whenever it waits for a core, all of the stack's processes are cut off from each
-    other. So whoever only hits processes has none.
+    other. So rounds that only hit processes run without proxies.
     """
     network = Network() if links else None
     stack = Stack(settings, run_dir, say, route=network.route if network is not None else direct)
@@ -204,7 +204,7 @@ class LocalTarget:
 
 
 def reserved(run_dir: Path) -> list[str]:
-    """What the newest journal of each engine says of its end: it replays, and no slot is reserved."""
+    """Checks the end of each engine's newest journal: it replays, and no slot is reserved."""
     found = []
     newest: dict[str, Path] = {}
     for path in run_dir.glob("journal-*.jsonl"):

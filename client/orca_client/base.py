@@ -1,4 +1,4 @@
-"""What the two clients share: their settings, the arguments of a request, and what a stream knows of its request."""
+"""The part that both clients share: settings, the arguments of a request, and a stream's knowledge of its request."""
 
 import math
 import random
@@ -58,17 +58,17 @@ class BaseClient(ABC, Generic[S]):
         keepalive: float = 10.0,
         tracer: "Tracer | None" = None,
     ) -> None:
-        """Connects at the first call. Raises InvalidArgument for an address that is none.
+        """Connects at the first call. Raises InvalidArgument for an address that is not a gRPC target.
 
         addresses: one or several gRPC targets ("host:port", "dns:///name:port"). credentials: for TLS; None: plaintext.
         api_key: of the tenant that calls; goes with every call, as metadata does. connect_timeout: a stream ends as
-        Unavailable after so many seconds in which no endpoint has answered this client at all; as Unreachable when none
-        could even be reached. fail_fast: do not wait for that where the cause is sure: nobody listens, the name does
+        Unavailable when no endpoint has answered this client at all for this many seconds; as Unreachable when none
+        could even be reached. fail_fast: do not wait for that where the cause is sure: nothing listens, the name does
         not resolve, a certificate is not trusted. It suits a person at a terminal; endpoints may be about to start.
         resume_timeout: the same, once one has answered. retry_when_full: wait while the queue is full, as long as the
-        request's timeout allows, instead of raising ResourceExhausted. keepalive: check a connection after so many
-        seconds of silence; a frozen endpoint is noticed after one and a half times this. tracer: of OpenTelemetry; each
-        request then has a span, whose context goes with its calls.
+        request's timeout allows, instead of raising ResourceExhausted. keepalive: check a connection after this
+        many seconds of silence; a frozen endpoint is noticed after one and a half times this. tracer: of OpenTelemetry;
+        each request then has a span, whose context goes with its calls.
         """
         targets = targets_of(addresses)
         self._rng = random.Random()
@@ -227,13 +227,13 @@ def _check_timeout(timeout: Any) -> None:
 
 
 def _check_on_leave(on_leave: Any) -> None:
-    """Raises InvalidArgument for what is none of the two words."""
+    """Raises InvalidArgument for any other word."""
     if on_leave not in get_args(OnLeave):
         raise InvalidArgument(f'on_leave: must be "cancel" or "detach"; it is {on_leave!r}', "on_leave")
 
 
 class BaseStream:
-    """What a stream knows of its request, whichever client reads it."""
+    """Holds what a stream knows of its request, in both clients."""
 
     def __init__(self, resumption: Resumption, trace: Trace, on_leave: OnLeave) -> None:
         self._resumption, self._trace, self.on_leave = resumption, trace, on_leave

@@ -1,4 +1,4 @@
-"""Whether a release of Orca serves: waits for its engines, generates a text, and prints it.
+"""Checks that a release of Orca serves: waits for its engines, generates a text, and prints it.
 
     python -m orca_client.check orca-endpoint:50051 --engines 2 --timeout 120
 

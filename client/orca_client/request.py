@@ -88,7 +88,7 @@ def _put(sampling: Sampling, name: str, value: Any) -> None:
 
 
 def _check_prompt(prompt: Any) -> None:
-    """Raises InvalidArgument for what is neither text nor a sequence. Bytes would be taken for token ids."""
+    """Raises InvalidArgument for a value that is neither text nor a sequence. Bytes would pass for token ids."""
     if isinstance(prompt, bytes | bytearray | memoryview):
         raise InvalidArgument("prompt: is bytes; give text (bytes.decode makes it) or token ids", "prompt")
     if not isinstance(prompt, Iterable):

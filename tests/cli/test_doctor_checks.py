@@ -108,7 +108,10 @@ EDITS = [
     Edit("discovery", "fixed list", SCHEDULER, env("ORCA_WORKERS"), "a:1", Level.WARNING),
     Edit("updates", "replaces the workers one by one", WORKER, ("spec", "updateStrategy", "type"), "RollingUpdate"),
     Edit("updates", "start one after the other", WORKER, ("spec", "podManagementPolicy")),
-    Edit("settings", "ORCA_MAX_BATCH of the scheduler: there is no", SCHEDULER, env("ORCA_MAX_BATCH"), "3"),
+    Edit(
+        "settings", "the scheduler does not start: ORCA_MAX_BATCH: there is no", SCHEDULER, env("ORCA_MAX_BATCH"), "3"
+    ),
+    Edit("settings", "ORCA_HOME of the worker: there is no", WORKER, env("ORCA_HOME"), "/opt", Level.WARNING),
     Edit("settings", "adds ORCA_* variables for Services to the worker", WORKER, (*SPEC, "enableServiceLinks")),
     Edit("same", "ORCA_REDIS_URL of endpoint and scheduler differ", SCHEDULER, env("ORCA_REDIS_URL"), "redis://b/0"),
     Edit("grace", "worker: killed after 5 s", WORKER, (*SPEC, "terminationGracePeriodSeconds"), 5),

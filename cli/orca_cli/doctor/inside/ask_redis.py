@@ -19,7 +19,7 @@ PATIENCE = 3.0
 
 
 async def facts(url: str, tls_dir: str | None = None) -> dict[str, Any]:
-    """What `INFO`, `CONFIG GET` and `TIME` say. tls_dir: as for `Pool`. Raises Unavailable."""
+    """Returns the answers to `INFO`, `CONFIG GET` and `TIME`. tls_dir: as for `Pool`. Raises Unavailable."""
     link = Link(url, PATIENCE, tls_dir=tls_dir)
     try:
         info = told(await link.command("INFO"))
