@@ -186,7 +186,7 @@ async def test_calls_that_name_no_model_of_these(house: House) -> None:
     async with AsyncOrcaClient(house.address) as client, house.http() as door:
         with pytest.raises(InvalidArgument, match="model: is missing; served here: 'a', 'b'"):
             await tokens_of(client, "", [1])
-        with pytest.raises(NotFound, match="'c' is not served here; served: 'a', 'b'"):
+        with pytest.raises(NotFound, match="'c' is not served here; 'a', 'b' are"):
             await tokens_of(client, "c", [1])
         missing = (await door.post("/v1/completions", json={"prompt": [1]}), 400, None)
         unknown = (await door.post("/v1/completions", json={"model": "c", "prompt": [1]}), 404, "model_not_found")

@@ -215,7 +215,7 @@ class Endpoint:
         all_names = ", ".join(repr(name) for name in (self.name, *others))
         if not wanted:
             raise InvalidArgument("model", f"is missing; served here: {all_names}")
-        sentence = f"model: {echo(wanted)!r} is not served here; served: {all_names}"
+        sentence = f"model: {echo(wanted)!r} is not served here; {all_names} {'are' if others else 'is'}"
         if wanted in others:  # the proxy that knows the way was not told
             sentence = f"model: {wanted!r} is served by another release; name it in {MODEL_HEADER}, too"
         raise NotFound(sentence, reason=ErrorReason.UNKNOWN_MODEL)
