@@ -143,6 +143,25 @@ async def test_a_model_that_is_named_late_in_a_long_body(house: House) -> None:
             assert answer.status_code == 200
 
 
+async def test_many_calls_at_once(house: House) -> None:
+    """The proxy lets through as many as the doors take: nothing is refused that a release would have queued."""
+    calls, each = 1200, 200  # a connection of Envoy carries 256, and by itself it lets 1,024 calls through
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with AsyncExitStack() as channels:
+        opened = []
+        for _ in range(calls // each):
+            stub = OrcaStub(
+                await channels.enter_async_context(grpc.aio.insecure_channel(house.address, options=options))
+            )
+            request = generation([3, 17], LONG, ignore_eos=True, model="a")
+            opened += [stub.Generate(request, metadata=(("x-gateway-model-name", "a"),)) for _ in range(each)]
+        first = await asyncio.gather(*(call.read() for call in opened))
+        assert [response.HasField("accepted") for response in first] == [True] * calls
+        assert sum(call.done() for call in opened) < calls - 1024, "all of them were open together"
+        for call in opened:
+            call.cancel()
+
+
 async def test_streams_go_on_at_their_own_release(house: House) -> None:
     """An endpoint of `b` is killed; a stream is taken up by another client, by gRPC and by HTTP; one is cancelled."""
     prompt, whole = PROMPTS[0], house.reference("b", PROMPTS[0], LONG)
