@@ -23,7 +23,12 @@ class Field(NamedTuple):
 
 
 FIELDS = (
-    Field("model", "supported", "The name that `GET /v1/models` tells. Absent: whichever is served.", STRING),
+    Field(
+        "model",
+        "supported",
+        "The name that `GET /v1/models` tells. Absent: whichever is served; where it tells several, one must be named.",
+        STRING,
+    ),
     Field(
         "prompt",
         "supported",
