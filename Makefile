@@ -151,8 +151,8 @@ image-worker: ARGUMENTS = --build-arg DEVICE=$(DEVICE) $(if $(TORCH_INDEX),--bui
 	--build-arg TORCH_SHA256=$(TORCH_SHA256))
 image-%:
 	$(BUILD) -f services/$*/Dockerfile -t orca-$*:$(TAG) $(if $(BASE),--build-arg BASE=$(BASE)) $(ARGUMENTS) \
-		--build-arg VERSION=$(RELEASED) \
-		--build-arg REVISION=$(shell git describe --always --abbrev=40 --dirty) .
+		--label org.opencontainers.image.version=$(RELEASED) \
+		--label org.opencontainers.image.revision=$(shell git describe --always --abbrev=40 --exclude '*' --dirty) .
 
 push: $(IMAGES:%=push-%) ## Push the images of TAG: make push REGISTRY=HOST/PATH. PUSH=PROGRAM is called with each image instead.
 
