@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test examples hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
-.PHONY: simulate mutations bench bench-pool gpu protos locks images push
+.PHONY: simulate mutations bench bench-pool gpu protos locks images push release package publish
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -141,18 +141,20 @@ locks: ## Make locks/*.txt again, after a change of pyproject.toml or constraint
 	$(foreach extra,endpoint scheduler worker all,$(LOCK) --extra $(extra) -o locks/$(extra).txt &&) true
 
 IMAGES := endpoint scheduler worker
+RELEASED = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 BUILDER ?= $(shell for name in docker buildah; do command -v $$name && break; done)
 BUILD ?= $(BUILDER) build
 TAG ?= dev
 DEVICE ?= cuda
 
-images: $(IMAGES:%=image-%) ## Build the images: TAG=dev, DEVICE=cuda or cpu, BUILDER=docker or buildah, BASE=IMAGE.
+images: $(IMAGES:%=image-%) ## Build the images: TAG=dev, DEVICE=cuda or cpu, BUILDER=docker or buildah, BASE=IMAGE, TORCH_INDEX=URL.
 
-image-worker: ARGUMENTS = --build-arg DEVICE=$(DEVICE)
+image-worker: ARGUMENTS = --build-arg DEVICE=$(DEVICE) $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX) \
+	--build-arg TORCH_SHA256=$(TORCH_SHA256))
 image-%:
 	$(BUILD) -f services/$*/Dockerfile -t orca-$*:$(TAG) $(if $(BASE),--build-arg BASE=$(BASE)) $(ARGUMENTS) \
-		--build-arg VERSION=$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
-		--build-arg REVISION=$(shell git describe --always --abbrev=40 --dirty) .
+		--label org.opencontainers.image.version=$(RELEASED) \
+		--label org.opencontainers.image.revision=$(shell git describe --always --abbrev=40 --exclude '*' --dirty) .
 
 push: $(IMAGES:%=push-%) ## Push the images of TAG: make push REGISTRY=HOST/PATH. PUSH=PROGRAM is called with each image instead.
 
@@ -160,3 +162,14 @@ push-%:
 	$(if $(REGISTRY)$(PUSH),,$(error say where to: make push REGISTRY=HOST/PATH))
 	$(if $(PUSH),$(PUSH) localhost/orca-$*:$(TAG),\
 		$(BUILDER) tag orca-$*:$(TAG) $(REGISTRY)/orca-$*:$(TAG) && $(BUILDER) push $(REGISTRY)/orca-$*:$(TAG))
+
+release: $(STAMP) ## Move every version to VERSION=0.2.0, commit, and tag. The tree must be clean.
+	$(BIN)/python release/version.py $(VERSION)
+
+package: TAG = $(RELEASED)$(if $(filter cpu,$(DEVICE)),-cpu)
+package: $(STAMP) images ## Pack the wheel, the images with their SBOMs, and the chart into build/release: DEVICE=cuda or cpu.
+	PYTHON=$(BIN)/python release/package.sh $(RELEASED) $(TAG)
+
+publish: ## Push what `make package` has packed: make publish REGISTRY=HOST/PATH, PLAIN_HTTP=yes for one without TLS, IMAGES_ONLY=yes.
+	$(if $(REGISTRY),,$(error say where to: make publish REGISTRY=HOST/PATH))
+	release/publish.sh $(REGISTRY)

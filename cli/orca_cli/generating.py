@@ -66,7 +66,7 @@ async def generate_all(
         return [str(error).replace("addresses:", "--address:", 1)]
     async with made as client:
         try:
-            spells = (await client.get_model(timeout=HELLO_TIMEOUT)).has_tokenizer
+            spells = (await client.get_model(timeout=HELLO_TIMEOUT, model=arguments.get("model", ""))).has_tokenizer
         except Unauthenticated as error:
             return [f"{', '.join(addresses)}: {error} (--api-key-file FILE)"]
         except Unreachable as error:

@@ -20,6 +20,7 @@ from .many import Answer, Prompt
 from .patience import Patience
 from .request import generate_request
 from .resumption import Resumption
+from .routing import routed
 from .tracing import Trace
 
 if TYPE_CHECKING:
@@ -122,8 +123,9 @@ class BaseClient(ABC, Generic[S]):
         added to its logit. `orca.proto` says what each parameter does. timeout: seconds for the whole request,
         with all its resumptions. detach_grace: seconds for which the request lives on without a call, so that it can be
         resumed. request_id: made when absent; one that the server knows with the same body gives the stream of that
-        request. model: the name that the server must serve; empty: whichever it does. stream_interval: after the first
-        token the server waits until it can send so many together, at most 256: cheaper where nobody reads along.
+        request. model: the name that the server must serve; empty: whichever it does. It goes with all calls of the
+        request as metadata, too, by which a proxy finds its release. stream_interval: after the first token the server
+        waits until it can send so many together, at most 256: cheaper where nobody reads along.
         on_leave: "cancel" ends the request when its stream is left before the end, "detach" lets it live on. metadata:
         goes with the calls of this request.
 
@@ -156,7 +158,7 @@ class BaseClient(ABC, Generic[S]):
         )
         _check_on_leave(on_leave)
         patience = self._patience(self._resume_timeout, timeout)
-        trace = Trace(self._tracer, "orca.generate", body.request_id, metadata)
+        trace = Trace(self._tracer, "orca.generate", body.request_id, (*routed(body.model), *metadata))
         resumption = Resumption(
             body.request_id,
             body,
@@ -176,6 +178,7 @@ class BaseClient(ABC, Generic[S]):
         *,
         seen: Sequence[int] | None = None,
         timeout: float | None = None,
+        model: str = "",
         stream_interval: int = 0,
         on_leave: OnLeave = "cancel",
         metadata: Sequence[tuple[str, str]] = (),
@@ -183,7 +186,8 @@ class BaseClient(ABC, Generic[S]):
         """The stream of a request that was sent before, here or by another process, from token `from_index` on.
 
         The request's older stream ends as Aborted. seen: the ids of the tokens before `from_index`; the stream raises
-        DataLoss when the server has others. stream_interval, on_leave, metadata: as in `generate`.
+        DataLoss when the server has others. model: the request's, where several releases share one address.
+        stream_interval, on_leave, metadata: as in `generate`.
         """
         if not 0 <= stream_interval <= MAX_INTERVAL:
             raise InvalidArgument(f"stream_interval: must be from 0 to {MAX_INTERVAL}", "stream_interval")
@@ -191,7 +195,7 @@ class BaseClient(ABC, Generic[S]):
             raise InvalidArgument("from_index: must be the number of tokens seen", "from_index")
         _check_on_leave(on_leave)
         patience = self._patience(self._resume_timeout, timeout)
-        trace = Trace(self._tracer, "orca.resume", request_id, metadata)
+        trace = Trace(self._tracer, "orca.resume", request_id, (*routed(model), *metadata))
         resumption = Resumption(
             request_id,
             None,

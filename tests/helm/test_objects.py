@@ -67,9 +67,25 @@ def test_services_lead_to_ports(option: str) -> None:
         ports = release.one("Service", backend["name"])["spec"]["ports"]
         assert backend["port"]["name"] in [port["name"] for port in ports]
     for route in release.of_kind("HTTPRoute", "GRPCRoute"):
-        (backend,) = route["spec"]["rules"][0]["backendRefs"]
-        ports = release.one("Service", backend["name"])["spec"]["ports"]
-        assert backend["port"] in [port["port"] for port in ports]
+        for rule in route["spec"]["rules"]:
+            (backend,) = rule["backendRefs"]
+            ports = release.one("Service", backend["name"])["spec"]["ports"]
+            assert backend["port"] in [port["port"] for port in ports]
+
+
+def test_routes_send_a_release_what_names_its_model() -> None:
+    """The rules are those of examples/proxy/models-envoy.yaml, which tests/e2e/test_several_models.py tries."""
+    release = rendered("two models at one Gateway")
+    header = [{"name": "x-gateway-model-name", "value": "demo_model"}]
+    (http,), (grpc,) = release.of_kind("HTTPRoute"), release.of_kind("GRPCRoute")
+    assert http["spec"]["rules"][0]["matches"] == [
+        {"headers": header},
+        {"queryParams": [{"name": "model", "value": "demo_model"}]},
+        {"path": {"type": "Exact", "value": "/v1/models/demo_model"}},
+    ]
+    assert grpc["spec"]["rules"][0]["matches"] == [{"headers": header}]
+    assert ["matches" in rule for route in (http, grpc) for rule in route["spec"]["rules"]] == [True, False] * 2
+    assert release.environment("endpoint")["ORCA_OTHER_MODELS"] == "gpt2,owner/other"
 
 
 def test_the_workers_find_each_other_before_they_are_ready() -> None:

@@ -58,7 +58,12 @@ def schema_of(parameter: Parameter) -> dict[str, Any]:
 
 
 FIELDS = (
-    Field("model", "supported", "The name that `GET /v1/models` tells. Absent: whichever is served.", STRING),
+    Field(
+        "model",
+        "supported",
+        "The name that `GET /v1/models` tells. Absent: whichever is served; where it tells several, one must be named.",
+        STRING,
+    ),
     Field(
         "prompt",
         "supported",

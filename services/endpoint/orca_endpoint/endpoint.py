@@ -8,7 +8,15 @@ from contextlib import contextmanager
 
 from orca.v1.orca_pb2 import CancelRequest, Engine, GenerateRequest, GetModelResponse, ResumeRequest
 from orca_common.checkpoint import Checkpoint
-from orca_common.errors import DeadlineExceeded, ErrorReason, NotFound, ResourceExhausted, Unavailable, echo
+from orca_common.errors import (
+    DeadlineExceeded,
+    ErrorReason,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+    echo,
+)
 from orca_common.reservation import Reservation
 from orca_common.telemetry import Telemetry, trace_id_of
 from orca_pool.keys import scoped
@@ -39,6 +47,7 @@ LOOK = 5.0  # seconds between looks at what the engines reserve, once one has
 WAITING = 1024  # large inputs that may wait for a thread
 TOKENIZING = 4  # threads that tokenize: the library does without Python's lock
 ENGINES_SECONDS = 1.0  # for which the list of engines is told again
+MODEL_HEADER = "x-gateway-model-name"  # by which proxies choose among releases; docs/models.md
 
 
 class Endpoint:
@@ -208,10 +217,20 @@ class Endpoint:
         )
 
     def check_model(self, wanted: str) -> None:
-        """Raises NotFound for another model than the one that is served. Empty: whichever is served."""
-        if wanted and wanted != self.name:
-            sentence = f"model: {echo(wanted)!r} is not served here; {self.name!r} is"
-            raise NotFound(sentence, reason=ErrorReason.UNKNOWN_MODEL)
+        """Raises NotFound for another model than the one that is served. Empty: whichever is served.
+
+        Where other releases share the address a model must be named, or InvalidArgument is raised.
+        """
+        others = self.settings.others
+        if wanted == self.name or not (wanted or others):
+            return
+        all_names = ", ".join(repr(name) for name in (self.name, *others))
+        if not wanted:
+            raise InvalidArgument("model", f"is missing; served here: {all_names}")
+        sentence = f"model: {echo(wanted)!r} is not served here; {all_names} {'are' if others else 'is'}"
+        if wanted in others:  # the proxy that knows the way was not told
+            sentence = f"model: {wanted!r} is served by another release; name it in {MODEL_HEADER}, too"
+        raise NotFound(sentence, reason=ErrorReason.UNKNOWN_MODEL)
 
     # -- text
     def texts(self, ids: Sequence[int]) -> list[str]:
