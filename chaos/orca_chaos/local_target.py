@@ -218,8 +218,8 @@ def reserved(run_dir: Path) -> list[str]:
         for line in lines:
             if isinstance(line, CoreStep) and line.actions != tuple(core.step(line.event)):
                 found.append(f"{path.name}: {line.event} replays to other actions")
-        if core.slots.reserved:
-            found.append(f"{path.name}: {core.slots.reserved} slots are reserved at the end")
+        if core.memory.reserved:
+            found.append(f"{path.name}: {core.memory.reserved} slots are reserved at the end")
     return found
 
 

@@ -137,9 +137,9 @@ class Controller:
         self._lanes.end(Unavailable(LEAVING))
         return await asyncio.to_thread(self._gpu.join, 0 if len(self._iterations) else 1)
 
-    def server(self) -> LaneServer:
-        """A server of this rank's methods, for callers of the right role."""
-        methods: Methods = {
+    def methods(self) -> Methods:
+        """The methods of this rank by their paths."""
+        return {
             f"/{CONTROLLER}/Hello": unary(worker_pb2.HelloRequest, self.hello),
             f"/{CONTROLLER}/HostStore": unary(worker_pb2.HostStoreRequest, self.host_store),
             f"/{CONTROLLER}/Form": unary(worker_pb2.FormRequest, self.form),
@@ -147,7 +147,10 @@ class Controller:
             f"/{CONTROLLER}/Run": self.run,
             f"/{CONTROLLER}/Relay": self.relay,
         }
-        return LaneServer(methods, self._transport, ALLOWED, Unavailable(LEAVING))
+
+    def server(self) -> LaneServer:
+        """A server of this rank's methods, for callers of the right role."""
+        return LaneServer(self.methods(), self._transport, ALLOWED, Unavailable(LEAVING))
 
     # Formation
 
