@@ -50,7 +50,8 @@ def state_of(folder: Path) -> tuple[Table, bool]:
         ranks[row["name"]] = said.get("ranks", {})
         why = said["reason"]
         ready.append(why is None)
-        table.add_row(row["name"], str(row["pid"] or ""), _age(row["pid"]), row["address"] or "", why or "yes")
+        well = f"yes, policy {said['policy']}" if "policy" in said else "yes"
+        table.add_row(row["name"], str(row["pid"] or ""), _age(row["pid"]), row["address"] or "", why or well)
     return table, bool(ready) and all(ready)
 
 

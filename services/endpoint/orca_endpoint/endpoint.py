@@ -211,6 +211,7 @@ class Endpoint:
                     slots=info.slots,
                     epoch=info.epoch,
                     weights=info.weights,
+                    policy=info.policy,
                 )
                 for info in await self._engines.get()
             ],

@@ -55,6 +55,7 @@ class SchedulerApp:
         """What the status port tells besides."""
         return {
             "engines": self._scheduler.engines(),
+            "policy": self._settings.policy,
             "refused": self._scheduler.refused(),
             "notices": list(self._discovery.notices),
             "logits_not_finite": self._scheduler.not_finite,

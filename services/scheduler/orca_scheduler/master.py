@@ -168,7 +168,7 @@ class EngineMaster:
         self.not_finite = 0  # rows of logits that held NaN or infinity
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()  # ends by the error of a task
-        self._tracing = Tracing(telemetry.tracer, engine) if telemetry.enabled else None
+        self._tracing = Tracing(telemetry.tracer, engine, settings.policy) if telemetry.enabled else None
         self._journal: Journal | None = None
         if settings.run_dir is not None:
             path = Path(settings.run_dir) / f"journal-{engine}-{term}.jsonl"
