@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from orca.v1 import orca_pb2, pool_pb2, worker_pb2
+from orca.v1 import orca_pb2, pool_pb2, sampling_pb2, worker_pb2
 from orca_common.errors import ErrorReason
 from orca_endpoint.grpc_methods import OrcaMethods
 from orca_worker.controller import Controller
@@ -32,7 +32,7 @@ def test_generated_code_is_current(tmp_path: Path) -> None:
     assert not stale, "run `make protos`"
 
 
-@pytest.mark.parametrize("module", [orca_pb2, pool_pb2, worker_pb2], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [orca_pb2, pool_pb2, sampling_pb2, worker_pb2], ids=lambda module: module.__name__)
 def test_names_in_other_languages(module: object) -> None:
     options = module.DESCRIPTOR.GetOptions()  # type: ignore[attr-defined]
     assert options.go_package == "orca.serving/gen/orca/v1;orcav1"

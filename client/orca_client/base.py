@@ -119,7 +119,7 @@ class BaseClient(ABC, Generic[S]):
 
         prompt: text or token ids. temperature: 0 is greedy. top_logprobs: each Token has so many of the most probable
         tokens at its place. prompt_logprobs: a Prompt comes before the first Token. logit_bias: token id -> what is
-        added to its logit. `orca.proto` says what min_p and the penalties do. timeout: seconds for the whole request,
+        added to its logit. `orca.proto` says what each parameter does. timeout: seconds for the whole request,
         with all its resumptions. detach_grace: seconds for which the request lives on without a call, so that it can be
         resumed. request_id: made when absent; one that the server knows with the same body gives the stream of that
         request. model: the name that the server must serve; empty: whichever it does. stream_interval: after the first
@@ -133,21 +133,23 @@ class BaseClient(ABC, Generic[S]):
             request_id or uuid.uuid4().hex,
             prompt,
             max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
+            sampling={
+                "temperature": temperature,
+                "top_k": top_k,
+                "top_p": top_p,
+                "seed": seed,
+                "min_p": min_p,
+                "repetition_penalty": repetition_penalty,
+                "presence_penalty": presence_penalty,
+                "frequency_penalty": frequency_penalty,
+                "logit_bias": logit_bias,
+            },
             stop=stop,
             stop_token_ids=stop_token_ids,
             ignore_eos=ignore_eos,
             logprobs=logprobs,
             top_logprobs=top_logprobs,
             prompt_logprobs=prompt_logprobs,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            logit_bias=logit_bias,
             detach_grace=detach_grace,
             model=model,
             stream_interval=stream_interval,

@@ -153,7 +153,7 @@ def _read(lines: Iterable[Line], run: Run) -> None:
                 if isinstance(event, Arrived):
                     arrived |= {arrival.claim: event.now for arrival in event.requests}
                 for batch in scheduled([line]):
-                    members = tuple(Member(m.claim, m.phase.value, m.inputs) for m in batch.members)
+                    members = tuple(Member(m.claim, m.phase.value, m.count) for m in batch.members)
                     open_iterations[batch.iteration] = Iteration(batch.iteration, members)
             case _:
                 pass

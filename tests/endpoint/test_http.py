@@ -97,8 +97,9 @@ async def test_defaults_are_openais(orca: World, client: AsyncOpenAI) -> None:
         )
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 16
-    assert (seen[0].temperature, seen[0].top_p, seen[0].top_k, list(seen[0].end_token_ids)) == (1.0, 1.0, 0, [0])
-    assert (seen[1].top_p, seen[1].top_k, seen[1].seed) == (0.5, 4, 2**64 - 3)
+    first, second = seen[0].sampling, seen[1].sampling
+    assert (first.temperature, first.top_p, first.top_k, list(seen[0].end_token_ids)) == (1.0, 0, 0, [0])
+    assert (second.temperature, second.top_p, second.top_k, second.seed) == (1.0, 0.5, 4, 2**64 - 3)
     assert not seen[1].end_token_ids
 
 
@@ -249,7 +250,7 @@ CASES: dict[str, tuple[Any, int, str | None, str]] = {
     "logit_bias large": ({"prompt": "a", "logit_bias": {"5": 101}}, 400, "logit_bias[5]", "between -100 and 100"),
     "logit_bias twice": ({"prompt": "a", "logit_bias": {"5": 1, "05": 2}}, 400, "logit_bias[5]", "comes twice"),
     "logit_bias text": ({"prompt": "a", "logit_bias": {"5": "1"}}, 400, "logit_bias[5]", "a number"),
-    "logprobs 21": ({"prompt": "a", "logprobs": 21}, 400, "logprobs", "is 21; at most 20"),
+    "logprobs 21": ({"prompt": "a", "logprobs": 21}, 400, "logprobs", "at most 20; it is 21"),
     "logprobs -1": ({"prompt": "a", "logprobs": -1}, 400, "logprobs", "at least 0"),
     "logprobs true": ({"prompt": "a", "logprobs": True}, 400, "logprobs", "an integer"),
     "store": ({"prompt": "a", "store": True}, 400, "store", "must be false: nothing is stored"),

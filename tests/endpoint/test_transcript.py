@@ -61,7 +61,8 @@ class Request:
 
     def answer(self, count: int, known: int = 0, last: CommittedToken | None = None) -> Attached:
         """What an attach answers when `count` tokens are committed, and the call has `known`."""
-        record = PoolRequest(request_id=NAME, prompt_ids=[1, 2, 3], stop=self.stop, logprobs=self.logprobs)
+        record = PoolRequest(request_id=NAME, prompt_ids=[1, 2, 3], stop=self.stop)
+        record.sampling.logprobs = self.logprobs
         engines = [(first, name) for first, name in self.engines if first < max(count, 1)]
         first = known if 0 < known <= count and self.tokens[known - 1] == last else 0
         content = b"" if known else record.SerializeToString()

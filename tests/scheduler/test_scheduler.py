@@ -165,7 +165,7 @@ async def test_a_takeover_counts_a_loss_and_a_hand_over_none(released: bool, wan
         await this.pool.renew("engine-0", "another", term, form=EngineInfo("engine-0", 1, 1, 64, 0))
         await this.pool.renew_endpoint("e", register=True)
         await this.pool.submit(
-            *("r", PoolRequest(request_id="r").SerializeToString(), "digest", 8),
+            *("r", PoolRequest(request_id="r").SerializeToString(), "digest", 8, 8),
             deadline_in=None,
             detach_grace=60,
             endpoint="e",

@@ -19,6 +19,7 @@ import grpc
 import psutil
 import pytest
 from checkpoints import make_gpt2, make_timed
+from iterations import begins, iteration_of
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
@@ -330,8 +331,8 @@ async def test_a_rank_that_aborts_in_an_iteration_comes_back(tmp_path: Path) -> 
             stub = await make_member(channel)
             run: Any = stub.Run()
             for number, token in ((1, 65), (2, 66)):
-                initiation = pb.Initiation(row=1, claim=1, token_ids=[token], blocks=[0])
-                iteration = pb.Iteration(term=1, epoch=1, number=number, initiations=[initiation])
+                new = [begins(1, [token], [0], claim=1)]
+                iteration = iteration_of(new, term=1, epoch=1, number=number)
                 await run.write(pb.ControlMessage(iteration=iteration))
                 if number == 1:  # the abort would overtake its report
                     assert (await run.read()).iteration.number == 1
@@ -349,7 +350,7 @@ async def test_a_failed_iteration_ends_the_process_behind_its_report(tmp_path: P
         async with grpc.aio.insecure_channel(rank.address) as channel:
             stub = await make_member(channel)
             run: Any = stub.Run()
-            iteration = pb.Iteration(term=1, epoch=1, number=1, increment_rows=[5], increment_positions=[1])
+            iteration = iteration_of(rows=[5], starts=[1], term=1, epoch=1, number=1)
             await run.write(pb.ControlMessage(iteration=iteration))
             assert (await run.read()).iteration.error == "row 5 is not held"
         (successor,) = await pod.until(lambda ranks: ranks[0].restarts == 1 and ranks[0].pid != 0)

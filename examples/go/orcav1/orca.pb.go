@@ -131,7 +131,7 @@ func (x *TokenIds) GetIds() []uint32 {
 // How a token is chosen from the model's probabilities.
 type Sampling struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
-	Temperature float64                `protobuf:"fixed64,1,opt,name=temperature,proto3" json:"temperature,omitempty"`     // 0 (the default): always the most probable token
+	Temperature float64                `protobuf:"fixed64,1,opt,name=temperature,proto3" json:"temperature,omitempty"`     // divides the logits, in [0, 100]; 0 (the default): always the most probable one
 	TopK        *uint32                `protobuf:"varint,2,opt,name=top_k,json=topK,proto3,oneof" json:"top_k,omitempty"`  // choose among so many of the most probable tokens, at least 1; absent: all
 	TopP        *float64               `protobuf:"fixed64,3,opt,name=top_p,json=topP,proto3,oneof" json:"top_p,omitempty"` // choose among the most probable tokens that together reach this, in (0, 1]; absent: 1
 	Seed        *uint64                `protobuf:"varint,4,opt,name=seed,proto3,oneof" json:"seed,omitempty"`              // a draw depends only on the seed and the index; absent: made from the request id
@@ -139,7 +139,7 @@ type Sampling struct {
 	// What follows changes the model's logits in this order, before temperature, top_k, top_p and min_p. It depends on the
 	// prompt and the committed tokens alone, so it holds through a recovery. Token.logprob is the model's own without it.
 	RepetitionPenalty *float64 `protobuf:"fixed64,6,opt,name=repetition_penalty,json=repetitionPenalty,proto3,oneof" json:"repetition_penalty,omitempty"` // logits of tokens seen in prompt or output: divided when above 0, else
-	// multiplied by it; above 0, at most 100; absent: 1
+	// multiplied by it; in (0, 100]; absent: 1
 	PresencePenalty  float64            `protobuf:"fixed64,7,opt,name=presence_penalty,json=presencePenalty,proto3" json:"presence_penalty,omitempty"`                                                          // subtracted once from each token seen in the output, in [-2, 2]
 	FrequencyPenalty float64            `protobuf:"fixed64,8,opt,name=frequency_penalty,json=frequencyPenalty,proto3" json:"frequency_penalty,omitempty"`                                                       // subtracted for each time that a token was seen there, in [-2, 2]
 	LogitBias        map[uint32]float64 `protobuf:"bytes,9,rep,name=logit_bias,json=logitBias,proto3" json:"logit_bias,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"` // token id -> what is added to its logit, in [-100, 100]; at most 1024

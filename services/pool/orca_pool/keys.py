@@ -7,13 +7,14 @@ tables into docs/pool.md, "Keys".
 | --------------------- | ---------- | ---------------------------------------------------------- | ------------------ |
 | pool                  | hash       | schema; digest of the model that all services share, its   | the release        |
 |                       |            | max positions and vocabulary; slots of the largest engine; |                    |
-|                       |            | last numbers given; how far sweeps have come. A service    |                    |
-|                       |            | with another schema or model refuses to start              |                    |
+|                       |            | slots of a block and whether output is reserved; last      |                    |
+|                       |            | numbers given; how far sweeps have come. A service with    |                    |
+|                       |            | another schema or model refuses to start                   |                    |
 | load                  | hash       | sums over what waits: new tokens, slots, bytes; by tenant  | the release        |
 |                       |            | its slots that wait, and its requests that live            |                    |
-| waiting               | sorted set | ids in the queue by arrival number: position = rank        | until claimed or   |
+| waiting               | sorted set | ids in the queue by their order: position = rank           | until claimed or   |
 |                       |            |                                                            | ended              |
-| claimed:ENGINE        | sorted set | ids that an engine has claimed, by arrival number          | until finished or  |
+| claimed:ENGINE        | sorted set | ids that an engine has claimed, by their order             | until finished or  |
 |                       |            |                                                            | given back         |
 | listeners:ENGINE      | hash       | by claim number: the first bytes of all packets to the     | until given back   |
 |                       |            | call (wire.ADDRESS, id) and its endpoint. A commit reads   |                    |
@@ -42,7 +43,8 @@ tables into docs/pool.md, "Keys".
 |                       |            | the id of one that ended early. The answer to the next     |                    |
 |                       |            | commit is the truth                                        |                    |
 | engine:ID             | hash       | epoch, reserved iterations, last claim, number of its      | until retired      |
-|                       |            | listeners, tp, pp, weights, load, whether it finishes      |                    |
+|                       |            | listeners, tp, pp, weights, policy, load, whether it       |                    |
+|                       |            | finishes                                                   |                    |
 | leases                | hash       | `COUNTER TERM OWNER` of all engines                        | the release        |
 | engines               | sorted set | all engines by their slots; 0: never formed                | the release        |
 | endpoint:ID           | hash       | registration number, whether it is leaving                 | until swept        |
@@ -56,8 +58,10 @@ The fields of `request:ID`, '' where a field has no value:
 | fields                                         | meaning                                                             |
 | ---------------------------------------------- | ------------------------------------------------------------------- |
 | record, digest, max_tokens, new, grace, tenant | the request as submitted: PoolRequest, digest of its body, slots    |
-|                                                | that it needs, its new tokens among them, detach grace in           |
-|                                                | microseconds, the tenant who pays                                   |
+|                                                | that it fills at the end, its new tokens among them, detach grace   |
+|                                                | in microseconds, the tenant who pays                                |
+| upfront, order                                 | slots that must be free for it to begin; its place in the queue,    |
+|                                                | the smallest first                                                  |
 | state                                          | waiting, claimed or ended                                           |
 | arrival, claim, engine                         | arrival number; claim number and engine while claimed               |
 | engines                                        | lines `INDEX ENGINE`, one for each claim: the first token's index   |

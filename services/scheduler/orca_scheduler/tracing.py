@@ -51,10 +51,10 @@ class Tracing:
             attributes={
                 "orca.engine": self._engine,
                 "orca.iteration": action.iteration,
-                "orca.members": [f"row {m.row} {m.phase} {m.length if m.blocks else 1}" for m in action.members],
+                "orca.members": [f"row {m.row} {m.phase} {m.count}" for m in action.members],
                 "orca.slots.reserved": action.reserved,
                 "orca.slots.free": slots - action.reserved,
-                "orca.selection.stop": action.stop.value,
+                "orca.selection.stop": action.stop,
             },
         )
         self._iterations[action.iteration] = span

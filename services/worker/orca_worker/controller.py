@@ -323,7 +323,7 @@ class Controller:
         except PeerLost as error:  # this rank is well: a lane that ended now would make the master suspect it
             self._report_lost(iteration, lane or self._lanes.current, str(error))
             return
-        members = len(iteration.initiations) + len(iteration.increment_rows)
+        members = len(iteration.rows)
         trace = dict(iteration.trace) if self._telemetry.enabled else {}
         self._iterations.accept(iteration.number, Origin(lane, iteration.term, members, trace))
         assert self._epoch is not None
@@ -351,7 +351,7 @@ class Controller:
         is_relayed = origin.lane is None and origin.term == self._lanes.term
         lane = self._lanes.current if is_relayed else origin.lane
         if lane is not None:
-            if result.token_ids or result.error:
+            if self._stage.samples or result.error:  # also without a token: the master waits for the iteration
                 lane.put(report)
             elif lane is self._lanes.current:
                 lane.keep_times(result.times, idle=not self._iterations)
