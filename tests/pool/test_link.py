@@ -190,16 +190,6 @@ async def test_without_memory_what_is_there_goes_on(pool: Pool) -> None:
     assert isinstance(await pool.submit("new", b"record", "d", 8, **CALL), Attached)
 
 
-async def test_a_pool_of_before_the_schema_had_a_number_is_refused(pool: Pool) -> None:
-    """Its keys mean something else. Nothing of it is changed."""
-    key = "orca:{link}:pool"
-    await pool._link.command("HDEL", key, "schema")
-    before = await pool._link.command("HGETALL", key)
-    with pytest.raises(FailedPrecondition, match=f"schema 1, this service works with {SCHEMA}: .* delete its keys"):
-        await pool.identify("d", 8, 8)
-    assert await pool._link.command("HGETALL", key) == before
-
-
 async def test_another_schema_is_refused(pool: Pool) -> None:
     await pool._link.command("HSET", "orca:{link}:pool", "schema", SCHEMA + 1)
     with pytest.raises(FailedPrecondition, match=f"schema {SCHEMA + 1}, this service works with {SCHEMA}"):

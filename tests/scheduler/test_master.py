@@ -691,12 +691,12 @@ async def test_sampling_goes_to_the_ranks_as_it_is() -> None:
     async with bench(rank) as this:
         await this.formed()
         await this.put("r", [1], 1, record)
-        [sent] = (iteration := await this.iteration()).initiations
+        [sent] = (iteration := await this.iteration()).admissions
         rank.report(iteration, 5)
         assert sent.sampling.SerializeToString() == asked.SerializeToString()
         assert newer in sent.sampling.SerializeToString()
         await this.put("plain", [2], 1)
-        [sent] = (await this.iteration()).initiations
+        [sent] = (await this.iteration()).admissions
         assert not sent.HasField("sampling")
 
 
@@ -789,11 +789,16 @@ async def open_ledger() -> AsyncIterator[tuple[RedisServer, Pool, Ledger]]:
             await pool.renew_endpoint("test", register=True)
             record = PoolRequest(request_id="r", prompt_ids=[1], max_new_tokens=9).SerializeToString()
             await pool.submit(
-                *("r", record, "d", 10), deadline_in=None, detach_grace=60, endpoint="test", attempt=1, max_waiting=9
+                *("r", record, "d", 10, 10),
+                deadline_in=None,
+                detach_grace=60,
+                endpoint="test",
+                attempt=1,
+                max_waiting=9,
             )
             await pool.claim("e", "me", term, 0, count=1, slots=64, total=64)
             ledger = Ledger(
-                pool, "e", "me", term, 16, lambda: pytest.fail("no claims here"), lambda: NO_LOAD, posted.append
+                pool, "e", "me", term, lambda: pytest.fail("no claims here"), lambda: NO_LOAD, posted.append
             )
             await ledger._open(taken_over=False)
             (opened,) = posted
@@ -818,7 +823,7 @@ async def test_the_next_claim_waits_for_the_last_one_and_for_no_empty_inbox() ->
             for name in ("a", "b"):
                 record = PoolRequest(request_id=name, prompt_ids=[1], max_new_tokens=1).SerializeToString()
                 await pool.submit(
-                    *(name, record, "d", 2),
+                    *(name, record, "d", 2, 2),
                     deadline_in=None,
                     detach_grace=60,
                     endpoint="test",
@@ -866,7 +871,7 @@ async def test_a_claim_whose_answer_is_under_way_is_no_orphan() -> None:
     async with open_ledger() as (_, pool, ledger):
         record = PoolRequest(request_id="s", prompt_ids=[1], max_new_tokens=9).SerializeToString()
         await pool.submit(
-            *("s", record, "d", 10), deadline_in=None, detach_grace=60, endpoint="test", attempt=1, max_waiting=9
+            *("s", record, "d", 10, 10), deadline_in=None, detach_grace=60, endpoint="test", attempt=1, max_waiting=9
         )
         claimed = await pool.claim("e", "me", ledger._term, ledger._last_claim, count=1, slots=64, total=64)
         assert claimed is not None

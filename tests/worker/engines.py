@@ -21,6 +21,7 @@ from worker.driver import Sampled
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.checkpoint import read_checkpoint
+from orca_common.lanes.server import LaneServer
 from orca_common.listening import reserve_port
 from orca_common.protocol import PROTOCOL
 from orca_common.telemetry import Telemetry
@@ -33,7 +34,6 @@ from orca_worker.forks import ForkServer
 from orca_worker.models.families import family_of, modules_of
 from orca_worker.models.model import Compute
 from orca_worker.rank_process import RankProcess
-from orca_worker.rank_server import RankServer
 from orca_worker.rendezvous import Rendezvous
 from orca_worker.settings import RankSettings
 from orca_worker.stage import Stage
@@ -234,7 +234,7 @@ class InProcess:
 
     stage: Stage
     controller: Controller
-    server: RankServer
+    server: LaneServer
     address: str
     failures: list[str] = field(default_factory=list)
 
@@ -246,7 +246,7 @@ async def serve(folder: Path, slots: int | None = None) -> InProcess:
     failures: list[str] = []
     rendezvous = Rendezvous("127.0.0.1", device)
     controller = Controller(checkpoint, stage, Telemetry("test"), rendezvous, Plaintext(), failures.append)
-    server = RankServer(controller, Plaintext())
+    server = controller.server()
     address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     return InProcess(stage, controller, server, address, failures)
 

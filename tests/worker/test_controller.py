@@ -28,7 +28,6 @@ from orca_worker import lane
 from orca_worker.controller import Controller
 from orca_worker.gpu_thread import GpuThread
 from orca_worker.models.model import Compute
-from orca_worker.rank_server import RankServer
 from orca_worker.rendezvous import Rendezvous
 from orca_worker.stage import Stage
 
@@ -76,7 +75,7 @@ async def serving(folder: Path, telemetry: Telemetry | None = None) -> AsyncIter
     failures: list[str] = []
     rendezvous = Rendezvous("127.0.0.1", torch_device)
     controller = Controller(checkpoint, stage, telemetry or Telemetry("test"), rendezvous, Plaintext(), failures.append)
-    server = RankServer(controller, Plaintext())
+    server = controller.server()
     port = await server.start("127.0.0.1", 0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield Rank(controller, worker_pb2_grpc.ControllerStub(channel), channel, failures)

@@ -37,8 +37,8 @@ block_size body_seconds call_buffer client_certificates config connection_age co
 device drain_seconds dtype endpoints engines finish_seconds first_gpu gpus_per_pod header_seconds host http_port
 kernels local_rank log_level max_batch_size max_body_bytes max_calls max_connections max_detach_grace max_header_bytes
 max_open_calls max_peer_calls max_peer_connections max_prompt_bytes max_prompts max_stop_bytes max_stop_strings
-max_stop_token_ids max_streams max_waiting max_waiting_bytes model policy pool pool_patience port ports_kept pp
-rank_port ranks redis_url run_ahead run_dir schedulers served_model_name slots start_timeout status_port tenant_requests
+max_stop_token_ids max_streams max_waiting max_waiting_bytes model pool pool_patience port ports_kept pp rank_port ranks
+policy redis_url run_ahead run_dir schedulers served_model_name slots start_timeout status_port tenant_requests
 tenant_waiting_tokens threads tls_dir tp trusted_proxies worker_namespace worker_port worker_statefulset workers
 write_timeout
 """

@@ -26,8 +26,9 @@ from orca.v1 import worker_pb2
 from orca_common.address import join_address
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition, Internal, InvalidArgument, OrcaError, Unavailable
-from orca_common.lanes.server import LaneCall, Methods, unary
+from orca_common.lanes.server import LaneCall, LaneServer, Methods, unary
 from orca_common.protocol import CONTROLLER, PROTOCOL, TERM_METADATA, obeys
+from orca_common.roles import Role
 from orca_common.telemetry import Telemetry, context_of
 from orca_common.tls import Transport
 
@@ -59,6 +60,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LEAVING = "this rank is leaving"
+# Who may call what, where certificates tell.
+ALLOWED = {f"/{CONTROLLER}/": frozenset({Role.SCHEDULER}), f"/{CONTROLLER}/Relay": frozenset({Role.WORKER})}
 MAX_NAME = 256  # characters of an engine's name
 
 
@@ -134,9 +137,9 @@ class Controller:
         self._lanes.end(Unavailable(LEAVING))
         return await asyncio.to_thread(self._gpu.join, 0 if len(self._iterations) else 1)
 
-    def methods(self) -> Methods:
-        """What a server serves."""
-        return {
+    def server(self) -> LaneServer:
+        """A server of this rank's methods, for callers of the right role."""
+        methods: Methods = {
             f"/{CONTROLLER}/Hello": unary(worker_pb2.HelloRequest, self.hello),
             f"/{CONTROLLER}/HostStore": unary(worker_pb2.HostStoreRequest, self.host_store),
             f"/{CONTROLLER}/Form": unary(worker_pb2.FormRequest, self.form),
@@ -144,6 +147,7 @@ class Controller:
             f"/{CONTROLLER}/Run": self.run,
             f"/{CONTROLLER}/Relay": self.relay,
         }
+        return LaneServer(methods, self._transport, ALLOWED, Unavailable(LEAVING))
 
     # Formation
 
@@ -351,7 +355,7 @@ class Controller:
         is_relayed = origin.lane is None and origin.term == self._lanes.term
         lane = self._lanes.current if is_relayed else origin.lane
         if lane is not None:
-            if result.token_ids or result.error:
+            if self._stage.samples or result.error:  # also without a token: the master waits for the iteration
                 lane.put(report)
             elif lane is self._lanes.current:
                 lane.keep_times(result.times, idle=not self._iterations)

@@ -90,7 +90,7 @@ class WeightsChanged(Exception):
 
 
 class Stage:
-    """Forms and runs iterations. Only the GPU thread calls it, except for `rows.held` and `loading`.
+    """Forms and runs iterations. Only the GPU thread calls it, except for `rows.held`, `samples` and `loading`.
 
     `weights` is the fingerprint of those that it reads. `max_slots` bounds the slots that are offered. `load` makes the
     model's slice of a place, of weights without a fingerprint; without it the checkpoint is read.
@@ -118,6 +118,11 @@ class Stage:
         self._owed: deque[Owed] = deque()
         self._unread: deque[Unread] = deque()
         self.rows = Rows()
+
+    @property
+    def samples(self) -> bool:
+        """Whether this rank makes the tokens. Any thread may ask."""
+        return self._place.samples
 
     def form(self, block_size: int, place: Place = SINGLE, plane: DataPlane | None = None) -> Memory:
         """Drops all rows and memory, loads the rank's slice unless it is loaded, joins the other ranks.

@@ -38,7 +38,7 @@ MUTATIONS = [
     Mutation(
         "a method without a role is open to all",
         "services/common/orca_common/roles.py",
-        "allowed_for",
+        "check_role",
         instead("frozenset()", "ANY"),
         "tests/common/test_tls.py::test_a_method_without_a_role_is_for_nobody",
     ),

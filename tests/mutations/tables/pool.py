@@ -44,13 +44,6 @@ MUTATIONS = [
         f"{LINK_TESTS}::test_a_frozen_redis_is_unavailable_in_time",
     ),
     Mutation(
-        "the timer of a longer exchange bounds the next one",
-        f"{SERVICE}/connection.py",
-        "Connection.ask",
-        without("due"),
-        f"{LINK_TESTS}::test_a_bound_holds_after_a_longer_one",
-    ),
-    Mutation(
         "renewals wait for a turn",
         LINK,
         "Link.run",

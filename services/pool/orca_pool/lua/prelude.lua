@@ -17,16 +17,13 @@ local LISTENERS = PREFIX .. 'listeners:'
 local DELIVERY, CONTROL = PREFIX .. 'delivery:', PREFIX .. 'control:'
 local LOAD = PREFIX .. 'load'
 
--- Another version of these scripts may still serve the release. Both must not write the same keys. A pool without a number
--- is new, or of the version that had none: 1.
+-- Another version of these scripts may still serve the release. Both must not write the same keys.
 do
   local stands = call('HGET', POOL, 'schema')
-  if stands ~= SCHEMA then
-    stands = stands or (call('EXISTS', POOL) == 1 and '1')
-    if stands then
-      return redis.error_reply('SCHEMA ' .. stands)
-    end
+  if not stands then
     call('HSET', POOL, 'schema', SCHEMA)
+  elseif stands ~= SCHEMA then
+    return redis.error_reply('SCHEMA ' .. stands)
   end
 end
 
