@@ -198,13 +198,13 @@ def test_a_command_that_can_be_pasted_elsewhere(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("option", "suggested"),
     [
-        ("--model", ""),
+        ("--queue", ""),
         ("--max-tokens", " (Possible options: --max-new-tokens)"),
         ("--temp", " (Possible options: --temperature)"),
     ],
 )
 def test_only_names_that_look_alike_are_suggested(option: str, suggested: str) -> None:
-    """--help was suggested for --model."""
+    """--help was suggested for names as far from it as --queue is."""
     done = CliRunner().invoke(app, ["generate", "a", option, "1"], env={"COLUMNS": "200"})
     assert done.exit_code == 2
     assert f"No such option: {option}{suggested} " in done.stderr
