@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from orca.v1 import worker_pb2 as pb
-from orca_scheduler.core import Member
-from orca_scheduler.members import increment, initiation, put_members
+from orca_scheduler.core.core import Member
+from orca_scheduler.ranks.members import increment, initiation, put_members
 
 
 class Begins(NamedTuple):

@@ -16,7 +16,7 @@ from orca.v1.orca_pb2_grpc import OrcaStub
 from orca_client import AsyncOrcaClient, Token
 from orca_local.settings import ServeSettings
 from orca_local.stack import Stack
-from orca_scheduler.journal import Line, read
+from orca_scheduler.master.journal import Line, read
 
 
 def folder_in_memory() -> tempfile.TemporaryDirectory[str]:

@@ -127,7 +127,7 @@ RULES = [
         "orca_lab",
         lambda i: ours(
             i,
-            *("orca_lab", "orca_worker", "orca_kernels", "orca_client", "orca_scheduler.journal", "orca.v1"),
+            *("orca_lab", "orca_worker", "orca_kernels", "orca_client", "orca_scheduler.master.journal", "orca.v1"),
             *(f"orca_scheduler.{name}" for name in (*CORE, "members")),
         ),
     ),
@@ -160,7 +160,7 @@ RULES = [
         "orca_chaos",
         lambda i: ours(
             i,
-            *("orca_chaos", "orca_pool", "orca_local", "orca_scheduler.journal", "orca_common", "orca.v1"),
+            *("orca_chaos", "orca_pool", "orca_local", "orca_scheduler.master.journal", "orca_common", "orca.v1"),
             *(f"orca_scheduler.{name}" for name in CORE),
         ),
     ),

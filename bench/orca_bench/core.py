@@ -10,8 +10,8 @@ import argparse
 import time
 from collections import deque
 
-from orca_scheduler.core import Arrived, BatchReturned, Core, EngineReady, ScheduleBatch
-from orca_scheduler.request import Arrival
+from orca_scheduler.core.core import Arrived, BatchReturned, Core, EngineReady, ScheduleBatch
+from orca_scheduler.core.request import Arrival
 
 PROMPT, OUTPUT = 10, 1000  # tokens of a request
 CASES = ["64x1", "64x8", "512x1", "512x8"]

@@ -18,8 +18,8 @@ from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, InvalidArgument
 from orca_kernels.cpu.cores import cores
 from orca_local.stack import DEMO_MODEL
-from orca_scheduler.core import ScheduleBatch
-from orca_scheduler.members import put_members
+from orca_scheduler.core.core import ScheduleBatch
+from orca_scheduler.ranks.members import put_members
 from orca_worker.dtype import choose_dtype
 from orca_worker.models.model import Compute
 from orca_worker.partition import ITEM_BYTES

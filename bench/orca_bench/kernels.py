@@ -22,7 +22,7 @@ from orca.v1 import worker_pb2
 from orca_common.errors import FailedPrecondition
 from orca_kernels.reference import SplitAttention
 from orca_lab.roofline import Accelerator, Work
-from orca_scheduler.members import increment, initiation, put_members
+from orca_scheduler.ranks.members import increment, initiation, put_members
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.partition import ITEM_BYTES
 

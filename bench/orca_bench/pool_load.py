@@ -41,9 +41,9 @@ async def run(url: str, case: Case, seconds: float) -> dict[str, Any]:
     from orca_pool.pool import Pool
     from orca_pool.records import Attached, EngineInfo, EngineLoad, Packet, Reason
     from orca_pool.wire import TOKEN
-    from orca_scheduler.core import Room
-    from orca_scheduler.ledger import EndedElsewhere, Ledger, News
-    from orca_scheduler.lifecycle_events import Claimed, Opened
+    from orca_scheduler.core.core import Room
+    from orca_scheduler.lifecycle.events import Claimed, Opened
+    from orca_scheduler.master.ledger import EndedElsewhere, Ledger, News
 
     loop = asyncio.get_running_loop()
     submitted: dict[str, float] = {}

@@ -26,7 +26,7 @@ from orca_bench.machine import resident_bytes
 from orca_bench.timed_model import make_timed_model
 from orca_common.checkpoint import read_checkpoint
 from orca_common.environment import child_environment
-from orca_scheduler.members import increment, initiation, put_members
+from orca_scheduler.ranks.members import increment, initiation, put_members
 from orca_worker.models.families import topology
 
 PROMPT = 100

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from orca_common.errors import FailedPrecondition
-from orca_scheduler.core import Action, Arrived, BatchReturned, Commit, Core, EngineReady, ScheduleBatch
-from orca_scheduler.request import Arrival, Phase
+from orca_scheduler.core.core import Action, Arrived, BatchReturned, Commit, Core, EngineReady, ScheduleBatch
+from orca_scheduler.core.request import Arrival, Phase
 
 from .cases import Case
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orca_local.settings import StackSettings
 from orca_local.stack import Stack, direct
-from orca_scheduler.journal import CoreStep, Heading, read, restored
+from orca_scheduler.master.journal import CoreStep, Heading, read, restored
 
 from .faults import OF_LINKS, OF_PROCESSES, Fault, Kind, Victim
 from .links import Direction, Link

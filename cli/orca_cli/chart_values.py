@@ -12,7 +12,7 @@ import yaml
 
 from orca_common.errors import FailedPrecondition
 from orca_local.stack import DEMO_MODEL
-from orca_scheduler.places import Shape
+from orca_scheduler.lifecycle.places import Shape
 
 IN_THE_IMAGES = "/opt/orca/demo_model"  # where they have the demo model
 # The chart's values at the top; helm refuses all others.

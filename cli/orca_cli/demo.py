@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orca_client import AsyncOrcaClient, Finished, Token
-from orca_scheduler.journal import read, request_names, scheduled
+from orca_scheduler.master.journal import read, request_names, scheduled
 
 COLOURS = ("cyan", "magenta", "yellow", "green")
 SEED = 11  # the same text in every run

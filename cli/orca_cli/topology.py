@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orca_common.checkpoint import Checkpoint
-from orca_scheduler.places import Place, Shape
+from orca_scheduler.lifecycle.places import Place, Shape
 from orca_worker.partition import RankShare
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

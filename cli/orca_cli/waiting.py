@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from orca_scheduler.discovery.kubernetes import Collection
 from orca_scheduler.discovery.pods import Manifest
-from orca_scheduler.wait import wait
+from orca_scheduler.discovery.wait import wait
 
 from .doctor.cluster import Cluster
 

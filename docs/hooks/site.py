@@ -4,7 +4,7 @@ A page of docs/ may link to any file of the repository as a relative path. The l
 editor, and in the built site too: the file is shown there as a page of its own, with its lines numbered. A fragment
 names a function, class or method of a Python file, and the built link leads to its line:
 
-    [`EngineMaster.run`](../../services/scheduler/orca_scheduler/master.py#EngineMaster.run)
+    [`EngineMaster.run`](../../services/scheduler/orca_scheduler/master/master.py#EngineMaster.run)
 
 `<!-- settings: module.Class -->` in a page becomes the table of that class's settings.
 """

@@ -5,7 +5,7 @@ name: wait
 image: {{ include "orca.image" (list $root "scheduler") }}
 imagePullPolicy: {{ $root.Values.image.pullPolicy }}
 terminationMessagePolicy: FallbackToLogsOnError
-command: [python, -m, orca_scheduler.wait]
+command: [python, -m, orca_scheduler.discovery.wait]
 args:
   - {{ $root.Release.Name }}
   - --timeout={{ include "orca.text" (last .) }}

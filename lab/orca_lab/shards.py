@@ -32,7 +32,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FakeProcessGroup, Store
 
 from orca.v1 import worker_pb2
-from orca_scheduler.members import increment, initiation, put_members
+from orca_scheduler.ranks.members import increment, initiation, put_members
 from orca_worker.data_plane import Loopback
 from orca_worker.models.families import topology
 from orca_worker.models.gpt2.configuration import GPT2Config

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orca_scheduler.core import Arrived
-from orca_scheduler.journal import CoreStep, Heading, Line, Note, read, request_names, scheduled
+from orca_scheduler.core.core import Arrived
+from orca_scheduler.master.journal import CoreStep, Heading, Line, Note, read, request_names, scheduled
 
 
 class Times(NamedTuple):

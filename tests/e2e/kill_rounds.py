@@ -32,7 +32,7 @@ from checkpoints import make_gpt2  # noqa: E402
 from reference import Reference  # noqa: E402
 from stacks import Running, running  # noqa: E402
 
-from orca_scheduler.journal import CoreStep, Heading, LifeStep, Line, Note, read, restored  # noqa: E402
+from orca_scheduler.master.journal import CoreStep, Heading, LifeStep, Line, Note, read, restored  # noqa: E402
 
 VOCAB, REQUESTS, NEW_TOKENS, MAX_BS = 211, 8, 40, 2
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)

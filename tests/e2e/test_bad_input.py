@@ -16,7 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 from stacks import Running, generation, running
 
 from orca.v1 import orca_pb2 as pb
-from orca_scheduler.journal import scheduled
+from orca_scheduler.master.journal import scheduled
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 INVALID, FAILED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION

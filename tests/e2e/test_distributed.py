@@ -14,9 +14,9 @@ from e2e import kill_rounds, token_grid
 from stacks import Running, generation, running
 
 from orca_lab.timeline import label, letters, planes, read_run, shares
-from orca_scheduler.core import Arrived
-from orca_scheduler.journal import CoreStep, Line, scheduled
-from orca_scheduler.request import Arrival
+from orca_scheduler.core.core import Arrived
+from orca_scheduler.core.request import Arrival
+from orca_scheduler.master.journal import CoreStep, Line, scheduled
 
 STAGE = 0.02  # seconds of a stage's compute
 WINDOW = 24  # iterations

@@ -7,8 +7,8 @@ from checkpoints import make_timed
 from stacks import Running, generation, running
 
 from orca.v1 import orca_pb2 as pb
-from orca_scheduler.core import Arrived, Commit
-from orca_scheduler.journal import CoreStep, Line, replay, request_names, scheduled
+from orca_scheduler.core.core import Arrived, Commit
+from orca_scheduler.master.journal import CoreStep, Line, replay, request_names, scheduled
 
 
 async def collect(

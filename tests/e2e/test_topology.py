@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from orca_cli.main import app
 from orca_cli.timeline import drawing
 from orca_lab.timeline import Life, Run, drawable, read_run, shares
-from orca_scheduler.selection import Stop
+from orca_scheduler.core.selection import Stop
 
 ORCA = [sys.executable, "-c", "from orca_cli.main import main; main()"]
 WIDE = {**os.environ, "COLUMNS": "160", "NO_COLOR": "1"}

@@ -19,8 +19,8 @@ from helm.chart import (
     rendered,
 )
 
-from orca_scheduler import wait
 from orca_scheduler.discovery import kubernetes as discovery
+from orca_scheduler.discovery import wait
 
 every_option = pytest.mark.parametrize("option", OPTIONS)
 
@@ -215,7 +215,7 @@ def test_the_hook_and_the_test_wait_for_the_rollout() -> None:
     assert not rendered("nothing but a model").of_kind("Job")
     (first,) = release.pods["test"]["spec"]["initContainers"]
     for container, seconds in ((main(release.pods["wait"]), 900), (first, 300)):
-        assert container["command"] == ["python", "-m", "orca_scheduler.wait"]
+        assert container["command"] == ["python", "-m", "orca_scheduler.discovery.wait"]
         assert container["args"] == ["orca", f"--timeout={seconds}", "--patience=30"]
         assert container["image"] == main(release.pods["scheduler"])["image"]
     labels = release.workloads["worker"]["metadata"]["labels"]

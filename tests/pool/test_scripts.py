@@ -14,7 +14,7 @@ from orca_pool.listeners import MOST_READY, Listener, Listeners
 from orca_pool.records import CommitRow, Committed, Reason, Refusal
 from orca_pool.scripts import Constants, build, shared_numbers, sources
 from orca_pool.wire import TOKEN, TOKEN_ID
-from orca_scheduler import request
+from orca_scheduler.core import request
 
 TABLES: dict[str, type[IntEnum]] = {"REASON": Reason, "REFUSAL": Refusal, "COMMITTED": Committed}
 SCRIPTS = [name for name in sources() if name != "prelude"]

@@ -1,7 +1,6 @@
 """One engine's lifecycle from its first life to its last: every event, action and state occurs in it."""
 
-from orca_scheduler.lifecycle import Lifecycle
-from orca_scheduler.lifecycle_events import (
+from orca_scheduler.lifecycle.events import (
     AllAnswered,
     CandidateChanged,
     Claimed,
@@ -35,8 +34,9 @@ from orca_scheduler.lifecycle_events import (
     Suspected,
     Wake,
 )
-from orca_scheduler.places import Shape
-from orca_scheduler.suspicions import Kind, Suspicion
+from orca_scheduler.lifecycle.lifecycle import Lifecycle
+from orca_scheduler.lifecycle.places import Shape
+from orca_scheduler.lifecycle.suspicions import Kind, Suspicion
 
 PODS = ("pod-0:7000", "pod-1:7000")
 OTHER_PODS = ("pod-0:7000", "pod-2:7000")

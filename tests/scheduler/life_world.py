@@ -2,9 +2,9 @@
 
 `LifeWorld` has one method for each thing that may happen (`OPS`), faults included; `pick` chooses among what it may
 happen to. A `Term` is a master without tasks: it does with the lifecycle's and the core's actions what
-`orca_scheduler.master` does, but each call that it starts waits in `calls` until the world lets it happen, so answers
-come late, in any order, or after the life that asked. Every step is held against books that are written here alone
-(`Term.check`, `Term.audit`); the invariants are listed in `test_lifecycle_properties`.
+`orca_scheduler.master.master` does, but each call that it starts waits in `calls` until the world lets it happen, so
+answers come late, in any order, or after the life that asked. Every step is held against books that are written here
+alone (`Term.check`, `Term.audit`); the invariants are listed in `test_lifecycle_properties`.
 """
 
 import random
@@ -12,23 +12,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from orca_scheduler import core, timers
-from orca_scheduler.core import Arrived, BatchReturned, Cancelled, Commit, Core, EngineLost, EngineReady, GiveBack
-from orca_scheduler.core import Drain as CoreDrain
-from orca_scheduler.journal import decode, encode, lifecycle_state, restored_lifecycle
-from orca_scheduler.lifecycle import (
-    Closing,
-    Draining,
-    Ended,
-    Greeting,
-    Incomplete,
-    Lifecycle,
-    Opening,
-    Recording,
-    Replacing,
-    Running,
-)
-from orca_scheduler.lifecycle_events import (
+from orca_scheduler import timers
+from orca_scheduler.core import core
+from orca_scheduler.core.core import Arrived, BatchReturned, Cancelled, Commit, Core, EngineLost, EngineReady, GiveBack
+from orca_scheduler.core.core import Drain as CoreDrain
+from orca_scheduler.core.request import Arrival
+from orca_scheduler.lifecycle.events import (
     Admit,
     AllAnswered,
     Allocate,
@@ -80,9 +69,21 @@ from orca_scheduler.lifecycle_events import (
     Suspected,
     Wake,
 )
-from orca_scheduler.places import Shape
-from orca_scheduler.request import Arrival
-from orca_scheduler.suspicions import Kind, Suspicion
+from orca_scheduler.lifecycle.lifecycle import (
+    Closing,
+    Draining,
+    Ended,
+    Greeting,
+    Incomplete,
+    Lifecycle,
+    Opening,
+    Recording,
+    Replacing,
+    Running,
+)
+from orca_scheduler.lifecycle.places import Shape
+from orca_scheduler.lifecycle.suspicions import Kind, Suspicion
+from orca_scheduler.master.journal import decode, encode, lifecycle_state, restored_lifecycle
 
 MODEL = Model("m", 128, 1000)
 NEW = Standing(0, 0, 0, (), Formation(0, 0, 0, 0, 0, False))  # of a process that was never formed

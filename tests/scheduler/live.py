@@ -28,7 +28,7 @@ from orca_pool.keys import Keys
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, Reason
 from orca_scheduler.discovery.candidates import Candidate
-from orca_scheduler.journal import Line, read, scheduled
+from orca_scheduler.master.journal import Line, read, scheduled
 from orca_worker.models.timed.model import mix
 
 VOCAB, ENDPOINT = 256, "test"

@@ -12,9 +12,8 @@ from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
 from orca_common.service import LoopPulse
 from orca_common.tls import Plaintext
-from orca_scheduler.core import Drain, EngineLost, EngineReady, GiveBack
-from orca_scheduler.lifecycle import Lifecycle, Lost
-from orca_scheduler.lifecycle_events import (
+from orca_scheduler.core.core import Drain, EngineLost, EngineReady, GiveBack
+from orca_scheduler.lifecycle.events import (
     Admit,
     Allocate,
     Confirm,
@@ -41,7 +40,8 @@ from orca_scheduler.lifecycle_events import (
     Stop,
     Wake,
 )
-from orca_scheduler.ranks import Ranks, Spawn
+from orca_scheduler.lifecycle.lifecycle import Lifecycle, Lost
+from orca_scheduler.ranks.ranks import Ranks, Spawn
 from orca_scheduler.settings import SchedulerSettings
 
 EPOCH, TERM = 7, 5

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from orca_scheduler.core import (
+from orca_scheduler.core.core import (
     Action,
     Arrived,
     BatchReturned,
@@ -20,9 +20,9 @@ from orca_scheduler.core import (
     ScheduleBatch,
     Tick,
 )
-from orca_scheduler.memory import Slots
-from orca_scheduler.request import Arrival, Phase, Reason, Request
-from orca_scheduler.selection import Limits, Stop, select
+from orca_scheduler.core.memory import Slots
+from orca_scheduler.core.request import Arrival, Phase, Reason, Request
+from orca_scheduler.core.selection import Limits, Stop, select
 
 WORD, EOS = 7, 0
 

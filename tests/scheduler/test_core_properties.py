@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from scheduler.world import EOS, STOP, WORD, Asked, World, storm
 
-from orca_scheduler.core import Arrived, BatchReturned, Commit, Core, EngineReady, Flight, GiveBack
-from orca_scheduler.invariants import violations
-from orca_scheduler.memory import Slots
-from orca_scheduler.request import Arrival, Phase, Reason, Request
-from orca_scheduler.selection import Limits, Stop
+from orca_scheduler.core.core import Arrived, BatchReturned, Commit, Core, EngineReady, Flight, GiveBack
+from orca_scheduler.core.invariants import violations
+from orca_scheduler.core.memory import Slots
+from orca_scheduler.core.request import Arrival, Phase, Reason, Request
+from orca_scheduler.core.selection import Limits, Stop
 
 ASKED = st.builds(
     Asked,

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orca_scheduler.core import Action, Arrived, BatchReturned, Commit, Core, EngineReady
-from orca_scheduler.memory import Memory, Slots
-from orca_scheduler.policy import Paper
-from orca_scheduler.request import Arrival, Request
-from orca_scheduler.selection import Limits, Plan, Stop
+from orca_scheduler.core.core import Action, Arrived, BatchReturned, Commit, Core, EngineReady
+from orca_scheduler.core.memory import Memory, Slots
+from orca_scheduler.core.policy import Paper
+from orca_scheduler.core.request import Arrival, Request
+from orca_scheduler.core.selection import Limits, Plan, Stop
 
 WORD = 7
 

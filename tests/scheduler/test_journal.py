@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from scheduler.life_script import REPLACED, RETIRED, SCRIPT, fresh_lifecycle
 from scheduler.world import EOS, WORD, Asked, World, storm
 
-from orca_scheduler import journal as module
-from orca_scheduler.core import (
+from orca_scheduler.core.core import (
     Action,
     Arrived,
     BatchReturned,
@@ -32,7 +31,13 @@ from orca_scheduler.core import (
     ScheduleBatch,
     Tick,
 )
-from orca_scheduler.journal import (
+from orca_scheduler.core.request import Arrival, Reason
+from orca_scheduler.core.selection import Stop
+from orca_scheduler.lifecycle.events import LifeAction, LifeEvent, Opened, Suspected
+from orca_scheduler.lifecycle.lifecycle import Lifecycle, State
+from orca_scheduler.lifecycle.suspicions import Kind
+from orca_scheduler.master import journal as module
+from orca_scheduler.master.journal import (
     CoreStep,
     Heading,
     Journal,
@@ -45,11 +50,6 @@ from orca_scheduler.journal import (
     replay,
     restored_lifecycle,
 )
-from orca_scheduler.lifecycle import Lifecycle, State
-from orca_scheduler.lifecycle_events import LifeAction, LifeEvent, Opened, Suspected
-from orca_scheduler.request import Arrival, Reason
-from orca_scheduler.selection import Stop
-from orca_scheduler.suspicions import Kind
 
 Step = CoreStep | LifeStep
 
@@ -485,11 +485,11 @@ def actions_of(life: Lifecycle, events: Iterable[LifeEvent]) -> list[list[LifeAc
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """`python -m orca_scheduler.journal FILE`"""
+    """`python -m orca_scheduler.master.journal FILE`"""
     path = tmp_path / "journal.jsonl"
     world = storm(random.Random(3), 60)
     written = write(path, world)
-    command = [sys.executable, "-m", "orca_scheduler.journal", str(path)]
+    command = [sys.executable, "-m", "orca_scheduler.master.journal", str(path)]
     good = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (good.returncode, good.stdout) == (0, f"{len(written)} events gave the same actions\n")
     lines = lines_of(path)

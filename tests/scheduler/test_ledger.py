@@ -14,9 +14,9 @@ from orca_common.errors import Unavailable
 from orca_pool.pool import Pool
 from orca_pool.records import NO_LOAD, Attached, CommittedToken, EngineInfo
 from orca_pool.wire import pack_tokens
-from orca_scheduler.core import Room
-from orca_scheduler.ledger import Ledger, News
-from orca_scheduler.lifecycle_events import Claimed, Opened
+from orca_scheduler.core.core import Room
+from orca_scheduler.lifecycle.events import Claimed, Opened
+from orca_scheduler.master.ledger import Ledger, News
 
 NAMES = count()
 

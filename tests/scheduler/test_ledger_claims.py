@@ -13,9 +13,9 @@ from orca.v1.pool_pb2 import PoolRequest
 from orca_common.service import cancel
 from orca_pool.pool import Pool
 from orca_pool.records import NO_LOAD, Attached, EngineInfo
-from orca_scheduler.core import Room
-from orca_scheduler.ledger import Ledger, News
-from orca_scheduler.lifecycle_events import Claimed, Opened, Orphaned
+from orca_scheduler.core.core import Room
+from orca_scheduler.lifecycle.events import Claimed, Opened, Orphaned
+from orca_scheduler.master.ledger import Ledger, News
 
 NAMES = count()
 NONE, MUCH = Room(0, 0), Room(8, 64)

@@ -37,9 +37,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from scheduler.life_world import FAULTS, ORDINARY, SHAPES, LifeWorld, storm
 
-from orca_scheduler import lifecycle
-from orca_scheduler.lifecycle_events import Formation, LifeEvent
-from orca_scheduler.places import Shape
+from orca_scheduler.lifecycle import lifecycle
+from orca_scheduler.lifecycle.events import Formation, LifeEvent
+from orca_scheduler.lifecycle.places import Shape
 
 PICK = st.integers(0, 999)
 

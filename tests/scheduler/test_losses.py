@@ -15,8 +15,8 @@ from scheduler.test_takeover import load
 from stacks import Running, generation, running
 
 from orca.v1 import orca_pb2 as pb
-from orca_scheduler.core import BatchReturned
-from orca_scheduler.journal import CoreStep
+from orca_scheduler.core.core import BatchReturned
+from orca_scheduler.master.journal import CoreStep
 
 POISON = 255
 

@@ -24,14 +24,14 @@ from orca_pool.pool import Pool
 from orca_pool.records import NO_LOAD, Attached, EngineInfo, EngineState, Finish, Reason
 from orca_pool.wire import TOKEN
 from orca_scheduler import timers
-from orca_scheduler.core import BatchReturned, EngineLost, Room
+from orca_scheduler.core.core import BatchReturned, EngineLost, Room
 from orca_scheduler.discovery.candidates import Candidate
 from orca_scheduler.discovery.static import StaticDiscovery
-from orca_scheduler.journal import CoreStep, read
-from orca_scheduler.ledger import MAX_BEHIND, RESERVE, CaughtUp, Deposed, Ledger, News
-from orca_scheduler.lifecycle_events import Claimed, Opened
-from orca_scheduler.master import EngineMaster, Returned
-from orca_scheduler.progress import Progress
+from orca_scheduler.lifecycle.events import Claimed, Opened
+from orca_scheduler.lifecycle.progress import Progress
+from orca_scheduler.master.journal import CoreStep, read
+from orca_scheduler.master.ledger import MAX_BEHIND, RESERVE, CaughtUp, Deposed, Ledger, News
+from orca_scheduler.master.master import EngineMaster, Returned
 from orca_scheduler.settings import SchedulerSettings
 
 SLOTS = 1 << 20
@@ -346,7 +346,7 @@ async def test_tokens_of_an_engine_that_was_lost_are_not_taken() -> None:
 
 async def test_the_core_waits_for_a_pool_that_is_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a long outage would cost memory without a bound, and as many tokens if this process died."""
-    monkeypatch.setattr("orca_scheduler.ledger.MAX_BEHIND", 2)
+    monkeypatch.setattr("orca_scheduler.master.ledger.MAX_BEHIND", 2)
     rank = Rank()
     async with bench(rank) as this:
         await this.submit("r", [1, 2], 9)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from orca_scheduler.memory import Slots
-from orca_scheduler.request import Arrival, Request
+from orca_scheduler.core.memory import Slots
+from orca_scheduler.core.request import Arrival, Request
 
 
 def request_of(claim: int, input_tokens: int, max_new_tokens: int) -> Request:

@@ -7,7 +7,7 @@ from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.scores import NOTHING, TOP, unpack_tops
 from orca_pool.records import Claimed, Committed, CommittedToken, Reason
 from orca_pool.wire import TOKEN
-from orca_scheduler.output import Outputs
+from orca_scheduler.master.output import Outputs
 
 
 def held(count: int, committed: int) -> Outputs:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orca_scheduler.pace import Pace
+from orca_scheduler.master.pace import Pace
 
 
 def run(pace: Pace, seconds: float, iteration: float, batch: int, running: int, begun: float = 0.0) -> float:

@@ -13,8 +13,7 @@ from scheduler.scripted_ranks import EPOCH, Formed, Scripted, scripted
 
 from orca.v1 import worker_pb2 as pb
 from orca_scheduler import timers
-from orca_scheduler.lifecycle import Lifecycle, Running
-from orca_scheduler.lifecycle_events import (
+from orca_scheduler.lifecycle.events import (
     Entry,
     Formation,
     Hello,
@@ -27,9 +26,10 @@ from orca_scheduler.lifecycle_events import (
     Standing,
     Wake,
 )
-from orca_scheduler.places import Place, Shape
+from orca_scheduler.lifecycle.lifecycle import Lifecycle, Running
+from orca_scheduler.lifecycle.places import Place, Shape
+from orca_scheduler.lifecycle.suspicions import Kind, Suspicion, judge
 from orca_scheduler.settings import SchedulerSettings
-from orca_scheduler.suspicions import Kind, Suspicion, judge
 
 
 async def until(condition: Callable[[], bool]) -> None:

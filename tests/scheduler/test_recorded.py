@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from orca_scheduler.core import ScheduleBatch
-from orca_scheduler.journal import KINDS, CoreStep, replay
+from orca_scheduler.core.core import ScheduleBatch
+from orca_scheduler.master.journal import KINDS, CoreStep, replay
 
 FOLDER = Path(__file__).parent / "recorded"
 ARRIVAL = (

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from orca_scheduler.app import main
-from orca_scheduler.core import Arrived, BatchReturned, Commit, Core, EngineReady, GiveBack, ScheduleBatch
-from orca_scheduler.invariants import violations
-from orca_scheduler.journal import CoreStep, replay, scheduled
-from orca_scheduler.memory import Memory, Slots
-from orca_scheduler.policy import POLICIES, policy_named
-from orca_scheduler.request import Arrival, Request
-from orca_scheduler.selection import Limits, Plan, Stop
+from orca_scheduler.core.core import Arrived, BatchReturned, Commit, Core, EngineReady, GiveBack, ScheduleBatch
+from orca_scheduler.core.invariants import violations
+from orca_scheduler.core.memory import Memory, Slots
+from orca_scheduler.core.policy import POLICIES, policy_named
+from orca_scheduler.core.request import Arrival, Request
+from orca_scheduler.core.selection import Limits, Plan, Stop
+from orca_scheduler.master.journal import CoreStep, replay, scheduled
 
 PART = 16
 

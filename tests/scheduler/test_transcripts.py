@@ -18,9 +18,8 @@ from typing import Any
 
 import pytest
 
-from orca_scheduler.core import Drain, EngineLost, EngineReady, GiveBack
-from orca_scheduler.lifecycle import Lifecycle
-from orca_scheduler.lifecycle_events import (
+from orca_scheduler.core.core import Drain, EngineLost, EngineReady, GiveBack
+from orca_scheduler.lifecycle.events import (
     Admit,
     AllAnswered,
     Allocate,
@@ -72,8 +71,9 @@ from orca_scheduler.lifecycle_events import (
     Suspected,
     Wake,
 )
-from orca_scheduler.places import Shape
-from orca_scheduler.suspicions import Kind, Suspicion
+from orca_scheduler.lifecycle.lifecycle import Lifecycle
+from orca_scheduler.lifecycle.places import Shape
+from orca_scheduler.lifecycle.suspicions import Kind, Suspicion
 
 STORIES = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 MODEL = Model("m", 128, 1000)

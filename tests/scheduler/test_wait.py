@@ -1,4 +1,4 @@
-"""Waiting for a rollout: the rule, and `python -m orca_scheduler.wait` as a process against an API server."""
+"""Waiting for a rollout: the rule, and `python -m orca_scheduler.discovery.wait` as a process against an API server."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from scheduler.discovery.manifests import NEW, pod, statefulset
 
 from orca_common.errors import DeadlineExceeded, FailedPrecondition
 from orca_scheduler.discovery.rollout import Standing, State
-from orca_scheduler.wait import RULES, Waiting
+from orca_scheduler.discovery.wait import RULES, Waiting
 
 PROGRESSING = Standing(State.PROGRESSING, "1 of 2 engines ready")
 STOPPED = Standing(State.STOPPED, "engine-0 is not up", "engine-0")
@@ -66,7 +66,7 @@ class World:
         self.server, self._kubeconfig = server, kubeconfig
 
     async def begin(self, *arguments: str) -> asyncio.subprocess.Process:
-        command = (sys.executable, "-m", "orca_scheduler.wait", "orca", "--namespace=orca", *arguments)
+        command = (sys.executable, "-m", "orca_scheduler.discovery.wait", "orca", "--namespace=orca", *arguments)
         return await asyncio.create_subprocess_exec(
             *command,
             stdout=asyncio.subprocess.PIPE,

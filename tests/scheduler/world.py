@@ -3,7 +3,7 @@
 `World` makes events, applies the core's actions in the order in which they come, and holds both against books of its
 own: who is alive, what the engine's rows and blocks hold, which position each increment writes, who may be selected,
 and with a run-ahead who may be selected before its token is back. It reads the core's state only to compare it with its
-books, and calls `orca_scheduler.invariants` only to see that nothing is wrong there either.
+books, and calls `orca_scheduler.core.invariants` only to see that nothing is wrong there either.
 """
 
 import random
@@ -11,7 +11,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from orca_scheduler.core import (
+from orca_scheduler.core.core import (
     Action,
     Arrived,
     BatchReturned,
@@ -28,9 +28,9 @@ from orca_scheduler.core import (
     ScheduleBatch,
     Tick,
 )
-from orca_scheduler.invariants import violations
-from orca_scheduler.request import Arrival, Phase, Reason
-from orca_scheduler.selection import Stop
+from orca_scheduler.core.invariants import violations
+from orca_scheduler.core.request import Arrival, Phase, Reason
+from orca_scheduler.core.selection import Stop
 
 EOS, STOP, WORD = 0, 1, 2  # tokens: of the end, of a stop, and the first of all others
 

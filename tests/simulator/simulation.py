@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from orca_common.telemetry import Telemetry
 from orca_pool.leases import RENEW_SECONDS
 from orca_pool.scripts import Constants
-from orca_scheduler import rank
+from orca_scheduler.ranks import rank
 
 from .clients import Client, Habit, Stream
 from .faults import DISTURB_LEASES, LAST, Faults

@@ -11,7 +11,7 @@ from simulator.processes import Violation
 from simulator.simulation import Simulation
 
 from orca_endpoint.delivery import Delivery
-from orca_scheduler.output import Outputs
+from orca_scheduler.master.output import Outputs
 from orca_scheduler.scheduler import Scheduler
 
 SEEDS = range(16)

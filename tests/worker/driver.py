@@ -12,8 +12,8 @@ import torch
 from orca.v1 import worker_pb2
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.checkpoint import read_checkpoint
-from orca_scheduler.core import Member
-from orca_scheduler.members import increment, initiation, put_members
+from orca_scheduler.core.core import Member
+from orca_scheduler.ranks.members import increment, initiation, put_members
 from orca_worker.models.model import Compute
 from orca_worker.stage import Stage
 

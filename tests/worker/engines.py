@@ -26,8 +26,8 @@ from orca_common.listening import reserve_port
 from orca_common.protocol import PROTOCOL
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
-from orca_scheduler.core import Member
-from orca_scheduler.members import increment, initiation, put_members
+from orca_scheduler.core.core import Member
+from orca_scheduler.ranks.members import increment, initiation, put_members
 from orca_worker.beginning import begin
 from orca_worker.controller import Controller
 from orca_worker.forks import ForkServer

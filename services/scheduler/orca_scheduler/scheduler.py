@@ -19,7 +19,7 @@ from orca_pool.records import EngineState
 
 from . import timers
 from .discovery.candidates import Candidate, Discovery
-from .master import EngineMaster
+from .master.master import EngineMaster
 from .settings import SchedulerSettings
 from .share import holds_too_much, may_take
 

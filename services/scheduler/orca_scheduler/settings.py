@@ -8,8 +8,8 @@ from pydantic_settings import SettingsConfigDict
 from orca_common.settings import PoolSettings, ServiceSettings
 
 from . import timers
-from .places import Shape
-from .policy import PAPER, policy_named
+from .core.policy import PAPER, policy_named
+from .lifecycle.places import Shape
 
 Positive = Annotated[int, Field(gt=0)]
 

@@ -10,7 +10,7 @@ from orca.v1 import worker_pb2 as pb
 from orca.v1.worker_pb2_grpc import SupervisorStub
 from orca_common.tls import Transport
 
-from . import timers
+from .. import timers
 from .channels import dial, reason
 
 log = logging.getLogger(__name__)

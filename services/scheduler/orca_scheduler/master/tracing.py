@@ -8,7 +8,7 @@ from opentelemetry.trace import Link, Span, StatusCode, Tracer
 from orca.v1 import worker_pb2 as pb
 from orca_common.telemetry import carrier_of, context_of
 
-from .core import ScheduleBatch
+from ..core.core import ScheduleBatch
 from .output import Held
 
 FAILED = {"given back", "DEADLINE", "INTERNAL", "NOT_FINITE"}  # ends of a stay that are no end of an answer

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from orca.v1 import worker_pb2 as pb
 
-from .core import Member
+from ..core.core import Member
 
 
 def put_members(message: pb.Iteration, members: Sequence[Member]) -> None:

@@ -9,13 +9,13 @@ from orca.v1 import worker_pb2 as pb
 from orca_common.service import LoopPulse, cancel
 from orca_common.tls import Transport
 
-from . import timers
-from .lifecycle_events import AllAnswered, Entry, Fenced, Formation, PodAway, PodSeen, Suspected
-from .places import Shape
+from .. import timers
+from ..lifecycle.events import AllAnswered, Entry, Fenced, Formation, PodAway, PodSeen, Suspected
+from ..lifecycle.places import Shape
+from ..lifecycle.progress import Progress
+from ..lifecycle.suspicions import Kind
 from .pods import Pod
-from .progress import Progress
 from .rank import Hears, Rank, Told
-from .suspicions import Kind
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]  # starts a task whose error is the master's
 

@@ -8,8 +8,8 @@
 Fields have their names, and one that has its default is left out, so that a journal replays after a new field has been
 added. Members and outcomes are columns: `{"row": [0, 1], "start": [7, 3]}` instead of a list of rows.
 
-Replaying the events must give the same actions: `python -m orca_scheduler.journal FILE` does it, with each file by
-itself.
+Replaying the events must give the same actions: `python -m orca_scheduler.master.journal FILE` does it, with each file
+by itself.
 """
 
 import logging
@@ -24,11 +24,12 @@ from typing import Any, BinaryIO, NamedTuple, get_args, get_type_hints
 
 import msgspec
 
-from . import core, lifecycle
-from .core import Action, Core, Event, Member, Outcome, ScheduleBatch
-from .lifecycle import Lifecycle
-from .lifecycle_events import LifeAction, LifeEvent
-from .policy import policy_named
+from ..core import core
+from ..core.core import Action, Core, Event, Member, Outcome, ScheduleBatch
+from ..core.policy import policy_named
+from ..lifecycle import lifecycle
+from ..lifecycle.events import LifeAction, LifeEvent
+from ..lifecycle.lifecycle import Lifecycle
 
 # 3 us for a batch of 64, where the standard library takes 31: it is on every iteration's path
 ENCODER = msgspec.json.Encoder()

@@ -10,7 +10,7 @@ from orca_common.lanes.client import CallFailed, LaneConnection, Status
 from orca_common.roles import Role
 from orca_common.tls import Transport
 
-from . import timers
+from .. import timers
 
 OPTIONS = [
     ("grpc.max_send_message_length", -1),

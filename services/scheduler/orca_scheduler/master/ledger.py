@@ -16,8 +16,8 @@ from orca_pool.records import ClaimAnswer, CommitRow, EngineInfo, EngineLoad, Re
 from orca_pool.records import Claimed as PoolClaim
 from orca_pool.retry import RETRY_SECONDS, reached
 
-from .core import Room
-from .lifecycle_events import Claimed, LeaseLost, Opened, Orphaned
+from ..core.core import Room
+from ..lifecycle.events import Claimed, LeaseLost, Opened, Orphaned
 from .output import Outputs
 
 T = TypeVar("T")

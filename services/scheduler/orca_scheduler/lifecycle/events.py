@@ -7,7 +7,7 @@ that come from ranks or answer an action carry their life's number; those of an 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .core import Drain, EngineLost, EngineReady, GiveBack
+from ..core.core import Drain, EngineLost, EngineReady, GiveBack
 from .suspicions import Suspicion
 
 # -- events

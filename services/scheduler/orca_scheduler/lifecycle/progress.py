@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from . import timers
+from .. import timers
 
 
 class Progress:

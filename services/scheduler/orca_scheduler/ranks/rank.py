@@ -13,9 +13,8 @@ from orca_common.lanes.client import CallFailed, ClientCall, LaneConnection, Sta
 from orca_common.protocol import CONTROLLER, PROTOCOL, TERM_METADATA, drives
 from orca_common.tls import Transport
 
-from . import timers
-from .channels import connect, listens
-from .lifecycle_events import (
+from .. import timers
+from ..lifecycle.events import (
     Formation,
     Hello,
     Listens,
@@ -28,7 +27,8 @@ from .lifecycle_events import (
     StoreHosted,
     Suspected,
 )
-from .suspicions import Kind, Suspicion
+from ..lifecycle.suspicions import Kind, Suspicion
+from .channels import connect, listens
 
 M = TypeVar("M", bound=Message)
 ENDS = {  # of a control lane, by their status

@@ -1,6 +1,6 @@
 """Waits until all engines of a release have ready pods of the current revision. `orca wait`, and in a pod:
 
-    python -m orca_scheduler.wait orca --timeout 600 --patience 30
+    python -m orca_scheduler.discovery.wait orca --timeout 600 --patience 30
 
 Exit codes: 0; 1 with a sentence on standard error; 2 for a wrong command line. Helm's hook and `helm test` run it.
 It judges the objects itself, so it needs no scheduler, and nothing that was written before the last change misleads it.
@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from orca_common.errors import DeadlineExceeded, FailedPrecondition, OrcaError, Unavailable
 
-from .discovery.engines import engines
-from .discovery.kubernetes import Collection, Kubernetes, own_namespace
-from .discovery.pods import PODS_PER_ENGINE, Manifest, worker_pod, worker_set
-from .discovery.rollout import Standing, State, standing
+from .engines import engines
+from .kubernetes import Collection, Kubernetes, own_namespace
+from .pods import PODS_PER_ENGINE, Manifest, worker_pod, worker_set
+from .rollout import Standing, State, standing
 
 RULES = (("apps", "statefulsets", ("list",)), ("", "pods", ("list",)))  # as those of the scheduler: all that is asked
 TIMEOUT, PATIENCE = 600.0, 30.0  # seconds
@@ -103,7 +103,7 @@ async def _wait(release: str, namespace: str | None, timeout: float, patience: f
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m orca_scheduler.wait", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m orca_scheduler.discovery.wait", description=__doc__)
     parser.add_argument("release", help="name of the release")
     parser.add_argument("--namespace", help="its namespace (default: that of the pod)")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds for all (default: %(default)g)")

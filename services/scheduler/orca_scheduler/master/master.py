@@ -26,8 +26,9 @@ from orca_pool.records import FINISHING_LOAD, NO_LOAD, EngineInfo, EngineLoad, R
 from orca_pool.retry import reached
 from orca_pool.wire import TOKEN
 
-from . import core, timers
-from .core import (
+from .. import timers
+from ..core import core
+from ..core.core import (
     Arrived,
     BatchReturned,
     Cancelled,
@@ -40,12 +41,11 @@ from .core import (
     Member,
     ScheduleBatch,
 )
-from .discovery.candidates import Candidate, Discovery
-from .invariants import violations
-from .journal import Journal
-from .ledger import CaughtUp, Deposed, EndedElsewhere, Ledger, News
-from .lifecycle import Draining, Lifecycle, Running
-from .lifecycle_events import (
+from ..core.invariants import violations
+from ..core.policy import policy_named
+from ..core.request import Arrival
+from ..discovery.candidates import Candidate, Discovery
+from ..lifecycle.events import (
     Admit,
     Allocate,
     CandidateChanged,
@@ -81,13 +81,14 @@ from .lifecycle_events import (
     Stop,
     Wake,
 )
-from .members import put_members
+from ..lifecycle.lifecycle import Draining, Lifecycle, Running
+from ..ranks.members import put_members
+from ..ranks.ranks import Ranks
+from ..settings import SchedulerSettings
+from .journal import Journal
+from .ledger import CaughtUp, Deposed, EndedElsewhere, Ledger, News
 from .output import Held
 from .pace import Pace
-from .policy import policy_named
-from .ranks import Ranks
-from .request import Arrival
-from .settings import SchedulerSettings
 from .tracing import Tracing
 
 log = logging.getLogger(__name__)

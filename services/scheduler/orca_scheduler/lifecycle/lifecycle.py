@@ -35,9 +35,9 @@ gives it back at EngineLost.
 
 from dataclasses import dataclass, field
 
-from . import timers
-from .core import Drain, EngineLost, EngineReady, GiveBack
-from .lifecycle_events import (
+from .. import timers
+from ..core.core import Drain, EngineLost, EngineReady, GiveBack
+from .events import (
     Admit,
     AllAnswered,
     Allocate,

@@ -1,0 +1,1 @@
+"""The life of an engine as a pure state machine: how it forms, who is suspected, how it ends."""

@@ -1,0 +1,1 @@
+"""The master of one engine: batches out, tokens to the pool, a journal of what happened."""

@@ -1,0 +1,1 @@
+"""Ranks and pods as the master of their engine reaches them."""
