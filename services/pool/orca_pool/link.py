@@ -11,11 +11,10 @@ must not expire behind a storm of attaches.
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import hiredis
-from redis.asyncio import ConnectionPool, SSLConnection
+from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -31,13 +30,12 @@ from redis.exceptions import (
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from orca_common.errors import ErrorReason, FailedPrecondition, PermissionDenied, Unavailable
-from orca_common.roles import check_redis, dns_names
-from orca_common.tls import AUTHORITY, CERTIFICATE, KEY
+from orca_common.errors import ErrorReason, FailedPrecondition, Unavailable
 
 from .connection import Connection
 from .primary import Primary
 from .scripts import Script
+from .signing_in import SigningIn, options, sign_in
 
 # Error replies of a server that fails over or cannot write now. Some are known by their text alone.
 NOT_NOW = (AskError, ClusterDownError, TryAgainError)
@@ -51,14 +49,6 @@ Argument = str | bytes | int
 
 # hiredis packs a commit of 32 rows in 40 us; the Python of the asyncio client takes 90. (Its stub takes tuples of one.)
 pack_command: Callable[[tuple[Argument, ...]], bytes] = cast(Any, hiredis).pack_command
-
-
-class SigningIn(Protocol):
-    """What a new connection of redis.asyncio is asked for. They are typed only in part."""
-
-    async def on_connect(self) -> None: ...
-    async def send_command(self, *args: Argument, check_health: bool) -> None: ...
-    async def read_response(self) -> Any: ...
 
 
 class _Line(NamedTuple):
@@ -79,22 +69,31 @@ class Link:
     same server closed, as it does with an idle one after its `timeout`, is made again without a word.
     """
 
-    def __init__(self, url: str, patience: float = 2.0, width: int = 32, tls_dir: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        patience: float = 2.0,
+        width: int = 32,
+        *,
+        password: str | None = None,
+        tls_dir: str | None = None,
+    ) -> None:
         """Connects at the first command. Raises FailedPrecondition for a URL that is none.
 
         patience: seconds that one exchange may take, and seconds that it may wait for its turn. width: exchanges at the
-        same time, blocking reads and renewals not counted. tls_dir: for rediss://; each new connection reads its files.
+        same time, blocking reads and renewals not counted. password: of Redis, where the URL has none, and of its
+        Sentinels. tls_dir: for rediss://; each new connection reads its files.
         """
         try:
-            self._primary = Primary(url, patience)
-            url = self._primary.url
+            signing_in = options(url, password, tls_dir)
+            self._primary = Primary(url, patience, signing_in)
             connections = cast(Any, ConnectionPool).from_url(
-                url,
+                self._primary.url,
                 protocol=2,
                 retry=Retry(NoBackoff(), 0),
                 socket_timeout=None,
                 redis_connect_func=self._on_connect,
-                **_certificates(url, tls_dir),
+                **signing_in,
             )
         except ValueError as error:
             raise FailedPrecondition(f"redis_url: {error}") from None
@@ -253,9 +252,7 @@ class Link:
 
     async def _on_connect(self, connection: SigningIn) -> None:
         """Signs in on a new connection, and tells another server process or dataset from the one before."""
-        if isinstance(connection, SSLConnection):
-            _check_certificate(connection)
-        await connection.on_connect()
+        await sign_in(connection)
         server: list[bytes] = []
         for section, name in (("server", b"run_id:"), ("replication", b"master_replid:")):
             await connection.send_command("INFO", section, check_health=False)
@@ -264,19 +261,3 @@ class Link:
         if self._away or self._server not in (None, server):
             self.generation += 1
         self._away, self._server = False, server
-
-
-def _check_certificate(connection: SSLConnection) -> None:
-    """Raises redis's ConnectionError when a service of ours, and not Redis, is at the other end."""
-    try:
-        check_redis(dns_names(cast(Any, connection)._writer.get_extra_info("peercert")))
-    except PermissionDenied as error:
-        raise ConnectionError(str(error)) from None
-
-
-def _certificates(url: str, tls_dir: str | None) -> dict[str, str]:
-    """redis-py's options for a TLS connection that shows a certificate."""
-    if tls_dir is None or not url.startswith("rediss://"):
-        return {}
-    certificate, key, authority = (str(Path(tls_dir) / name) for name in (CERTIFICATE, KEY, AUTHORITY))
-    return {"ssl_certfile": certificate, "ssl_keyfile": key, "ssl_ca_certs": authority}
