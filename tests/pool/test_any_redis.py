@@ -127,7 +127,7 @@ async def test_a_password_of_redis_and_its_sentinels(tmp_path: Path, protected: 
         for url in (f"redis://127.0.0.1:{primary.port}/0", f"redis+sentinel://127.0.0.1:{port}/orca/0"):
             await check_reachable(url, 10.0, password=PASSWORD)
             if protected:
-                with pytest.raises(FailedPrecondition, match="Authentication required|no Sentinel names a primary"):
+                with pytest.raises(FailedPrecondition, match=r"Authentication required|no Sentinel names a primary"):
                     await check_reachable(url, 0.1)
 
 

@@ -21,7 +21,7 @@ class Primary:
     TLS, too.
     """
 
-    def __init__(self, url: str, patience: float, signing_in: Mapping[str, str] = {}) -> None:  # noqa: B006 it is only read
+    def __init__(self, url: str, patience: float, signing_in: Mapping[str, str] = {}) -> None:
         """signing_in: redis-py's options for a connection to a Sentinel, as `signing_in.options` gives them.
 
         Raises ValueError, with a sentence, for a wrong address, and for Sentinels without a service.

@@ -1,0 +1,17 @@
+#!/bin/sh
+# Starts a Sentinel. Its file keeps what it has learnt; all else is written anew at each start: sentinel-start.sh SERVER
+set -eu
+umask 077
+file=/data/sentinel.conf
+learnt='^sentinel (myid|monitor|current-epoch|config-epoch|leader-epoch|known-replica|known-sentinel) '
+quoted() { printf %s "$REDISCLI_AUTH" | sed 's/[\\"]/\\&/g; s/^/"/; s/$/"/'; }
+{
+  grep -E "$learnt" "$file" 2>/dev/null || echo "sentinel monitor orca ${SERVERS%% *} 6379 2"
+  cat /etc/orca/redis/sentinel.conf
+  if [ -n "${REDISCLI_AUTH:-}" ]; then
+    printf 'requirepass %s\nsentinel sentinel-pass %s\n' "$(quoted)" "$(quoted)"
+    printf 'sentinel auth-user orca default\nsentinel auth-pass orca %s\n' "$(quoted)"
+  fi
+} >"$file.new"
+mv "$file.new" "$file"
+exec "$1" "$file" --sentinel
