@@ -3,11 +3,16 @@
 set -eu
 . /etc/orca/redis/primary.sh
 
-# Whether a server runs that has followed this one, and so has all that clients have seen.
+# Whether another server runs that has what clients have seen: it was made the primary, or it has followed one. A replica
+# that was just started has not; its link has been down for -1 seconds.
 followed() {
   for other in $SERVERS; do
-    if [ "$other" != "$HOST" ] && timeout 2 $CLI -h "$other" info replication 2>/dev/null |
-      grep -q '^master_link_down_since_seconds:[0-9]'; then return 0; fi
+    [ "$other" != "$HOST" ] || continue
+    role=$(timeout 2 $CLI -h "$other" info replication 2>/dev/null | tr -d '\r') || continue
+    case "$role" in
+      *role:*master_link_down_since_seconds:-1*) ;;
+      *role:*) return 0 ;;
+    esac
   done
   return 1
 }

@@ -7,7 +7,7 @@ replication() { timeout 2 $CLI info replication | tr -d '\r'; }
 replication | grep -qx 'role:master' || exit 0
 
 # What is written from now on could be lost: it waits for the next primary.
-timeout 2 $CLI client pause 15000 write
+timeout 2 $CLI client pause 30000 write
 for _ in 1 2 3 4 5 6 7 8 9 10; do
   at=$(replication | sed -n 's/^master_repl_offset://p')
   replication | grep '^slave[0-9]' | grep -qv ",offset=$at," || break
@@ -17,6 +17,6 @@ for sentinel in $SENTINELS; do
   [ "$(timeout 2 $CLI -h "$sentinel" -p 26379 sentinel failover orca)" != OK ] || break
 done
 for _ in 1 2 3 4 5 6 7 8 9 10; do
-  replication | grep -qx 'role:master' || exit 0
+  [ "$(named)" = "$HOST" ] || exit 0
   sleep 1
 done

@@ -4,13 +4,15 @@ set -eu
 umask 077
 file=/data/sentinel.conf
 learnt='^sentinel (myid|monitor|current-epoch|config-epoch|leader-epoch|known-replica|known-sentinel) '
-quoted() { printf %s "$REDISCLI_AUTH" | sed 's/[\\"]/\\&/g; s/^/"/; s/$/"/'; }
+case "${REDISCLI_AUTH:-}" in
+  *[!A-Za-z0-9!$%\&*+,./:\;=?@^_~-]*) echo 'password: a Sentinel cannot keep one with spaces, quotes, backslashes or #'; exit 1 ;;
+esac
 {
   grep -E "$learnt" "$file" 2>/dev/null || echo "sentinel monitor orca ${SERVERS%% *} 6379 2"
   cat /etc/orca/redis/sentinel.conf
   if [ -n "${REDISCLI_AUTH:-}" ]; then
-    printf 'requirepass %s\nsentinel sentinel-pass %s\n' "$(quoted)" "$(quoted)"
-    printf 'sentinel auth-user orca default\nsentinel auth-pass orca %s\n' "$(quoted)"
+    printf 'requirepass %s\nsentinel sentinel-pass %s\n' "$REDISCLI_AUTH" "$REDISCLI_AUTH"
+    printf 'sentinel auth-user orca default\nsentinel auth-pass orca %s\n' "$REDISCLI_AUTH"
   fi
 } >"$file.new"
 mv "$file.new" "$file"

@@ -44,7 +44,8 @@ HUB = {"name": "openai-community/gpt2"}
         ),
         (
             {"redis": {"externalUrl": "redis://a", "mode": "sentinel"}},
-            "redis.mode: sentinel installs servers and Sentinels; with externalUrl or externalUrlSecret there are others",
+            "redis.mode: sentinel installs servers and Sentinels; "
+            "with externalUrl or externalUrlSecret there are others",
         ),
         (
             {"redis": {"externalUrl": "redis://a", "password": {"generate": True}}},

@@ -1,4 +1,4 @@
-"""How a new connection signs in, to Redis as to a Sentinel: certificates, a login, and a look at the other certificate."""
+"""How a new connection signs in, to Redis as to a Sentinel: a login, our certificate, and a look at the other one."""
 
 from pathlib import Path
 from typing import Any, Protocol, cast
