@@ -36,6 +36,7 @@ async def facts(url: str, *, password: str | None = None, tls_dir: str | None = 
         "server": "valkey" if "valkey_version" in info else "redis",
         "version": info.get("valkey_version") or info.get("redis_version", ""),
         "role": info.get("role", ""),
+        "replicas": sum("state=online" in value for name, value in info.items() if name.startswith("slave")),
         "appendonly": {"0": "no", "1": "yes"}.get(info.get("aof_enabled", ""), ""),
         "appendfsync": settings["appendfsync"],
         "last_append": info.get("aof_last_write_status", ""),
