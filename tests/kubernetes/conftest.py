@@ -31,6 +31,7 @@ ORDER = [
     "install",
     "network",
     "faults",
+    "platform",
     "chaos",
     "node",
     "scale",
@@ -38,6 +39,8 @@ ORDER = [
     "weights",
     "gate",
     "uninstall",
+    "certificates",
+    "sentinel",
     "one_rank_pods",
     "values",
 ]
@@ -59,10 +62,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A namespace of its own."""
+    """A namespace of its own, which takes only pods that the restricted Pod Security Standard allows."""
     cluster = request.session.stash[CLUSTER] = Cluster(f"orca-test-{secrets.token_hex(2)}")
+    asyncio.run(_create(cluster))
     yield cluster
     asyncio.run(_delete(cluster))
+
+
+async def _create(cluster: Cluster) -> None:
+    await call("kubectl", "create", "namespace", cluster.namespace)
+    restricted = [f"pod-security.kubernetes.io/{mode}=restricted" for mode in ("enforce", "warn", "audit")]
+    await call("kubectl", "label", "namespace", cluster.namespace, *restricted)
 
 
 async def _delete(cluster: Cluster) -> None:

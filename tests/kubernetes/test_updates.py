@@ -50,6 +50,19 @@ async def test_to_another_protocol_number_and_back(two_engines: Release, traffic
         assert {pod.image for pod in await orca.pods("worker")} == {f"{REGISTRY}/orca-worker:{TAG}"}
 
 
+async def test_to_another_tp_and_pp_and_back(orca: Release, traffic: Under, pauses: Pauses) -> None:
+    """The tokens are the same: the shape is no part of the model."""
+    async with traffic(orca) as load:
+        for tp, pp in ((1, 4), (2, 2)):
+            async with load.disturbed(f"helm upgrade to tp {tp} x pp {pp}") as seen:
+                await orca.upgrade({"tp": tp, "pp": pp})
+                await orca.healed(600)
+                await load.flows()
+            pauses(seen)
+            pods = await orca.pods("worker")
+            assert len(pods) == 4 // tp
+
+
 async def test_to_an_image_that_cannot_form(two_engines: Release, traffic: Under, pauses: Pauses) -> None:
     """The rollout stops at the first engine, says so, and the other engine serves on. A rollback heals."""
     orca = two_engines
