@@ -7,6 +7,11 @@ learnt='^sentinel (myid|monitor|current-epoch|config-epoch|leader-epoch|known-re
 case "${REDISCLI_AUTH:-}" in
   *[!A-Za-z0-9!$%\&*+,./:\;=?@^_~-]*) echo 'password: a Sentinel cannot keep one with spaces, quotes, backslashes or #'; exit 1 ;;
 esac
+primary=$(sed -n 's/^sentinel monitor orca \([^ ]*\) .*/\1/p' "$file" 2>/dev/null || true)
+case " $SERVERS " in
+  *" ${primary:-none} "*) ;;
+  *) rm -f "$file" ;; # a volume that another release had
+esac
 {
   grep -E "$learnt" "$file" 2>/dev/null || echo "sentinel monitor orca ${SERVERS%% *} 6379 2"
   cat /etc/orca/redis/sentinel.conf

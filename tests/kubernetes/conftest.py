@@ -26,7 +26,8 @@ from traffic import Traffic, Under
 from orca_local.stack import DEMO_MODEL
 
 HERE = Path(__file__).parent
-# The order of the files: a release that the next file needs too is not installed again.
+# The order of the files: a release that the next file needs too is not installed again. Those with Valkey come last: an
+# older Redis cannot read its files on a volume that is given again.
 ORDER = [
     "install",
     "network",
@@ -39,10 +40,10 @@ ORDER = [
     "weights",
     "gate",
     "uninstall",
-    "certificates",
-    "sentinel",
     "one_rank_pods",
     "values",
+    "certificates",
+    "sentinel",
 ]
 CLUSTER = pytest.StashKey[Cluster]()
 OUTPUT = ROOT / "build/kubernetes"

@@ -48,6 +48,9 @@ async def test_a_namespace_with_rules(releases: Releases, traffic: Under, pauses
             said = str(failed)
         assert "cpu" in said.lower()
         assert "LimitRange" in said
+        # Whoever gets the volume next runs under another user.
+        await cluster.execute(f"{orca.name}-redis-0", "rm", "-r", "/data/appendonlydir")
     finally:
         await releases.remove()
+        await cluster.kubectl("delete", "pvc", "--all")
         await cluster.kubectl("delete", "resourcequota/quota", "limitrange/limits")
