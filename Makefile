@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test examples hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
-.PHONY: simulate mutations bench bench-pool gpu protos locks images push
+.PHONY: simulate mutations bench bench-pool gpu protos locks images push release package publish
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -74,11 +74,12 @@ distributed: $(STAMP) ## Run all of what `make test` samples: tokens of every tp
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 3 --run-ahead 1
 	$(BIN)/python tests/e2e/kill_rounds.py --rounds $(ROUNDS) --tp 1 --pp 2 --dtype bfloat16
 
-simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0.
+simulate: $(STAMP) ## Simulate endpoints, schedulers and clients on a pool with faults: SEEDS=300, FIRST=0; first the protocol alone.
+	$(PYTEST) -m long tests/pool
 	$(BIN)/python tests/simulator/simulate.py --seeds $(SEEDS) --first $(or $(FIRST),0)
 
-mutations: $(STAMP) ## Break the pool's rules one line at a time, and see that the tests find it: ONLY=words, minutes for all.
-	$(BIN)/python tests/mutations/run.py --only "$(ONLY)"
+mutations: $(STAMP) ## Break rules one line at a time, and see that the tests find it: ONLY=words, SAMPLE=20 by chance, BY=tests; an hour for all.
+	$(BIN)/python tests/mutations/run.py --only "$(ONLY)" --sample $(or $(SAMPLE),0) --by "$(BY)"
 
 fuzz: $(STAMP) ## Fuzz each parser that takes bytes from outside: INPUTS=1000000, FUZZ=600 seconds at most; `make test` runs a sample.
 	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ) --count $(INPUTS)
@@ -104,10 +105,11 @@ overload: $(STAMP) ## Five times the load that a stack can serve, SECONDS=60, wi
 soak: $(STAMP) ## 20 minutes at 80 % of what a stack can serve: does memory grow once the bounded stores are full?
 	$(BIN)/python tests/e2e/soak.py
 
-lint: $(STAMP) ## Check format, style, spelling and types.
+lint: $(STAMP) ## Check format, style, spelling, the English of changed lines, and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
+	$(BIN)/python tests/english.py
 	$(BIN)/pyright
 
 audit: $(STAMP) ## Ask for known weaknesses of all that is installed. Needs the service that pip-audit asks.
@@ -139,18 +141,20 @@ locks: ## Make locks/*.txt again, after a change of pyproject.toml or constraint
 	$(foreach extra,endpoint scheduler worker all,$(LOCK) --extra $(extra) -o locks/$(extra).txt &&) true
 
 IMAGES := endpoint scheduler worker
+RELEASED = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 BUILDER ?= $(shell for name in docker buildah; do command -v $$name && break; done)
 BUILD ?= $(BUILDER) build
 TAG ?= dev
 DEVICE ?= cuda
 
-images: $(IMAGES:%=image-%) ## Build the images: TAG=dev, DEVICE=cuda or cpu, BUILDER=docker or buildah, BASE=IMAGE.
+images: $(IMAGES:%=image-%) ## Build the images: TAG=dev, DEVICE=cuda or cpu, BUILDER=docker or buildah, BASE=IMAGE, TORCH_INDEX=URL.
 
-image-worker: ARGUMENTS = --build-arg DEVICE=$(DEVICE)
+image-worker: ARGUMENTS = --build-arg DEVICE=$(DEVICE) $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX) \
+	--build-arg TORCH_SHA256=$(TORCH_SHA256))
 image-%:
 	$(BUILD) -f services/$*/Dockerfile -t orca-$*:$(TAG) $(if $(BASE),--build-arg BASE=$(BASE)) $(ARGUMENTS) \
-		--build-arg VERSION=$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
-		--build-arg REVISION=$(shell git describe --always --abbrev=40 --dirty) .
+		--label org.opencontainers.image.version=$(RELEASED) \
+		--label org.opencontainers.image.revision=$(shell git describe --always --abbrev=40 --exclude '*' --dirty) .
 
 push: $(IMAGES:%=push-%) ## Push the images of TAG: make push REGISTRY=HOST/PATH. PUSH=PROGRAM is called with each image instead.
 
@@ -158,3 +162,14 @@ push-%:
 	$(if $(REGISTRY)$(PUSH),,$(error say where to: make push REGISTRY=HOST/PATH))
 	$(if $(PUSH),$(PUSH) localhost/orca-$*:$(TAG),\
 		$(BUILDER) tag orca-$*:$(TAG) $(REGISTRY)/orca-$*:$(TAG) && $(BUILDER) push $(REGISTRY)/orca-$*:$(TAG))
+
+release: $(STAMP) ## Move every version to VERSION=0.2.0, commit, and tag. The tree must be clean.
+	$(BIN)/python release/version.py $(VERSION)
+
+package: TAG = $(RELEASED)$(if $(filter cpu,$(DEVICE)),-cpu)
+package: $(STAMP) images ## Pack the wheel, the images with their SBOMs, and the chart into build/release: DEVICE=cuda or cpu.
+	PYTHON=$(BIN)/python release/package.sh $(RELEASED) $(TAG)
+
+publish: ## Push what `make package` has packed: make publish REGISTRY=HOST/PATH, PLAIN_HTTP=yes for one without TLS, IMAGES_ONLY=yes.
+	$(if $(REGISTRY),,$(error say where to: make publish REGISTRY=HOST/PATH))
+	release/publish.sh $(REGISTRY)

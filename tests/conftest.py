@@ -5,12 +5,28 @@ They come first, the longest before the others. Each process takes a whole file 
 end keep all processes at work until about the same moment."""
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from orca_common.environment import VERBOSITY
+
+
+def import_quiet_grpc() -> None:
+    """C-core reads its level when it is imported, and would write its lines between the dots. The processes that tests
+    start must be quiet by themselves: they do not inherit the level."""
+    added = VERBOSITY.keys() - os.environ.keys()
+    os.environ.update({name: VERBOSITY[name] for name in added})
+    import grpc  # noqa: F401
+
+    for name in added:
+        del os.environ[name]
+
+
+import_quiet_grpc()
 gc.disable()  # until all tests are imported: there is no garbage in torch and transformers, only much to look through
 
 ROOT = Path(__file__).parent

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import GPT2LMHeadModel, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
+from transformers import (
+    GPT2LMHeadModel,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 TIE = 1e-3  # of logits; in the tests' models another order of a float32 sum makes a thousandth of it
 
@@ -80,6 +87,18 @@ class Reference:
             margin = min(margin, first - second)
             tokens.append(int(logits[0].argmax()))
         return tokens, margin
+
+    @torch.inference_mode()
+    def drawable(
+        self, prompt: Sequence[int], tokens: Sequence[int], *, temperature: float, top_k: int, top_p: float
+    ) -> list[bool]:
+        """Of each token that was drawn after a prompt: whether transformers' own filters leave it to be drawn."""
+        ids: Any = torch.tensor([[*prompt, *tokens]])
+        logits: Any = self._model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        filters = (TemperatureLogitsWarper(temperature), TopKLogitsWarper(top_k), TopPLogitsWarper(top_p))
+        for one in filters:
+            logits = one(ids, logits)
+        return [bool(row[token] > -math.inf) for row, token in zip(logits, tokens, strict=True)]
 
     @torch.inference_mode()
     def logprobs(self, tokens: Sequence[int]) -> torch.Tensor:

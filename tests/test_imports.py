@@ -26,7 +26,7 @@ HOME = {  # import package -> the folder that holds it
     "orca_cli": "cli",
 }
 CORE = (  # the pure modules of orca_scheduler
-    *("request", "slots", "selection", "core"),
+    *("request", "memory", "selection", "policy", "core"),
     *("lifecycle_events", "lifecycle", "suspicions", "places", "progress", "timers", "share"),
 )
 IMPURE = {  # modules of the standard library with a clock, chance or the world in them
@@ -123,12 +123,12 @@ RULES = [
         ),
     ),
     Rule(
-        "orca_lab -> the scheduler's pure core and its journal, orca_worker, orca_kernels, orca_client, orca.v1",
+        "orca_lab -> the scheduler's pure core, journal and members, orca_worker, orca_kernels, orca_client, orca.v1",
         "orca_lab",
         lambda i: ours(
             i,
             *("orca_lab", "orca_worker", "orca_kernels", "orca_client", "orca_scheduler.journal", "orca.v1"),
-            *(f"orca_scheduler.{name}" for name in CORE),
+            *(f"orca_scheduler.{name}" for name in (*CORE, "members")),
         ),
     ),
     Rule(
@@ -144,14 +144,14 @@ RULES = [
         ),
     ),
     Rule(
-        "orca_bench -> the scheduler's pure core and ledger, the endpoint's delivery, orca_worker, orca_kernels, "
-        "orca_local, orca_lab, orca_client, orca_pool, orca_common, orca.v1; never orca_cli",
+        "orca_bench -> the scheduler's pure core, members and ledger, the endpoint's delivery, orca_worker, "
+        "orca_kernels, orca_local, orca_lab, orca_client, orca_pool, orca_common, orca.v1; never orca_cli",
         "orca_bench",
         lambda i: ours(
             i,
             *("orca_bench", "orca_worker", "orca_kernels", "orca_local", "orca_lab", "orca_client", "orca_pool"),
             *("orca_common", "orca.v1", "orca_endpoint.delivery"),
-            *(f"orca_scheduler.{name}" for name in (*CORE, "ledger")),
+            *(f"orca_scheduler.{name}" for name in (*CORE, "members", "ledger")),
         ),
     ),
     Rule(
@@ -165,11 +165,11 @@ RULES = [
         ),
     ),
     Rule(
-        "pure modules (request, slots, selection, core, lifecycle, ..) import the standard library and each "
-        "other only: no clock, no I/O, no protobuf",
+        "pure modules (request, memory, selection, core, lifecycle, ..) import the standard library, each other and "
+        "orca_common.reservation only: no clock, no I/O, no protobuf",
         "orca_scheduler",
         lambda i: (
-            i.within(*(f"orca_scheduler.{name}" for name in CORE))
+            i.within("orca_common.reservation", *(f"orca_scheduler.{name}" for name in CORE))
             or (i.top in sys.stdlib_module_names and i.top not in IMPURE)
         ),
         modules=CORE,

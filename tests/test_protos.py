@@ -4,13 +4,16 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
 
-from orca.v1 import orca_pb2, pool_pb2, worker_pb2
+from orca.v1 import orca_pb2, pool_pb2, sampling_pb2, worker_pb2
 from orca_common.errors import ErrorReason
+from orca_endpoint.grpc_methods import OrcaMethods
+from orca_worker.controller import Controller
 
 PROTOS = Path(__file__).parents[1] / "protos"
 BUF = "1.75.0"  # in the npm registry
@@ -29,7 +32,7 @@ def test_generated_code_is_current(tmp_path: Path) -> None:
     assert not stale, "run `make protos`"
 
 
-@pytest.mark.parametrize("module", [orca_pb2, pool_pb2, worker_pb2], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [orca_pb2, pool_pb2, sampling_pb2, worker_pb2], ids=lambda module: module.__name__)
 def test_names_in_other_languages(module: object) -> None:
     options = module.DESCRIPTOR.GetOptions()  # type: ignore[attr-defined]
     assert options.go_package == "orca.serving/gen/orca/v1;orcav1"
@@ -55,6 +58,25 @@ def test_every_method_tells_its_statuses() -> None:
     assert {"INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "UNAVAILABLE", "INTERNAL"} <= told["Orca"]
     assert [name for name, some in told.items() if not some] == ["GetModel"]
     assert re.search(r"( *//.*\n)+ *uint64 epoch", text), "what an epoch is"
+
+
+def test_the_servers_serve_each_method_of_the_contract() -> None:
+    """The two servers that name their methods by hand; the supervisor's comes from the generated servicer."""
+    served = OrcaMethods.__new__(OrcaMethods).handlers()  # the table asks nothing of the object
+    for method in orca_pb2.DESCRIPTOR.services_by_name["Orca"].methods:
+        path = f"/{method.containing_service.full_name}/{method.name}"
+        assert served.service(Called(path)) is not None, path
+    controller = worker_pb2.DESCRIPTOR.services_by_name["Controller"]
+    paths = [f"/{controller.full_name}/{method.name}" for method in controller.methods]
+    assert list(Controller.__new__(Controller).methods()) == paths
+
+
+@dataclass
+class Called:
+    """A call as grpcio's table of handlers asks for it."""
+
+    method: str
+    invocation_metadata: tuple[tuple[str, str | bytes], ...] = ()
 
 
 @pytest.fixture(scope="module")

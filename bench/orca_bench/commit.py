@@ -115,7 +115,7 @@ async def commits(url: str, rows: int, endpoints: int) -> tuple[list[bytes], lis
         for i in range(rows):
             call = {"deadline_in": None, "detach_grace": 0.0, "attempt": 1_700_000_000_000_000, "max_waiting": rows}
             endpoint = f"ep-{i % endpoints:016}"
-            answer = await pool.submit(f"request-{i:024}", b"x" * 600, "d" * 40, 10, endpoint=endpoint, **call)
+            answer = await pool.submit(f"request-{i:024}", b"x" * 600, "d" * 40, 10, 10, endpoint=endpoint, **call)
             assert isinstance(answer, Attached)
         held = await pool.claim("g", "s", term, 0, count=rows, slots=rows * 10, total=rows * 10)
         assert held is not None

@@ -19,7 +19,7 @@ from orca_common.errors import FailedPrecondition, InvalidArgument
 from orca_kernels.cpu.cores import cores
 from orca_local.stack import DEMO_MODEL
 from orca_scheduler.core import ScheduleBatch
-from orca_scheduler.request import Phase
+from orca_scheduler.members import put_members
 from orca_worker.dtype import choose_dtype
 from orca_worker.models.model import Compute
 from orca_worker.partition import ITEM_BYTES
@@ -151,15 +151,9 @@ class Engine:
 def message(batch: ScheduleBatch, case: Case) -> worker_pb2.Iteration:
     """The control message of a batch, as an engine master makes it. A request's claim is its place in the case."""
     iteration = worker_pb2.Iteration(number=batch.iteration, free_rows=batch.free_rows)
-    for member in batch.members:
-        if member.phase is Phase.INITIATION:
-            prompt = case[member.claim - 1].prompt
-            iteration.initiations.add(row=member.row, claim=member.claim, token_ids=prompt, blocks=member.blocks)
-        else:
-            assert member.token is not None
-            iteration.increment_rows.append(member.row)
-            iteration.increment_positions.append(member.length - 1)
-            iteration.increment_tokens.append(member.token)
+    for member in batch.members[: batch.admitted]:
+        iteration.admissions.add(row=member.row, claim=member.claim, token_ids=case[member.claim - 1].prompt)
+    put_members(iteration, batch.members)
     return iteration
 
 

@@ -22,6 +22,7 @@ from orca.v1 import worker_pb2
 from orca_common.errors import FailedPrecondition
 from orca_kernels.reference import SplitAttention
 from orca_lab.roofline import Accelerator, Work
+from orca_scheduler.members import increment, initiation, put_members
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.partition import ITEM_BYTES
 
@@ -85,16 +86,13 @@ def iteration(engine: Engine, name: str, shape: Shape, vocabulary: range) -> Sub
     blocks = -(-(length + 1) // BLOCK_SIZE)
     begin = worker_pb2.Iteration(free_rows={*rows, *(row for row, _, _ in stage.rows.held())})
     for row, one in enumerate(fixed(shape.requests, length, 1, vocabulary=vocabulary)):
-        mine = range(row * blocks, (row + 1) * blocks)
-        begin.initiations.add(row=row, claim=row + 1, token_ids=one.prompt, blocks=mine)
+        begin.admissions.add(row=row, claim=row + 1, token_ids=one.prompt)
+    put_members(begin, [initiation(row, length, range(row * blocks, (row + 1) * blocks)) for row in rows])
     timed = begin
     if shape.contexts:
         stage.run(begin)
-        timed = worker_pb2.Iteration(
-            increment_rows=rows,
-            increment_positions=shape.contexts,
-            increment_tokens=[vocabulary[row] for row in rows],
-        )
+        timed = worker_pb2.Iteration()
+        put_members(timed, [increment(row, shape.contexts[row], vocabulary[row]) for row in rows])
     needed = iteration_work(engine.checkpoint, engine.options.dtype, shape.tokens)
     assert needed is not None
     return Subject(name, needed, partial(stage.run, timed))

@@ -14,6 +14,7 @@ import uvloop
 from orca_common.errors import Unavailable
 from orca_common.lanes.client import connect
 from orca_common.lanes.server import LaneCall, LaneServer
+from orca_common.tls import Plaintext
 
 WINDOWS = 10  # the best of them counts: whatever else the machine does only adds
 
@@ -36,8 +37,8 @@ async def bench(size: int, messages: int) -> float:
         else:
             done.set_result(None)
 
-    server = LaneServer({"/echo": echo}, lambda call: None, Unavailable("the bench is over"))
-    connection = await connect(f"127.0.0.1:{await server.start('127.0.0.1', 0, None)}", None)
+    server = LaneServer({"/echo": echo}, Plaintext(), {}, Unavailable("the bench is over"))
+    connection = await connect(f"127.0.0.1:{await server.start('127.0.0.1', 0)}", None)
     call = connection.call("/echo", heard)
     found: list[float] = []
     for _ in range(WINDOWS):

@@ -290,7 +290,12 @@ class Drive:
             call = {"deadline_in": 600.0, "detach_grace": 5.0, "attempt": 1_700_000_000_000_000, "max_waiting": 1 << 20}
             request_id = f"request-{self.submitted:016}"
             work.append(
-                (wire, self.pool.submit(request_id, PROMPT, "d" * 40, SLOTS, endpoint=name, new_tokens=TOKENS, **call))
+                (
+                    wire,
+                    self.pool.submit(
+                        request_id, PROMPT, "d" * 40, SLOTS, SLOTS, endpoint=name, new_tokens=TOKENS, **call
+                    ),
+                )
             )
         for answer in answers + together(work):
             assert isinstance(answer, Attached), answer
@@ -322,7 +327,6 @@ class Drive:
                 count=free,
                 slots=free * SLOTS,
                 total=BATCH * SLOTS,
-                block_size=16,
             )
             [answer] = together([(engine.wire, work)])
             assert isinstance(answer, ClaimAnswer)

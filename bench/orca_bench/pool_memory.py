@@ -42,7 +42,7 @@ async def run(url: str, requests: int, retain: int) -> list[int]:
             for _ in range(requests // TOGETHER // 10):
                 for _ in range(TOGETHER):
                     call = {"deadline_in": 60.0, "detach_grace": 5.0, "endpoint": "e", "attempt": 1, "max_waiting": 999}
-                    answer = await pool.submit(f"request-{next(number):016}", RECORD, "d" * 40, 128, **call)
+                    answer = await pool.submit(f"request-{next(number):016}", RECORD, "d" * 40, 128, 128, **call)
                     assert isinstance(answer, Attached)
                 claimed = await pool.claim("g", "s", term, last_claim, count=TOGETHER, slots=1 << 20, total=1 << 20)
                 assert claimed is not None

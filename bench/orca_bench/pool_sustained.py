@@ -322,7 +322,7 @@ class Sustained:
                     self._claims.append(now - since)
             self._claim(master)
 
-        room = {"count": free, "slots": free * SLOTS, "total": BATCH * SLOTS, "block_size": 16}
+        room = {"count": free, "slots": free * SLOTS, "total": BATCH * SLOTS}
         claim = self._pool.claim(lease.name, lease.owner, lease.term, lease.heard, **room)
         self._ask_in_turn(lease.owner, claim, answered)
 
@@ -353,7 +353,7 @@ class Sustained:
 
         call = {"deadline_in": 600.0, "detach_grace": 5.0, "attempt": 1_700_000_000_000_000, "max_waiting": 1 << 20}
         door = self._random.choice(self._doors)
-        submit = self._pool.submit(request_id, PROMPT, "d" * 40, SLOTS, endpoint=door, new_tokens=TOKENS, **call)
+        submit = self._pool.submit(request_id, PROMPT, "d" * 40, SLOTS, SLOTS, endpoint=door, new_tokens=TOKENS, **call)
         self._arrived[door].append(submit)
         if door not in self._submitting:
             self._submit_arrived(door)

@@ -26,6 +26,7 @@ from orca_bench.machine import resident_bytes
 from orca_bench.timed_model import make_timed_model
 from orca_common.checkpoint import read_checkpoint
 from orca_common.environment import child_environment
+from orca_scheduler.members import increment, initiation, put_members
 from orca_worker.models.families import topology
 
 PROMPT = 100
@@ -48,21 +49,15 @@ async def measure(address: str, pid: int, batch: int, iterations: int) -> None:
         run: Any = stub.Run()
         first = pb.Iteration(term=1, epoch=1, number=1)
         for row in range(batch):
-            mine = range(row * blocks, (row + 1) * blocks)
-            first.initiations.add(row=row, claim=row + 1, token_ids=[1 + row % 90] * PROMPT, blocks=mine)
+            first.admissions.add(row=row, claim=row + 1, token_ids=[1 + row % 90] * PROMPT)
+        put_members(first, [initiation(row, PROMPT, range(row * blocks, (row + 1) * blocks)) for row in range(batch)])
         await run.write(pb.ControlMessage(iteration=first))
         tokens = (await run.read()).iteration.token_ids
         began, trips, stages = cpu_seconds(pid), [], []
         for i in range(iterations):
             started = time.perf_counter()
-            iteration = pb.Iteration(
-                term=1,
-                epoch=1,
-                number=i + 2,
-                increment_rows=range(batch),
-                increment_positions=[PROMPT + i] * batch,
-                increment_tokens=tokens,
-            )
+            iteration = pb.Iteration(term=1, epoch=1, number=i + 2)
+            put_members(iteration, [increment(row, PROMPT + i, token) for row, token in enumerate(tokens)])
             await run.write(pb.ControlMessage(iteration=iteration))
             report = (await run.read()).iteration
             trips.append(time.perf_counter() - started)

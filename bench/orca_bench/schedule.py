@@ -37,8 +37,8 @@ class Shape:
 
 def shape_of(batch: ScheduleBatch) -> Shape:
     return Shape(
-        tuple(member.length for member in batch.members if member.phase is Phase.INITIATION),
-        tuple(member.length - 1 for member in batch.members if member.phase is Phase.INCREMENT),
+        tuple(member.count for member in batch.members if member.phase is Phase.INITIATION),
+        tuple(member.start for member in batch.members if member.phase is Phase.INCREMENT),
     )
 
 

@@ -218,7 +218,7 @@ class Stream:
         self.finished = finished
 
     def _judge(self, error: grpc.aio.AioRpcError) -> None:
-        """What a failed call means: another call, or a violation."""
+        """Judges a failed call: it leads to another call, or is a violation."""
         code = error.code()
         if code is grpc.StatusCode.CANCELLED and "Locally cancelled" in (error.details() or ""):
             return

@@ -40,7 +40,7 @@ class ControlProxy(grpc.GenericRpcHandler):
         self._sent, self._answered = sent, answered
         self._server: grpc.aio.Server | None = None  # None: the process does not listen
         self._channel = grpc.aio.insecure_channel(upstream, options=OPTIONS)
-        self._reserved = socket.socket()  # holds the port while nobody listens
+        self._reserved = socket.socket()  # holds the port while the proxy does not listen
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._reserved.bind(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._reserved.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Which faults hit what, and when: everything that chance decides comes from the seed and the round's number."""
+"""Plans the faults: which, when, and on what. All chance comes from the seed and the round's number."""
 
 import random
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from enum import StrEnum
 WITHIN = 2.0  # seconds after a round's start in which its faults begin
 LASTING = (0.3, 5.0)  # seconds that a fault with a duration lasts
 MOST = 3  # faults of a round
-ALONE = 0.5  # share of the rounds that have one fault, and so tell what it costs
+ALONE = 0.5  # share of the rounds with a single fault, which show its cost
 
 
 class Kind(StrEnum):
-    """What is done."""
+    """A kind of fault."""
 
     KILL = "kill"  # SIGKILL, or a pod deleted without grace
     STOP = "stop"  # SIGSTOP, and SIGCONT when it is over
@@ -31,7 +31,7 @@ AT_ONCE = (Kind.KILL, Kind.LOSE, Kind.DOUBLE)  # these last no time
 
 @dataclass(frozen=True)
 class Victim:
-    """What faults can hit: a process, or the way between two."""
+    """A target of faults: a process, or the way between two."""
 
     role: str  # such as "scheduler", or "scheduler > rank"
     name: str  # such as "scheduler-1", or "scheduler > rank-0.1"

@@ -1,4 +1,4 @@
-"""How late this program itself is: while it does not run, its clock says little about others."""
+"""Measures how late this program itself is: while it does not run, its clock says little about others."""
 
 import asyncio
 import contextlib

@@ -19,10 +19,10 @@ class Broken(Exception):
 
 
 class Link:
-    """What happens to the messages between two processes.
+    """Decides what happens to the messages between two processes.
 
     delay: seconds that each message takes longer. Messages of a direction that is held wait until it is released, as
-    behind a network that drops packets: the connection stays, and nobody hears anything. `broken`: connections end at
+    behind a network that drops packets: the connection stays, and carries nothing. `broken`: connections end at
     once and no new ones are made. `lose` and `double` hit the messages that come next.
     """
 

@@ -12,7 +12,7 @@ from .oracle import Known
 from .streams import Streams
 
 LEAVES, CANCELS = 0.15, 0.1  # shares of the requests whose client breaks its call and resumes, or cancels
-FATAL_LOSSES = 3  # so many faults may end a request
+FATAL_LOSSES = 3  # losses of its ranks after which a request may end
 
 
 class Load(Streams):

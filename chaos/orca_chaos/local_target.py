@@ -28,7 +28,7 @@ async def local_target(
     """A stack of its own, from ready to ended. links: whether there are proxies between its processes, to be hit.
 
     The proxies run in this process. Whenever it waits for a core, all of the stack's processes are cut off from each
-    other. So whoever only hits processes has none.
+    other. So rounds that only hit processes run without proxies.
     """
     network = Network() if links else None
     stack = Stack(settings, run_dir, say, route=network.route if network is not None else direct)
@@ -204,7 +204,7 @@ class LocalTarget:
 
 
 def reserved(run_dir: Path) -> list[str]:
-    """What the newest journal of each engine says of its end: it replays, and no slot is reserved."""
+    """Checks the end of each engine's newest journal: it replays, and no slot is reserved."""
     found = []
     newest: dict[str, Path] = {}
     for path in run_dir.glob("journal-*.jsonl"):
@@ -218,8 +218,8 @@ def reserved(run_dir: Path) -> list[str]:
         for line in lines:
             if isinstance(line, CoreStep) and line.actions != tuple(core.step(line.event)):
                 found.append(f"{path.name}: {line.event} replays to other actions")
-        if core.slots.reserved:
-            found.append(f"{path.name}: {core.slots.reserved} slots are reserved at the end")
+        if core.memory.reserved:
+            found.append(f"{path.name}: {core.memory.reserved} slots are reserved at the end")
     return found
 
 

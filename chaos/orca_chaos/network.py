@@ -2,7 +2,7 @@
 
     endpoints, schedulers > redis      schedulers > supervisors, ranks      ranks > ranks (relays)
 
-A scheduler hears from a supervisor where the ranks are, and tells each rank where the others are. The proxies write
+A supervisor reports to a scheduler where the ranks are, and the scheduler passes it on to each rank. The proxies write
 other addresses into these two messages, so that ranks are reached through proxies too. Tensors travel directly.
 """
 

@@ -1,4 +1,4 @@
-"""What each request must answer: learned from the target itself before the first fault."""
+"""The right answer to each request, learned from the target itself before the first fault."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""What a request pool must not hold any more when all its requests have ended: claims, places in the queue, keys."""
+"""Looks for leftovers in a request pool whose requests have all ended: claims, places in the queue, keys."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ SINGLE = {
 
 
 async def leftovers(redis_url: str, pool: str, engines: int, endpoints: int) -> list[str]:
-    """A sentence for each thing that is left. Looks again for up to SETTLED seconds, until there is none."""
+    """Returns a sentence for each thing that is left. Looks again until nothing is, for up to SETTLED seconds."""
     link = Link(redis_url, patience=PATIENCE)
     end = time.monotonic() + SETTLED
     try:

@@ -1,4 +1,4 @@
-"""What the faults cost, by kind, as a table."""
+"""Reports the cost of the faults, by kind, as a table."""
 
 from collections import Counter
 from collections.abc import Iterable

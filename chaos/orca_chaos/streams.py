@@ -1,4 +1,4 @@
-"""Streams that never stop, and what a disturbance costs them."""
+"""Runs streams that never stop, and measures how a disturbance delays them."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from .late import watched
 
 @dataclass
 class Disturbance:
-    """What the clients saw from a fault's beginning until every stream went on after it."""
+    """The pauses that the clients saw, from a fault's beginning until every stream went on after it."""
 
     name: str = ""
     pause: float = 0.0  # seconds: the longest time that a stream waited for its next token, a request's first too

@@ -1,4 +1,4 @@
-"""What chaos is done to: an interface of two implementations, `orca serve` on this machine and a cluster's release."""
+"""The target of chaos: an interface with two implementations, `orca serve` on this machine and a cluster's release."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -35,11 +35,11 @@ class Watched(Protocol):
         ...
 
     async def ailing(self) -> str | None:
-        """Why not everything runs, as a sentence; None: it does."""
+        """Returns a sentence that says why not everything runs; None when it does."""
         ...
 
     async def leftovers(self) -> list[str]:
-        """What is wrong beside the pool after the load's end, a sentence each. Called last: it may end all."""
+        """Returns a sentence for each fault outside the pool after the load's end. Called last: it may end all."""
         ...
 
 
@@ -47,7 +47,7 @@ class Target(Watched, Protocol):
     """A running Orca that can be harmed."""
 
     def victims(self) -> Sequence[Victim]:
-        """What can be hit, in an order that is the same in each run with the same settings."""
+        """Returns the processes and links that can be hit. Runs with the same settings give the same order."""
         ...
 
     async def begin(self, fault: Fault) -> bool:

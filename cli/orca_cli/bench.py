@@ -255,7 +255,7 @@ def _why(error: OSError | ValueError) -> str | None:
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """What a user can cause ends the command with a sentence, Ctrl-C without one."""
+    """Ends the command with a sentence for an error that a user can cause, and without one for Ctrl-C."""
     try:
         yield
     except OrcaError as error:

@@ -19,7 +19,7 @@ from orca_chaos.target import Target
 from orca_common.errors import FailedPrecondition
 from orca_local.settings import ServeSettings
 
-# What a stack under chaos has unless it is told otherwise: enough of each process that one may be away.
+# The defaults of a stack under chaos: of each kind enough processes to miss one.
 STACK = {"endpoints": 2, "schedulers": 2, "engines": 2, "pp": 2, "max_batch_size": 6, "port": 0, "http_port": 0}
 # What a stack under chaos cannot have.
 REFUSED = {
@@ -32,7 +32,7 @@ REFUSED = {
 
 @dataclass(frozen=True)
 class Plan:
-    """Which rounds are run, and what they may hit (`only` names roles; none: all). record: a file of rounds."""
+    """Selects the rounds, and the roles that they may hit (`only`; all when it is empty). record: a file of rounds."""
 
     seed: int
     rounds: int

@@ -1,4 +1,4 @@
-"""What `orca config` prints: settings as a TOML file, with the origin of each value as a comment."""
+"""Prints for `orca config`: settings as a TOML file, with the origin of each value as a comment."""
 
 import json
 from collections.abc import Sequence

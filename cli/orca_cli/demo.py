@@ -102,7 +102,7 @@ def batches(run_dir: Path) -> list[dict[str, Any]]:
         journal = list(read(path))
         names = request_names(journal)
         for batch in scheduled(journal):
-            ran = {names[m.claim]: (m.phase.value, m.inputs) for m in batch.members}
+            ran = {names[m.claim]: (m.phase.value, m.count) for m in batch.members}
             found.append({"iteration": batch.iteration, "members": ran, "reserved": batch.reserved})
     return found
 

@@ -59,6 +59,7 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per event.")] = False,
     token_ids: Annotated[str | None, typer.Option(help='A prompt as token ids, as in "1,2,3".')] = None,
     timeout: Annotated[float | None, typer.Option(min=0, help="Seconds that each request may take.")] = None,
+    model: Annotated[str, typer.Option(help="The model, where several are served at one address.")] = "",
     tls_dir: Annotated[
         Path | None, typer.Option(help="Folder with ca.crt, and a client's tls.crt and tls.key, as of `orca certs`.")
     ] = None,
@@ -89,6 +90,7 @@ def generate(
         "top_logprobs": top_logprobs,
         "prompt_logprobs": prompt_logprobs,
         "timeout": timeout,
+        "model": model,
     }
     from orca_cli.generating import generate_all  # it imports the client, which other commands do without
     from orca_client import tls_credentials

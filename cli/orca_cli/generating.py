@@ -1,4 +1,4 @@
-"""What `orca generate` does: all prompts at once, and what is shown of their events."""
+"""Carries out `orca generate`: sends all prompts at once, and shows their events."""
 
 import asyncio
 import json
@@ -62,11 +62,11 @@ async def generate_all(
 
     try:
         made = AsyncOrcaClient(addresses, fail_fast=True, **secrets or {})
-    except OrcaError as error:  # an address that is none
+    except OrcaError as error:  # not an address
         return [str(error).replace("addresses:", "--address:", 1)]
     async with made as client:
         try:
-            spells = (await client.get_model(timeout=HELLO_TIMEOUT)).has_tokenizer
+            spells = (await client.get_model(timeout=HELLO_TIMEOUT, model=arguments.get("model", ""))).has_tokenizer
         except Unauthenticated as error:
             return [f"{', '.join(addresses)}: {error} (--api-key-file FILE)"]
         except Unreachable as error:
@@ -93,7 +93,7 @@ async def generate_all(
 
 
 def strerror(errors: ExceptionGroup[OSError]) -> str | None:
-    """Why output could not be written, by the first of the errors."""
+    """Returns why output could not be written, by the first of the errors."""
     first = errors.exceptions[0]
     return first.strerror if isinstance(first, OSError) else str(first)
 

@@ -63,7 +63,7 @@ def orca(
         typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version),
     ] = False,
 ) -> None:
-    """Takes what is no command's."""
+    """Takes the options that belong to no command."""
 
 
 @app.command("version", hidden=True)

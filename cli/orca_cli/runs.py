@@ -39,7 +39,7 @@ def state_of(folder: Path) -> tuple[Table, bool]:
     for column in ("process", "pid", "age", "address", "ready"):
         table.add_column(column, justify="right" if column in ("pid", "age") else "left", overflow="fold")
     ready = []
-    ranks: dict[str, Any] = {}  # by supervisor, what it tells of each
+    ranks: dict[str, Any] = {}  # by supervisor, its report of each rank
     for row in _processes(folder):
         if row["role"] == "rank":
             name = f"{row['engine']} rank {row['rank']}"
@@ -50,7 +50,8 @@ def state_of(folder: Path) -> tuple[Table, bool]:
         ranks[row["name"]] = said.get("ranks", {})
         why = said["reason"]
         ready.append(why is None)
-        table.add_row(row["name"], str(row["pid"] or ""), _age(row["pid"]), row["address"] or "", why or "yes")
+        well = f"yes, policy {said['policy']}" if "policy" in said else "yes"
+        table.add_row(row["name"], str(row["pid"] or ""), _age(row["pid"]), row["address"] or "", why or well)
     return table, bool(ready) and all(ready)
 
 
@@ -62,7 +63,7 @@ def _processes(folder: Path) -> list[dict[str, Any]]:
 
 
 def _said(pid: int | None, status: str | None) -> dict[str, Any]:
-    """What a status port tells; that there is no process, or no answer, as its reason."""
+    """Returns the answer of a status port; a missing process or answer as its reason."""
     if pid is None:
         return {"reason": "is being started again"}
     try:
@@ -73,7 +74,7 @@ def _said(pid: int | None, status: str | None) -> dict[str, Any]:
 
 
 def _age(pid: int | None) -> str:
-    """How long a process has run: in seconds, minutes or hours."""
+    """Returns how long a process has run: in seconds, minutes or hours."""
     started = _started(pid) if pid is not None else None
     if started is None:
         return ""
@@ -82,7 +83,7 @@ def _age(pid: int | None) -> str:
 
 
 def _started(pid: int) -> float | None:
-    """When a process began, in seconds since the machine's start. None: it has ended."""
+    """Returns when a process began, in seconds since the machine's start. None: it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -117,7 +118,7 @@ def last_lines(logs: Sequence[Path], count: int) -> list[tuple[str, str]]:
 
 
 def new_lines(logs: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    """What is written from now on, as it comes. Never ends."""
+    """Yields lines that are written from now on, as they come. Never ends."""
     files = [(path.stem, path.open(errors="replace")) for path in logs]
     for _, file in files:
         file.seek(0, 2)
@@ -145,7 +146,7 @@ def readable(name: str, line: str) -> str:
 
 
 def show(lines: Sequence[tuple[str, str]] | Iterator[tuple[str, str]], as_json: bool) -> None:
-    """Prints lines until their end, or until nobody reads them any more."""
+    """Prints lines until their end, or until their reader has left."""
     with suppress(BrokenPipeError):
         for name, line in lines:
             print(line if as_json else readable(name, line), flush=True)

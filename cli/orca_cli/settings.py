@@ -1,4 +1,4 @@
-"""What `orca` decides of its own environment, before it imports what reads it."""
+"""Sets a part of the environment of `orca`, before it imports the modules that read it."""
 
 import os
 

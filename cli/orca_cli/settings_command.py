@@ -1,4 +1,4 @@
-"""Commands whose options are settings. A shell that asks for completions is told the settings and their choices."""
+"""Commands whose options are settings. A shell that asks for completions gets the settings and their choices."""
 
 import inspect
 from importlib import import_module

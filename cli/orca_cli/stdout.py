@@ -27,12 +27,12 @@ def run(command: Callable[[], object]) -> None:
 
 
 def drop() -> None:
-    """Sends what is still to be written nowhere. Python would complain at its last flush."""
+    """Drops what is still to be written. Python would complain at its last flush."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Lossy:
-    """A text file that loses what cannot be written: a server goes on when nobody reads along, or its disk is full."""
+    """A text file that loses what cannot be written: a server goes on when its reader has left, or its disk is full."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""What a command suggests for an option that it does not have: names that look alike, and nothing that does not."""
+"""Suggests names that look like an option that a command does not have."""
 
 from difflib import SequenceMatcher
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `orca timeline` shows of a run: its stages as in the paper's Figure 8, and what they spent their time on."""
+"""Shows a run for `orca timeline`: its stages as in the paper's Figure 8, and what they spent their time on."""
 
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ LEGEND = (
 
 
 def drawing(run: Run, life: Life, count: int, columns: int) -> Group:
-    """The last `count` iterations in so many columns, or as many as can be seen: one line per stage, a block for each
+    """Draws the last `count` iterations, or as many as fit, in `columns` columns: one line per stage, a block for each
     batch while it was busy."""
     margin = len(f"stage {life.pp - 1} ")
     width = max(columns - margin, 20)
@@ -58,7 +58,7 @@ def drawing(run: Run, life: Life, count: int, columns: int) -> Group:
 
 
 def why_nothing(folder: Path, engine: str) -> str:
-    """Why no iteration of this engine can be drawn."""
+    """Returns why no iteration of this engine can be drawn."""
     if not folder.is_dir():
         return f"{folder}: there is no such folder"
     others = sorted({file.stem.removeprefix("journal-").rpartition("-")[0] for file in folder.glob("journal-*.jsonl")})

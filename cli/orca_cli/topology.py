@@ -1,4 +1,4 @@
-"""What `orca topology` shows: which rank of an engine holds what, by the rules of the partition."""
+"""Shows for `orca topology` which rank of an engine holds what, by the rules of the partition."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What the command `orca wait` does."""
+"""Carries out the command `orca wait`."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Which of several endpoints the next call goes to."""
+"""Chooses the endpoint of the next call among several."""
 
 import re
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Addresses:
 
 
 def targets_of(addresses: str | Sequence[str]) -> list[str]:
-    """One or several gRPC targets, as a list. Raises InvalidArgument for what is none.
+    """Returns one or several gRPC targets as a list. Raises InvalidArgument for an address that is not a target.
 
     gRPC itself would take "http://host:1" for a name to look up, and "host" for its port 443.
     """
@@ -53,7 +53,7 @@ def targets_of(addresses: str | Sequence[str]) -> list[str]:
 
 
 def _problem(target: str) -> str:
-    """Why this is no target; empty when it is one."""
+    """Returns why an address is not a target; "" for a target."""
     if not isinstance(target, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         return f"is of type {type(target).__name__}; give text such as '127.0.0.1:50051'"
     scheme, colon, _ = target.partition(":")

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +17,8 @@ from .errors import Cancelled, DeadlineExceeded, OrcaError, Unavailable
 from .events import Event, Model, model_of
 from .many import INTERVAL, Answer, Many, Progress, Prompt
 from .resumption import Resumption
-from .tracing import Trace
+from .routing import routed
+from .tracing import Metadata, Trace
 
 
 class AsyncStream(BaseStream):
@@ -79,7 +80,7 @@ class AsyncStream(BaseStream):
 
     async def cancel(self) -> bool:
         """Cancels the request, and returns whether it was alive. The stream then ends with Finished, CANCELLED."""
-        return await self._client.cancel(self.request_id)
+        return await self._client.cancel(self.request_id, metadata=self._trace.metadata)
 
     def detach(self) -> None:
         """Ends the stream; the request lives on for its `detach_grace`. Further iteration raises Cancelled."""
@@ -97,7 +98,8 @@ class AsyncStream(BaseStream):
         call, tell = self._call, self._loop.call_soon_threadsafe
         tell(self._left.set)
         if self.on_leave == "cancel":
-            tell(self._leaving.add, self.request_id, self._target if call is not None else "", call)
+            target = self._target if call is not None else ""
+            tell(self._leaving.add, self.request_id, target, call, self._trace.metadata)
         elif call is not None:  # grpc.aio keeps a dropped call alive
             tell(call.cancel)
 
@@ -108,7 +110,7 @@ class AsyncStream(BaseStream):
         """Cancels the request unless it has ended, and ends the stream."""
         try:
             if not self._resumption.ended and not self._was_left():
-                await self._client.cancel(self.request_id, timeout=CLOSING_TIMEOUT)
+                await self._client.cancel(self.request_id, timeout=CLOSING_TIMEOUT, metadata=self._trace.metadata)
         except OrcaError:
             pass  # no endpoint can be reached: the request ends after its detach_grace
         finally:
@@ -201,9 +203,9 @@ class AsyncLeaving:
         self._channels = channels
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def add(self, request_id: str, target: str, call: Any) -> None:
-        """Cancels a request, and then ends its call. target: "" is any."""
-        task = asyncio.get_running_loop().create_task(self._cancel(request_id, target, call))
+    def add(self, request_id: str, target: str, call: Any, metadata: Metadata) -> None:
+        """Cancels a request, and then ends its call. target: "" is any. metadata: goes with the Cancel."""
+        task = asyncio.get_running_loop().create_task(self._cancel(request_id, target, call, metadata))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -213,10 +215,10 @@ class AsyncLeaving:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSING_TIMEOUT)
 
-    async def _cancel(self, request_id: str, target: str, call: Any) -> None:
+    async def _cancel(self, request_id: str, target: str, call: Any, metadata: Metadata) -> None:
         try:
             request = CancelRequest(request_id=request_id)
-            await self._channels.call(target or self._channels.pick(), "Cancel", request, CLOSING_TIMEOUT)
+            await self._channels.call(target or self._channels.pick(), "Cancel", request, CLOSING_TIMEOUT, metadata)
         except (grpc.RpcError, OrcaError):
             pass  # the request ends after its detach_grace
         finally:
@@ -279,13 +281,24 @@ class AsyncOrcaClient(BaseClient[AsyncStream]):
                 task.cancel()  # their streams are left
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def cancel(self, request_id: str, *, timeout: float = UNARY_TIMEOUT) -> bool:
-        """Cancels a request, wherever it is, and returns whether it was alive. Raises NotFound."""
-        return (await self._unary("Cancel", CancelRequest(request_id=request_id), timeout)).alive
+    async def cancel(
+        self,
+        request_id: str,
+        *,
+        timeout: float = UNARY_TIMEOUT,
+        model: str = "",
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> bool:
+        """Cancels a request, wherever it is, and returns whether it was alive. Raises NotFound.
 
-    async def get_model(self, *, timeout: float = UNARY_TIMEOUT) -> Model:
-        """The model, its limits and its engines."""
-        return model_of(await self._unary("GetModel", GetModelRequest(), timeout))
+        model: the request's, where several releases share one address. metadata: as in `generate`.
+        """
+        request = CancelRequest(request_id=request_id)
+        return (await self._unary("Cancel", request, timeout, (*routed(model), *metadata))).alive
+
+    async def get_model(self, *, timeout: float = UNARY_TIMEOUT, model: str = "") -> Model:
+        """The model, its limits and its engines. model: which one, where several releases share one address."""
+        return model_of(await self._unary("GetModel", GetModelRequest(), timeout, routed(model)))
 
     async def close(self) -> None:
         """Leaves the streams that have not ended, which then raise Cancelled, and closes the channels."""
@@ -313,13 +326,14 @@ class AsyncOrcaClient(BaseClient[AsyncStream]):
         self._streams.add(stream)
         return stream
 
-    async def _unary(self, rpc: Rpc, request: Any, timeout: float) -> Any:
+    async def _unary(self, rpc: Rpc, request: Any, timeout: float, metadata: Metadata) -> Any:
         """Makes an idempotent call, at one address after the other, until one answers or the timeout passes."""
         patience = self._patience(timeout, timeout)
         while True:
             target = self._channels.pick()
             try:
-                answer = await self._channels.call(target, rpc, request, patience.remaining(time.monotonic()))
+                left = patience.remaining(time.monotonic())
+                answer = await self._channels.call(target, rpc, request, left, metadata)
                 self._channels.answered = True
                 return answer
             except grpc.RpcError as failure:

@@ -1,4 +1,4 @@
-"""What the two clients share: their settings, the arguments of a request, and what a stream knows of its request."""
+"""The part that both clients share: settings, the arguments of a request, and a stream's knowledge of its request."""
 
 import math
 import random
@@ -20,6 +20,7 @@ from .many import Answer, Prompt
 from .patience import Patience
 from .request import generate_request
 from .resumption import Resumption
+from .routing import routed
 from .tracing import Trace
 
 if TYPE_CHECKING:
@@ -58,17 +59,17 @@ class BaseClient(ABC, Generic[S]):
         keepalive: float = 10.0,
         tracer: "Tracer | None" = None,
     ) -> None:
-        """Connects at the first call. Raises InvalidArgument for an address that is none.
+        """Connects at the first call. Raises InvalidArgument for an address that is not a gRPC target.
 
         addresses: one or several gRPC targets ("host:port", "dns:///name:port"). credentials: for TLS; None: plaintext.
         api_key: of the tenant that calls; goes with every call, as metadata does. connect_timeout: a stream ends as
-        Unavailable after so many seconds in which no endpoint has answered this client at all; as Unreachable when none
-        could even be reached. fail_fast: do not wait for that where the cause is sure: nobody listens, the name does
+        Unavailable when no endpoint has answered this client at all for this many seconds; as Unreachable when none
+        could even be reached. fail_fast: do not wait for that where the cause is sure: nothing listens, the name does
         not resolve, a certificate is not trusted. It suits a person at a terminal; endpoints may be about to start.
         resume_timeout: the same, once one has answered. retry_when_full: wait while the queue is full, as long as the
-        request's timeout allows, instead of raising ResourceExhausted. keepalive: check a connection after so many
-        seconds of silence; a frozen endpoint is noticed after one and a half times this. tracer: of OpenTelemetry; each
-        request then has a span, whose context goes with its calls.
+        request's timeout allows, instead of raising ResourceExhausted. keepalive: check a connection after this
+        many seconds of silence; a frozen endpoint is noticed after one and a half times this. tracer: of OpenTelemetry;
+        each request then has a span, whose context goes with its calls.
         """
         targets = targets_of(addresses)
         self._rng = random.Random()
@@ -119,11 +120,12 @@ class BaseClient(ABC, Generic[S]):
 
         prompt: text or token ids. temperature: 0 is greedy. top_logprobs: each Token has so many of the most probable
         tokens at its place. prompt_logprobs: a Prompt comes before the first Token. logit_bias: token id -> what is
-        added to its logit. `orca.proto` says what min_p and the penalties do. timeout: seconds for the whole request,
+        added to its logit. `orca.proto` says what each parameter does. timeout: seconds for the whole request,
         with all its resumptions. detach_grace: seconds for which the request lives on without a call, so that it can be
         resumed. request_id: made when absent; one that the server knows with the same body gives the stream of that
-        request. model: the name that the server must serve; empty: whichever it does. stream_interval: after the first
-        token the server waits until it can send so many together, at most 256: cheaper where nobody reads along.
+        request. model: the name that the server must serve; empty: whichever it does. It goes with all calls of the
+        request as metadata, too, by which a proxy finds its release. stream_interval: after the first token the server
+        waits until it can send so many together, at most 256: cheaper where nobody reads along.
         on_leave: "cancel" ends the request when its stream is left before the end, "detach" lets it live on. metadata:
         goes with the calls of this request.
 
@@ -133,28 +135,30 @@ class BaseClient(ABC, Generic[S]):
             request_id or uuid.uuid4().hex,
             prompt,
             max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
+            sampling={
+                "temperature": temperature,
+                "top_k": top_k,
+                "top_p": top_p,
+                "seed": seed,
+                "min_p": min_p,
+                "repetition_penalty": repetition_penalty,
+                "presence_penalty": presence_penalty,
+                "frequency_penalty": frequency_penalty,
+                "logit_bias": logit_bias,
+            },
             stop=stop,
             stop_token_ids=stop_token_ids,
             ignore_eos=ignore_eos,
             logprobs=logprobs,
             top_logprobs=top_logprobs,
             prompt_logprobs=prompt_logprobs,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            logit_bias=logit_bias,
             detach_grace=detach_grace,
             model=model,
             stream_interval=stream_interval,
         )
         _check_on_leave(on_leave)
         patience = self._patience(self._resume_timeout, timeout)
-        trace = Trace(self._tracer, "orca.generate", body.request_id, metadata)
+        trace = Trace(self._tracer, "orca.generate", body.request_id, (*routed(body.model), *metadata))
         resumption = Resumption(
             body.request_id,
             body,
@@ -174,6 +178,7 @@ class BaseClient(ABC, Generic[S]):
         *,
         seen: Sequence[int] | None = None,
         timeout: float | None = None,
+        model: str = "",
         stream_interval: int = 0,
         on_leave: OnLeave = "cancel",
         metadata: Sequence[tuple[str, str]] = (),
@@ -181,7 +186,8 @@ class BaseClient(ABC, Generic[S]):
         """The stream of a request that was sent before, here or by another process, from token `from_index` on.
 
         The request's older stream ends as Aborted. seen: the ids of the tokens before `from_index`; the stream raises
-        DataLoss when the server has others. stream_interval, on_leave, metadata: as in `generate`.
+        DataLoss when the server has others. model: the request's, where several releases share one address.
+        stream_interval, on_leave, metadata: as in `generate`.
         """
         if not 0 <= stream_interval <= MAX_INTERVAL:
             raise InvalidArgument(f"stream_interval: must be from 0 to {MAX_INTERVAL}", "stream_interval")
@@ -189,7 +195,7 @@ class BaseClient(ABC, Generic[S]):
             raise InvalidArgument("from_index: must be the number of tokens seen", "from_index")
         _check_on_leave(on_leave)
         patience = self._patience(self._resume_timeout, timeout)
-        trace = Trace(self._tracer, "orca.resume", request_id, metadata)
+        trace = Trace(self._tracer, "orca.resume", request_id, (*routed(model), *metadata))
         resumption = Resumption(
             request_id,
             None,
@@ -225,13 +231,13 @@ def _check_timeout(timeout: Any) -> None:
 
 
 def _check_on_leave(on_leave: Any) -> None:
-    """Raises InvalidArgument for what is none of the two words."""
+    """Raises InvalidArgument for any other word."""
     if on_leave not in get_args(OnLeave):
         raise InvalidArgument(f'on_leave: must be "cancel" or "detach"; it is {on_leave!r}', "on_leave")
 
 
 class BaseStream:
-    """What a stream knows of its request, whichever client reads it."""
+    """Holds what a stream knows of its request, in both clients."""
 
     def __init__(self, resumption: Resumption, trace: Trace, on_leave: OnLeave) -> None:
         self._resumption, self._trace, self.on_leave = resumption, trace, on_leave

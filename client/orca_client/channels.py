@@ -25,7 +25,7 @@ SERVICE_CONFIG: dict[str, Any] = {
 
 
 class Channels:
-    """Chooses an endpoint for each call, keeps one gRPC channel to each, and tells what a failed call means."""
+    """Chooses an endpoint for each call, keeps one gRPC channel to each, and says what a failed call means."""
 
     def __init__(
         self,
@@ -102,11 +102,11 @@ def channel_options(keepalive: float) -> Options:
     period = int(keepalive * 1000)
     return [
         # A name may have several addresses (a headless Service): connect to all of them, and call one after the other.
-        # An address that does not answer is then nobody's problem while another one does. An endpoint lets a connection
-        # carry so many calls (its `max_streams`); gRPC would let more wait without a word, Cancel among them.
+        # While one address answers, the others may be silent. An endpoint limits the calls of a connection to its
+        # `max_streams`; beyond that gRPC would queue calls in silence, Cancel among them.
         ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
         ("grpc.max_connections_per_subchannel_cap", CONNECTIONS),
-        # Else a channel takes over what a closed one left: its backoff, and the failure that it had last.
+        # Otherwise a new channel inherits the backoff and the last failure of a closed one.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.service_config_disable_resolution", 1),  # no look-up of TXT records for another one
         # A connection that ends has the name looked up again, at most so often. gRPC's 30 s are longer than a rollout.

@@ -1,4 +1,4 @@
-"""Whether a release of Orca serves: waits for its engines, generates a text, and prints it.
+"""Checks that a release of Orca serves: waits for its engines, generates a text, and prints it.
 
     python -m orca_client.check orca-endpoint:50051 --engines 2 --timeout 120
 
@@ -31,7 +31,10 @@ def check(client: OrcaClient, engines: int, timeout: float, prompt: str, max_new
     model = _wait_for(client, engines, deadline)
     left = max(0.001, deadline - time.monotonic())
     stream = client.generate(
-        prompt if model.has_tokenizer else PROMPT_OF_IDS, max_new_tokens=max_new_tokens, timeout=left
+        prompt if model.has_tokenizer else PROMPT_OF_IDS,
+        max_new_tokens=max_new_tokens,
+        timeout=left,
+        model=model.name,
     )
     text = stream.text()
     return text if model.has_tokenizer else " ".join(str(token.token_id) for token in stream.tokens)

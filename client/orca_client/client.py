@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
@@ -21,7 +21,8 @@ from .events import Event, Model, model_of
 from .leaving import Leaving
 from .many import INTERVAL, Answer, Many, Progress, Prompt
 from .resumption import Resumption
-from .tracing import Trace
+from .routing import routed
+from .tracing import Metadata, Trace
 
 SINGLE_THREADED = "SingleThreadedUnaryStream"  # grpc.experimental.ChannelOptions, which its type stubs lack
 
@@ -85,7 +86,7 @@ class Stream(BaseStream):
 
     def cancel(self) -> bool:
         """Cancels the request, and returns whether it was alive. The stream then ends with Finished, CANCELLED."""
-        return self._client.cancel(self.request_id)
+        return self._client.cancel(self.request_id, metadata=self._trace.metadata)
 
     def detach(self) -> None:
         """Ends the stream; the request lives on for its `detach_grace`. Further iteration raises Cancelled."""
@@ -100,13 +101,14 @@ class Stream(BaseStream):
         self._end_trace()
         self._left.set()
         request_id = self.request_id if self.on_leave == "cancel" else ""
-        self._leaving.add(request_id, self._target if self._call is not None else "", self._call)
+        target = self._target if self._call is not None else ""
+        self._leaving.add(request_id, target, self._call, self._trace.metadata)
 
     def close(self) -> None:
         """Cancels the request unless it has ended, and ends the stream."""
         if not self._resumption.ended and not self._left.is_set():
             with suppress(OrcaError):  # no endpoint can be reached: the request ends after its detach_grace
-                self._client.cancel(self.request_id, timeout=CLOSING_TIMEOUT)
+                self._client.cancel(self.request_id, timeout=CLOSING_TIMEOUT, metadata=self._trace.metadata)
         self.detach()
 
     def __enter__(self) -> Self:
@@ -247,13 +249,24 @@ class OrcaClient(BaseClient[Stream]):
                 for stream in list(streams.values()):
                     stream.close()
 
-    def cancel(self, request_id: str, *, timeout: float = UNARY_TIMEOUT) -> bool:
-        """Cancels a request, wherever it is, and returns whether it was alive. Raises NotFound."""
-        return self._unary("Cancel", CancelRequest(request_id=request_id), timeout).alive
+    def cancel(
+        self,
+        request_id: str,
+        *,
+        timeout: float = UNARY_TIMEOUT,
+        model: str = "",
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> bool:
+        """Cancels a request, wherever it is, and returns whether it was alive. Raises NotFound.
 
-    def get_model(self, *, timeout: float = UNARY_TIMEOUT) -> Model:
-        """The model, its limits and its engines."""
-        return model_of(self._unary("GetModel", GetModelRequest(), timeout))
+        model: the request's, where several releases share one address. metadata: as in `generate`.
+        """
+        request = CancelRequest(request_id=request_id)
+        return self._unary("Cancel", request, timeout, (*routed(model), *metadata)).alive
+
+    def get_model(self, *, timeout: float = UNARY_TIMEOUT, model: str = "") -> Model:
+        """The model, its limits and its engines. model: which one, where several releases share one address."""
+        return model_of(self._unary("GetModel", GetModelRequest(), timeout, routed(model)))
 
     def close(self) -> None:
         """Leaves the streams that have not ended, which then raise Cancelled, and closes the channels."""
@@ -280,13 +293,14 @@ class OrcaClient(BaseClient[Stream]):
         self._streams.add(stream)
         return stream
 
-    def _unary(self, rpc: Rpc, request: Any, timeout: float) -> Any:
+    def _unary(self, rpc: Rpc, request: Any, timeout: float, metadata: Metadata) -> Any:
         """Makes an idempotent call, at one address after the other, until one answers or the timeout passes."""
         patience = self._patience(timeout, timeout)
         while True:
             target = self._channels.pick()
             try:
-                answer = self._channels.call(target, rpc, request, patience.remaining(time.monotonic()))
+                left = patience.remaining(time.monotonic())
+                answer = self._channels.call(target, rpc, request, left, metadata)
                 self._channels.answered = True
                 return answer
             except grpc.RpcError as failure:

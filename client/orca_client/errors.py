@@ -13,7 +13,7 @@ OrcaError
 ├── PermissionDenied     the certificate has another role than client
 ├── DataLoss             the stream cannot go on from the tokens that were shown
 ├── Unavailable          no endpoint answered for as long as the client was told to try
-│   └── Unreachable      no endpoint could even be reached; the sentence says why: nobody listens, TLS, the name
+│   └── Unreachable      no endpoint could even be reached; the sentence says why: nothing listens, TLS, the name
 └── Internal             a bug of the server; `trace_id` leads to its traces and logs
 
 Each has `code`, the gRPC status. A status outside this tree (UNIMPLEMENTED, OUT_OF_RANGE) is a plain OrcaError.
@@ -169,7 +169,7 @@ def _error(code: grpc.StatusCode, sentence: str, status: Status, trace_id: str) 
 
 
 def _status(raw: bytes) -> Status:
-    """The status in a call's metadata. Bytes that are none cost its details, not the error."""
+    """Returns the status in a call's metadata. Broken bytes cost its details, not the error."""
     try:
         return Status.FromString(raw)
     except DecodeError:
@@ -193,7 +193,7 @@ def _retry_after(status: Status) -> float | None:
 
 
 def _detail(status: Status, kind: type[M]) -> M | None:
-    """The status's detail of this type; None when there is none, or when it is broken."""
+    """Returns the status's detail of this type; None when it is absent or broken."""
     detail = kind()
     try:
         return next((detail for packed in status.details if packed.Unpack(detail)), None)

@@ -10,7 +10,7 @@ from orca.v1 import orca_pb2 as pb
 
 
 class FinishReason(StrEnum):
-    """Why a generation ended: orca.v1.FinishReason without its prefix."""
+    """The reason why a generation ended: orca.v1.FinishReason without its prefix."""
 
     UNSPECIFIED = "UNSPECIFIED"
     LENGTH = "LENGTH"  # max_new_tokens tokens were made
@@ -27,7 +27,9 @@ class Accepted:
     request_id: str
     input_tokens: int
     queue_position: int  # requests before this one in the queue
-    starts_in: float | None = None  # seconds until it leaves the queue, as predicted; None: it left, or nobody knows
+    starts_in: float | None = (
+        None  # seconds until it leaves the queue, as predicted; None: it left, or no engine knows its pace
+    )
     weights: str = ""  # fingerprint of those that made its tokens, as in Engine; "" while it has none
 
 

@@ -13,8 +13,10 @@ from orca.v1.orca_pb2 import CancelRequest
 
 from .channels import Channels
 from .errors import OrcaError
+from .tracing import Metadata
 
-Left = tuple[str, str, Any]  # request id, the address of its last call ("": any), the call or None
+# Request id, the address of its last call ("": any), the call or None, the metadata of the request's calls.
+Left = tuple[str, str, Any, Metadata]
 
 
 class Leaving:
@@ -40,10 +42,10 @@ class Leaving:
                 self._thread.start()
                 weakref.finalize(self, self._left.put, None)
 
-    def add(self, request_id: str, target: str, call: Any) -> None:
+    def add(self, request_id: str, target: str, call: Any, metadata: Metadata) -> None:
         """Cancels a request, and then ends its call. Returns at once. request_id: "" only ends the call."""
         if not sys.is_finalizing():
-            self._left.put((request_id, target, call))
+            self._left.put((request_id, target, call, metadata))
 
     def close(self) -> None:
         """Waits until all have been cancelled, for the timeout at most."""
@@ -55,9 +57,10 @@ class Leaving:
 def work(channels: Channels, left: "queue.SimpleQueue[Left | None]", timeout: float) -> None:
     """The thread. None in the queue ends it. A request that cannot be cancelled ends after its detach_grace."""
     while (item := left.get()) is not None:
-        request_id, target, call = item
+        request_id, target, call, metadata = item
         if request_id:
             with suppress(OrcaError, ValueError, grpc.RpcError):  # ValueError: of a channel that was closed meanwhile
-                channels.call(target or channels.pick(), "Cancel", CancelRequest(request_id=request_id), timeout)
+                request = CancelRequest(request_id=request_id)
+                channels.call(target or channels.pick(), "Cancel", request, timeout, metadata)
         if call is not None:
             call.cancel()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .errors import InvalidArgument, OrcaError
 from .events import Finished, Token
 
-INTERVAL = 16  # tokens of a message: nobody reads along, and a stream that breaks has lost little
+INTERVAL = 16  # tokens of a message: no reader follows it, and a stream that breaks has lost little
 
 Prompt = str | Sequence[int]
 Progress = Callable[[int, int | None], None]  # gets how many prompts have ended, and of how many (None: not known)

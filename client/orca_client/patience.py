@@ -1,4 +1,4 @@
-"""When to try again after a failure, and when to give up. Pure: `now` is in seconds of any monotonic clock."""
+"""Decides when to try again after a failure, and when to give up. Pure: `now` is in seconds of any monotonic clock."""
 
 import random
 

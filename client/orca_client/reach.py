@@ -1,4 +1,4 @@
-"""Why an endpoint could not be reached, in a sentence. gRPC tells it only in the words of its parts."""
+"""Explains in a sentence why an endpoint could not be reached. gRPC names only the part of it that failed."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ NOT_CONNECTED = ("failed to connect to all addresses", "connections to all backe
 
 
 class Cause(NamedTuple):
-    """`sure`: the sentence is what happened. Else it is a guess, and the next try may be answered."""
+    """The cause of a failure. `sure`: it is known. Otherwise it is a guess, and the next try may be answered."""
 
     sentence: str
     sure: bool = True

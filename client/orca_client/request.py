@@ -7,15 +7,19 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 
-from orca.v1.orca_pb2 import GenerateRequest
+from orca.v1.orca_pb2 import GenerateRequest, Sampling
 
 from .errors import InvalidArgument
 
 COUNT = f"a whole number from 0 to {2**32 - 1}"
-NUMBER = "a number"
-WHOLE = {"top_k": COUNT, "seed": f"a whole number from 0 to {2**64 - 1}"}  # the others of `sampling` are numbers
+HOLDS = {  # by protobuf's type of a field: its values in words
+    FieldDescriptor.CPPTYPE_DOUBLE: "a number",
+    FieldDescriptor.CPPTYPE_UINT32: COUNT,
+    FieldDescriptor.CPPTYPE_UINT64: f"a whole number from 0 to {2**64 - 1}",
+}
 SHOWN = 100  # characters of a wrong value in a sentence
 
 
@@ -24,26 +28,21 @@ def generate_request(
     prompt: str | Sequence[int],
     *,
     max_new_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int | None,
+    sampling: Mapping[str, Any],
     stop: Sequence[str],
     stop_token_ids: Sequence[int],
     ignore_eos: bool,
     logprobs: bool,
     top_logprobs: int,
     prompt_logprobs: bool,
-    min_p: float,
-    repetition_penalty: float | None,
-    presence_penalty: float,
-    frequency_penalty: float,
-    logit_bias: Mapping[int, float] | None,
     detach_grace: float,
     model: str,
     stream_interval: int,
 ) -> GenerateRequest:
-    """Raises InvalidArgument with the field's name for a value that the field cannot hold, such as a negative count."""
+    """Raises InvalidArgument with the field's name for a value that the field cannot hold, such as a negative count.
+
+    sampling: fields of `Sampling` by their names; None: absent.
+    """
     request = GenerateRequest(ignore_eos=ignore_eos, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
     with _field("request_id", "text", request_id):
         request.request_id = request_id
@@ -59,23 +58,8 @@ def generate_request(
         request.max_new_tokens = max_new_tokens
     with _field("top_logprobs", COUNT, top_logprobs):
         request.top_logprobs = top_logprobs
-    sampling = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "seed": seed,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-    }
     for name, value in sampling.items():
-        if value is not None:
-            with _field(f"sampling.{name}", WHOLE.get(name, NUMBER), value):
-                setattr(request.sampling, name, value)
-    for token_id, bias in (logit_bias or {}).items():
-        with _field(f"sampling.logit_bias[{token_id}]", "a token id with a number", bias):
-            request.sampling.logit_bias[token_id] = bias
+        _put(request.sampling, name, value)
     with _field("stop", "a string or several of them", stop):
         request.stop.extend([stop] if isinstance(stop, str) else stop)
     with _field("stop_token_ids", "token ids", stop_token_ids):
@@ -89,8 +73,22 @@ def generate_request(
     return request
 
 
+def _put(sampling: Sampling, name: str, value: Any) -> None:
+    """Sets a field of `sampling`, unless the value is None."""
+    if value is None:
+        return
+    kind = Sampling.DESCRIPTOR.fields_by_name[name].cpp_type
+    if kind == FieldDescriptor.CPPTYPE_MESSAGE:  # a map by token id
+        for token_id, bias in value.items():
+            with _field(f"sampling.{name}[{token_id}]", "a token id with a number", bias):
+                getattr(sampling, name)[token_id] = bias
+    else:
+        with _field(f"sampling.{name}", HOLDS[kind], value):
+            setattr(sampling, name, value)
+
+
 def _check_prompt(prompt: Any) -> None:
-    """Raises InvalidArgument for what is neither text nor a sequence. Bytes would be taken for token ids."""
+    """Raises InvalidArgument for a value that is neither text nor a sequence. Bytes would pass for token ids."""
     if isinstance(prompt, bytes | bytearray | memoryview):
         raise InvalidArgument("prompt: is bytes; give text (bytes.decode makes it) or token ids", "prompt")
     if not isinstance(prompt, Iterable):

@@ -1,4 +1,4 @@
-"""How one request goes on over many calls. Pure: no I/O, no clock; `now` is in seconds of any monotonic clock.
+"""Continues one request over many calls. Pure: no I/O, no clock; `now` is in seconds of any monotonic clock.
 
 A driver (`client.py`, `aio.py`) makes the call that `call` returns, gives each response to `take`, and shows what
 `event` returns until it returns None. When the call fails, `failed` returns how long to wait before the next call, or
@@ -25,14 +25,14 @@ OnEnd = Callable[[int, Finished | None, OrcaError | None], None]
 
 @dataclass(frozen=True)
 class Call:
-    """The call to make next. The request's type tells the rpc. `timeout`: what is left of the request's, in seconds."""
+    """The call to make next. The request's type decides the rpc. `timeout`: the rest of the request's, in seconds."""
 
     request: GenerateRequest | ResumeRequest
     timeout: float | None
 
 
 class Resumption:
-    """What its client knows of one request: whether it was accepted, its tokens, its end; and so which call is next.
+    """Holds what a client knows of one request: whether it was accepted, its tokens, its end; and so the next call.
 
     A request with a body is sent by Generate, again and again until the server accepts it; its id makes all of them one
     request. After that, and always for a request without a body, the call is Resume from the first token not seen. A
@@ -74,7 +74,7 @@ class Resumption:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come, because the request has finished or an error ended it for this client."""
+        """Whether the stream is over: the request has finished, or an error ended it for this client."""
         return self.finished is not None or self.error is not None
 
     def call(self, now: float) -> Call:
@@ -95,7 +95,7 @@ class Resumption:
         return Call(request, timeout)
 
     def take(self, response: GenerateResponse, now: float) -> None:
-        """A response came. `event` tells what is in it."""
+        """Takes a response. `event` names its content."""
         if response.HasField("accepted"):
             self._patience.working(now)
             self._forgotten = False
@@ -148,7 +148,7 @@ class Resumption:
             raise
 
     def _may_begin_again(self, error: OrcaError) -> bool:
-        """Whether Generate makes a request that was lost once more. Nothing of it was shown, so nothing can differ."""
+        """Whether Generate may send a lost request again. None of its tokens was shown, so none can differ."""
         unknown = isinstance(error, NotFound) and error.reason in ("", "UNKNOWN_REQUEST")
         shown = self._from_index + len(self.tokens)
         return unknown and self._body is not None and self.accepted is not None and not shown and not self._forgotten

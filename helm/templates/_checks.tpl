@@ -88,6 +88,11 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- with include "orca.routedModel" . -}}
+{{- if has . $values.endpoint.otherModels -}}
+{{- fail (printf "endpoint.otherModels: %s is this release's own model; endpoint.settings.served_model_name gives it another name" .) -}}
+{{- end -}}
+{{- end -}}
 {{- $gateway := $values.gateway -}}
 {{- if $gateway.parentRefs -}}
 {{- if not (and $gateway.httpHostnames $gateway.grpcHostnames) -}}

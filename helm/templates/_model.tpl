@@ -35,6 +35,13 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
 {{- end -}}
 {{- end -}}
 
+{{/* The name by which routes find this release among others at the same hostnames; nothing where there are none. */}}
+{{- define "orca.routedModel" -}}
+{{- if .Values.endpoint.otherModels -}}
+{{ .Values.endpoint.settings.served_model_name | default (include "orca.modelName" .) }}
+{{- end -}}
+{{- end -}}
+
 {{/* The folder that a service is told. */}}
 {{- define "orca.modelFolder" -}}
 {{- $source := include "orca.modelSource" . | fromYaml -}}

@@ -34,7 +34,7 @@ annotations:
 {{- $_ := set $pod "affinity" ($pod.affinity | default (len . | eq 3 | ternary (last .) dict)) -}}
 serviceAccountName: {{ include "orca.accountName" (list $root (eq $component "test" | ternary "wait" $component)) }}
 automountServiceAccountToken: {{ has $component (list "scheduler" "wait" "test") }}
-enableServiceLinks: false  # a Service named orca-* would become ORCA_* variables, which no service knows
+enableServiceLinks: false  # a Service named orca-* would become ORCA_* variables, and some stop the start
 {{- with $root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}

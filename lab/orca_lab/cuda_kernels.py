@@ -92,7 +92,7 @@ class Layer:
         )
 
     def elementwise(self, tokens: int) -> Iterator[Timed]:
-        """What is done token by token. A batch's hidden states are in the cache, as they are in a model."""
+        """The work that is done token by token. A batch's hidden states are in the cache, as they are in a model."""
         hidden, inner, case = self.config.hidden, self.config.inner, f"{tokens} tokens"
         x, residual, up = self.random(tokens, hidden), self.random(tokens, hidden), self.random(tokens, inner)
         norm = Norm(self.random(hidden), self.random(hidden), 1e-5)

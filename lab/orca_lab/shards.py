@@ -32,6 +32,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FakeProcessGroup, Store
 
 from orca.v1 import worker_pb2
+from orca_scheduler.members import increment, initiation, put_members
 from orca_worker.data_plane import Loopback
 from orca_worker.models.families import topology
 from orca_worker.models.gpt2.configuration import GPT2Config
@@ -129,19 +130,15 @@ class Case:
         """A control message that can be repeated: initiations free their rows first, increments keep their position."""
         chance, rows = random.Random(self.batch), range(self.batch)
         if self.phase == INCREMENT:
-            return worker_pb2.Iteration(
-                increment_rows=rows,
-                increment_positions=[self.prompt] * self.batch,
-                increment_tokens=[chance.randrange(vocab_size) for _ in rows],
-            )
+            iteration = worker_pb2.Iteration()
+            put_members(iteration, [increment(row, self.prompt, chance.randrange(vocab_size)) for row in rows])
+            return iteration
         iteration = worker_pb2.Iteration(free_rows=rows)
         for row in rows:
-            iteration.initiations.add(
-                row=row,
-                claim=row + 1,
-                token_ids=[chance.randrange(vocab_size) for _ in range(self.prompt)],
-                blocks=range(row * self.blocks, (row + 1) * self.blocks),
-            )
+            tokens = [chance.randrange(vocab_size) for _ in range(self.prompt)]
+            iteration.admissions.add(row=row, claim=row + 1, token_ids=tokens)
+        blocks = [range(row * self.blocks, (row + 1) * self.blocks) for row in rows]
+        put_members(iteration, [initiation(row, self.prompt, blocks[row]) for row in rows])
         return iteration
 
 

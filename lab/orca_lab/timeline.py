@@ -1,4 +1,4 @@
-"""Where the time of a pipeline goes: the stages of a run, from the journals of its engine masters (paper Figure 8).
+"""Shows where a pipeline's time goes: the stages of a run, from the journals of its engine masters (paper Figure 8).
 
 Each rank reports five moments of an iteration on its own wall clock (one machine, or clocks that NTP keeps together):
 `received`, the control message came; `taken`, the GPU thread took it; `started`, the batch was built and its data had
@@ -106,7 +106,7 @@ class Run:
 
     @property
     def last(self) -> Life | None:
-        """The last life with an iteration; None when there is none."""
+        """The last life with an iteration; None without such a life."""
         return next((life for life in reversed(self.lives) if life.iterations), None)
 
 
@@ -153,7 +153,7 @@ def _read(lines: Iterable[Line], run: Run) -> None:
                 if isinstance(event, Arrived):
                     arrived |= {arrival.claim: event.now for arrival in event.requests}
                 for batch in scheduled([line]):
-                    members = tuple(Member(m.claim, m.phase.value, m.inputs) for m in batch.members)
+                    members = tuple(Member(m.claim, m.phase.value, m.count) for m in batch.members)
                     open_iterations[batch.iteration] = Iteration(batch.iteration, members)
             case _:
                 pass
@@ -164,7 +164,7 @@ def _read(lines: Iterable[Line], run: Run) -> None:
 
 @dataclass(frozen=True)
 class Shares:
-    """What a stage did in a window, as shares of the time. They add up to 1."""
+    """The work of a stage in a window, as shares of the time. They add up to 1."""
 
     busy: float
     upstream: float

@@ -1,7 +1,7 @@
 """A certificate authority for development: `orca certs` makes one, and certificates for the services' roles.
 
-FOLDER/ca.crt, ca.key                       the authority; whoever has ca.key can be anybody
-FOLDER/ROLE/tls.crt, tls.key, ca.crt        what a process of that role is given: its `tls_dir`
+FOLDER/ca.crt, ca.key                       the authority; with ca.key one can pose as any process
+FOLDER/ROLE/tls.crt, tls.key, ca.crt        the `tls_dir` of a process of that role
 """
 
 import os

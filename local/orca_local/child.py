@@ -17,13 +17,13 @@ from . import embedded_pool, status_port
 from .redis_log import copy_lines
 from .run_folder import open_log
 
-MODULE = (sys.executable, "-P", "-m")  # -P: a redis.py in the current folder is nobody's module
+MODULE = (sys.executable, "-P", "-m")  # -P: a redis.py in the current folder is not imported
 LONGEST_SOCKET_PATH = 107  # bytes, on Linux
 START_SECONDS = 120.0  # bound until a process listens; importing from a cold disk takes its time
 
 
 class Process(Protocol):
-    """What a child is to its parent, as asyncio has it."""
+    """The process that a parent holds, with the names of asyncio's."""
 
     @property
     def pid(self) -> int: ...
@@ -169,7 +169,7 @@ class Child:
         return said(line).removeprefix(f"orca-{self.role}: ")
 
     def logged(self, event: str) -> dict[str, Any] | None:
-        """The last line with an event in the log of the process that was started last; None: there is none."""
+        """Returns the last line with an event in the log of the last process; None without such a line."""
         with suppress(OSError):
             for line in reversed(self._log_lines()):
                 if f'"event": "{event}"' in line:
@@ -230,12 +230,12 @@ class Child:
         return refused
 
     def _status(self) -> dict[str, Any]:
-        """What the status port tells. Raises OSError when it cannot be reached."""
+        """Returns the answer of the status port. Raises OSError when it cannot be reached."""
         return status_port.ask(self.addresses["status"])
 
 
 def how_ended(code: int) -> str:
-    """What an exit status, or minus the number of a signal, says of an end."""
+    """Describes an end by its exit status, or by minus the number of a signal."""
     return f"ended with status {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
 
 

@@ -19,8 +19,8 @@ async def keep(
 ) -> Never:
     """Starts a process again whenever it has ended. `changed` is called after each end and each start.
 
-    Each state is told once: to `warn` that it has ended, why it cannot be started, that it does not stay up; to `say`
-    that it does.
+    `warn` receives once that it has ended, why it cannot be started, and that it does not stay up; `say` receives once
+    that it stays up again.
     """
     backoff, deaths = Backoff(), 0
     while True:

@@ -41,11 +41,11 @@ class Pod(Child):
     """A worker's pod: its supervisor, below which are its fork server and its ranks."""
 
     def __init__(self, name: str, address: str, forks: Forks, environment: Mapping[str, str], log: Path) -> None:
-        """address: where it will listen. Schedulers are told before it does."""
+        """address: where it will listen. Schedulers know the address before."""
         super().__init__("supervisor", name, (), environment, log)
         self.addresses = {"address": address}
         self._forks = forks
 
     async def _make(self, log: int) -> PodProcess:
-        forked = await self._forks.fork(lambda why: None, log)  # the stack itself tells of the fork server's ends
+        forked = await self._forks.fork(lambda why: None, log)  # the stack itself reports the fork server's ends
         return PodProcess(forked, self._environment)

@@ -13,7 +13,7 @@ from .settings import StackSettings
 
 
 class ProcessTable:
-    """Writes the file after each change. A disk that is full is told once, and ends nothing."""
+    """Writes the file after each change. A full disk is reported once, and ends nothing."""
 
     def __init__(
         self, path: Path, settings: StackSettings, children: Sequence[Child], say: Callable[[str], None]

@@ -9,7 +9,7 @@ from .keeping import QUIET, UNSTEADY
 
 
 class RankEnds:
-    """Of all pods of a stack. The first deaths in a row are told, then that the rank does not stay up."""
+    """Reports the ends of the ranks of all pods: the first deaths in a row, then that a rank does not stay up."""
 
     def __init__(self, tp: int, pp: int, say: Callable[[str], None]) -> None:
         self._tp, self._pp, self._say = tp, pp, say

@@ -38,7 +38,7 @@ class RunFolder:
 
     @property
     def descriptor(self) -> int:
-        """Of the lock, for a child that writes here. Until it has ended, too, nobody else gets the folder."""
+        """The descriptor of the lock, for a child that writes here: it holds the folder until it has ended, too."""
         return self._lock
 
     def log(self, name: str) -> Path:
@@ -80,7 +80,7 @@ def new_run(runs: Path) -> Path:
 
 
 def unwritable(path: Path) -> str | None:
-    """Why nothing can be written to a folder: a full disk, most often. None: it can."""
+    """Returns why a folder cannot be written to, such as a full disk; None when it can."""
     try:
         with tempfile.TemporaryFile(dir=path, buffering=0) as file:
             file.write(bytes(4096))

@@ -46,7 +46,7 @@ TLS_ROLES = {"supervisor": "worker"}  # the folder of a process's certificate, w
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 REDIS_SECONDS = 3.0  # for a Redis of the user's to answer
 LATE_SECONDS = 10.0  # beyond `drain_seconds`, until the last process is killed
-# So much of them is left when a role's processes are killed. Whoever comes later must still end.
+# Seconds of them that are left when a role's processes are killed: the roles after it must still end.
 LEFT_SECONDS = {"endpoint": 5.0, "scheduler": 3.0, "supervisor": 1.5, "redis": 0.0}
 REDIS_END = 3.0  # seconds for the embedded Redis to end; what it acknowledged is on disk already
 COUNT_SECONDS = 1.0  # for the endpoints to tell how many streams they have, before they are ended
@@ -118,7 +118,7 @@ class Stack:
 
     @property
     def computed_by(self) -> str:
-        """What computes the model: its type, instruction set and threads, as the first rank's log has it."""
+        """Names what computes the model: its type, instruction set and threads, as the first rank's log has it."""
         supervisor = next(child for child in self._children if child.role == "supervisor")
         loaded = supervisor.logged("model loaded")
         return f"{loaded['dtype']}, kernels {loaded['kernels']}" if loaded else "unknown"
@@ -157,12 +157,14 @@ class Stack:
 
     @property
     def _own_certificate(self) -> str | None:
-        """What the stack itself shows to supervisors and to Redis: it asks them as a scheduler does."""
+        """The certificate that the stack itself shows to supervisors and Redis: it asks them as a scheduler does."""
         return str(self._tls_dir / Role.SCHEDULER) if self._tls_dir is not None else None
 
     async def start(self) -> None:
         """Returns when a request would be answered. Raises FailedPrecondition with a sentence when it cannot be."""
         settings = self._settings
+        for warning in settings.warnings:
+            self._warn(warning)
         self._model = str(await in_thread(partial(resolve_model, self._model, check_type)))
         checkpoint = read_checkpoint(self._model)
         check_partition(checkpoint, settings.tp, settings.pp)
@@ -200,7 +202,7 @@ class Stack:
         self._show(state)
 
     async def wait(self) -> None:
-        """Returns never. Raises what ended the work of this class: then nobody keeps the processes any more."""
+        """Never returns. Raises the error that ended this class's own work: its processes are not kept any more."""
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
@@ -233,7 +235,7 @@ class Stack:
             self._warn(f"{were} cut off: they did not end within {self._settings.drain_seconds:g} s (drain_seconds)")
 
     async def _open_calls(self) -> str:
-        """How many streams the endpoints have, for the line that says that they are waited for; "" for none."""
+        """Counts the streams that the endpoints still have, for the line of the drain; "" without any."""
         endpoints = (child for child in self._children if child.role == "endpoint" and child.pid and child.status)
         try:
             async with asyncio.timeout(COUNT_SECONDS):
@@ -351,7 +353,7 @@ class Stack:
     async def _environment(self, role: str, name: str, **decided: object) -> dict[str, str]:
         """The variables of a service: the stack's settings, and those that are `decided` for this process.
 
-        It is told what it has a setting for, and nothing else: a supervisor learns neither Redis's password nor a key.
+        It gets only variables that it has a setting for: a supervisor learns neither Redis's password nor a key.
         """
         own = {"host": LOOPBACK, "port": 0, "http_port": 0, "model": self._model}
         known = SERVICES[role].model_fields
@@ -371,8 +373,8 @@ class Stack:
         """Whether the processes of a role take no core from the kernels, but wait for one that is free or for the end
         of a time slice.
 
-        A kernel thread that must stop for a moment makes all others wait for its part. What an endpoint and Redis do is
-        never what an iteration waits for. What the scheduler and the rank's own loop do is: they stay as they are.
+        A kernel thread that stops for a moment makes all others wait for its part. No iteration waits for an endpoint
+        or for Redis. Each waits for the scheduler and the rank's own loop, so these stay as they are.
         """
         return self._kernels and role in ("endpoint", "redis")
 
@@ -414,7 +416,7 @@ class Stack:
             await asyncio.gather(*starting, return_exceptions=True)
 
     def _idle_engine(self, schedulers: Sequence[Child], supervisors: Sequence[Child]) -> str | None:
-        """Why one of the engines serves nothing; None: all run."""
+        """Returns why one of the engines serves nothing; None when all run."""
         told = {engine: why for scheduler in schedulers for engine, why in scheduler.engines().items()}
         for number in range(self._settings.engines):
             engine = f"engine-{number}"
@@ -426,7 +428,7 @@ class Stack:
         return None
 
     def _untold(self, supervisors: Sequence[Child]) -> str | None:
-        """Which supervisor has not told of its ranks yet; None: `processes.json` has them all."""
+        """Names a supervisor that has not reported its ranks yet; None when `processes.json` has all ranks."""
         for ordinal, supervisor in enumerate(supervisors):
             ranks = self._table.ranks.get(ordinal, ())
             if not ranks or not all(rank.pid for rank in ranks):

@@ -10,7 +10,7 @@ SECONDS = 5.0  # for an answer
 
 
 def ask(address: str) -> dict[str, Any]:
-    """What `/readyz` tells, ready or not. Blocks for at most SECONDS.
+    """Returns the answer of `/readyz`, ready or not. Blocks for at most SECONDS.
 
     Raises OSError with a sentence when there is no whole answer."""
     try:

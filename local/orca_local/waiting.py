@@ -10,19 +10,19 @@ from orca_common.errors import FailedPrecondition
 from .child import Child
 
 LOOK = 0.1  # seconds between two looks
-SURE = 1.0  # seconds that a refusal must have stood: one that is about to be taken back is none
+SURE = 1.0  # seconds after which a refusal counts: before, it may be taken back
 
 
 class Waiting:
-    """Waits for one condition after the other, and says each reason why it must, once.
+    """Waits for one condition after the other, and says once why it waits.
 
-    `say` gets a line a state. `show` gets all of it, also what only counts on, for a line that is written over.
+    `say` receives a line for each new state. `show` receives every progress, for a line that is written over.
     """
 
     def __init__(self, children: Sequence[Child], say: Callable[[str], None], show: Callable[[str], None]) -> None:
         """children: all processes that must run meanwhile, or may refuse."""
         self._children, self._say, self._show = children, say, show
-        self.reason: str | None = None  # what is waited for
+        self.reason: str | None = None  # why the start still waits
         self._refused: tuple[str, float] | None = None  # a refusal, and since when it stands
 
     async def until(self, unready: Callable[[], str | None]) -> None:

@@ -198,13 +198,13 @@ def test_a_command_that_can_be_pasted_elsewhere(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("option", "suggested"),
     [
-        ("--model", ""),
+        ("--queue", ""),
         ("--max-tokens", " (Possible options: --max-new-tokens)"),
         ("--temp", " (Possible options: --temperature)"),
     ],
 )
 def test_only_names_that_look_alike_are_suggested(option: str, suggested: str) -> None:
-    """--help was suggested for --model."""
+    """--help was suggested for names as far from it as --queue is."""
     done = CliRunner().invoke(app, ["generate", "a", option, "1"], env={"COLUMNS": "200"})
     assert done.exit_code == 2
     assert f"No such option: {option}{suggested} " in done.stderr
@@ -243,13 +243,18 @@ def test_output_that_cannot_be_written(command: list[str]) -> None:
 
 
 def test_a_server_goes_on_when_its_terminal_is_away() -> None:
+    """Its disk is full, or the reader of its pipe has left: nothing that it prints may raise."""
     read, write = os.pipe()
     os.close(read)
     for path in ("/dev/full", write):
-        with suppress(OSError), open(path, "w") as file:
-            terminal = Console(file=cast(TextIO, Lossy(file)))
-            for _ in range(3):
-                terminal.print("ready")
+        file = open(path, "w", buffering=1)  # noqa: SIM115 (its close fails, too)
+        terminal = Console(file=cast(TextIO, Lossy(file)))
+        for _ in range(3):
+            terminal.print("ready")
+        with pytest.raises(OSError, match=r"No space left|Broken pipe"):
+            file.write("ready\n")
+        with suppress(OSError):
+            file.close()
 
 
 # -- runs

@@ -109,7 +109,10 @@ EDITS = [
     Edit("discovery", "fixed list", SCHEDULER, env("ORCA_WORKERS"), "a:1", Level.WARNING),
     Edit("updates", "replaces the workers one by one", WORKER, ("spec", "updateStrategy", "type"), "RollingUpdate"),
     Edit("updates", "start one after the other", WORKER, ("spec", "podManagementPolicy")),
-    Edit("settings", "ORCA_MAX_BATCH of the scheduler: there is no", SCHEDULER, env("ORCA_MAX_BATCH"), "3"),
+    Edit(
+        "settings", "the scheduler does not start: ORCA_MAX_BATCH: there is no", SCHEDULER, env("ORCA_MAX_BATCH"), "3"
+    ),
+    Edit("settings", "ORCA_HOME of the worker: there is no", WORKER, env("ORCA_HOME"), "/opt", Level.WARNING),
     Edit("settings", "adds ORCA_* variables for Services to the worker", WORKER, (*SPEC, "enableServiceLinks")),
     Edit("same", "ORCA_REDIS_URL of endpoint and scheduler differ", SCHEDULER, env("ORCA_REDIS_URL"), "redis://b/0"),
     Edit("grace", "worker: killed after 5 s", WORKER, (*SPEC, "terminationGracePeriodSeconds"), 5),
@@ -203,6 +206,14 @@ EDITS = [
         ("status", "disruptionsAllowed"),
         0,
     ),
+    Edit(
+        "drain",
+        "until more are Ready: orca-endpoint",
+        "PodDisruptionBudget orca-endpoint",
+        ("status",),
+        {"disruptionsAllowed": 0, "expectedPods": 2, "currentHealthy": 1},
+        Level.WARNING,
+    ),
     Edit("pods", "orca-scheduler is scaled to 0 pods", SCHEDULER, ("spec", "replicas"), 0),
     Edit("pods", "orca-endpoint has 2 of 5 pods", ENDPOINT, ("spec", "replicas"), 5),
     Edit("spare", "orca-worker-2 idles", WORKER, ("spec", "replicas"), 3, Level.WARNING),
@@ -255,6 +266,16 @@ def test_an_object_is_wrong(edit: Edit) -> None:
     said = found(wrong, edit.check)
     assert any(finding.level is edit.level and edit.says in finding.found for finding in said), said
     assert all(finding.advice for finding in said if finding.level in (Level.FAULT, Level.WARNING))
+
+
+def test_percentages_of_a_budget_are_rounded_up() -> None:
+    """As Kubernetes does it: 30 % of four pods are the two of an engine."""
+    rounded = edited(
+        healthy(),
+        lambda thing: put(thing, ("spec", "maxUnavailable"), "30%"),
+        lambda thing: thing["kind"] == "PodDisruptionBudget" and name_of(thing) == "orca-worker",
+    )
+    assert {finding.level for finding in found(rounded, "budgets")} == {Level.OK}
 
 
 # -- faults of the pods

@@ -28,6 +28,7 @@ class Act:
     accept: bool = True
     first: int | None = None  # index of the first token, if it is not the one asked for
     ids: Sequence[int] = tuple(IDS)
+    text: str = ""  # of each token, if it is not its own
 
 
 FINISH = Act(len(IDS), "finish")
@@ -99,7 +100,9 @@ class Endpoint(OrcaServicer):
             yield pb.GenerateResponse(accepted=accepted)
         first = asked if act.first is None else act.first
         for index in range(first, act.upto):
-            yield pb.GenerateResponse(tokens=[token(index, act.ids[index])])
+            message = token(index, act.ids[index])
+            message.text = act.text or message.text
+            yield pb.GenerateResponse(tokens=[message])
         match act.end:
             case "finish":
                 timings = pb.Timings(

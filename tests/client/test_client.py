@@ -96,6 +96,15 @@ async def test_stream(stage: Stage, face: Face, connect: Connect) -> None:
     assert call.metadata["authorization"] == "Bearer k"
 
 
+async def test_a_long_message(stage: Stage, face: Face, connect: Connect) -> None:
+    """gRPC itself takes 4 MiB, and the logprobs of a long prompt are more."""
+    long = "x" * (5 << 20)
+    client = connect((await stage.endpoint(Script(Act(1, "finish", text=long)))).address)
+    _, shown, _ = await rest(face, client.generate("x", max_new_tokens=1))
+    assert isinstance(shown, Token)
+    assert shown.text == long
+
+
 async def test_defaults(stage: Stage, face: Face, connect: Connect) -> None:
     """A text prompt with defaults: greedy, and no optional field is sent. A request id that was given is kept."""
     script = Script()
@@ -468,6 +477,7 @@ async def test_detaching_on_request(stage: Stage, face: Face, connect: Connect) 
     await leave_loop(face, stream)
     assert indexes(await take(face, stream, 2)) == ALL[:2]  # the loop was left, and not the stream
     request_id = stream.request_id
+    await script.said.get()  # a call that ends before the endpoint hangs is not seen to be left
     del stream
     await script.left.get()
     assert script.cancelled == []

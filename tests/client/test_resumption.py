@@ -1,7 +1,9 @@
 """The pure parts of the client: a request over many calls, patience, addresses, attempts."""
 
+import hashlib
 import random
 import re
+import struct
 from typing import Any
 
 import grpc
@@ -107,10 +109,33 @@ def test_a_request_that_the_server_has_lost(shown: int) -> None:
         return
     assert resumption.failed(lost, 0) == 0
     assert isinstance(resumption.call(0).request, pb.GenerateRequest)
+    resumption.take(served(body)[0], 0)
+    resumption.failed(AWAY, 0)
+    assert isinstance(resumption.call(0).request, pb.ResumeRequest), "the server knows it again"
     for response in served(body):
         resumption.take(response, 0)
     events = list(iter(resumption.event, None))
     assert [type(event) for event in events] == [Token] * len(IDS) + [Finished], "Accepted was shown before"
+
+
+def test_a_resume_has_the_digest_of_what_was_seen() -> None:
+    """By this process and by the one before it. Without `seen` there is none to compare."""
+
+    def digest(count: int) -> bytes:
+        return hashlib.sha1(struct.pack(f"<{count}I", *IDS[:count])).digest()
+
+    for seen, before, after in ((IDS[:2], digest(2), digest(4)), (None, b"", b"")):
+        resumption = Resumption("mine", None, patience=patience(), next_attempt=Attempts(), from_index=2, seen=seen)
+        first = resumption.call(0).request
+        assert isinstance(first, pb.ResumeRequest)
+        assert (first.from_index, first.digest) == (2, before)
+        for response in served(first)[:3]:
+            resumption.take(response, 0)
+        assert len(list(iter(resumption.event, None))) == 3
+        resumption.failed(AWAY, 0)
+        second = resumption.call(0).request
+        assert isinstance(second, pb.ResumeRequest)
+        assert (second.from_index, second.digest) == (4, after)
 
 
 def test_messages_and_events_are_one() -> None:
@@ -200,6 +225,18 @@ def test_the_deadline_is_last() -> None:
 
 def test_a_named_delay_is_kept() -> None:
     assert 3 <= patience(bound=1).refused(OrcaError("full"), 3, 1000) <= 4.5
+
+
+def test_a_named_delay_is_no_outage() -> None:
+    """An endpoint that says when to come back works: an hour of waiting for it leaves the bound as it was."""
+    patient = patience(bound=10, connect=5)
+    patient.failed(AWAY, 1)
+    for now in range(2, 3600):
+        patient.refused(OrcaError("full"), 1, now)
+    patient.failed(AWAY, 3600)
+    patient.failed(AWAY, 3607)  # 2 s before the hour, 7 s after it
+    with pytest.raises(Unavailable):
+        patient.failed(AWAY, 3608)
 
 
 # -- addresses
@@ -306,6 +343,15 @@ REFUSED = Failed("failed to connect to all addresses; last error: UNKNOWN: ipv4:
 CLOSED = Failed("failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed")
 SILENT = Failed("failed to connect to all addresses; last error: UNKNOWN: connection attempt timed out")
 EXPIRED = Failed("Deadline Exceeded", grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+def test_an_address_that_failed_is_avoided() -> None:
+    channels = Channels(Addresses(["a:1", "b:1"], 0), (), lambda target: None)
+    assert [channels.pick() for _ in range(4)] == ["a:1", "b:1"] * 2
+    channels.error(EXPIRED, "a:1")
+    assert [channels.pick() for _ in range(2)] == ["a:1", "b:1"], "its answer came too late, but it lives"
+    channels.error(CLOSED, "a:1")
+    assert [channels.pick() for _ in range(3)] == ["b:1"] * 3
 
 
 def test_what_an_address_did_last_is_what_counts() -> None:

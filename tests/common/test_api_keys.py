@@ -55,12 +55,17 @@ def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     assert keys.tenant_of(bearer(new)) == "a"
     with pytest.raises(Unauthenticated):
         keys.tenant_of(bearer(old))
+    with_setting = ApiKeys(line_of("b", old), str(file), clock=lambda: now[0])
+    replace(file, line_of("c", new))
+    now[0] = 3.0
+    assert with_setting.tenant_of(bearer(new)) == "c"
+    assert with_setting.tenant_of(bearer(old)) == "b", "the keys of the setting stay"
     replace(file, "broken")
     now[0] = 4.0
-    assert keys.tenant_of(bearer(new)) == "a", "a broken change leaves the keys as they were"
+    assert with_setting.tenant_of(bearer(new)) == "c", "a broken change leaves the keys as they were"
     file.unlink()
     now[0] = 6.0
-    assert keys.tenant_of(bearer(new)) == "a"
+    assert with_setting.tenant_of(bearer(new)) == "c"
 
 
 def replace(file: Path, text: str) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from http2 import Http2
 
 from orca_common.errors import ErrorReason, NotFound, Unavailable
-from orca_common.grpc_server import GrpcServer, ServerCall
+from orca_common.grpc_server import GrpcServer, Guard, ServerCall
 from orca_common.tls import Plaintext
 
 SERVICE = "t.Test"
@@ -28,7 +28,7 @@ class Servicer:
     def __init__(self) -> None:
         self.go = asyncio.Event()
         self.go.set()
-        self.running = 0
+        self.running = self.read = 0
 
     async def unary(self, request: BytesValue, call: ServerCall) -> BytesValue:
         self.running += 1
@@ -59,6 +59,7 @@ class Servicer:
 
     async def both(self, requests: AsyncIterator[BytesValue], call: ServerCall) -> AsyncIterator[BytesValue]:
         async for request in requests:
+            self.read += 1
             yield request
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -76,9 +77,11 @@ class Servicer:
 
 
 @asynccontextmanager
-async def serving(write_seconds: float = 30.0) -> AsyncIterator[tuple[GrpcServer, Servicer, grpc.aio.Channel, str]]:
+async def serving(
+    write_seconds: float = 30.0, guard: Guard | None = None
+) -> AsyncIterator[tuple[GrpcServer, Servicer, grpc.aio.Channel, str]]:
     servicer = Servicer()
-    server = GrpcServer((SERVICE,), Plaintext(), {}, LEAVING, options=[], write_seconds=write_seconds)
+    server = GrpcServer((SERVICE,), Plaintext(), {}, LEAVING, options=[], guard=guard, write_seconds=write_seconds)
     server.server.add_generic_rpc_handlers((servicer.handlers(),))
     address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     options = [("grpc.use_local_subchannel_pool", 1)]
@@ -202,9 +205,43 @@ async def test_health_of_clients_beside_one_that_reads_nothing() -> None:
         assert (await ended(stub.Check(Check(service="t.Unknown"))))[0] is grpc.StatusCode.NOT_FOUND
 
 
+class Counting(Guard):
+    """Counts the calls that use memory, and the messages that were waited for."""
+
+    def __init__(self) -> None:
+        self.calls = self.reads = 0
+
+    def count(self, call: ServerCall) -> None:
+        self.calls += 1
+
+    def over(self, call: ServerCall) -> None:
+        self.calls -= 1
+
+    def reading(self, call: ServerCall) -> AbstractAsyncContextManager[object]:
+        self.reads += 1
+        return super().reading(call)
+
+
+async def test_messages_of_a_client_that_reads_nothing_wait() -> None:
+    """Each one is read when the client has taken the answer to the one before. So no answers pile up."""
+    guard = Counting()
+    async with serving(guard=guard) as (server, servicer, _, address):
+        async with Http2.connected(address, http2.setting(http2.INITIAL_WINDOW, 0)) as client:
+            client.write(
+                http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.call(f"/{SERVICE}/Both")),
+                http2.frame(http2.DATA, http2.END_STREAM, 1, http2.message(wrapped(b"question")) * 100),
+            )
+            await until(lambda: bool(server.clients))
+            [call] = server._calls.open
+            await until(lambda: call._writing is not None)
+            assert guard.reads == servicer.read == 1
+        await until(lambda: not server.clients)
+
+
 async def test_a_client_that_reads_nothing_loses_its_stream() -> None:
-    """The method ends. What waits for the client is C-core's, until the client reads or leaves."""
-    async with serving(write_seconds=0.2) as (server, servicer, _, address):
+    """The method ends. What waits for the client is C-core's, until the client reads or leaves, and the call counts."""
+    guard = Counting()
+    async with serving(write_seconds=0.2, guard=guard) as (server, servicer, _, address):
         async with Http2.connected(address, http2.setting(http2.INITIAL_WINDOW, 0)) as client:
             reading = asyncio.create_task(ignore(client))
             large = wrapped(b"x" * 10_000)
@@ -216,8 +253,9 @@ async def test_a_client_that_reads_nothing_loses_its_stream() -> None:
             [call] = server._calls.open
             await until(lambda: call._end is not None)
             assert not servicer.running
+            assert guard.calls == 1
             reading.cancel()
-        await until(lambda: not server.clients)
+        await until(lambda: not server.clients and not guard.calls)
 
 
 async def ignore(client: Http2) -> None:

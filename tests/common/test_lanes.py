@@ -25,7 +25,7 @@ from hyperframe.frame import (
 from orca_common.errors import FailedPrecondition, Unavailable
 from orca_common.lanes.client import CallFailed, LaneConnection, Status, connect
 from orca_common.lanes.server import LaneCall, LaneServer, unary
-from orca_common.roles import Role
+from orca_common.roles import ANY, Role
 from orca_common.tls import Certificates, MutualTls, Plaintext, Transport
 from orca_local.authority import Authority
 
@@ -50,9 +50,8 @@ async def ours(transport: Transport | None = None) -> AsyncIterator[str]:
         assert await over is None
 
     methods = {"/t/Size": unary(BytesValue, size), "/t/Echo": echo}
-    server = LaneServer(methods, lambda call: None, Unavailable("leaving"))
-    context = transport.server_context() if transport is not None else None
-    yield f"127.0.0.1:{await server.start('127.0.0.1', 0, context)}"
+    server = LaneServer(methods, transport or Plaintext(), {"/t/": ANY}, Unavailable("leaving"))
+    yield f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     await server.stop(0)
 
 
@@ -258,7 +257,15 @@ ENDS = {  # what a server says at once, and how the call that it ends has ended
     ),
     "reset with more room to send": (
         [WindowUpdateFrame(1, 100_000), WindowUpdateFrame(0, 100_000), RstStreamFrame(1, error_code=8)],
-        Status(grpc.StatusCode.CANCELLED, "the other side has reset the call"),
+        Status(grpc.StatusCode.INTERNAL, "the other side has reset the call"),
+    ),
+    "reset before it has begun": (
+        [RstStreamFrame(1, error_code=7)],
+        Status(grpc.StatusCode.UNAVAILABLE, "the other side has reset the call"),
+    ),
+    "an answer of HTTP alone": (
+        [HeadersFrame(1, Encoder().encode([(b":status", b"404")]), flags=["END_HEADERS", "END_STREAM"])],
+        Status(grpc.StatusCode.UNKNOWN, "HTTP status 404"),
     ),
     "a sentence that is no UTF-8": (
         [headers(1, (b"grpc-status", b"5"), (b"grpc-message", b"\xe9t\xe9"), end=True)],

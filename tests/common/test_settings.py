@@ -1,5 +1,7 @@
 """Settings: the order of their sources, the sentences about wrong ones, and what a child process gets."""
 
+import json
+import logging
 import re
 from pathlib import Path
 
@@ -71,7 +73,6 @@ def test_log_level(level: str, found: str, monkeypatch: pytest.MonkeyPatch) -> N
     ("variable", "value", "sentence"),
     [
         ("ORCA_MAX_WAITNG", "5", "ORCA_MAX_WAITNG: there is no such setting; did you mean ORCA_MAX_WAITING?"),
-        ("ORCA_QQQQ", "5", "ORCA_QQQQ: there is no such setting"),
         ("ORCA_MAX_WAITING", "many", "ORCA_MAX_WAITING: must be a whole number (it is 'many')"),
         ("ORCA_LOG_LEVEL", "loud", "ORCA_LOG_LEVEL: must be 'DEBUG', "),
         ("ORCA_CONFIG", "/nowhere.toml", "ORCA_CONFIG: /nowhere.toml cannot be read (No such file or directory)"),
@@ -80,6 +81,41 @@ def test_log_level(level: str, found: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_wrong_variables(variable: str, value: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, value)
     assert refusal(EndpointSettings, "--model", "m").startswith(sentence)
+
+
+@pytest.mark.parametrize("variable", ["ORCA_HOME", "ORCA_QQQQ", "ORCA_REDIS_SERVICE_HOST", "ORCA_" + 7 * "MAX_WAITNG"])
+def test_a_variable_of_another_program_is_a_warning(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It resembles no setting, so it is not misspelt: the service starts. Its log has the name, not the value."""
+    monkeypatch.setenv(variable, "its value")
+    settings = EndpointSettings.load(["--model", "m"])
+    assert capsys.readouterr() == ("", ""), "a command without a log prints nothing of it"
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    settings.open_log("orca-endpoint")
+    (line,) = capsys.readouterr().err.splitlines()
+    said = json.loads(line)
+    assert (said["level"], said["event"]) == ("WARNING", f"{variable}: there is no such setting, so it has no effect")
+    assert "its value" not in line
+
+
+@pytest.mark.parametrize(
+    ("variable", "near"),
+    [
+        ("ORCA_HOSTS", "ORCA_HOST"),
+        ("ORCA_PROT", "ORCA_PORT"),
+        ("ORCA_DEVISE", "ORCA_DEVICE"),
+        ("orca_slot", "ORCA_SLOTS"),
+    ],
+)
+def test_a_short_name_that_resembles_a_setting_stops_the_start(
+    variable: str, near: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "5")
+    assert refusal(EndpointSettings, "--model", "m") == (
+        f"{variable.upper()}: there is no such setting; did you mean {near}?"
+    )
 
 
 def test_variables_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

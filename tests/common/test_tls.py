@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import ssl
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,10 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from orca_common.errors import FailedPrecondition, PermissionDenied
-from orca_common.roles import REDIS, Role, check_redis, roles_in
+from orca_common.roles import REDIS, Role, check_redis, check_role, roles_in
 from orca_common.tls import Certificates, MutualTls
 from orca_local.authority import Authority
 
@@ -65,6 +65,25 @@ def test_roles_are_names_of_the_internal_domain() -> None:
     assert roles_in(["worker.orca.internal", "localhost", "10.0.0.1"]) == {Role.WORKER}
     assert roles_in(["client.orca.internal", "endpoint.orca.internal"]) == {Role.CLIENT, Role.ENDPOINT}
     assert roles_in(["worker", "worker.orca.internal.example", "a.worker.orca.internal", "x.orca.internal"]) == set()
+
+
+def test_a_method_without_a_role_is_for_nobody() -> None:
+    service = "/orca.v1.Pod/"
+    table = {service: frozenset({Role.CLIENT}), f"{service}Fence": frozenset({Role.WORKER})}
+
+    def callers(method: str) -> set[Role]:
+        """The roles that may call a method."""
+        may = set[Role]()
+        for role in Role:
+            with suppress(PermissionDenied):
+                check_role(method, table, frozenset({role}))
+                may.add(role)
+        return may
+
+    assert callers(f"{service}Watch") == {Role.CLIENT}
+    assert callers(f"{service}Fence") == {Role.WORKER}, "a method's own line counts before its service's"
+    for method in ("/orca.v1.Other/Watch", "/orca.v1.Pod", "Watch", ""):
+        assert callers(method) == set()
 
 
 async def test_a_server_takes_up_new_certificates_and_authorities(tmp_path: Path) -> None:
@@ -153,7 +172,7 @@ async def test_new_channels_and_running_servers_follow_a_change_of_authority(tmp
     folders = {role: old.issue(role) for role in (Role.SCHEDULER, Role.WORKER)}
     worker, scheduler = (MutualTls(Certificates(str(folders[role]))) for role in (Role.WORKER, Role.SCHEDULER))
     server = grpc.aio.server()
-    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)  # pyright: ignore[reportAttributeAccessIssue]
     address = f"127.0.0.1:{worker.listen(server, '127.0.0.1:0')}"
     await server.start()
 

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 from docs.pages import PAGES, ROOT
 
+from orca.v1 import orca_pb2
 from orca_endpoint.completion_answer import STATUS
 
 DOCS = ROOT / "docs"
@@ -98,9 +99,37 @@ def test_settings_of_the_pages_have_the_code_s_defaults() -> None:
         settings = SITE.settings_of(module, name)
         assert all(setting.meaning for setting in settings), f"{name}: a setting without a word about it"
         known |= {setting.name: setting.default for setting in settings}
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", (DOCS / "operate.md").read_text(), re.MULTILINE)
-    assert rows
-    assert {name: default.strip() for name, default in rows} == {name: known[name] for name, _ in rows}
+    rows = re.findall(
+        r"^\| (`\w+`(?:, `\w+`)*) \| ([^|:]+)(?:: [^|]*)? \|", (DOCS / "operate.md").read_text(), re.MULTILINE
+    )
+    said = {}
+    for names, defaults in rows:
+        listed, values = names.replace("`", "").split(", "), defaults.split(", ")
+        said |= dict(zip(listed, values * len(listed) if len(values) == 1 else values, strict=True))
+    assert {"retention", "retain_bytes", "tenant_requests", "max_batch_size"} <= said.keys()
+    exact = {name: known[name].removesuffix(".0") for name in said}
+    assert {name: default.removesuffix(".0") for name, default in said.items()} == exact
+
+
+def test_the_table_of_keys_is_the_docstring_s() -> None:
+    page = (DOCS / "pool.md").read_text()
+    assert page == load(DOCS / "hooks/keys.py").page(), "run docs/hooks/keys.py"
+    assert page.count("| `tokens:ID` | string |") == 1, "the marks are there, and the table is between them"
+
+
+def test_the_table_of_methods_is_the_contract_s() -> None:
+    """A row for each method, in the contract's order. A cell that names fields names all of them, and so do braces."""
+    page = (DOCS / "design.md").read_text()
+    rows = re.findall(r"^\| `([A-Z]\w+)` \|([^|]*)\|([^|]*)\|$", page, re.MULTILINE)
+    methods = orca_pb2.DESCRIPTOR.services_by_name["Orca"].methods
+    assert [name for name, _, _ in rows] == [method.name for method in methods]
+    for method, (_, *cells) in zip(methods, rows, strict=True):
+        for message, cell in zip((method.input_type, method.output_type), cells, strict=True):
+            told = dict(re.findall(r"`([a-z_]+)`(?: \{([^}]*)\})?", cell))
+            assert not told or set(told) - set(message.oneofs_by_name) == set(message.fields_by_name), cell
+            inner = {name: set(re.findall(r"`([a-z_]+)`", text)) for name, text in told.items() if text}
+            kinds = {name: message.fields_by_name[name].message_type for name in inner}
+            assert inner == {name: set(kind.fields_by_name if kind else ()) for name, kind in kinds.items()}
 
 
 def test_pictures_are_drawn() -> None:

@@ -153,7 +153,7 @@ def check_journals(run_dir: Path) -> None:
                     assert actions == tuple(lifecycle.step(event)), f"{path.name}: {event}"
                 case _:
                     pass
-        assert core.slots.reserved == 0, f"{path.name}: slots are reserved at the end"
+        assert core.memory.reserved == 0, f"{path.name}: slots are reserved at the end"
 
 
 async def main(rounds: int, seed: int, tp: int, pp: int, run_ahead: int, dtype: str) -> None:

@@ -46,9 +46,9 @@ async def measure(url: str, streams: int, tokens: int) -> tuple[float, float]:
         for name in names:
             record = PoolRequest(request_id=name, prompt_ids=[1, 2, 3], max_new_tokens=tokens + 32).SerializeToString()
             call = {"deadline_in": None, "detach_grace": 60.0, "endpoint": delivery.incarnation, "attempt": 1}
-            answer = await engine.submit(name, record, "d", tokens + 64, **call, max_waiting=streams)
+            answer = await engine.submit(name, record, "d", tokens + 64, tokens + 64, **call, max_waiting=streams)
             assert isinstance(answer, Attached)
-        claimed = await engine.claim("g", "s", term, 0, count=streams, slots=slots, total=slots, block_size=1)
+        claimed = await engine.claim("g", "s", term, 0, count=streams, slots=slots, total=slots)
         assert claimed is not None
         claims = {held.request_id: held.claim for held in claimed.requests}
 

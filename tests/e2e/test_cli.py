@@ -191,6 +191,14 @@ def test_help_and_misspelt_settings(service: str) -> None:
     assert (wrong.returncode, wrong.stdout, wrong.stderr) == (1, "", sentence)
 
 
+@pytest.mark.parametrize("service", ["endpoint", "worker"])
+def test_a_variable_of_another_program_is_a_warning_in_the_log(service: str) -> None:
+    ended = orca(service, "--model", "/nowhere", ORCA_HOME="/opt/other")
+    warning, why = ended.stderr.splitlines()
+    assert json.loads(warning)["event"] == "ORCA_HOME: there is no such setting, so it has no effect"
+    assert why.endswith("--model: /nowhere: there is no such folder")
+
+
 @pytest.mark.parametrize("command", ["serve", "topology"])
 def test_errors_are_plain_sentences(command: str, tmp_path: Path) -> None:
     """Also where they hold what a terminal library would take for its markup."""

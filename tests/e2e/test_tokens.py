@@ -14,6 +14,7 @@ from stacks import Running, running
 from orca_client import Finished, Token
 
 REQUESTS = 60
+PROMPT, VOCABULARY = [7, 8, 9], 211  # of the sampled streams
 YIELD = ("endpoint", "redis")  # processes that take no core from the kernels
 
 
@@ -85,20 +86,33 @@ async def answer(stack: Running, prompt: list[int], max_new_tokens: int, at: flo
 
 
 async def test_a_draw_depends_on_seed_and_index_alone(tmp_path: Path) -> None:
-    """Sampled streams are the same on either engine, alone and beside others."""
-    model = make_gpt2(tmp_path / "model", heads=3, layers=2, hidden=24, vocab=211, positions=96, seed=9)
+    """Sampled streams are the same on either engine, alone and beside others. Each token is one of those that
+    transformers' own filters leave; at a temperature of 20 the distribution is so flat that few would be by chance."""
+    model = make_gpt2(tmp_path / "model", heads=3, layers=2, hidden=24, vocab=VOCABULARY, positions=96, seed=9)
     async with running(tmp_path / "run", model, engines=2, max_batch_size=3) as stack:
 
-        async def draw(seed: int) -> list[tuple[int, float | None]]:
+        async def draw(
+            seed: int, temperature: float = 1.5, top_k: int = 50, top_p: float = 0.9
+        ) -> list[tuple[int, float | None]]:
             stream = stack.client.generate(
-                [7, 8, 9], max_new_tokens=20, temperature=1.5, top_k=50, top_p=0.9, seed=seed, logprobs=True
+                PROMPT, max_new_tokens=20, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, logprobs=True
             )
             return [(event.token_id, event.logprob) async for event in stream if isinstance(event, Token)]
 
         alone = [await draw(seed) for seed in range(4)]
+        few, nucleus = await draw(4, 20.0, 3, 1.0), await draw(5, 20.0, VOCABULARY, 0.1)
         together = await asyncio.gather(*(draw(seed) for seed in [0, 1, 2, 3, 3, 2, 1, 0]))
     ids = [[token for token, _ in stream] for stream in alone]
     assert [[token for token, _ in stream] for stream in together] == [*ids, *reversed(ids)]
     assert len({tuple(stream) for stream in ids}) == 4
+    reference = Reference(model)
+    for drawn, temperature, top_k, top_p in (
+        (few, 20.0, 3, 1.0),
+        (nucleus, 20.0, VOCABULARY, 0.1),
+        (alone[0], 1.5, 50, 0.9),
+    ):
+        tokens = [token for token, _ in drawn]
+        assert tokens != reference.greedy(PROMPT, 20)
+        assert all(reference.drawable(PROMPT, tokens, temperature=temperature, top_k=top_k, top_p=top_p))
     for one, other in zip(alone, together, strict=False):
         assert [p for _, p in one] == pytest.approx([p for _, p in other], abs=1e-4)

@@ -105,11 +105,11 @@ class Engine:
         """Commits tokens from index `base` on. Returns the pool's answer for the row."""
         self.iteration += 1
         record = PoolRequest.FromString(request.record)
-        tokens = b"".join(TOKEN.pack(i, -0.5 if record.logprobs else math.nan, self.iteration) for i in ids)
-        count = record.adjustments.top_logprobs
+        tokens = b"".join(TOKEN.pack(i, -0.5 if record.sampling.logprobs else math.nan, self.iteration) for i in ids)
+        count = record.sampling.top_logprobs
         tops = b"".join(top_of(i, count) for i in ids)
         prompt = b""
-        if record.adjustments.prompt_logprobs and base == 0:
+        if record.sampling.prompt_logprobs and base == 0:
             _, *rest = enumerate(record.prompt_ids)
             prompt = SCORE.pack(math.nan) + NOTHING * count
             prompt += b"".join(SCORE.pack(-n) + top_of(i, count) for n, i in rest)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import httpx2 as httpx
@@ -508,10 +508,12 @@ async def test_what_was_read_is_deleted(orca: World, redis: Redis) -> None:
     assert ids_of(await collect(call)) == [11]
 
 
+@pytest.mark.parametrize("refused", [True, False])
 async def test_a_call_that_leaves_during_its_attach_detaches_after_the_answer(
-    orca: World, monkeypatch: pytest.MonkeyPatch
+    orca: World, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
-    """The pool may refuse the attach. A detach of its attempt would then end the stream that has the request."""
+    """The pool may refuse the attach. A detach of its attempt would then end the stream that has the request. An attach
+    that took the request over is detached, and without a grace the request then ends."""
     pool, delivery = orca.serving.app._pool, orca.serving.app.delivery
     attach, asked, may_go = pool.attach, asyncio.Event(), asyncio.Event()
 
@@ -520,19 +522,54 @@ async def test_a_call_that_leaves_during_its_attach_detaches_after_the_answer(
         await may_go.wait()
         return await attach(*args, **options)
 
-    call = orca.stub.Generate(generation(max_new_tokens=2, request_id="right", attempt=1))
+    call = orca.stub.Generate(generation(max_new_tokens=2, request_id="one", attempt=1))
     request = await orca.engine.claim()
     await orca.engine.commit(request, 0, [10])
     seen = await read(call, 2)
     monkeypatch.setattr(pool, "attach", late)
-    wrong = orca.stub.Resume(pb.ResumeRequest(request_id="right", from_index=1, digest=b"x" * 20, attempt=2))
+    digest = b"x" * 20 if refused else b""
+    leaving = orca.stub.Resume(pb.ResumeRequest(request_id="one", from_index=1, digest=digest, attempt=2))
     await asyncio.wait_for(asked.wait(), 10)
-    wrong.cancel()
+    leaving.cancel()
     await until(lambda: delivery.count == 1)
     may_go.set()
     await delivery.settled(10)
+    if refused:
+        await orca.engine.commit(request, 1, [11], Reason.LENGTH)
+        assert ids_of([*seen, *await collect(call)]) == [10, 11]
+    else:
+        async with asyncio.timeout(10):
+            while await orca.engine.commit(request, 1, []) != Committed.GONE:
+                await asyncio.sleep(0.05)
+
+
+async def test_packets_that_overtake_the_answer_of_an_attach_are_kept(
+    orca: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last token may come while the attach is answered. Nothing would come after it that shows the gap."""
+    pool, delivery = orca.serving.app._pool, orca.serving.app.delivery
+    attach, attached, may_go = pool.attach, asyncio.Event(), asyncio.Event()
+
+    async def late(*args: Any, **options: Any) -> Attached | Refusal:
+        answer = await attach(*args, **options)
+        attached.set()
+        await may_go.wait()
+        return answer
+
+    asked = generation(max_new_tokens=2, request_id="one", attempt=1, detach_grace=Duration(seconds=60))
+    first = orca.stub.Generate(asked)
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10])
+    await read(first, 2)
+    first.cancel()
+    await until(lambda: delivery.count == 0)
+    monkeypatch.setattr(pool, "attach", late)
+    call = orca.stub.Resume(pb.ResumeRequest(request_id="one", attempt=2))
+    await asyncio.wait_for(attached.wait(), 10)
     await orca.engine.commit(request, 1, [11], Reason.LENGTH)
-    assert ids_of([*seen, *await collect(call)]) == [10, 11]
+    await until(lambda: any(cast(Call, one).buffered for (one,) in delivery._calls.values()))
+    may_go.set()
+    assert ids_of(await asyncio.wait_for(collect(call), 10)) == [10, 11]
 
 
 async def test_a_panic_of_the_tokenizer_library_ends_the_call_with_a_status(redis_url: str, tmp_path: Path) -> None:

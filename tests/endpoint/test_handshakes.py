@@ -130,7 +130,7 @@ async def test_a_client_without_a_certificate(
     secured: World, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It hears TLS's own words, also when it has sent a request at once, as all clients do. asyncio sent no alert."""
-    caplog.set_level(logging.INFO, "orca_endpoint.listener")
+    caplog.set_level(logging.INFO, "orca_common.tls")
     context = ssl.create_default_context(cafile=authority.issue(Role.CLIENT) / "ca.crt")
     host, _, port = secured.serving.addresses["http"].rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), ssl=context)

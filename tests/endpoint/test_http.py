@@ -97,8 +97,9 @@ async def test_defaults_are_openais(orca: World, client: AsyncOpenAI) -> None:
         )
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 16
-    assert (seen[0].temperature, seen[0].top_p, seen[0].top_k, list(seen[0].end_token_ids)) == (1.0, 1.0, 0, [0])
-    assert (seen[1].top_p, seen[1].top_k, seen[1].seed) == (0.5, 4, 2**64 - 3)
+    first, second = seen[0].sampling, seen[1].sampling
+    assert (first.temperature, first.top_p, first.top_k, list(seen[0].end_token_ids)) == (1.0, 0, 0, [0])
+    assert (second.temperature, second.top_p, second.top_k, second.seed) == (1.0, 0.5, 4, 2**64 - 3)
     assert not seen[1].end_token_ids
 
 
@@ -201,6 +202,23 @@ async def test_a_request_that_is_cancelled_elsewhere(orca: World, http: httpx.As
     assert answer.status_code == 499
 
 
+async def test_a_stream_that_is_cancelled_elsewhere(orca: World, client: AsyncOpenAI) -> None:
+    """It ends with an error: a part of an answer that ends as "stop" would be taken for a whole one."""
+    stream = await client.completions.create(model="tiny", prompt="a", stream=True)
+    request = await orca.engine.claim()
+    await orca.engine.commit(request, 0, [10])
+    shown = [await anext(stream)]
+    await orca.pool.cancel(request.request_id)
+
+    async def rest() -> None:
+        async for chunk in stream:
+            shown.append(chunk)
+
+    with pytest.raises(openai.APIError, match="was cancelled"):
+        await rest()
+    assert {chunk.choices[0].finish_reason for chunk in shown} == {None}
+
+
 # body -> status, param, a part of the message
 CASES: dict[str, tuple[Any, int, str | None, str]] = {
     "no prompt": ({}, 400, "prompt", "missing"),
@@ -249,7 +267,7 @@ CASES: dict[str, tuple[Any, int, str | None, str]] = {
     "logit_bias large": ({"prompt": "a", "logit_bias": {"5": 101}}, 400, "logit_bias[5]", "between -100 and 100"),
     "logit_bias twice": ({"prompt": "a", "logit_bias": {"5": 1, "05": 2}}, 400, "logit_bias[5]", "comes twice"),
     "logit_bias text": ({"prompt": "a", "logit_bias": {"5": "1"}}, 400, "logit_bias[5]", "a number"),
-    "logprobs 21": ({"prompt": "a", "logprobs": 21}, 400, "logprobs", "is 21; at most 20"),
+    "logprobs 21": ({"prompt": "a", "logprobs": 21}, 400, "logprobs", "at most 20; it is 21"),
     "logprobs -1": ({"prompt": "a", "logprobs": -1}, 400, "logprobs", "at least 0"),
     "logprobs true": ({"prompt": "a", "logprobs": True}, 400, "logprobs", "an integer"),
     "store": ({"prompt": "a", "store": True}, 400, "store", "must be false: nothing is stored"),

@@ -101,3 +101,27 @@ async def test_calls_that_end_while_they_are_answered(orca: World, caplog: pytes
             await until_end(client, first + 38)
         await other.quiet()
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_a_burst_of_calls_waits_and_is_served(orca: World) -> None:
+    """2,000 calls of eight connections at once. C-core would drop some of those above 1,000 that wait to be begun."""
+    address, streams = orca.serving.addresses["grpc"], range(1, 501, 2)
+
+    async def statuses() -> set[str]:
+        found, ended, decoder = set[str](), 0, Decoder()
+        async with Http2.connected(address) as client:
+            client.write(*(opening(stream, MODEL) + rest(stream) for stream in streams))
+            async for frame in client.frames():
+                if frame.kind == http2.HEADERS:
+                    fields = {str(name): str(value) for name, value in decoder.decode(frame.payload)}
+                    if frame.flags & http2.END_STREAM:
+                        found.add(fields["grpc-status"])
+                        ended += 1
+                elif frame.kind == http2.RST_STREAM:
+                    found.add("reset")
+                    ended += 1
+                if ended == len(streams):
+                    break
+        return found
+
+    assert await asyncio.gather(*(statuses() for _ in range(8))) == [{"0"}] * 8

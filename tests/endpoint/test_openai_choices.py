@@ -37,13 +37,13 @@ async def test_several_choices(orca: World, client: AsyncOpenAI) -> None:
 
     def script(record: PoolRequest) -> list[int]:
         seen.append(record)
-        return encode(orca, "abc"[record.seed % 3]) * 2
+        return encode(orca, "abc"[record.sampling.seed % 3]) * 2
 
     async with orca.background(script):
         answer = await client.completions.create(model="tiny", prompt=["a", "b"], n=3, max_tokens=2, seed=7)
         again = await client.completions.create(model="tiny", prompt=["a", "b"], n=3, max_tokens=2, seed=7)
     seeds = [7, seed_of_sample(7, 1), seed_of_sample(7, 2)]
-    assert sorted(record.seed for record in seen[:6]) == sorted(seeds * 2)
+    assert sorted(record.sampling.seed for record in seen[:6]) == sorted(seeds * 2)
     assert [choice.index for choice in answer.choices] == list(range(6))
     assert [choice.text for choice in answer.choices] == ["abc"[seed % 3] * 2 for seed in seeds] * 2
     assert [choice.text for choice in again.choices] == [choice.text for choice in answer.choices]
@@ -93,7 +93,7 @@ async def test_the_best_of_several(orca: World, client: AsyncOpenAI) -> None:
     async with orca.background(script):
         answer = await client.completions.create(model="tiny", prompt="a", n=2, best_of=4, max_tokens=2)
     assert (len(seen), len(answer.choices)) == (4, 2)
-    assert all(record.logprobs for record in seen)
+    assert all(record.sampling.logprobs for record in seen)
     assert answer.choices[0].logprobs is None
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (1, 8)

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from orca.v1.pool_pb2 import PoolRequest
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.errors import Aborted, Cancelled, DataLoss, DeadlineExceeded, FailedPrecondition, Internal, OrcaError
+from orca_common.scores import TOP
 from orca_endpoint.events import Accepted, Event, Finished, Token
 from orca_endpoint.text import Vocabulary
 from orca_endpoint.transcript import Transcript
@@ -47,6 +49,11 @@ class Request:
     stop: tuple[str, ...] = ()
     logprobs: bool = False
     reason: Reason = Reason.LENGTH
+    top: int = 0  # most probable tokens that come with each token
+
+    def tops(self, first: int, end: int) -> bytes:
+        """As the pool has them: token n's are the ids n and n + 1."""
+        return b"".join(TOP.pack(n + k, -k / 4) for n in range(first, end) for k in range(self.top))
 
     @property
     def tokens(self) -> list[CommittedToken]:
@@ -61,18 +68,21 @@ class Request:
 
     def answer(self, count: int, known: int = 0, last: CommittedToken | None = None) -> Attached:
         """What an attach answers when `count` tokens are committed, and the call has `known`."""
-        record = PoolRequest(request_id=NAME, prompt_ids=[1, 2, 3], stop=self.stop, logprobs=self.logprobs)
+        asked = SamplingParams(logprobs=self.logprobs, top_logprobs=self.top)
+        record = PoolRequest(request_id=NAME, prompt_ids=[1, 2, 3], stop=self.stop, sampling=asked)
         engines = [(first, name) for first, name in self.engines if first < max(count, 1)]
         first = known if 0 < known <= count and self.tokens[known - 1] == last else 0
         content = b"" if known else record.SerializeToString()
-        return Attached(content, 0, self.tokens[first:count], engines, self.finish(count), first)
+        tops = self.tops(first, count)
+        return Attached(content, 0, self.tokens[first:count], engines, self.finish(count), first, tops=tops)
 
     def packet(self, first: int, length: int) -> Packet:
         """At most `length` tokens of one engine, from index `first` on. With the last token comes the end."""
         end = min([first + length, len(self.ids), *(start for start, _ in self.engines if start > first)])
         made = self.tokens[first:end]
         engine = self.engine(first) if made else ""
-        return Packet(NAME, ATTEMPT, first, engine, made, self.finish(max(first, end)))
+        tops = self.tops(first, first + len(made))
+        return Packet(NAME, ATTEMPT, first, engine, made, self.finish(max(first, end)), tops)
 
 
 @st.composite
@@ -81,7 +91,8 @@ def requests(draw: st.DrawFn) -> Request:
     borders = sorted(draw(st.sets(st.integers(1, len(ids)), max_size=3)))
     engines = tuple((first, f"engine-{n}") for n, first in enumerate([0, *borders]) if first < len(ids))
     stop = tuple(draw(st.lists(st.text(alphabet="ab é", min_size=2, max_size=4), max_size=2)))
-    return Request(ids, engines, stop, draw(st.booleans()), draw(st.sampled_from([Reason.LENGTH, Reason.EOS])))
+    reason = draw(st.sampled_from([Reason.LENGTH, Reason.EOS]))
+    return Request(ids, engines, stop, draw(st.booleans()), reason, draw(st.integers(0, 2)))
 
 
 Arrival = tuple[bool, int, int]  # an answer of an attach, or else a packet; its place in the stream; its length
@@ -134,6 +145,9 @@ def test_any_arrivals(vocabulary: Vocabulary, tokenizer: Tokenizer, request: Req
     assert [token.iteration for token in shown] == [100 + n for n in range(count)]
     assert [token.engine for token in shown] == [request.engine(n) for n in range(count)]
     assert [token.logprob for token in shown] == [-n / 8 if request.logprobs else None for n in range(count)]
+    assert [[(top.token_id, top.logprob) for top in token.top] for token in shown] == [
+        [(n + k, -k / 4) for k in range(request.top)] for n in range(count)
+    ]
     assert isinstance(finished, Finished)
     assert (finished.reason, finished.output_tokens) == (reason, count)
     assert "".join(token.text for token in shown) + finished.text == text
@@ -153,7 +167,7 @@ def test_from_an_index(
 
 
 @settings(max_examples=300, deadline=None)
-@given(request=requests(), data=st.data())
+@given(request=requests().map(lambda request: replace(request, top=0)), data=st.data())
 def test_a_changed_token(request: Request, data: st.DataObject) -> None:
     """DATA_LOSS, in a packet and in an answer, before anything of them is shown."""
     shown = data.draw(st.integers(1, len(request.ids)))

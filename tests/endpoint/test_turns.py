@@ -39,6 +39,33 @@ async def test_a_peer_has_a_share_of_the_turns() -> None:
     assert not queue._waiting
 
 
+async def test_hosts_take_turns_and_their_calls_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with many calls that wait delays another host by one of them, and none of its own is overtaken."""
+    monkeypatch.setattr(turns, "UNHURRIED", 600.0)
+    queue, taken = Turns(SHARE, Refusals()), list[str]()
+    go = asyncio.Semaphore(0)
+
+    async def read(host: str, name: str) -> None:
+        async with queue.turn(host, 60.0):
+            taken.append(name)
+            await go.acquire()
+
+    async with asyncio.TaskGroup() as tasks:
+        for n in range(SHARE):  # these have all turns
+            tasks.create_task(read(f"other-{n}", f"other-{n}"))
+        await until(lambda: len(taken) == SHARE)
+        for host in ("busy", "busy", "busy", "rare", "rare"):
+            tasks.create_task(read(host, f"{host}-{sum(map(len, queue._waiting.values()))}"))
+            waiting = sum(map(len, queue._waiting.values()))
+            await until(lambda before=waiting: sum(map(len, queue._waiting.values())) > before)
+        while len(taken) < SHARE + 5:
+            go.release()
+            await asyncio.sleep(0)
+        for _ in taken:
+            go.release()
+    assert taken[SHARE:] == ["busy-0", "rare-3", "busy-1", "rare-4", "busy-2"]
+
+
 async def test_a_slow_message_gives_way_when_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """One for each that waits; nobody gives way while nobody waits."""
     monkeypatch.setattr(turns, "UNHURRIED", 0.01)

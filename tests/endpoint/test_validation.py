@@ -8,6 +8,7 @@ from endpoint.harness import EOS, POSITIONS, VOCABULARY, generation, make_model
 from google.protobuf.duration_pb2 import Duration
 
 from orca.v1 import orca_pb2 as pb
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition, InvalidArgument
 from orca_endpoint.completion_answer import failure
@@ -83,7 +84,7 @@ CASES: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "a large bias": (bias({7: 101}), "sampling.logit_bias[7]", "between -100 and 100"),
     "a bias NaN": (bias({7: math.nan}), "sampling.logit_bias[7]", "it is nan"),
     "many biases": (bias(dict.fromkeys(range(1025), 1)), "sampling.logit_bias", "1025 entries; at most 1024"),
-    "top_logprobs": (generation(top_logprobs=21), "top_logprobs", "is 21; at most 20 are allowed"),
+    "top_logprobs": (generation(top_logprobs=21), "top_logprobs", "must be at most 20; it is 21"),
     "unknown token": (generation([1, 2, 3, VOCABULARY]), "token_ids.ids[3]", f"has {VOCABULARY} tokens"),
     "unknown stop token": (generation(stop_token_ids=[1, 9999]), "stop_token_ids[1]", "9999"),
     "many stop tokens": (generation(stop_token_ids=[1] * 65), "stop_token_ids", "65 ids; at most 64 are allowed"),
@@ -101,6 +102,19 @@ CASES: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "long stream_interval": (generation(stream_interval=257), "stream_interval", "is 257; at most 256 are allowed"),
     "attempt beyond doubles": (generation(attempt=1 << 53), "attempt", "below 2^53"),
 }
+
+
+@pytest.mark.parametrize(
+    "request_", [generation([1] * 6), pb.GenerateRequest(text="pool " * 20, max_new_tokens=1)], ids=["ids", "text"]
+)
+async def test_a_request_may_fill_the_context(validator: Validator, request_: pb.GenerateRequest) -> None:
+    """Prompt and new tokens together may be as many as the model has positions, and not one more."""
+    prompt = len((await validator.generate(request_)).record.prompt_ids)
+    request_.max_new_tokens = POSITIONS - prompt
+    assert (await validator.generate(request_)).max_tokens == POSITIONS
+    request_.max_new_tokens += 1
+    with pytest.raises(InvalidArgument, match=f"at most {POSITIONS - prompt} are allowed"):
+        await validator.generate(request_)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -134,7 +148,7 @@ async def test_accepted(validator: Validator) -> None:
     record = work.record
     assert work.attempt == (1 << 53) - 1
     assert work.max_tokens == len(record.prompt_ids) + 9
-    assert (record.temperature, record.top_k, record.top_p, record.seed) == (0.5, VOCABULARY, 0.9, 7)
+    assert record.sampling == SamplingParams(temperature=0.5, top_k=100_000, top_p=0.9, seed=7)
     assert list(record.end_token_ids) == [EOS, 3]
     assert record.detach_grace == 2.5
 
@@ -142,17 +156,23 @@ async def test_accepted(validator: Validator) -> None:
 async def test_defaults(validator: Validator) -> None:
     work = await validator.generate(generation(request_id="a", ignore_eos=True))
     record = work.record
-    assert (record.temperature, record.top_k, record.top_p) == (0, 0, 1)
+    assert not record.HasField("sampling"), "a plain greedy request"
     assert not record.end_token_ids
-    assert (await validator.generate(generation(request_id="a"))).record.seed == record.seed, "a retry draws the same"
-    assert (await validator.generate(generation(request_id="b"))).record.seed != record.seed
+    drawn = pb.Sampling(temperature=1)
+    one, again, other = [
+        (await validator.generate(generation(request_id=name, sampling=drawn))).record.sampling for name in "aab"
+    ]
+    assert one == again == SamplingParams(temperature=1, seed=one.seed), "a retry draws the same"
+    assert other.seed != one.seed
     first, second = [await validator.generate(generation()) for _ in range(2)]
     assert first.record.request_id != second.record.request_id
     assert first.attempt < second.attempt
 
 
 async def test_a_tiny_temperature_is_greedy(validator: Validator) -> None:
-    assert (await validator.generate(sampling(temperature=1e-30))).record.temperature == 0
+    """And what belongs to a draw goes with it."""
+    asked = sampling(temperature=1e-30, top_k=3, top_p=0.5, seed=7, presence_penalty=1)
+    assert (await validator.generate(asked)).record.sampling == SamplingParams(presence_penalty=1)
 
 
 def test_the_same_body() -> None:
@@ -178,18 +198,24 @@ async def test_without_a_tokenizer(tmp_path: Path) -> None:
     assert (await validator.generate(generation([1, 2]))).max_tokens == 10
 
 
-async def test_a_plain_request_has_no_adjustments(validator: Validator) -> None:
-    """So neither have neutral values, nor the min-p of a greedy request."""
+async def test_what_changes_nothing_is_left_out(validator: Validator) -> None:
+    """Neutral values, and a greedy request's draw: a plain request has no message."""
     plain = [
         generation(),
-        sampling(repetition_penalty=1, min_p=0, presence_penalty=-0.0),
-        sampling(temperature=0, min_p=0.5),
+        sampling(repetition_penalty=1, min_p=0, presence_penalty=-0.0, top_p=1),
+        sampling(temperature=0, min_p=0.5, seed=3, top_k=2),
         bias({7: 0}),
     ]
     for request in plain:
-        assert not (await validator.generate(request)).record.HasField("adjustments")
+        assert not (await validator.generate(request)).record.HasField("sampling")
     record = (await validator.generate(generation(top_logprobs=3))).record
-    assert (record.logprobs, record.adjustments.top_logprobs) == (True, 3)
-    asked = pb.Sampling(temperature=1, min_p=0.1, repetition_penalty=1.5, logit_bias={5: -3, 6: 0})
-    adjustments = (await validator.generate(generation(sampling=asked))).record.adjustments
-    assert (adjustments.min_p, adjustments.repetition_penalty, dict(adjustments.logit_bias)) == (0.1, 1.5, {5: -3})
+    assert record.sampling == SamplingParams(logprobs=True, top_logprobs=3)
+    every = pb.Sampling(
+        temperature=1, top_k=2, top_p=0.5, seed=3, min_p=0.1, repetition_penalty=1.5, presence_penalty=1,
+        frequency_penalty=-1, logit_bias={5: -3, 6: 0},
+    )  # fmt: skip
+    record = (await validator.generate(generation(sampling=every, prompt_logprobs=True))).record
+    assert record.sampling == SamplingParams(
+        temperature=1, top_k=2, top_p=0.5, seed=3, min_p=0.1, repetition_penalty=1.5, presence_penalty=1,
+        frequency_penalty=-1, logit_bias={5: -3}, prompt_logprobs=True,
+    )  # fmt: skip

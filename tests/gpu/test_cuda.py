@@ -14,7 +14,6 @@ from e2e.test_tokens import CASES, Case, differing
 from reference import TIE
 from worker.driver import Sampled, TinyEngine
 
-from orca.v1.adjustments_pb2 import Adjustments
 from orca_common.checkpoint import read_checkpoint
 from orca_common.scores import unpack_prompt
 from orca_lab.roofline import accelerator
@@ -62,9 +61,9 @@ def test_draws_are_those_of_a_cpu(tmp_path: Path) -> None:
         stage = Stage(read_checkpoint(folder), "float32", device, 960, Compute(1))
         assert stage.form(16).slots == 960
         stage.allocate(960, 16)
-        asked = Adjustments(repetition_penalty=1.3, frequency_penalty=0.5, min_p=0.02, logit_bias={5: 2.0})
-        asked.top_logprobs, asked.prompt_logprobs = 3, True
-        ways = [{}, {"top_k": 40}, {"top_p": 0.8}, {"top_k": 60, "top_p": 0.9, "adjustments": asked}]
+        asked = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "min_p": 0.02, "logit_bias": {5: 2.0}}
+        asked |= {"top_logprobs": 3, "prompt_logprobs": True}
+        ways = [{}, {"top_k": 40}, {"top_p": 0.8}, {"top_k": 60, "top_p": 0.9, **asked}]
         requests = [
             Sampled([5 + n, 7, 11 * n], 20, {"temperature": 0.8, "seed": n, "logprobs": True} | ways[n % 4])
             for n in range(12)

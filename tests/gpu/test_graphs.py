@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from iterations import iteration_of
 
 from orca.v1 import worker_pb2
 from orca_lab.shapes import Shape, gpt
@@ -76,9 +77,7 @@ def test_tokens_with_graphs_and_without() -> None:
             assert bool(model_of(stage)._recorded) == graphs
             made.append([stage.run(Case(INITIATION, BATCH, 20).message(WIDE.config.vocab_size)).token_ids])
             for step in range(8):
-                increments = worker_pb2.Iteration(
-                    increment_rows=range(BATCH), increment_positions=[20 + step] * BATCH, increment_tokens=made[-1][-1]
-                )
+                increments = iteration_of(rows=range(BATCH), starts=[20 + step] * BATCH, tokens=made[-1][-1])
                 made[-1].append(stage.run(increments).token_ids)
     assert made[0] == made[1]
 
@@ -99,4 +98,4 @@ def test_the_host_waits_nowhere_but_where_it_reads_tokens(stage: Stage) -> None:
 
 def ahead(n: int) -> worker_pb2.Iteration:
     """Increment n after the initiation, without tokens."""
-    return worker_pb2.Iteration(increment_rows=range(BATCH), increment_positions=[PROMPT + n] * BATCH)
+    return iteration_of(rows=range(BATCH), starts=[PROMPT + n] * BATCH)

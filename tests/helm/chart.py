@@ -209,6 +209,19 @@ OPTIONS = {
         ),
         frozenset({"Secret/host-tls"}),
     ),
+    "two models at one Gateway": Options(
+        merged(
+            DEMO,
+            {
+                "endpoint": {"otherModels": ["gpt2", "owner/other"]},
+                "gateway": {
+                    "parentRefs": [{"name": "gate"}],
+                    "httpHostnames": ["orca.example.com"],
+                    "grpcHostnames": ["grpc.example.com"],
+                },
+            },
+        ),
+    ),
     "everything of pods": Options(
         merged(
             DEMO,

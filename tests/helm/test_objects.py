@@ -70,9 +70,25 @@ def test_services_lead_to_ports(option: str) -> None:
         ports = release.one("Service", backend["name"])["spec"]["ports"]
         assert backend["port"]["name"] in [port["name"] for port in ports]
     for route in release.of_kind("HTTPRoute", "GRPCRoute"):
-        (backend,) = route["spec"]["rules"][0]["backendRefs"]
-        ports = release.one("Service", backend["name"])["spec"]["ports"]
-        assert backend["port"] in [port["port"] for port in ports]
+        for rule in route["spec"]["rules"]:
+            (backend,) = rule["backendRefs"]
+            ports = release.one("Service", backend["name"])["spec"]["ports"]
+            assert backend["port"] in [port["port"] for port in ports]
+
+
+def test_routes_send_a_release_what_names_its_model() -> None:
+    """The rules are those of examples/proxy/models-envoy.yaml, which tests/e2e/test_several_models.py tries."""
+    release = rendered("two models at one Gateway")
+    header = [{"name": "x-gateway-model-name", "value": "demo_model"}]
+    (http,), (grpc,) = release.of_kind("HTTPRoute"), release.of_kind("GRPCRoute")
+    assert http["spec"]["rules"][0]["matches"] == [
+        {"headers": header},
+        {"queryParams": [{"name": "model", "value": "demo_model"}]},
+        {"path": {"type": "Exact", "value": "/v1/models/demo_model"}},
+    ]
+    assert grpc["spec"]["rules"][0]["matches"] == [{"headers": header}]
+    assert ["matches" in rule for route in (http, grpc) for rule in route["spec"]["rules"]] == [True, False] * 2
+    assert release.environment("endpoint")["ORCA_OTHER_MODELS"] == "gpt2,owner/other"
 
 
 def test_the_workers_find_each_other_before_they_are_ready() -> None:
@@ -164,15 +180,16 @@ def test_probes_ask_the_status_port(option: str) -> None:
 
 
 def test_an_orderly_end_fits_the_grace_period() -> None:
+    """Also where the load balancers forget an endpoint much more slowly than by default."""
     drains = {name: {"drainSeconds": 60 + n} for n, name in enumerate(SERVICES)}
-    release = render(merged(DEMO, drains))
+    release = render(merged(DEMO, drains, {"endpoint": {"forgetSeconds": 45}}))
     for name in SERVICES:
         spec = release.pods[name]["spec"]
         before = main(release.pods[name]).get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         drain = int(release.environment(name)["ORCA_DRAIN_SECONDS"])
         assert drain == drains[name]["drainSeconds"]
         assert spec["terminationGracePeriodSeconds"] >= before + drain + 10
-        assert (before > 0) == (name == "endpoint")
+        assert before == (45 if name == "endpoint" else 0)
 
 
 def test_who_asks_the_api_server_may_do_that_and_no_more() -> None:
@@ -356,6 +373,7 @@ def test_with_certificates_every_connection_is_mtls(option: str) -> None:
         holder = certificate["metadata"]["labels"]["app.kubernetes.io/component"]
         roles = [name for name in certificate["spec"]["dnsNames"] if name.endswith(".orca.internal")]
         assert roles == [f"{holder}.orca.internal"]
+        assert certificate["spec"]["usages"] == ["server auth", "client auth"], "each of ours calls others, too"
 
 
 @pytest.mark.parametrize(

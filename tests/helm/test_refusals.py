@@ -80,6 +80,11 @@ HUB = {"name": "openai-community/gpt2"}
             "its type must be NodePort or LoadBalancer",
         ),
         (
+            {"endpoint": {"otherModels": ["gpt2", "demo_model"]}},
+            "endpoint.otherModels: demo_model is this release's own model; "
+            "endpoint.settings.served_model_name gives it another name",
+        ),
+        (
             {"gateway": {"parentRefs": [{"name": "a"}], "httpHostnames": ["a"]}},
             "gateway: httpHostnames and grpcHostnames are both required; "
             "a Gateway does not share a hostname between the two",

@@ -32,6 +32,7 @@ DECIDED = {  # by values of their own, or by the chart
         "redis_password",
         "pool",
         "model",
+        "other_models",
     ),
     *("tp", "pp", "gpus_per_pod", "slots", "workers", "worker_statefulset", "worker_namespace", "worker_port"),
     *("dtype", "device", "ranks", "rank_port", "advertise_host", "first_gpu"),

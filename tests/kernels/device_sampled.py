@@ -11,7 +11,7 @@ from orca_worker.device_sampling import Tokens, choose_cut, choose_on_device, is
 from orca_worker.models.model import Output
 from orca_worker.rows import Adjusted
 from orca_worker.sampling import PLAIN
-from orca_worker.scoring import scored, tops
+from orca_worker.scoring import tops
 
 
 def sampled_on_device(
@@ -25,4 +25,4 @@ def sampled_on_device(
     if cut.any():
         choose_cut(logits, chosen, cut, requests, draws, adjusted)
     output = Tokens(chosen, requests["logprobs"]).result()
-    return output._replace(scores=scored(tops(logits, adjusted), {}))
+    return output._replace(tops=tops(logits, adjusted))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from orca_kernels.cpu.library import BatchPointers, instruction_sets
-from orca_kernels.cpu.program import Attention, Program
+from orca_kernels.cpu.program import MAX_GROUP, Attention, Program
 
 ISAS = instruction_sets()
 DTYPES = (torch.float32, torch.bfloat16)
@@ -432,3 +432,11 @@ def test_a_large_product_is_the_same_bits_in_parts(isa: str, dtype: torch.dtype)
 def test_an_instruction_set_that_the_machine_lacks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"this machine runs .*portable"):
         Program(torch.float32, 1, "avx1024")
+
+
+def test_more_query_heads_a_key_head_than_the_kernels_hold_are_refused() -> None:
+    """Their scores would be written beyond the place for them."""
+    program = Program(torch.float32, 1, ISAS[0])
+    attention = Attention(layer=0, kv_heads=1, group=MAX_GROUP + 1, head_size=4, dtype=torch.float32, scale=1.0)
+    with pytest.raises(ValueError, match=f"{MAX_GROUP + 1} query heads share a key/value head; {MAX_GROUP} can"):
+        program.attend(program.rows((MAX_GROUP + 3) * 4), attention, program.operand((MAX_GROUP + 1) * 4))

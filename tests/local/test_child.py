@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orca_local.child import Child
+from orca_common.errors import FailedPrecondition
+from orca_local.child import LONGEST_SOCKET_PATH, Child, RedisChild
 
 LISTENS = """echo '{"status": "127.0.0.1:1"}'; exec sleep 60"""
 
@@ -19,3 +20,32 @@ async def test_a_batch_process_takes_no_core_from_others(tmp_path: Path, batch: 
         assert os.sched_getscheduler(child.pid) == policy
     finally:
         await child.end(5)
+
+
+async def test_an_earlier_process_is_not_quoted(tmp_path: Path) -> None:
+    """All processes of a child have one log. The streams that an endpoint once cut off are not told at each end."""
+    once = tmp_path / "once"
+    line = """{"event": "cut", "calls": 2}"""
+    command = f"[ -e {once} ] || echo '{line}' >&2; touch {once}; {LISTENS}"
+    child = Child("endpoint", "endpoint-0", ["sh", "-c", command], {}, tmp_path / "log")
+    await child.start()
+    assert child.logged("cut") == {"event": "cut", "calls": 2}
+    await child.end(5)
+    await child.start()
+    try:
+        assert child.logged("cut") is None
+        assert line in (tmp_path / "log").read_text()
+    finally:
+        await child.end(5)
+
+
+def test_a_folder_with_too_long_a_path_for_a_socket(tmp_path: Path) -> None:
+    """Redis would say it in its log, in words of its own."""
+    folder = tmp_path / ("x" * LONGEST_SOCKET_PATH)
+    with pytest.raises(
+        FailedPrecondition, match=r"run_dir: .* is too long a path for a Unix socket; give a shorter one"
+    ):
+        RedisChild(folder, tmp_path / "log", 0, None, batch=False)
+    RedisChild(folder, tmp_path / "log", 0, 6379, batch=False)  # it listens on a port
+    room = LONGEST_SOCKET_PATH - len(str(Path.cwd().parent / "/socket"))
+    assert RedisChild(Path("/tmp", "x" * (room - 5)), tmp_path / "log", 0, None, batch=False).url.startswith("unix:///")

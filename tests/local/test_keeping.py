@@ -4,8 +4,11 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from orca.v1 import worker_pb2 as pb
 from orca_common.backoff import FIRST, LONGEST, WORKED, Backoff
+from orca_local import keeping, rank_ends
 from orca_local.child import Child
 from orca_local.keeping import UNSTEADY, keep
 from orca_local.rank_ends import RankEnds
@@ -47,6 +50,23 @@ async def test_a_process_that_never_stays_up(tmp_path: Path) -> None:
     assert told[-1].endswith("again (the reason); it is started until it stays up")
 
 
+async def test_deaths_far_apart_are_told_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has lived for long is not said to stay down, however often it has died in a long run."""
+    monkeypatch.setattr(keeping, "QUIET", 0.05)
+    said: list[str] = []
+    command = ["sh", "-c", LISTENS + "sleep 0.2; exit 3"]
+    child = Child("endpoint", "endpoint-0", command, {}, tmp_path / "log")
+    await child.start()
+    task = asyncio.create_task(keep(child, lambda: None, said.append, said.append))
+    while len(told := [line for line in said if "ended with status 3" in line]) < UNSTEADY + 1:
+        await asyncio.sleep(0.02)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    await child.end(5)
+    assert all(line.endswith("ended with status 3, starting it again") for line in told), told
+
+
 async def test_a_process_that_cannot_start_again(tmp_path: Path) -> None:
     """Each reason is told once."""
     said: list[str] = []
@@ -83,3 +103,12 @@ def test_the_ends_of_ranks_are_told() -> None:
         "engine-1 rank 3 (pid 9) ended, supervisor-3 starts it again",
         "engine-1 rank 3 (pid 10) ended, again; supervisor-3 starts it until it stays up",
     ]
+
+
+def test_ends_of_a_rank_far_apart_are_told_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_ends, "QUIET", 0.0)
+    said: list[str] = []
+    ends = RankEnds(1, 1, said.append)
+    for pid in range(8, 14):
+        ends.compare(0, [pb.RankEntry(pid=pid)], [pb.RankEntry(pid=pid + 1)])
+    assert said == [f"engine-0 rank 0 (pid {pid}) ended, supervisor-0 starts it again" for pid in range(8, 14)]

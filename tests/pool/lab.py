@@ -23,6 +23,8 @@ TEST_CLOCK = """  return tonumber(call('GET', PREFIX .. 'now'))
 START = 1_700_000_000_000_000  # microseconds
 CONSTANTS = Constants(retention=3600.0, delivery_length=8, control_length=8)  # short enough to overflow in a test
 LAB_COUNT = itertools.count()
+# fields of the pool that `model.py` does not keep
+NOT_COMPARED = ("schema", "checked", "ended_bytes", "length", "block", "output")
 
 # Everything under the pool's prefix: {key, type, content}.
 DUMP = """
@@ -116,6 +118,7 @@ class Lab:
         self,
         request_id: str,
         max_tokens: int = 8,
+        upfront: int | None = None,
         *,
         digest: str = "d",
         deadline_in: float | None = None,
@@ -130,6 +133,7 @@ class Lab:
             b"record of " + request_id.encode(),
             digest,
             max_tokens,
+            max_tokens if upfront is None else upfront,
             deadline_in=deadline_in,
             detach_grace=grace,
             endpoint=endpoint,
@@ -258,7 +262,7 @@ class Lab:
             counter, term, owner = leases[name]
             engine |= {"owner": owner, "term": int(term), "counter": int(counter), "slots": sizes[name]}
         kept = single["pool"].items()
-        single["pool"] = {k: v for k, v in kept if v and k not in ("schema", "checked", "ended_bytes", "length")}
+        single["pool"] = {k: v for k, v in kept if v and k not in NOT_COMPARED}
         assert load == _load(found)
         for request in found["requests"].values():
             del request["new"], request["tenant"]
@@ -276,7 +280,7 @@ def _load(found: dict[str, Any]) -> dict[str, int]:
             load[f"requests:{request['tenant']}"] += 1
         if request["state"] == "waiting":
             load["tokens"] += max(request["new"] - len(found["tokens"].get(name, [])), 0)
-            load["slots"] += request["max_tokens"]
+            load["slots"] += request["upfront"]
             load[f"tokens:{request['tenant']}"] += request["max_tokens"]
             load["bytes"] += len(request["record"])
     return dict(+load)

@@ -41,6 +41,7 @@ class Request:
     record: bytes
     digest: str
     max_tokens: int
+    upfront: int
     grace: int
     arrival: int
     submitted: int
@@ -92,6 +93,7 @@ class Engine:
     tp: int = 0
     pp: int = 0
     weights: str = ""
+    policy: str = ""
     finishing: int = 0  # 1: it begins nothing
     hints: list[str] = field(default_factory=list)
 
@@ -154,7 +156,7 @@ class Model:
         total = g.slots
         fitting = (r for r in self._queue()[:16] if r.max_tokens <= total and g.suits(r))
         first = next(fitting, None)
-        return 0 if first is None else total if first.losses >= 2 else first.max_tokens
+        return 0 if first is None else total if first.losses >= 2 else first.upfront
 
     def _deliver(self, endpoint: str | None, packets: list[Packet]) -> None:
         if endpoint in self.endpoints:
@@ -182,7 +184,7 @@ class Model:
         if engine is not None:
             self._hint(engine, r.request_id)
         elif queue := self._queue():
-            self._hint_waiting(queue[0].max_tokens, queue[0])
+            self._hint_waiting(queue[0].upfront, queue[0])
 
     def _supersede(self, r: Request) -> None:
         finish = Finish(Reason.ABORTED, 0, Times(0, 0, 0, 0))
@@ -233,6 +235,7 @@ class Model:
         record: bytes,
         body_digest: str,
         max_tokens: int,
+        upfront: int,
         *,
         deadline_in: float | None,
         detach_grace: float,
@@ -256,10 +259,20 @@ class Model:
         deadline = None if deadline_in is None else self.now + round(deadline_in * 1e6)
         grace = round(detach_grace * 1e6)
         r = Request(
-            request_id, record, body_digest, max_tokens, grace, self.arrival, self.now, deadline, endpoint, attempt
+            request_id,
+            record,
+            body_digest,
+            max_tokens,
+            upfront,
+            grace,
+            self.arrival,
+            self.now,
+            deadline,
+            endpoint,
+            attempt,
         )
         self.requests[request_id] = r
-        self._hint_waiting(max_tokens, r)
+        self._hint_waiting(upfront, r)
         return self._attached(r)
 
     def attach(
@@ -414,7 +427,7 @@ class Model:
         g.finishing = int(load.finishing)
         g.epoch, g.reserved = max(g.epoch, epoch or 0), max(g.reserved, reserve or 0)
         if form is not None:
-            g.slots, g.tp, g.pp = form.slots, form.tensor_parallel, form.pipeline_parallel
+            g.slots, g.tp, g.pp, g.policy = form.slots, form.tensor_parallel, form.pipeline_parallel, form.policy
             self.largest = max(self.largest, g.slots)
         self.shrunk |= form is not None or weights not in ("", g.weights)
         g.weights = weights or g.weights
@@ -450,7 +463,6 @@ class Model:
         count: int,
         slots: int,
         total: int,
-        block_size: int = 1,
     ) -> ClaimAnswer | None:
         if self._fenced(engine, owner, term):
             return None
@@ -460,34 +472,31 @@ class Model:
             needs = self._needs(engine)
         else:
             self.asking.pop(engine, None)
-            taken, needs, waits = self._take(engine, count, slots, total, block_size)
+            taken, needs, waits = self._take(engine, count, slots, total)
             if waits is not None:
                 self._hint_waiting(needs, waits)
         return ClaimAnswer([self._full(r) for r in taken], g.last_claim, needs)
 
-    def _take(
-        self, engine: str, count: int, slots: int, total: int, block_size: int
-    ) -> tuple[list[Request], int, Request | None]:
+    def _take(self, engine: str, count: int, slots: int, total: int) -> tuple[list[Request], int, Request | None]:
         """What is taken, the slots that the engine must have free to claim again, the request that waits for them."""
         taken: list[Request] = []
         for r in self._queue():
             if reason := self._overdue(r):
                 self._end(r, reason)
                 continue
-            size = -(-r.max_tokens // block_size) * block_size  # whole blocks
             g = self.engines[engine]
-            if size > total or not g.suits(r):
+            if r.max_tokens > total or not g.suits(r):
                 continue
             held = self._held(engine)
             if any(other.losses >= 2 for other in held) or (r.losses >= 2 and bool(held)):
                 return taken, total, r
-            if count == len(taken) or size > slots:
-                return taken, size, r
+            if count == len(taken) or r.upfront > slots:
+                return taken, r.upfront, r
             g.last_claim = self.last_claim = self._number(max(self.last_claim, g.last_claim))
             r.state, r.claim, r.engine, r.weights = "claimed", g.last_claim, engine, g.weights
             r.claimed_at = r.claimed_at or self.now
             r.engines = [line for line in r.engines if line[0] != len(r.tokens)] + [(len(r.tokens), engine)]
-            slots -= size
+            slots -= r.upfront
             taken.append(r)
         if any(r.losses >= 2 for r in self._held(engine)):
             return taken, total, None
@@ -538,7 +547,7 @@ class Model:
                 self._end(r, Reason.INTERNAL)
             else:
                 r.state, r.claim, r.engine = "waiting", None, None
-                self._hint_waiting(r.max_tokens, r)
+                self._hint_waiting(r.upfront, r)
                 self.shrunk |= r.max_tokens > self.largest or self._stranded(r)
 
     # -- the whole state
@@ -582,6 +591,8 @@ def _request_fields(r: Request) -> dict[str, Any]:
         "record": r.record.decode(),
         "digest": r.digest,
         "max_tokens": r.max_tokens,
+        "upfront": r.upfront,
+        "order": r.arrival,
         "grace": r.grace,
         "state": r.state,
         "arrival": r.arrival,

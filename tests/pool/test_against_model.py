@@ -88,7 +88,7 @@ class SideBySide(RuleBasedStateMachine):
         if formed:
             self.do("renew", *self.leases[0], form=EngineInfo("g0", 1, 1, 32, 0), weights="w")
             for i, max_tokens in enumerate(sizes):
-                self.submit(f"r{i}", False, max_tokens, None, 1.0, "e0", 1, True)
+                self.submit(f"r{i}", False, max_tokens, max_tokens, None, 1.0, "e0", 1, True)
             self.an_iteration("g0", 32, 2, None)
 
     # -- time, and messages of the past
@@ -132,6 +132,7 @@ class SideBySide(RuleBasedStateMachine):
         request_id=REQUESTS,
         other_body=SOMETIMES,
         max_tokens=SIZES,
+        upfront=SIZES,
         deadline_in=st.sampled_from([None, None, 1.0, 30.0]),
         grace=st.sampled_from([0.0, 1.0, 40.0]),
         endpoint=ENDPOINTS,
@@ -143,6 +144,7 @@ class SideBySide(RuleBasedStateMachine):
         request_id: str,
         other_body: bool,
         max_tokens: int,
+        upfront: int,
         deadline_in: float | None,
         grace: float,
         endpoint: str,
@@ -157,6 +159,7 @@ class SideBySide(RuleBasedStateMachine):
             f"record of {request_id}".encode(),
             f"other {request_id}" if other_body else f"body of {request_id}",
             max_tokens,
+            upfront,
             deadline_in=deadline_in,
             detach_grace=grace,
             endpoint=endpoint,
@@ -272,15 +275,12 @@ class SideBySide(RuleBasedStateMachine):
         count=st.integers(0, 3),
         slots=st.sampled_from([8, 16, 32]),
         total=st.sampled_from([16, 32]),
-        block_size=st.sampled_from([1, 8]),
     )
-    def claim(
-        self, engine: str, right: bool, which: int, heard: bool, count: int, slots: int, total: int, block_size: int
-    ) -> None:
+    def claim(self, engine: str, right: bool, which: int, heard: bool, count: int, slots: int, total: int) -> None:
         g = self.model.engines.get(engine)
         have = g.last_claim if g is not None and heard else 0
         lease = self.lease(engine, right, which)
-        self.do("claim", *lease, have, count=count, slots=slots, total=total, block_size=block_size)
+        self.do("claim", *lease, have, count=count, slots=slots, total=total)
 
     @rule(engine=ENGINES, total=st.sampled_from([16, 32]), count=st.integers(1, 3), finish=ENDS)
     def an_iteration(self, engine: str, total: int, count: int, finish: Reason | None) -> None:
@@ -288,7 +288,7 @@ class SideBySide(RuleBasedStateMachine):
         g = self.model.engines.get(engine)
         if g is None or g.owner is None:
             return
-        free = total - sum(r.max_tokens for r in self.model.requests.values() if r.engine == engine)
+        free = total - sum(r.upfront for r in self.model.requests.values() if r.engine == engine)
         lease = engine, g.owner, g.term
         self.do("claim", *lease, g.last_claim, count=count, slots=free, total=total)
         held = [r for r in self.model.requests.values() if r.engine == engine]

@@ -37,7 +37,7 @@ async def stream(pool: Pool) -> CommitRow:
     term = await pool.acquire("g", "s", None)
     assert term is not None
     await pool.renew("g", "s", term, form=EngineInfo("g", 1, 1, 64, 0))
-    assert isinstance(await pool.submit("r", b"record", "d", 8, **CALL), Attached)
+    assert isinstance(await pool.submit("r", b"record", "d", 8, 8, **CALL), Attached)
     answer = await pool.claim("g", "s", term, 0, count=1, slots=64, total=64)
     assert answer is not None
     claim = answer.requests[0].claim

@@ -37,7 +37,7 @@ async def pool(own: RedisServer) -> AsyncIterator[Pool]:
 
 async def start_request(pool: Pool) -> CommitRow:
     """A claimed request, as the first row that its engine will commit."""
-    assert isinstance(await pool.submit("r", b"record", "d", 8, **CALL), Attached)
+    assert isinstance(await pool.submit("r", b"record", "d", 8, 8, **CALL), Attached)
     term = (await pool.renew_scheduler("s"))[0]["g"].term
     answer = await pool.claim("g", "s", term, 0, count=1, slots=64, total=64)
     assert answer is not None
@@ -169,10 +169,10 @@ async def test_scripts_are_given_again_to_a_redis_that_lost_them(pool: Pool) -> 
 async def test_without_memory_what_is_there_goes_on(pool: Pool) -> None:
     """At `maxmemory`, new work is refused, and every other operation succeeds."""
     for request_id in ("r", "other"):
-        assert isinstance(await pool.submit(request_id, b"record", "d", 8, **CALL), Attached)
+        assert isinstance(await pool.submit(request_id, b"record", "d", 8, 8, **CALL), Attached)
     await pool._link.command("CONFIG", "SET", "maxmemory", 1)
-    assert await pool.submit("new", b"record", "d", 8, **CALL) is Refusal.MEMORY
-    assert isinstance(await pool.submit("r", b"record", "d", 8, **CALL), Attached)  # its answer may have been lost
+    assert await pool.submit("new", b"record", "d", 8, 8, **CALL) is Refusal.MEMORY
+    assert isinstance(await pool.submit("r", b"record", "d", 8, 8, **CALL), Attached)  # its answer may have been lost
     engines, _ = await pool.renew_scheduler("s")
     term = engines["g"].term
     answer = await pool.claim("g", "s", term, 0, count=8, slots=64, total=64)
@@ -187,17 +187,7 @@ async def test_without_memory_what_is_there_goes_on(pool: Pool) -> None:
     assert isinstance(ended, Attached)
     assert ended.finish is not None
     await pool._link.command("CONFIG", "SET", "maxmemory", 0)
-    assert isinstance(await pool.submit("new", b"record", "d", 8, **CALL), Attached)
-
-
-async def test_a_pool_of_before_the_schema_had_a_number_is_refused(pool: Pool) -> None:
-    """Its keys mean something else. Nothing of it is changed."""
-    key = "orca:{link}:pool"
-    await pool._link.command("HDEL", key, "schema")
-    before = await pool._link.command("HGETALL", key)
-    with pytest.raises(FailedPrecondition, match=f"schema 1, this service works with {SCHEMA}: .* delete its keys"):
-        await pool.identify("d", 8, 8)
-    assert await pool._link.command("HGETALL", key) == before
+    assert isinstance(await pool.submit("new", b"record", "d", 8, 8, **CALL), Attached)
 
 
 async def test_another_schema_is_refused(pool: Pool) -> None:

@@ -6,6 +6,7 @@ from pool.model import prefix_digest
 from servers import RedisServer
 
 from orca_common.errors import FailedPrecondition
+from orca_common.reservation import Reservation
 from orca_common.scores import TOP
 from orca_pool.keys import Keys
 from orca_pool.pool import Pool
@@ -22,14 +23,17 @@ async def test_identity(lab: Lab) -> None:
         await lab.pool.identify("opt", 2048, 50272)
     assert await lab.pool.identity() == ModelIdentity("gpt2", 1024, 50257, 0)
     await lab.engine(slots=64)
-    assert await lab.pool.identity() == ModelIdentity("gpt2", 1024, 50257, 64)
+    assert await lab.pool.identity() == ModelIdentity("gpt2", 1024, 50257, 64, Reservation(1))
+    later = Reservation(16, output=False)
+    await lab.pool.renew("g", *lab.terms["g"], form=EngineInfo("g", 1, 1, 32, 0, "", "another", later))
+    assert await lab.pool.identity() == ModelIdentity("gpt2", 1024, 50257, 64, later)
 
 
 async def test_engine_infos_are_those_that_formed(lab: Lab) -> None:
     await lab.engine("b")
     await lab.engine("a", slots=0)
-    await lab.pool.renew("b", *lab.terms["b"], epoch=7, form=EngineInfo("b", 2, 3, 128, 7))
-    assert await lab.pool.engine_infos() == [EngineInfo("b", 2, 3, 128, 7)]
+    await lab.pool.renew("b", *lab.terms["b"], epoch=7, form=EngineInfo("b", 2, 3, 128, 7, "", "paper"))
+    assert await lab.pool.engine_infos() == [EngineInfo("b", 2, 3, 128, 7, "", "paper")]
 
 
 async def test_a_stream_from_submit_to_finish(lab: Lab) -> None:
@@ -163,12 +167,13 @@ async def test_claims_carry_all_that_an_engine_needs(lab: Lab) -> None:
     assert (held.last_claim, held.needs) == (claim, 0)
 
 
-async def test_a_request_takes_whole_blocks(lab: Lab) -> None:
+async def test_a_request_begins_where_its_upfront_slots_are_free(lab: Lab) -> None:
+    """Fewer than it fills at the end, or more: an engine's policy says, and the pool counts."""
     await lab.endpoint()
     await lab.engine()
     for request_id in ("a", "b"):
-        await lab.submit(request_id, 9)
-    answer = await lab.pool.claim("g", *lab.terms["g"], 0, count=8, slots=31, total=64, block_size=16)
+        await lab.submit(request_id, 9, upfront=16)
+    answer = await lab.pool.claim("g", *lab.terms["g"], 0, count=8, slots=31, total=64)
     assert answer is not None
     assert [held.request_id for held in answer.requests] == ["a"]
 

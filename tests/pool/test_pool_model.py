@@ -1,7 +1,13 @@
-"""The executable model of docs/pool.md: clean with all of its rules, and broken without one of them."""
+"""The executable model of docs/pool.md: clean with all of its rules, and broken without one of them.
+
+No code of the product runs here, so these tests run with `make simulate`. tests/README.md says what holds the rules in
+`make test`.
+"""
 
 import pytest
 from pool.pool_model import RULES, Sim, Violation
+
+pytestmark = pytest.mark.long
 
 CLEAN = range(40)  # seeds; `python tests/pool/pool_model.py --seeds 3000` runs more
 BROKEN = {  # rule -> a seed that breaks without it, and the beginning of what is then wrong

@@ -721,7 +721,7 @@ class Term:
         if any(lane.closed or not lane.process.alive or lane.process.frozen for lane in lanes):
             return False
         iteration = self.sent.popleft()
-        rows = tuple(sorted(self.core.slots.rows()))
+        rows = tuple(sorted(self.core.memory.rows()))
         for lane in lanes:
             lane.process.standing = lane.process.standing._replace(iteration=iteration, rows=rows)
         self.post(Returned(self.open, iteration))

@@ -161,8 +161,13 @@ class World:
         self.supervisors.append(await self._start(name, ["-m", "orca_worker"], settings, protocol))
         return self.supervisors[-1]
 
-    async def scheduler(self, protocol: int | None = None, *, told: bool = False, **settings: object) -> Process:
-        """One more scheduler of all engines. `told`: of those that the test tells it (`told_scheduler.py`)."""
+    async def scheduler(
+        self, protocol: int | None = None, *, told: bool = False, script: Path | None = None, **settings: object
+    ) -> Process:
+        """One more scheduler of all engines.
+
+        told: of those that the test tells it (`told_scheduler.py`). script: another one that runs a scheduler.
+        """
         name = f"scheduler-{len(self.schedulers)}"
         values = {
             "workers": ",".join(s.hello["address"] for s in self.supervisors),
@@ -171,7 +176,7 @@ class World:
             "run_dir": self._folder / name,
             "max_batch_size": 4,
         }
-        command = [str(TOLD_SCHEDULER)] if told else ["-m", "orca_scheduler"]
+        command = [str(TOLD_SCHEDULER if told else script)] if told or script else ["-m", "orca_scheduler"]
         self.schedulers.append(await self._start(name, command, values | settings, protocol))
         return self.schedulers[-1]
 
@@ -251,6 +256,7 @@ class World:
             record.SerializeToString(),
             "digest",
             len(prompt) + count,
+            len(prompt) + count,
             deadline_in=None,
             detach_grace=60,
             endpoint=ENDPOINT,
@@ -268,6 +274,18 @@ class World:
     async def progress(self) -> list[int]:
         """Committed tokens of each request."""
         return [len((await self.read(name)).tokens) for name in self._prompts]
+
+    async def tokens(self, name: str, seconds: float = 60) -> list[int]:
+        """Waits for a request's end; its tokens."""
+
+        async def finished() -> Attached | None:
+            answer = await self.read(name)
+            return answer if answer.finish is not None else None
+
+        answer: Attached = await self.until(finished, seconds)
+        assert answer.finish is not None
+        assert answer.finish.reason is Reason.LENGTH, name
+        return [token.token_id for token in answer.tokens]
 
     async def completed(self, *names: str, seconds: float = 60) -> dict[str, list[int]]:
         """Waits for these requests, or all, and compares their tokens; the iterations that made them."""

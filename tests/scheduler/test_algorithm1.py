@@ -1,5 +1,7 @@
 """Algorithm 1 of the paper and its traps, one by one (docs/design.md, "Traps of Algorithm 1")."""
 
+from dataclasses import replace
+
 import pytest
 
 from orca_scheduler.core import (
@@ -18,9 +20,9 @@ from orca_scheduler.core import (
     ScheduleBatch,
     Tick,
 )
+from orca_scheduler.memory import Slots
 from orca_scheduler.request import Arrival, Phase, Reason, Request
-from orca_scheduler.selection import Stop, select
-from orca_scheduler.slots import Slots
+from orca_scheduler.selection import Limits, Stop, select
 
 WORD, EOS = 7, 0
 
@@ -43,8 +45,8 @@ def arrive(core: Core, *arrivals: Arrival) -> list[list[int]]:
 
 def back(core: Core, *tokens: int) -> list[Action]:
     """The oldest batch returns, with these tokens or WORD for everyone."""
-    iteration, batch = core.in_flight[0]
-    return core.step(BatchReturned(0.0, iteration, tokens or (WORD,) * len(batch)))
+    flight = core.in_flight[0]
+    return core.step(BatchReturned(0.0, flight.iteration, tokens or (WORD,) * len(flight.requests)))
 
 
 def batches(actions: list[Action]) -> list[list[int]]:
@@ -122,15 +124,15 @@ def test_increments_run() -> None:
     """Trap 1: the request joins the batch in both phases, not in its initiation alone."""
     core = formed(max_bs=1)
     first = only_batch(core.step(Arrived(0.0, (ask(1, input_tokens=3, max_new_tokens=4),))))
-    seen = [(first.members[0].phase, first.members[0].length, first.members[0].token)]
+    seen = [(first.members[0].phase, first.members[0].count, first.members[0].token)]
     for token in (11, 12, 13):
         [member] = only_batch(back(core, token)).members
-        seen.append((member.phase, member.length, member.token))
+        seen.append((member.phase, member.start, member.token))
     assert seen == [
         (Phase.INITIATION, 3, None),
-        (Phase.INCREMENT, 4, 11),
-        (Phase.INCREMENT, 5, 12),
-        (Phase.INCREMENT, 6, 13),
+        (Phase.INCREMENT, 3, 11),
+        (Phase.INCREMENT, 4, 12),
+        (Phase.INCREMENT, 5, 13),
     ]
     assert back(core, 14) == [Commit(4, (Outcome(1, 3, 14, Reason.LENGTH),))]
 
@@ -147,13 +149,13 @@ def test_a_running_request_is_not_selected_again() -> None:
 def test_finished_requests_release_their_slots() -> None:
     """Lines 11 to 13, for the length, an end token and a stop token alike."""
     core = formed(max_bs=3, n_slots=30)
-    requests = (ask(1, 3, 1), ask(2, 3, 5), ask(3, 3, 5)._replace(stop_token_ids=(9,)), ask(4, 3, 5))
+    requests = (ask(1, 3, 1), ask(2, 3, 5), replace(ask(3, 3, 5), stop_token_ids=(9,)), ask(4, 3, 5))
     assert arrive(core, *requests) == [[1, 2, 3]]
-    assert core.slots.reserved == 4 + 8 + 8
+    assert core.memory.reserved == 4 + 8 + 8
     actions = back(core, WORD, EOS, 9)
     assert finishes(actions) == {1: Reason.LENGTH, 2: Reason.EOS, 3: Reason.STOP_TOKEN}
     assert batches(actions) == [[4]]
-    assert core.slots.reserved == 8
+    assert core.memory.reserved == 8
     assert sorted(only_batch(actions).free_rows) == [0, 1, 2]
 
 
@@ -200,7 +202,7 @@ def test_mixed_phases_lengths_and_indexes_share_a_batch() -> None:
     back(core)
     arrive(core, ask(3, 2), ask(4, 3))
     members = only_batch(back(core)).members
-    assert [(m.claim, m.phase, m.length) for m in members] == [
+    assert [(m.claim, m.phase, m.start + m.count) for m in members] == [
         (3, Phase.INITIATION, 2),
         (4, Phase.INITIATION, 3),
         (1, Phase.INCREMENT, 7),
@@ -215,7 +217,7 @@ def test_members_stand_in_the_order_in_which_ranks_run_them() -> None:
     assert arrive(core, ask(1), ask(3), ask(5)) == []
     batch = only_batch(back(core))
     assert [m.claim for m in batch.members] == [1, 3, 5, 2, 4]
-    assert [request.claim for _, members in core.in_flight for request in members] == [1, 3, 5, 2, 4]
+    assert [request.claim for flight in core.in_flight for request in flight.requests] == [1, 3, 5, 2, 4]
     actions = back(core, 11, 13, 15, 12, 14)
     assert actions[1:] == [
         Commit(
@@ -247,19 +249,19 @@ def test_the_order_is_that_of_arrival_numbers() -> None:
     """Line 18: a request that was given back comes late and stands before those that arrived after it."""
     core = formed(max_bs=2)
     assert arrive(core, ask(1, arrival=5), ask(2, arrival=6)) == [[1, 2]]
-    assert arrive(core, ask(3, arrival=2)._replace(generated=2)) == []
+    assert arrive(core, replace(ask(3, arrival=2), generated=2)) == []
     batch = only_batch(back(core))
     assert [m.claim for m in batch.members] == [3, 1]
     assert batch.members[0].phase is Phase.INITIATION
-    assert batch.members[0].length == 3 + 2
+    assert batch.members[0].count == 3 + 2
 
 
 def test_committed_tokens_join_the_initiation_and_keep_their_indexes() -> None:
     core = formed(max_bs=1)
-    again = ask(1, 3, 5)._replace(generated=3)
+    again = replace(ask(1, 3, 5), generated=3)
     [member] = only_batch(core.step(Arrived(0.0, (again,)))).members
-    assert (member.phase, member.length, member.token) == (Phase.INITIATION, 6, None)
-    assert len(member.blocks) == 8  # of max_tokens, as ever
+    assert (member.phase, member.count, member.token) == (Phase.INITIATION, 6, None)
+    assert len(member.new_blocks) == 8  # of max_tokens, as ever
     assert back(core, 31)[1:] == [Commit(1, (Outcome(1, 3, 31, None),))]
     assert back(core, 32) == [Commit(2, (Outcome(1, 4, 32, Reason.LENGTH),))]
 
@@ -274,7 +276,7 @@ def test_a_failed_reservation_lets_nobody_overtake() -> None:
     assert arrive(core, ask(2, 4, 4), ask(3, 1, 1)) == []
     batch = only_batch(back(core))
     assert [m.claim for m in batch.members] == [1]
-    assert batch.stop is Stop.SLOTS
+    assert batch.stop == Stop.SLOTS
     assert batch.reserved == 6
     assert batches(back(core)) == [[1]]
     actions = back(core)
@@ -289,7 +291,7 @@ def test_a_failed_reservation_keeps_no_increment_out() -> None:
     assert arrive(core, ask(2, 4, 4, arrival=2), ask(3, 1, 1, arrival=9)) == []
     batch = only_batch(back(core))
     assert [m.claim for m in batch.members] == [1]
-    assert batch.stop is Stop.SLOTS
+    assert batch.stop == Stop.SLOTS
     assert batches(back(core)) == [[1]]
     assert batches(back(core)) == [[2, 3]]
 
@@ -297,10 +299,10 @@ def test_a_failed_reservation_keeps_no_increment_out() -> None:
 def test_an_increment_takes_no_new_slots() -> None:
     core = formed(max_bs=1, n_slots=8)
     arrive(core, ask(1, 3, 5))
-    assert core.slots.free == 0
+    assert core.memory.free == 0
     for _ in range(4):
         batch = only_batch(back(core))
-        assert batch.members[0].blocks == ()
+        assert batch.members[0].new_blocks == ()
         assert batch.reserved == 8
 
 
@@ -311,7 +313,7 @@ def test_what_never_fits_goes_back() -> None:
     actions = core.step(Arrived(0.0, (ask(1, 6, 5), ask(2, 5, 5))))
     assert actions[1:] == [GiveBack(((1, False),))]
     assert batches(actions) == [[2]]
-    assert core.slots.free == 0
+    assert core.memory.free == 0
     assert [request.claim for request in core.requests] == [2]
 
 
@@ -320,7 +322,7 @@ def test_never_fits_counts_whole_blocks() -> None:
     core = formed(max_bs=2, n_slots=19, block_size=8)
     assert core.step(Arrived(0.0, (ask(1, 16, 1),))) == [GiveBack(((1, False),))]
     assert arrive(core, ask(2, 15, 1)) == [[2]]
-    assert core.slots.reserved == 16
+    assert core.memory.reserved == 16
 
 
 def test_a_block_is_reserved_whole() -> None:
@@ -359,12 +361,12 @@ def test_a_cancelled_running_request_keeps_its_slots_until_its_batch_returns() -
     assert arrive(core, ask(2)) == [[2]]
     assert arrive(core, ask(3)) == []
     assert core.step(Cancelled(0.0, (1,))) == []
-    assert core.slots.reserved == 16
+    assert core.memory.reserved == 16
     actions = back(core)
     assert actions == [only_batch(actions)]  # its token is void
     assert batches(actions) == [[3]]
     assert only_batch(actions).free_rows == (0,)
-    assert core.slots.reserved == 16
+    assert core.memory.reserved == 16
 
 
 def test_a_cancelled_running_request_keeps_its_slots_while_workers_idle() -> None:
@@ -373,7 +375,7 @@ def test_a_cancelled_running_request_keeps_its_slots_while_workers_idle() -> Non
     assert core.step(Cancelled(0.0, (1,))) == []
     assert arrive(core, ask(2)) == []
     assert core.step(Cancelled(0.0, (1,))) == []
-    assert core.slots.reserved == 8
+    assert core.memory.reserved == 8
     assert batches(back(core)) == [[2]]
 
 
@@ -384,9 +386,9 @@ def test_a_cancelled_increment_frees_its_slots_at_once() -> None:
     assert arrive(core, ask(1, arrival=1)) == [[1]]
     assert arrive(core, ask(0, arrival=0)) == []
     assert batches(back(core)) == [[0]]  # claim 2 is in INCREMENT and waits
-    assert core.slots.reserved == 24
+    assert core.memory.reserved == 24
     assert core.step(Cancelled(0.0, (2,))) == []
-    assert core.slots.reserved == 16
+    assert core.memory.reserved == 16
     assert arrive(core, ask(3, arrival=3)) == []
     batch = only_batch(back(core, EOS))
     assert [(m.claim, m.row) for m in batch.members] == [(3, 0)]
@@ -403,13 +405,13 @@ def test_a_cancelled_waiting_request_never_runs() -> None:
 def test_a_deadline_ends_the_waiting_at_the_tick_and_the_running_at_its_return() -> None:
     """Never a shortened answer: a late token is not committed."""
     core = formed(max_bs=1)
-    late = [ask(claim)._replace(deadline=1.0) for claim in (1, 2)]
+    late = [replace(ask(claim), deadline=1.0) for claim in (1, 2)]
     assert arrive(core, *late) == [[1]]
     assert core.step(Tick(0.9)) == []
     assert core.step(Tick(1.0)) == [Commit(None, (Outcome(2, 0, None, Reason.DEADLINE),))]
-    assert core.slots.reserved == 8
+    assert core.memory.reserved == 8
     assert core.step(BatchReturned(1.1, 1, (WORD,))) == [Commit(1, (Outcome(1, 0, None, Reason.DEADLINE),))]
-    assert core.slots.reserved == 0
+    assert core.memory.reserved == 0
 
 
 def test_a_loss_gives_back_who_had_not_ended() -> None:
@@ -470,7 +472,7 @@ def test_two_batches_of_the_same_requests() -> None:
     for tokens in ((11, 21), (12, 22), (13, 23)):
         made.append(only_batch(back(core, *tokens)))
         assert core.n_scheduled == 2
-    assert [[(m.claim, m.length) for m in batch.members] for batch in made] == [
+    assert [[(m.claim, m.start + m.count) for m in batch.members] for batch in made] == [
         [(1, 3), (2, 5)],
         [(1, 4), (2, 6)],
         [(1, 5), (2, 7)],
@@ -480,10 +482,10 @@ def test_two_batches_of_the_same_requests() -> None:
     phases = [{m.phase for m in batch.members} for batch in made]
     assert phases == [{Phase.INITIATION}, *[{Phase.INCREMENT}] * 4]
     assert all(m.token is None for batch in made for m in batch.members)
-    assert [bool(m.blocks) for batch in made for m in batch.members] == [True] * 2 + [False] * 7
+    assert [bool(m.new_blocks) for batch in made for m in batch.members] == [True] * 2 + [False] * 7
     assert back(core, 14, 24) == [Commit(4, (Outcome(1, 3, 14, Reason.LENGTH), Outcome(2, 3, 24, None)))]
     assert back(core, 25) == [Commit(5, (Outcome(2, 4, 25, Reason.LENGTH),))]
-    assert core.slots.reserved == 0
+    assert core.memory.reserved == 0
 
 
 def test_an_end_by_length_is_known_before() -> None:
@@ -498,7 +500,7 @@ def test_an_end_by_length_is_known_before() -> None:
 def test_a_single_token_has_nothing_ahead() -> None:
     core = ahead(max_bs=2)
     assert arrive(core, ask(1, 3, 1)) == [[1]]
-    assert arrive(core, ask(2, 3, 5)._replace(generated=4)) == [[2]]  # its last token, after a recovery
+    assert arrive(core, replace(ask(2, 3, 5), generated=4)) == [[2]]  # its last token, after a recovery
     assert finishes(back(core)) == {1: Reason.LENGTH}
     assert finishes(back(core)) == {2: Reason.LENGTH}
     assert core.n_scheduled == 0
@@ -542,7 +544,7 @@ def test_a_newcomer_joins_those_ahead() -> None:
     assert arrive(core, ask(1), ask(2)) == [[1, 2], [1, 2]]
     assert arrive(core, ask(3)) == []
     batch = only_batch(back(core))
-    assert [(m.claim, m.phase, m.length) for m in batch.members] == [
+    assert [(m.claim, m.phase, m.start + m.count) for m in batch.members] == [
         (3, Phase.INITIATION, 3),
         (1, Phase.INCREMENT, 5),
         (2, Phase.INCREMENT, 5),
@@ -571,7 +573,7 @@ def test_those_ahead_keep_the_order_of_arrival() -> None:
     assert ([m.claim for m in batch.members], batch.stop) == ([4, 5], Stop.BATCH_FULL)
     assert batches(back(core)) == [[4, 5]]  # now claim 6 is in none, with two tokens to go
     members = only_batch(back(core, EOS, WORD)).members
-    assert [(m.claim, m.phase, m.length, m.token) for m in members] == [
+    assert [(m.claim, m.phase, m.start + m.count, m.token) for m in members] == [
         (7, Phase.INITIATION, 3, None),
         (6, Phase.INCREMENT, 6, None),
     ]
@@ -592,7 +594,7 @@ def test_a_blocked_initiation_keeps_nobody_from_running_ahead() -> None:
 def test_an_end_found_late_costs_one_row(token: int, reason: Reason) -> None:
     """What the batch ahead made of it is discarded. Its slots and row stay until that batch is back."""
     core = ahead(max_bs=2, n_slots=16)
-    assert arrive(core, *(ask(claim)._replace(stop_token_ids=(9,)) for claim in (1, 2))) == [[1, 2], [1, 2]]
+    assert arrive(core, *(replace(ask(claim), stop_token_ids=(9,)) for claim in (1, 2))) == [[1, 2], [1, 2]]
     assert arrive(core, ask(3)) == []
     actions = back(core, token, 21)
     assert actions[1:] == [Commit(1, (Outcome(1, 0, token, reason), Outcome(2, 0, 21, None)))]
@@ -613,9 +615,9 @@ def test_a_token_that_ends_in_the_void_ends_nobody_twice() -> None:
     core = ahead(max_bs=2)
     assert arrive(core, ask(1)) == [[1], [1]]
     assert back(core, EOS) == [Commit(1, (Outcome(1, 0, EOS, Reason.EOS),))]
-    assert core.slots.reserved == 8
+    assert core.memory.reserved == 8
     assert back(core, EOS) == []
-    assert (core.slots.reserved, core.requests, core.n_scheduled) == (0, (), 0)
+    assert (core.memory.reserved, core.requests, core.n_scheduled) == (0, (), 0)
 
 
 def test_a_request_in_two_batches_is_cancelled() -> None:
@@ -624,13 +626,13 @@ def test_a_request_in_two_batches_is_cancelled() -> None:
     assert arrive(core, ask(1), ask(2)) == [[1, 2], [1, 2]]
     assert arrive(core, ask(3)) == []
     assert core.step(Cancelled(0.0, (1,))) == []
-    assert core.slots.reserved == 16
+    assert core.memory.reserved == 16
     actions = back(core, 11, 21)
     assert actions[1:] == [Commit(1, (Outcome(2, 0, 21, None),))]
     assert batches(actions) == [[2]]
-    assert (only_batch(actions).free_rows, core.slots.reserved) == ((), 16)
+    assert (only_batch(actions).free_rows, core.memory.reserved) == ((), 16)
     assert core.step(Cancelled(0.0, (1,))) == []  # once more, now in one batch
-    assert core.slots.reserved == 16
+    assert core.memory.reserved == 16
     actions = back(core, 12, 22)
     assert actions[1:] == [Commit(2, (Outcome(2, 1, 22, None),))]
     batch = only_batch(actions)
@@ -651,13 +653,13 @@ def test_a_cancelled_request_is_not_run_ahead() -> None:
 def test_a_deadline_of_a_request_in_two_batches() -> None:
     """No tick ends it. The first return does, without its token; the second is void."""
     core = ahead(max_bs=1)
-    assert arrive(core, ask(1)._replace(deadline=1.0)) == [[1], [1]]
+    assert arrive(core, replace(ask(1), deadline=1.0)) == [[1], [1]]
     assert core.step(Tick(1.0)) == []
     assert core.step(BatchReturned(1.0, 1, (11,))) == [Commit(1, (Outcome(1, 0, None, Reason.DEADLINE),))]
-    assert core.slots.reserved == 8
+    assert core.memory.reserved == 8
     assert core.step(Tick(2.0)) == []
     assert core.step(BatchReturned(2.0, 2, (12,))) == []
-    assert core.slots.reserved == 0
+    assert core.memory.reserved == 0
 
 
 def test_a_member_whose_logits_were_not_finite() -> None:
@@ -672,11 +674,11 @@ def test_a_member_whose_logits_were_not_finite() -> None:
 
 def test_a_deadline_between_two_returns() -> None:
     core = ahead(max_bs=1)
-    assert arrive(core, ask(1)._replace(deadline=1.0)) == [[1], [1]]
+    assert arrive(core, replace(ask(1), deadline=1.0)) == [[1], [1]]
     assert core.step(BatchReturned(0.9, 1, (11,)))[1:] == [Commit(1, (Outcome(1, 0, 11, None),))]
     assert core.step(BatchReturned(1.1, 2, (12,))) == [Commit(2, (Outcome(1, 1, None, Reason.DEADLINE),))]
     assert core.step(BatchReturned(1.2, 3, (13,))) == []
-    assert core.slots.reserved == 0
+    assert core.memory.reserved == 0
 
 
 def test_a_drain_with_a_batch_ahead() -> None:
@@ -700,11 +702,11 @@ def test_a_loss_with_a_batch_ahead() -> None:
     assert core.step(EngineLost(0.0)) == [GiveBack(((1, True), (4, True)))]
     assert (core.n_scheduled, core.requests) == (0, ())
     core.step(EngineReady(0.0, 8, 50))
-    batch, again = core.step(Arrived(0.0, (ask(5, arrival=1)._replace(generated=1),)))
+    batch, again = core.step(Arrived(0.0, (replace(ask(5, arrival=1), generated=1),)))
     assert isinstance(batch, ScheduleBatch)
     assert isinstance(again, ScheduleBatch)
-    assert (batch.iteration, batch.free_rows, batch.members[0].length) == (50, (), 4)
-    assert (again.iteration, again.free_rows, again.members[0].length) == (51, (), 5)
+    assert (batch.iteration, batch.free_rows, batch.members[0].count) == (50, (), 4)
+    assert (again.iteration, again.free_rows, again.members[0].start + 1) == (51, (), 5)
 
 
 def test_ahead_by_more_than_one_is_refused() -> None:
@@ -718,12 +720,17 @@ def test_ahead_by_more_than_one_is_refused() -> None:
 
 def a_request(arrival: int, size: int = 4, phase: Phase = Phase.INITIATION) -> Request:
     arrived = Arrival(arrival, arrival, size - 1, 1)
-    return Request(arrived, in_order=True, generated=0, row=None if phase is Phase.INITIATION else arrival)
+    request = Request.of(arrived, in_order=True)
+    if phase is Phase.INCREMENT:
+        request.row, request.computed, request.generated, request.known = arrival, size - 1, 1, size
+    return request
 
 
 def selected(pool: list[Request], max_bs: int, n_slots: int) -> tuple[list[int], Stop]:
-    selection = select(pool, max_bs, Slots(n_slots, 1))
-    return [request.claim for request in selection.batch], selection.stop
+    plan = select(pool, Limits(max_bs), Slots(n_slots, 1))
+    assert all(count == request.remaining for request, count in plan.batch)
+    assert not plan.preempt
+    return [request.claim for request, _ in plan.batch], Stop(plan.stop)
 
 
 def test_select_stops_at_max_bs() -> None:
@@ -761,20 +768,26 @@ def test_select_counts_what_it_has_selected() -> None:
 
 def test_select_changes_nothing() -> None:
     pool, slots = [a_request(1), a_request(2, size=9)], Slots(10, 1)
-    first = select(pool, 2, slots)
+    first = select(pool, Limits(2), slots)
     assert (slots.free, slots.rows()) == (10, {})
     assert all(request.row is None and not request.running and not request.iterations for request in pool)
-    assert select(pool, 2, slots) == first
+    assert select(pool, Limits(2), slots) == first
 
 
 # -- slots
 
 
+def begun(slots: Slots, tokens: int) -> tuple[int, tuple[int, ...]]:
+    """A row with blocks for this many tokens."""
+    row = slots.admit()
+    return row, slots.grow(row, tokens)
+
+
 def test_slots_hand_out_and_take_back() -> None:
     slots = Slots(35, 8)
     assert (slots.n_slots, slots.free, slots.reserved) == (32, 32, 0)
-    assert [slots.size(tokens) for tokens in (1, 8, 9)] == [8, 8, 16]
-    (one, first), (two, second) = slots.reserve(9), slots.reserve(8)
+    assert [slots.need(a_request(1, size), 1) for size in (2, 8, 9)] == [8, 8, 16]
+    (one, first), (two, second) = begun(slots, 9), begun(slots, 8)
     assert one != two
     assert (len(first), len(second), len({*first, *second})) == (2, 1, 3)
     assert (slots.free, slots.reserved) == (8, 24)
@@ -783,6 +796,39 @@ def test_slots_hand_out_and_take_back() -> None:
     assert (slots.free, slots.rows()) == (24, {two: second})
     with pytest.raises(KeyError):
         slots.release(one)  # exactly once
-    assert slots.reserve(24)[0] == one  # rows are small: the lowest free one
+    assert begun(slots, 24)[0] == one  # rows are small: the lowest free one
     with pytest.raises(AssertionError, match="more than is free"):
-        slots.reserve(1)
+        begun(slots, 1)
+
+
+def test_a_row_grows_behind_what_it_has() -> None:
+    slots = Slots(32, 8)
+    row, first = begun(slots, 9)
+    more = slots.grow(row, 8)
+    assert slots.rows() == {row: (*first, *more)}
+    assert slots.free == 8
+
+
+def test_a_shared_block_is_free_when_its_last_row_ends() -> None:
+    slots = Slots(32, 8)
+    one, first = begun(slots, 16)
+    two, three = slots.admit(), slots.admit()
+    slots.share(two, first)
+    slots.share(three, first[:1])
+    own = slots.grow(two, 8)
+    assert (slots.free, slots.rows()[two]) == (8, (*first, *own))
+    slots.release(one)
+    assert slots.free == 8
+    slots.release(two)
+    assert slots.free == 24
+    slots.release(three)
+    assert slots.free == 32
+    assert len(set(begun(slots, 32)[1])) == 4, "a block came back twice"
+
+
+def test_a_request_that_has_begun_needs_nothing_more() -> None:
+    assert Slots(32, 8).need(a_request(1, 20, Phase.INCREMENT), 1) == 0
+
+
+def test_room_is_left_when_all_have_begun() -> None:
+    assert Slots(32, 8).room([a_request(1, 9), a_request(2, 3)]) == 32 - 16 - 8

@@ -4,6 +4,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,10 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from scheduler.world import EOS, STOP, WORD, Asked, World, storm
 
-from orca_scheduler.core import Arrived, BatchReturned, Commit, Core, EngineReady, GiveBack
+from orca_scheduler.core import Arrived, BatchReturned, Commit, Core, EngineReady, Flight, GiveBack
 from orca_scheduler.invariants import violations
-from orca_scheduler.request import Arrival, Phase, Reason
-from orca_scheduler.selection import Stop
+from orca_scheduler.memory import Slots
+from orca_scheduler.request import Arrival, Phase, Reason, Request
+from orca_scheduler.selection import Limits, Stop
 
 ASKED = st.builds(
     Asked,
@@ -166,7 +168,7 @@ def test_storms_reach_everything() -> None:
                 given.update(running for _, running in action.requests)
             else:
                 phases = {member.phase for member in action.members}
-                past_blocked += action.stop is Stop.SLOTS and Phase.INCREMENT in phases
+                past_blocked += action.stop == Stop.SLOTS and Phase.INCREMENT in phases
         assert set(stops) == set(Stop)
         assert set(finishes) == {None, *Reason}
         assert set(given) == {True, False}
@@ -233,30 +235,35 @@ def a_busy_core(run_ahead: int = 0) -> Core:
     return core
 
 
+def flying(core: Core, n: int, *requests: Request) -> Flight:
+    """The n-th batch in flight with other requests."""
+    return Flight(core.in_flight[n].iteration, requests, (True,) * len(requests))
+
+
 def a_batch_too_many(core: Core) -> None:
     core.n_workers = 1
 
 
 def a_batch_above_max_bs(core: Core) -> None:
-    core.max_bs = 1
+    core.limits = Limits(1)
 
 
 def an_empty_batch(core: Core) -> None:
-    core.in_flight[0] = (core.in_flight[0][0], ())
+    core.in_flight[0] = flying(core, 0)
     for request in core.requests:
-        request.in_flight = sum(request in batch for _, batch in core.in_flight)
+        request.in_flight = sum(request in flight.requests for flight in core.in_flight)
 
 
 def in_flight_twice(core: Core) -> None:
-    core.in_flight[0] = (core.in_flight[0][0], (core.requests[2], core.requests[0]))
+    core.in_flight[0] = flying(core, 0, core.requests[2], core.requests[0])
 
 
 def twice_in_a_batch(core: Core) -> None:
-    core.in_flight[1] = (core.in_flight[1][0], (core.requests[0], core.requests[0]))
+    core.in_flight[1] = flying(core, 1, core.requests[0], core.requests[0])
 
 
 def in_flight_thrice(core: Core) -> None:
-    core.in_flight[1] = (core.in_flight[1][0], (core.requests[0], core.requests[2]))
+    core.in_flight[1] = flying(core, 1, core.requests[0], core.requests[2])
 
 
 def two_batches_too_many(core: Core) -> None:
@@ -264,7 +271,7 @@ def two_batches_too_many(core: Core) -> None:
 
 
 def in_flight_and_not_running(core: Core) -> None:
-    core.in_flight[0][1][0].in_flight -= 1
+    core.in_flight[0].requests[0].in_flight -= 1
 
 
 def running_and_not_in_flight(core: Core) -> None:
@@ -274,28 +281,31 @@ def running_and_not_in_flight(core: Core) -> None:
 def released_too_early(core: Core) -> None:
     row = core.requests[0].row
     assert row is not None
-    core.slots.release(row)
+    core.memory.release(row)
 
 
 def never_released(core: Core) -> None:
-    core.slots.reserve(4)
+    core.memory.grow(core.memory.admit(), 4)
 
 
 def a_block_with_two_holders(core: Core) -> None:
     first, second = core.requests[:2]
+    assert isinstance(core.memory, Slots)
+    assert first.row is not None
     assert second.row is not None
-    second.blocks = core.slots._held[second.row] = first.blocks
+    core.memory._rows[second.row] = core.memory._rows[first.row]
 
 
 def a_block_that_does_not_exist(core: Core) -> None:
     first = core.requests[0]
+    assert isinstance(core.memory, Slots)
     assert first.row is not None
-    first.blocks = core.slots._held[first.row] = (99, *first.blocks[1:])
+    core.memory._rows[first.row] = (99, *core.memory._rows[first.row][1:])
 
 
 def more_reserved_than_needed(core: Core) -> None:
     first = core.requests[0]
-    first.arrived = first.arrived._replace(max_new_tokens=0)
+    first.arrived = replace(first.arrived, max_new_tokens=0)
 
 
 def a_later_one_ran_more(core: Core) -> None:
@@ -306,12 +316,16 @@ def ended_and_kept(core: Core) -> None:
     core.requests[3].ended = True
 
 
-def a_row_without_iterations(core: Core) -> None:
-    core.requests[0].iterations = 0
+def computed_without_a_row(core: Core) -> None:
+    core.requests[3].computed = 1
 
 
-def iterations_without_a_row(core: Core) -> None:
-    core.requests[3].iterations = 1
+def computed_behind_its_slots(core: Core) -> None:
+    core.requests[0].known = core.requests[0].computed = 9
+
+
+def computed_without_its_token(core: Core) -> None:
+    core.requests[0].known = core.requests[0].computed
 
 
 DAMAGE: list[tuple[Callable[[Core], None], str]] = [
@@ -323,13 +337,14 @@ DAMAGE: list[tuple[Callable[[Core], None], str]] = [
     (running_and_not_in_flight, r"RUNNING requests are not those in flight"),
     (released_too_early, r"slots are held by rows \[1, 2\], live requests have \[0, 1, 2\]"),
     (never_released, r"slots are held by rows \[0, 1, 2, 3\], live requests have \[0, 1, 2\]"),
-    (a_block_with_two_holders, r"a block is held twice"),
-    (a_block_that_does_not_exist, r"a block is held twice, or does not exist"),
+    (a_block_with_two_holders, r"24 slots are reserved, rows hold 16"),
+    (a_block_that_does_not_exist, r"a row has a block twice, or one that does not exist"),
     (more_reserved_than_needed, r"24 slots are reserved, live requests need 20"),
     (a_later_one_ran_more, r"claim 2 ran 7 iterations, claim 1 before it 2"),
     (ended_and_kept, r"claim 4 ended and was kept"),
-    (a_row_without_iterations, r"claim 1 ran 0 iterations and has row 0"),
-    (iterations_without_a_row, r"claim 4 ran 1 iterations and has row None"),
+    (computed_without_a_row, r"claim 4 has 1 positions in 0 slots"),
+    (computed_behind_its_slots, r"claim 1 has 9 positions in 8 slots"),
+    (computed_without_its_token, r"claim 1 has computed 5 of 5 positions"),
 ]
 DAMAGE_AHEAD: list[tuple[Callable[[Core], None], str]] = [
     (a_batch_too_many, r"3 batches are in flight, n_workers is 1"),
@@ -376,7 +391,7 @@ def test_who_ends_with_what_is_in_flight_may_be_passed() -> None:
     core.step(Arrived(0.0, (Arrival(1, 1, 4, 1), Arrival(2, 2, 4, 4))))
     assert [request.iterations for request in core.requests] == [1, 2]
     assert violations(core) == []
-    core.requests[0].arrived = core.requests[0].arrived._replace(max_new_tokens=4)  # it goes on, and was passed over
+    core.requests[0].arrived = replace(core.requests[0].arrived, max_new_tokens=4)  # it goes on, and was passed over
     assert "claim 2 ran 2 iterations, claim 1 before it 1" in violations(core)
 
 

@@ -1,7 +1,6 @@
 """Why slots are reserved (paper section 4.2): naive allocation deadlocks, Algorithm 1 does not.
 
-The naive engine is the very loop of the core with another Select: it takes a slot when a token needs one. An engine of
-endless slots puts the core's own reservation out of action; what binds is the naive engine's memory.
+The naive engine is the very loop of the core with another policy: it takes a slot when a token needs one.
 """
 
 from collections.abc import Iterable
@@ -11,40 +10,43 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca_scheduler.core import Action, Arrived, BatchReturned, Commit, Core, EngineReady
+from orca_scheduler.memory import Memory, Slots
+from orca_scheduler.policy import Paper
 from orca_scheduler.request import Arrival, Request
-from orca_scheduler.selection import Selection, Stop
-from orca_scheduler.slots import Slots
+from orca_scheduler.selection import Limits, Plan, Stop
 
-ENDLESS = 1 << 20
 WORD = 7
 
 
-class OnDemand:
-    """The Attention K/V manager without reservation: a token's slot is taken in the iteration that stores it."""
+class OnDemand(Slots):
+    """Memory without reservation: a token's slot is taken in the iteration that stores it."""
 
-    def __init__(self, n_slots: int, max_bs: int, n_workers: int, run_ahead: int) -> None:
-        self.n_slots = n_slots
-        self.core = Core(max_bs, n_workers, 1, run_ahead, self.select)
-        self.stored: dict[int, int] = {}  # claim -> slots that it holds
+    def need(self, request: Request, count: int) -> int:
+        held = len(self.rows().get(request.row, ())) if request.row is not None else 0
+        return request.computed + count - held
 
-    @property
-    def free(self) -> int:
-        return self.n_slots - sum(self.stored.values())
 
-    def needs(self, request: Request) -> int:
-        """Slots for its next iteration: all its input tokens', later one token's."""
-        return request.length - self.stored.get(request.claim, 0)
+class Naive(Paper):
+    """Whoever finds slots now runs, by arrival; a failure stops no other."""
 
-    def select(self, pool: Iterable[Request], max_bs: int, _: Slots) -> Selection:
-        """Whoever finds slots now, by arrival; nobody's failure stops another."""
-        live = {request.claim for request in self.core.requests}
-        self.stored = {claim: count for claim, count in self.stored.items() if claim in live}
-        batch: list[Request] = []
-        for request in pool:
-            if len(batch) < max_bs and self.needs(request) <= self.free:
-                self.stored[request.claim] = request.length
-                batch.append(request)
-        return Selection(tuple(batch), Stop.POOL)
+    name = "naive"
+
+    def memory(self, n_slots: int, block_size: int) -> Memory:
+        return OnDemand(n_slots, block_size)
+
+    def plan(self, ready: Iterable[Request], limits: Limits, memory: Memory) -> Plan:
+        batch: list[tuple[Request, int]] = []
+        free = memory.free
+        for request in ready:
+            need = memory.need(request, request.remaining)
+            if len(batch) < limits.max_bs and need <= free:
+                free -= need
+                batch.append((request, request.remaining))
+        return Plan(tuple(batch), Stop.POOL)
+
+
+def naive(max_bs: int, n_workers: int, run_ahead: int) -> Core:
+    return Core(max_bs, n_workers, 1, run_ahead, Naive())
 
 
 def run(core: Core, n_slots: int, requests: list[Arrival]) -> tuple[dict[int, int], int]:
@@ -64,8 +66,8 @@ def run(core: Core, n_slots: int, requests: list[Arrival]) -> tuple[dict[int, in
     hear(core.step(Arrived(0.0, tuple(requests))))
     iterations = 0
     while core.in_flight:
-        iteration, batch = core.in_flight[0]
-        hear(core.step(BatchReturned(0.0, iteration, (WORD,) * len(batch))))
+        flight = core.in_flight[0]
+        hear(core.step(BatchReturned(0.0, flight.iteration, (WORD,) * len(flight.requests))))
         iterations += 1
         assert iterations < 10_000, "iterations return and requests do not advance"
     return {claim: tokens[claim] for claim in finished}, iterations
@@ -77,15 +79,14 @@ EXAMPLE = [Arrival(1, 1, 3, 3), Arrival(2, 2, 1, 5)]
 
 @pytest.mark.parametrize("run_ahead", [0, 1])
 def test_naive_allocation_deadlocks(run_ahead: int) -> None:
-    memory = OnDemand(6, 2, 1, run_ahead)
-    core = memory.core
-    finished, iterations = run(core, ENDLESS, EXAMPLE)
+    core = naive(2, 1, run_ahead)
+    finished, iterations = run(core, 6, EXAMPLE)
     assert finished == {}
     assert iterations == 2
-    assert memory.stored == {1: 4, 2: 2}
-    assert memory.free == 0
+    assert [len(blocks) for blocks in core.memory.rows().values()] == [4, 2]
+    assert core.memory.free == 0
     assert [request.generated for request in core.requests] == [2, 2]  # both wait for their next slot
-    assert all(memory.needs(request) == 1 for request in core.requests)
+    assert all(core.memory.need(request, request.remaining) == 1 for request in core.requests)
     assert core.step(Arrived(1.0, ())) == []  # and for ever
 
 
@@ -93,8 +94,7 @@ def test_naive_allocation_deadlocks(run_ahead: int) -> None:
 def test_each_alone_fits_the_naive_engine(run_ahead: int) -> None:
     """It is the sharing that deadlocks: neither request is too large."""
     for request in EXAMPLE:
-        core = OnDemand(6, 2, 1, run_ahead).core
-        assert run(core, ENDLESS, [request])[0] == {request.claim: request.max_new_tokens}
+        assert run(naive(2, 1, run_ahead), 6, [request])[0] == {request.claim: request.max_new_tokens}
 
 
 @pytest.mark.parametrize("run_ahead", [0, 1])
@@ -103,7 +103,7 @@ def test_reservation_finishes_the_same_requests(run_ahead: int) -> None:
     finished, iterations = run(core, 6, EXAMPLE)
     assert finished == {1: 3, 2: 5}
     assert iterations == 8
-    assert core.slots.reserved == 0
+    assert core.memory.reserved == 0
 
 
 REQUESTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 8)), min_size=1, max_size=12)
@@ -126,16 +126,16 @@ def test_reservation_never_deadlocks(
     core = Core(max_bs, n_workers, 1, run_ahead)
     finished, _ = run(core, n_slots, requests)
     assert finished == {request.claim: request.max_new_tokens for request in requests}
-    assert core.slots.reserved == 0
+    assert core.memory.reserved == 0
 
 
 @pytest.mark.parametrize("run_ahead", [0, 1])
 def test_naive_allocation_deadlocks_in_a_pipeline_too(run_ahead: int) -> None:
     """Figure 8's engine, three workers: equal requests grow alike until no one can."""
     requests = [Arrival(n, n, 4, 8) for n in range(1, 7)]
-    memory = OnDemand(36, 2, 3, run_ahead)  # each alone needs 11, reserved 12
-    finished, _ = run(memory.core, ENDLESS, requests)
+    core = naive(2, 3, run_ahead)
+    finished, _ = run(core, 36, requests)  # each alone needs 11, reserved 12
     assert finished == {}
-    assert memory.free == 0
-    assert len(memory.core.requests) == 6
+    assert core.memory.free == 0
+    assert len(core.requests) == 6
     assert run(Core(2, 3, 1, run_ahead), 36, requests)[0] == dict.fromkeys(range(1, 7), 8)

@@ -87,13 +87,13 @@ async def books(server: RedisServer) -> AsyncIterator[Books]:
         await pool.renew_endpoint("e", register=True)
         term = await pool.acquire("g", "s", None)
         assert term is not None
-        ledger = Ledger(pool, "g", "s", term, 1, lambda: room[0], lambda: NO_LOAD, news.put_nowait)
+        ledger = Ledger(pool, "g", "s", term, lambda: room[0], lambda: NO_LOAD, news.put_nowait)
         running = asyncio.create_task(ledger.run(False))
         assert isinstance(await news.get(), Opened)
         await ledger.formed(EngineInfo("g", 1, 1, 64, 0), 0)
         record = PoolRequest(max_new_tokens=8).SerializeToString()
         call = {"deadline_in": None, "detach_grace": 60.0, "endpoint": "e", "attempt": 1, "max_waiting": 8}
-        assert isinstance(await pool.submit("r", record, "d", 9, **call), Attached)
+        assert isinstance(await pool.submit("r", record, "d", 9, 9, **call), Attached)
         claimed = await news.get()
         assert isinstance(claimed, Claimed)
         room[0] = Room(0, 0)

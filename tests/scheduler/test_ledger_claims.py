@@ -34,12 +34,12 @@ class Books:
     def __init__(self, pool: Pool, term: int) -> None:
         self.pool, self.term = pool, term
         self.room, self.news = NONE, list[News]()
-        self.ledger = Ledger(pool, "g", "s", term, 1, lambda: self.room, lambda: NO_LOAD, self.news.append)
+        self.ledger = Ledger(pool, "g", "s", term, lambda: self.room, lambda: NO_LOAD, self.news.append)
 
     async def submit(self, name: str) -> None:
         record = PoolRequest(request_id=name, max_new_tokens=8).SerializeToString()
         call = {"deadline_in": None, "detach_grace": 60.0, "endpoint": "e", "attempt": 1, "max_waiting": 8}
-        assert isinstance(await self.pool.submit(name, record, "d", 9, **call), Attached)
+        assert isinstance(await self.pool.submit(name, record, "d", 9, 9, **call), Attached)
 
     async def claim_unheard(self, name: str) -> int:
         """The pool gives the engine a request, and the answer is lost. Its claim."""

@@ -14,6 +14,7 @@ from servers import RedisServer, redis_server
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca.v1.pool_pb2 import PoolRequest
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.protocol import PROTOCOL
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
@@ -64,8 +65,8 @@ class Rank(worker_pb2_grpc.ControllerServicer, worker_pb2_grpc.SupervisorService
         self._reports: asyncio.Queue[pb.Report | None] = asyncio.Queue()
 
     def report(self, iteration: pb.Iteration, *tokens: int, **fields: Sequence[float]) -> None:
-        """The iteration's batch returns, initiations first. fields: others of IterationReport."""
-        count = len(iteration.initiations) + len(iteration.increment_rows)
+        """The iteration's batch returns. fields: others of IterationReport."""
+        count = len(iteration.rows)
         assert len(tokens) in (0, count)
         result = pb.IterationReport(
             epoch=iteration.epoch, number=iteration.number, token_ids=tokens or [7] * count, **cast(Any, fields)
@@ -176,7 +177,7 @@ class Bench:
         record = record or PoolRequest(request_id=name, prompt_ids=prompt, max_new_tokens=count).SerializeToString()
         size = len(prompt) + count
         answer = await self.pool.submit(
-            *(name, record, "digest", size),
+            *(name, record, "digest", size, size),
             deadline_in=None,
             detach_grace=60,
             endpoint="test",
@@ -280,7 +281,7 @@ async def test_a_rank_that_is_lost_is_fenced_and_forms_again() -> None:
         assert "(host here, pid 1, " in rank.verdicts[0]
         assert again.epoch > second.epoch
         assert again.number > second.number, "a new process knows of no earlier one"
-        (begins,) = again.initiations
+        (begins,) = again.admissions
         assert (list(begins.token_ids), begins.generated) == ([1, 2, 7], 1)
 
 
@@ -315,7 +316,7 @@ async def test_a_request_that_ends_before_its_engine_forms_is_forgotten() -> Non
         await this.iteration()
         rank.may_greet.clear()
         this.master.leave()
-        rank.report(pb.Iteration(epoch=rank.epoch, number=rank.iteration, initiations=[pb.Initiation()]))
+        rank.report(pb.Iteration(epoch=rank.epoch, number=rank.iteration, rows=[0]))
         await this.running
         await this.start({}, await this.state())
         async with asyncio.timeout(timers.KEEP_CLAIMS):
@@ -446,7 +447,7 @@ async def test_a_frozen_rank_with_a_full_window() -> None:
     rank.frozen = True
     async with bench(rank) as this:
         await this.submit("r", [1 << 28] * 700_000, 2)  # more than gRPC takes in advance: the write waits
-        assert len((await this.iteration(15)).initiations) == 1
+        assert len((await this.iteration(15)).admissions) == 1
         assert "has been silent for" in rank.verdicts[0]
 
 
@@ -492,7 +493,7 @@ async def test_a_standing_epoch_is_kept() -> None:
         epoch = rank.epoch
         for settings in ({"block_size": 32, "slots": 4096}, {"block_size": 32}, {"block_size": 32, "run_ahead": 1}):
             await this.succeed(**settings)
-            assert (rank.epoch, len(rank.forms), this.master.core.slots.n_slots) == (epoch, 1, 4096)
+            assert (rank.epoch, len(rank.forms), this.master.core.memory.n_slots) == (epoch, 1, 4096)
 
 
 async def test_rows_of_an_earlier_master_are_freed_in_a_kept_epoch() -> None:
@@ -524,7 +525,7 @@ async def test_an_epoch_of_other_settings_is_not_kept(settings: dict[str, int], 
         assert rank.epoch > epoch
         assert [form.epoch for form in rank.forms] == [epoch, rank.epoch]
         assert (rank.formation.block_size, rank.slots) == (settings["block_size"], slots)
-        assert this.master.core.slots.n_slots == slots
+        assert this.master.core.memory.n_slots == slots
 
 
 async def test_an_epoch_that_returns_tokens_is_not_kept_for_one_that_does_not() -> None:
@@ -539,7 +540,11 @@ async def test_an_epoch_that_returns_tokens_is_not_kept_for_one_that_does_not() 
 
 
 def increments(iteration: pb.Iteration) -> list[tuple[int, int]]:
-    return list(zip(iteration.increment_rows, iteration.increment_positions, strict=True))
+    return [
+        (row, start)
+        for row, start, count in zip(iteration.rows, iteration.starts, iteration.counts, strict=True)
+        if start and count == 1
+    ]
 
 
 async def test_increments_carry_tokens() -> None:
@@ -552,7 +557,7 @@ async def test_increments_carry_tokens() -> None:
             sent.append(await this.iteration())
         rank.report(sent[-1], 13)
         assert [increments(i) for i in sent] == [[], [(0, 2)], [(0, 3)]]
-        assert [list(i.increment_tokens) for i in sent] == [[], [11], [12]]
+        assert [list(i.tokens) for i in sent] == [[], [11], [12]]
         assert await this.finished("r") == [11, 12, 13]
 
 
@@ -566,7 +571,7 @@ async def test_increments_without_tokens() -> None:
             rank.report(sent[-2], token)
             sent.append(await this.iteration())
         assert [increments(i) for i in sent] == [[], [(0, 2)], [(0, 3)], [(0, 4)]]
-        assert [list(i.increment_tokens) for i in sent] == [[], [], [], []]
+        assert [list(i.tokens) for i in sent] == [[], [], [], []]
         rank.report(sent[-2], 13)
         rank.report(sent[-1], 14)
         assert await this.finished("r") == [11, 12, 13, 14]
@@ -588,7 +593,7 @@ async def test_tokens_of_a_mixed_batch_find_their_requests(run_ahead: int) -> No
                 await asyncio.sleep(0.01)
         rank.report(first[0], 11)
         mixed = await this.iteration()
-        assert len(mixed.initiations) == len(mixed.increment_rows) == 1
+        assert (len(mixed.admissions), len(mixed.rows)) == (1, 2)
         if run_ahead:
             rank.report(first[1], 12)
             last = await this.iteration()
@@ -675,6 +680,26 @@ async def test_the_journal_has_the_step_that_failed(tmp_path: Path) -> None:
     assert isinstance(steps[-1].event, BatchReturned)
 
 
+async def test_sampling_goes_to_the_ranks_as_it_is() -> None:
+    """Also what this scheduler does not know: an endpoint and the ranks may be of a newer release."""
+    rank, newer = Rank(), bytes([0xA0, 0x3F, 7])  # a varint 7 of field 1012
+    asked = SamplingParams(temperature=0.5, top_k=3, top_p=0.25, seed=2**64 - 1, min_p=0.125, logprobs=True)
+    asked.repetition_penalty, asked.presence_penalty, asked.frequency_penalty = 1.5, 0.5, -0.5
+    asked.logit_bias[7] = -100.0
+    asked.MergeFromString(newer)
+    record = PoolRequest(request_id="r", prompt_ids=[1], max_new_tokens=1, sampling=asked).SerializeToString()
+    async with bench(rank) as this:
+        await this.formed()
+        await this.put("r", [1], 1, record)
+        [sent] = (iteration := await this.iteration()).admissions
+        rank.report(iteration, 5)
+        assert sent.sampling.SerializeToString() == asked.SerializeToString()
+        assert newer in sent.sampling.SerializeToString()
+        await this.put("plain", [2], 1)
+        [sent] = (await this.iteration()).admissions
+        assert not sent.HasField("sampling")
+
+
 async def test_an_unreadable_record_ends_as_poison() -> None:
     """The master goes on."""
     rank = Rank()
@@ -715,7 +740,7 @@ async def test_a_claim_that_was_given_back_is_not_run() -> None:
         await this.formed()
         await this.master._inbox.put(Claimed(0.0, (5,)))
         await this.submit("r", [1, 2], 1)
-        assert [i.claim for i in (await this.iteration()).initiations] != [5]
+        assert [i.claim for i in (await this.iteration()).admissions] != [5]
         assert not this.running.done()
 
 
@@ -764,11 +789,16 @@ async def open_ledger() -> AsyncIterator[tuple[RedisServer, Pool, Ledger]]:
             await pool.renew_endpoint("test", register=True)
             record = PoolRequest(request_id="r", prompt_ids=[1], max_new_tokens=9).SerializeToString()
             await pool.submit(
-                *("r", record, "d", 10), deadline_in=None, detach_grace=60, endpoint="test", attempt=1, max_waiting=9
+                *("r", record, "d", 10, 10),
+                deadline_in=None,
+                detach_grace=60,
+                endpoint="test",
+                attempt=1,
+                max_waiting=9,
             )
             await pool.claim("e", "me", term, 0, count=1, slots=64, total=64)
             ledger = Ledger(
-                pool, "e", "me", term, 16, lambda: pytest.fail("no claims here"), lambda: NO_LOAD, posted.append
+                pool, "e", "me", term, lambda: pytest.fail("no claims here"), lambda: NO_LOAD, posted.append
             )
             await ledger._open(taken_over=False)
             (opened,) = posted
@@ -787,13 +817,13 @@ async def test_the_next_claim_waits_for_the_last_one_and_for_no_empty_inbox() ->
         async with Pool(redis.url, "bench", patience=PATIENCE) as pool:
             term = await pool.acquire("e", "me", None)
             assert term is not None
-            ledger = Ledger(pool, "e", "me", term, 1, lambda: Room(1, 64), lambda: NO_LOAD, inbox.append)
+            ledger = Ledger(pool, "e", "me", term, lambda: Room(1, 64), lambda: NO_LOAD, inbox.append)
             await ledger.formed(EngineInfo("e", 1, 1, 64, 0), 0)
             await pool.renew_endpoint("test", register=True)
             for name in ("a", "b"):
                 record = PoolRequest(request_id=name, prompt_ids=[1], max_new_tokens=1).SerializeToString()
                 await pool.submit(
-                    *(name, record, "d", 2),
+                    *(name, record, "d", 2, 2),
                     deadline_in=None,
                     detach_grace=60,
                     endpoint="test",
@@ -841,7 +871,7 @@ async def test_a_claim_whose_answer_is_under_way_is_no_orphan() -> None:
     async with open_ledger() as (_, pool, ledger):
         record = PoolRequest(request_id="s", prompt_ids=[1], max_new_tokens=9).SerializeToString()
         await pool.submit(
-            *("s", record, "d", 10), deadline_in=None, detach_grace=60, endpoint="test", attempt=1, max_waiting=9
+            *("s", record, "d", 10, 10), deadline_in=None, detach_grace=60, endpoint="test", attempt=1, max_waiting=9
         )
         claimed = await pool.claim("e", "me", ledger._term, ledger._last_claim, count=1, slots=64, total=64)
         assert claimed is not None
@@ -886,7 +916,7 @@ async def test_claims_are_told_again_after_an_outage() -> None:
 async def test_an_engine_waits_for_a_pool_that_is_far_behind() -> None:
     news: list[News] = []
     async with Pool("redis://127.0.0.1:9", "bench") as pool:
-        ledger = Ledger(pool, "e", "me", 1, 16, lambda: Room(0, 0), lambda: NO_LOAD, news.append)
+        ledger = Ledger(pool, "e", "me", 1, lambda: Room(0, 0), lambda: NO_LOAD, news.append)
         ledger._reserved = RESERVE
         for _ in range(MAX_BEHIND):
             ledger.committable()

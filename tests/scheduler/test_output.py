@@ -2,8 +2,8 @@
 
 import math
 
-from orca.v1.adjustments_pb2 import Adjustments
 from orca.v1.pool_pb2 import PoolRequest
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.scores import NOTHING, TOP, unpack_tops
 from orca_pool.records import Claimed, Committed, CommittedToken, Reason
 from orca_pool.wire import TOKEN
@@ -12,7 +12,7 @@ from orca_scheduler.output import Outputs
 
 def held(count: int, committed: int) -> Outputs:
     """A request with `count` tops a token, of which so many tokens were committed before the claim."""
-    record = PoolRequest(request_id="r", adjustments=Adjustments(top_logprobs=count)).SerializeToString()
+    record = PoolRequest(request_id="r", sampling=SamplingParams(top_logprobs=count)).SerializeToString()
     tokens = [CommittedToken(n, -1.0, n) for n in range(committed)]
     outputs = Outputs()
     assert outputs.add(Claimed("r", 1, 1, record, tokens, 0, None, 0), 0.0)
@@ -22,7 +22,9 @@ def held(count: int, committed: int) -> Outputs:
 def test_scores_go_with_their_tokens() -> None:
     outputs = held(1, committed=2)
     for n in (2, 3):
-        outputs.append(1, TOKEN.pack(n, -1.0, n), None, (TOP.pack(n, -n), b"p" if n == 2 else b""))
+        if n == 2:
+            outputs.scored(1, b"p")
+        outputs.append(1, TOKEN.pack(n, -1.0, n), None, TOP.pack(n, -n))
     (row,) = outputs.take()
     assert (row.base, len(row.tokens) // TOKEN.size, row.tops) == (2, 2, TOP.pack(2, -2) + TOP.pack(3, -3))
     assert row.prompt == b"", "the pool has it since token 0"
@@ -34,7 +36,7 @@ def test_scores_go_with_their_tokens() -> None:
 def test_tokens_that_the_pool_lost_have_lost_their_scores() -> None:
     """The tokens before this claim are known here, and committed again; what was beside them is not."""
     outputs = held(2, committed=2)
-    outputs.append(1, TOKEN.pack(2, -1.0, 2), Reason.LENGTH, (TOP.pack(2, -2) + TOP.pack(9, -9), b""))
+    outputs.append(1, TOKEN.pack(2, -1.0, 2), Reason.LENGTH, TOP.pack(2, -2) + TOP.pack(9, -9))
     (row,) = outputs.take()
     outputs.answered([row], [1])
     (row,) = outputs.take()

@@ -260,6 +260,22 @@ async def test_a_master_that_was_late_itself_judges_nobody() -> None:
         assert isinstance(engine.master.lifecycle.state, Running)
 
 
+async def test_of_ranks_that_are_stuck_the_last_one_is_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All answer and nothing moves: the ranks ahead wait for the one that is furthest behind."""
+    monkeypatch.setattr(timers, "STUCK", 0.5)
+    async with scripted(2, 2) as engine:
+        await formed(engine)
+        for number in (4, 5):
+            engine.master.send(pb.Iteration(epoch=EPOCH, number=number))
+        for rank in engine.ranks[:2]:
+            rank.report(4)
+            rank.report(5)
+        engine.ranks[2].report(4, token_ids=[7])  # it samples: iteration 4 is over, and 5 the oldest
+        lost, pids = await engine.master.verdict()
+        assert "answers and has made no progress for" in lost
+        assert pids == fenced_pids(engine) == [103]
+
+
 async def test_two_at_once() -> None:
     async with scripted(2, 2) as engine:
         await formed(engine)

@@ -8,7 +8,7 @@ books, and calls `orca_scheduler.invariants` only to see that nothing is wrong t
 
 import random
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from orca_scheduler.core import (
@@ -122,7 +122,7 @@ class World:
 
     def detour(self, asked: Asked, generated: int) -> None:
         """A request goes to another engine first, which gives it back with tokens; `again` brings it here."""
-        self.queue.append(self._ask(asked)._replace(generated=min(generated, asked.max_new_tokens - 1)))
+        self.queue.append(replace(self._ask(asked), generated=min(generated, asked.max_new_tokens - 1)))
 
     def again(self, index: int) -> None:
         """A request that was given back comes, under its old arrival number and a new claim number."""
@@ -167,7 +167,7 @@ class World:
         assert not self.lives
         assert not self.core.requests
         assert self.core.n_scheduled == 0
-        assert self.core.slots.reserved == 0
+        assert self.core.memory.reserved == 0
         self.audit()
 
     # -- the books
@@ -214,7 +214,7 @@ class World:
     def _bring(self, arrivals: list[Arrival]) -> list[int]:
         first = self._claims + 1
         self._claims += len(arrivals)
-        named = tuple(arrival._replace(claim=first + n) for n, arrival in enumerate(arrivals))
+        named = tuple(replace(arrival, claim=first + n) for n, arrival in enumerate(arrivals))
         self.step(Arrived(self.now, named))
         return [arrival.claim for arrival in named]
 
@@ -261,7 +261,7 @@ class World:
 
     def _give_back(self, arrival: Arrival, generated: int, running: bool) -> None:
         self._returned.append((arrival.claim, running))
-        self.queue.append(arrival._replace(generated=generated))
+        self.queue.append(replace(arrival, generated=generated))
 
     def _batch_returned(self, event: BatchReturned) -> None:
         iteration, claims = self.in_flight.popleft()
@@ -345,36 +345,39 @@ class World:
         assert 0 < len(batch.members) <= self.max_bs
         assert batch.iteration == self.next_iteration
         self.next_iteration += 1
-        self.stops[batch.stop] += 1
+        self.stops[Stop(batch.stop)] += 1
         self._check_selection(batch)
         assert len(batch.free_rows) == len(set(batch.free_rows))
         assert set(batch.free_rows) == self.freed
         for row in batch.free_rows:
             del self.rows[row]
         self.freed.clear()
-        for member in batch.members:
+        for n, member in enumerate(batch.members):
             life = self.lives[member.claim]
-            if member.phase is Phase.INITIATION:
+            assert member.samples, "Algorithm 1 cuts no prompt"
+            if n < batch.admitted:
                 assert life.row is None
+                assert member.phase is Phase.of(0, member.count)
                 assert member.row not in self.rows, "a row is given away before its request was freed"
                 used = {block for stored in self.rows.values() for block in stored.blocks}
-                assert len(set(member.blocks)) == len(member.blocks) == self._blocks(life)
-                assert used.isdisjoint(member.blocks), "a block is given to two live requests"
-                assert all(0 <= block < self.n_slots // self.block_size for block in member.blocks)
-                assert member.length == life.arrived.input_tokens + life.arrived.generated
+                assert len(set(member.new_blocks)) == len(member.new_blocks) == self._blocks(life)
+                assert used.isdisjoint(member.new_blocks), "a block is given to two live requests"
+                assert all(0 <= block < self.n_slots // self.block_size for block in member.new_blocks)
+                assert (member.start, member.count) == (0, life.arrived.input_tokens + life.arrived.generated)
                 assert member.token is None
                 life.row = member.row
-                self.rows[member.row] = Stored(member.claim, member.blocks, member.length)
+                self.rows[member.row] = Stored(member.claim, member.new_blocks, member.count)
             else:
                 stored = self.rows[member.row]
                 assert stored.claim == member.claim
-                assert member.length - 1 == stored.tokens, "an increment leaves a hole, or writes a position twice"
+                assert member.phase is Phase.INCREMENT
+                assert member.start == stored.tokens, "an increment leaves a hole, or writes a position twice"
                 if self.run_ahead:
                     assert member.token is None
                 else:
                     assert member.token == life.last_token
                     assert member.token is not None
-                assert member.blocks == ()
+                assert member.new_blocks == ()
                 stored.tokens += 1
             assert self.rows[member.row].tokens <= len(self.rows[member.row].blocks) * self.block_size
             life.in_flight += 1
@@ -396,7 +399,7 @@ class World:
             self.ahead["INCREMENTs that waited"] += sum(not life.running for life in waited)
             self.ahead["newcomers beside those ahead"] += len(set(runs)) == 2
             self.ahead["ahead while a worker idles"] += len(self.in_flight) < self.n_workers
-            self.ahead["ahead of the slots"] += batch.stop is Stop.SLOTS
+            self.ahead["ahead of the slots"] += batch.stop == Stop.SLOTS
         assert chosen <= {life.arrived.claim for life in eligible}, "a request runs that may not"
         assert len(chosen) == len(batch.members), "a request is twice in a batch"
         by_arrival = [life for life in eligible if life.arrived.claim in chosen]
@@ -415,23 +418,23 @@ class World:
             assert taken == self.max_bs or (need and blocked), "a request was passed over for no reason"
         last = max(n for n, life in enumerate(eligible) if life.arrived.claim in chosen)
         if taken == self.max_bs and last + 1 < len(eligible):
-            assert batch.stop is Stop.BATCH_FULL
+            assert batch.stop == Stop.BATCH_FULL
         else:
-            assert batch.stop is (Stop.SLOTS if len(eligible) > taken else Stop.POOL)
+            assert batch.stop == (Stop.SLOTS if len(eligible) > taken else Stop.POOL)
 
     def _settled(self) -> None:
         """After every event."""
         assert len(self.in_flight) <= self.n_workers + self.run_ahead
         assert self.core.n_scheduled == len(self.in_flight)
-        theirs_in_flight = [(iteration, tuple(r.claim for r in batch)) for iteration, batch in self.core.in_flight]
+        theirs_in_flight = [(f.iteration, tuple(r.claim for r in f.requests)) for f in self.core.in_flight]
         assert theirs_in_flight == list(self.in_flight)
         theirs = {r.claim: (r.generated, r.iterations, r.in_flight) for r in self.core.requests}
         assert theirs == {
             claim: (life.generated, life.iterations, life.in_flight) for claim, life in self.lives.items()
         }
         if self.formed:
-            assert self.core.slots.reserved == self.reserved
-            assert self.core.slots.n_slots == self.n_slots
+            assert self.core.memory.reserved == self.reserved
+            assert self.core.memory.n_slots == self.n_slots
         if self.formed and not self.drained:
             if len(self.in_flight) < self.n_workers:
                 assert not self._can_go(self._eligible()), "a request waits and a worker idles"

@@ -3,7 +3,6 @@
 The real Link speaks to it. A command names an operation by its number; the server does it when the command arrives.
 """
 
-import asyncio
 import copy
 import inspect
 from collections.abc import Callable, Sequence
@@ -290,7 +289,7 @@ class Connection:
         self._info: bytes = b""
         self._greeting = (0, 0)
 
-    async def connect(self, direct: object) -> None:
+    async def connect(self) -> None:
         waiter = self._process.create_future()
         server = self._server
 
@@ -309,7 +308,7 @@ class Connection:
             raise ConnectionError("connection refused")
         await self._link.signed_in(self)
 
-    async def disconnect(self) -> None:
+    async def disconnect(self, nowait: bool) -> None:
         self.closed = True
         self._answer = None
         self._server.connections.discard(self)
@@ -322,9 +321,16 @@ class Connection:
         self._info = b"run_id:%d" % run_id if args[1] == "server" else b"master_replid:%d" % history
 
     async def read_response(self) -> Any:
-        return self._info
+        """What the greeting asked for, then the answer of the present exchange."""
+        if self._info:
+            info, self._info = self._info, b""
+            return info
+        answer = await self._answer
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    async def ask(self, command: bytes, due: float) -> Any:
+    async def send_packed_command(self, command: bytes, check_health: bool) -> None:
         number = int(command[: command.rindex(b"\r\n")].rpartition(b"\r\n")[2])
         server, random = self._server, self._server.world.random
         self._answer = self._process.create_future()
@@ -336,11 +342,6 @@ class Connection:
                 self.break_off()
         else:
             server.travel(self._process, "to", lambda: server.arrive(self, number))
-        async with asyncio.timeout_at(due):
-            answer = await self._answer
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
 
     def answer(self, answer: Any) -> None:
         """The server's side: sends the answer of the present exchange."""

@@ -212,7 +212,7 @@ class Rank:
             if self.alive and self.epoch is epoch:
                 self._lost(iteration, "a neighbour is gone")
             return
-        if any(start.token_ids[0] == POISON for start in iteration.initiations):
+        if any(start.token_ids[0] == POISON for start in iteration.admissions):
             self.engine.poisoned()
             self.engine.kill(ranks[0], 0.3)
             return
@@ -231,20 +231,22 @@ class Rank:
         world, tokens, rows = self.engine.world, list[int](), epoch.rows
         for row in iteration.free_rows:
             rows.pop(row, None)
-        for start in iteration.initiations:
+        blocks = {growth.row: tuple(growth.blocks) for growth in iteration.growths}
+        for start in iteration.admissions:
             # A master that was not told of a row, because its iteration still ran, takes it over without a word.
             known = {n: held for n, held in rows.items() if held.told or held.term == iteration.term}
-            taken = {block for held in known.values() for block in held.blocks}
+            taken, mine = {block for held in known.values() for block in held.blocks}, blocks[start.row]
             world.need(start.row not in known, f"{self.engine.name}: row {start.row} is in use")
-            world.need(not taken & set(start.blocks), f"{self.engine.name}: blocks of row {start.row} are in use")
+            world.need(not taken & set(mine), f"{self.engine.name}: blocks of row {start.row} are in use")
             bound = epoch.slots // epoch.block_size
-            world.need(all(block < bound for block in start.blocks), f"{self.engine.name}: there is no such block")
+            world.need(all(block < bound for block in mine), f"{self.engine.name}: there is no such block")
             state = state_of(start.token_ids, MODELS[self.weights])
             token = sample(state)
-            rows[start.row] = Row(start.claim, state, len(start.token_ids), token, tuple(start.blocks), iteration.term)
+            rows[start.row] = Row(start.claim, state, len(start.token_ids), token, mine, iteration.term)
             tokens.append(token)
-        given = iteration.increment_tokens or [None] * len(iteration.increment_rows)
-        for n, position, token in zip(iteration.increment_rows, iteration.increment_positions, given, strict=True):
+        new = len(iteration.admissions)
+        given = iteration.tokens or [None] * len(iteration.rows)
+        for n, position, token in zip(iteration.rows[new:], iteration.starts[new:], given[new:], strict=True):
             row = rows.get(n)
             if row is None or row.length != position:
                 world.fail(f"{self.engine.name}: an increment of row {n} at {position}, which holds {row}")

@@ -10,7 +10,10 @@ from typing import Any
 import torch
 
 from orca.v1 import worker_pb2
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.checkpoint import read_checkpoint
+from orca_scheduler.core import Member
+from orca_scheduler.members import increment, initiation, put_members
 from orca_worker.models.model import Compute
 from orca_worker.stage import Stage
 
@@ -21,11 +24,15 @@ class Sampled:
 
     prompt: list[int]
     new_tokens: int
-    sampling: dict[str, Any] = field(default_factory=dict)  # fields of worker_pb2.Initiation
+    sampling: dict[str, Any] = field(default_factory=dict)  # fields of SamplingParams
     made: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     tops: list[bytes] = field(default_factory=list)  # of each token made, where they are asked for
     scored_prompt: bytes = b""
+
+    @property
+    def params(self) -> SamplingParams | None:
+        return SamplingParams(**self.sampling) if self.sampling else None
 
 
 def make_stage(
@@ -52,21 +59,26 @@ class TinyEngine:
         self.rows: dict[int, tuple[int, list[int]]] = {}  # id of a running request: its row and blocks
         self.mixed = 0  # iterations with both phases
 
-    def initiation(self, request: Sampled) -> worker_pb2.Initiation:
+    def admission(self, request: Sampled) -> worker_pb2.Admission:
         """Admits a request. Its input is the prompt and everything it has made."""
         tokens = len(request.prompt) + request.new_tokens
         row = self.free_rows.pop()
         blocks = [self.free_blocks.pop() for _ in range(-(-tokens // self.block_size))]
         self.rows[id(request)] = row, blocks
-        message = worker_pb2.Initiation(
+        return worker_pb2.Admission(
             row=row,
             claim=self.number + 1,
             token_ids=request.prompt + request.made,
             generated=len(request.made),
-            blocks=blocks,
+            sampling=request.params,
         )
-        message.MergeFrom(worker_pb2.Initiation(**request.sampling))
-        return message
+
+    def begins(self, request: Sampled) -> Member:
+        row, blocks = self.rows[id(request)]
+        return initiation(row, len(request.prompt) + len(request.made), blocks)
+
+    def goes_on(self, request: Sampled) -> Member:
+        return increment(self.rows[id(request)][0], len(request.prompt) + len(request.made) - 1, request.made[-1])
 
     def free(self, request: Sampled) -> None:
         """Gives a request's row and blocks back."""
@@ -83,21 +95,19 @@ class TinyEngine:
         iteration = worker_pb2.Iteration(
             number=self.number,
             free_rows=ended,
-            initiations=[self.initiation(request) for request in initiations],
-            increment_rows=[self.rows[id(request)][0] for request in increments],
-            increment_positions=[len(request.prompt) + len(request.made) - 1 for request in increments],
-            increment_tokens=[request.made[-1] for request in increments],
+            admissions=[self.admission(request) for request in initiations],
         )
+        put_members(iteration, [*map(self.begins, initiations), *map(self.goes_on, increments)])
         self.mixed += bool(initiations) and bool(increments)
         output = self.stage.run(iteration)
         for request, token, logprob in zip([*initiations, *increments], output.token_ids, output.logprobs, strict=True):
             request.made.append(token)
             assert math.isnan(logprob) != bool(request.sampling.get("logprobs"))
             request.logprobs.append(logprob)
-        for score in output.scores:
-            request = [*initiations, *increments][score.member]
-            request.tops.append(score.top)
-            request.scored_prompt = request.scored_prompt or score.prompt
+        for n, scores in output.tops.items():
+            [*initiations, *increments][n].tops.append(scores)
+        for n, scores in output.prompts.items():
+            [*initiations, *increments][n].scored_prompt += scores
 
     def run(self, requests: Sequence[Sampled], max_batch: int = 6) -> None:
         """Runs requests to their ends, in random batches."""

@@ -21,17 +21,19 @@ from worker.driver import Sampled
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.checkpoint import read_checkpoint
+from orca_common.lanes.server import LaneServer
 from orca_common.listening import reserve_port
 from orca_common.protocol import PROTOCOL
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
+from orca_scheduler.core import Member
+from orca_scheduler.members import increment, initiation, put_members
 from orca_worker.beginning import begin
 from orca_worker.controller import Controller
 from orca_worker.forks import ForkServer
 from orca_worker.models.families import family_of, modules_of
 from orca_worker.models.model import Compute
 from orca_worker.rank_process import RankProcess
-from orca_worker.rank_server import RankServer
 from orca_worker.rendezvous import Rendezvous
 from orca_worker.settings import RankSettings
 from orca_worker.stage import Stage
@@ -157,24 +159,24 @@ class Master:
         self.number += 1
         iteration = pb.Iteration(term=self.term, epoch=self.epoch, number=self.number, free_rows=self.ended)
         self.ended = []
+        members: list[Member] = []
         for request in new:
             row = self.rows.pop()
             needed = -(-(len(request.prompt) + request.new_tokens) // BLOCK_SIZE)
             blocks = [self.blocks.pop() for _ in range(needed)]
             self.held[id(request)] = row, blocks
-            iteration.initiations.add(
+            iteration.admissions.add(
                 row=row,
                 claim=self.number,
                 token_ids=request.prompt + request.made,
                 generated=len(request.made),
-                blocks=blocks,
-                **request.sampling,  # pyright: ignore[reportArgumentType]
+                sampling=request.params,
             )
+            members.append(initiation(row, len(request.prompt) + len(request.made), blocks))
         for request in increments:
-            iteration.increment_rows.append(self.held[id(request)][0])
-            iteration.increment_positions.append(len(request.prompt) + len(request.made) - 1 + ahead)
-            if not ahead:
-                iteration.increment_tokens.append(request.made[-1])
+            start = len(request.prompt) + len(request.made) - 1 + ahead
+            members.append(increment(self.held[id(request)][0], start, None if ahead else request.made[-1]))
+        put_members(iteration, members)
         batch = Batch([*new, *increments], asyncio.get_running_loop().create_future())
         self.waiting[self.number] = batch.tokens
         try:
@@ -191,10 +193,10 @@ class Master:
             request.made.append(token)
             assert math.isnan(logprob) != bool(request.sampling.get("logprobs"))
             request.logprobs.append(logprob)
-        for score in report.scores:
-            request = batch.requests[score.member]
-            request.tops.append(score.top)
-            request.scored_prompt = request.scored_prompt or score.prompt
+        for one in report.tops:
+            batch.requests[one.index].tops.append(one.scores)
+        for one in report.prompts:
+            batch.requests[one.index].scored_prompt += one.scores
 
     def free(self, request: Sampled) -> None:
         row, blocks = self.held.pop(id(request))
@@ -232,7 +234,7 @@ class InProcess:
 
     stage: Stage
     controller: Controller
-    server: RankServer
+    server: LaneServer
     address: str
     failures: list[str] = field(default_factory=list)
 
@@ -244,7 +246,7 @@ async def serve(folder: Path, slots: int | None = None) -> InProcess:
     failures: list[str] = []
     rendezvous = Rendezvous("127.0.0.1", device)
     controller = Controller(checkpoint, stage, Telemetry("test"), rendezvous, Plaintext(), failures.append)
-    server = RankServer(controller, Plaintext())
+    server = controller.server()
     address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     return InProcess(stage, controller, server, address, failures)
 

@@ -16,7 +16,7 @@ from worker.driver import Sampled, TinyEngine, make_stage
 from worker.engines import in_process
 from worker.test_sampling import requests_of
 
-from orca.v1.adjustments_pb2 import Adjustments
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.scores import unpack_prompt, unpack_tops
 from orca_worker import scoring
 from orca_worker.rows import Adjusted
@@ -51,12 +51,12 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def adjustments(
+def params(
     repetition: float = 1.0, presence: float = 0.0, frequency: float = 0.0, bias: dict[int, float] | None = None
-) -> Adjustments:
-    return Adjustments(
-        repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency, logit_bias=bias or {}
-    )
+) -> dict[str, Any]:
+    """Fields of SamplingParams."""
+    penalties = {"repetition_penalty": repetition, "presence_penalty": presence, "frequency_penalty": frequency}
+    return {**penalties, "logit_bias": bias or {}}
 
 
 @KERNELS
@@ -65,7 +65,7 @@ def test_greedy_tokens_equal_transformers(folder: Path, kernels: str) -> None:
     reference = Reference(folder)
     engine = TinyEngine(make_stage(folder, SLOTS, 4, kernels=kernels), SLOTS, 4, seed=1)
     asked = [(prompt, KINDS[n % len(KINDS)]) for n, prompt in enumerate(prompts(24, seed=2))]
-    requests = [Sampled(prompt, 9, {"adjustments": adjustments(**kind)} if kind else {}) for prompt, kind in asked]
+    requests = [Sampled(prompt, 9, params(**kind) if kind else {}) for prompt, kind in asked]
     engine.run(requests)
     checked = 0
     for request, (_, kind) in zip(requests, asked, strict=True):
@@ -93,14 +93,12 @@ def test_draws_hold_through_recoveries(folder: Path, kernels: str) -> None:
                     "temperature": draw.choice([0.0, 0.8, 1.5]),
                     "seed": n,
                     "logprobs": True,
-                    "adjustments": Adjustments(
-                        repetition_penalty=draw.uniform(0.5, 2),
-                        presence_penalty=draw.uniform(-2, 2),
-                        frequency_penalty=draw.uniform(-2, 2),
-                        min_p=draw.choice([0, 0.05, 0.3]),
-                        logit_bias={draw.randrange(VOCABULARY): draw.uniform(-5, 5) for _ in range(3)},
-                        top_logprobs=draw.randint(0, 5),
-                    ),
+                    "repetition_penalty": draw.uniform(0.5, 2),
+                    "presence_penalty": draw.uniform(-2, 2),
+                    "frequency_penalty": draw.uniform(-2, 2),
+                    "min_p": draw.choice([0, 0.05, 0.3]),
+                    "logit_bias": {draw.randrange(VOCABULARY): draw.uniform(-5, 5) for _ in range(3)},
+                    "top_logprobs": draw.randint(0, 5),
                 },
             )
             for n, prompt in enumerate(prompts(20, seed=6))
@@ -120,7 +118,7 @@ def test_draws_hold_through_recoveries(folder: Path, kernels: str) -> None:
     for one, other in zip(through, broken, strict=True):
         assert other.made == one.made
         assert other.logprobs == pytest.approx(one.logprobs, abs=1e-4)
-        assert len(other.tops) == len(one.tops) == (10 if one.sampling["adjustments"].top_logprobs else 0)
+        assert len(other.tops) == len(one.tops) == (10 if one.sampling["top_logprobs"] else 0)
 
 
 def test_min_p_keeps_what_transformers_keeps() -> None:
@@ -131,7 +129,7 @@ def test_min_p_keeps_what_transformers_keeps() -> None:
         kept = torch.isfinite(warper(None, logits / temperature))[0]
         draws = 4000
         table = requests_of(*[{"temperature": temperature, "seed": 9}] * draws)
-        one = Adjusted(Adjustments(min_p=min_p), [1], 1)
+        one = Adjusted(SamplingParams(min_p=min_p), [1], 1)
         tokens = sample(logits.expand(draws, -1), table, np.arange(draws), dict.fromkeys(range(draws), one)).token_ids
         assert set(tokens) <= set(kept.nonzero()[:, 0].tolist())
         shares = (logits[0] / temperature).softmax(-1) * kept
@@ -154,7 +152,9 @@ def test_logprobs_equal_transformers(folder: Path, kernels: str, piece: int, mon
             {
                 "logprobs": n % 4 > 0,
                 "temperature": n % 2,
-                "adjustments": Adjustments(top_logprobs=n % 4, prompt_logprobs=n % 3 > 0, presence_penalty=n % 5),
+                "top_logprobs": n % 4,
+                "prompt_logprobs": n % 3 > 0,
+                "presence_penalty": n % 5,
             },
         )
         for n, prompt in enumerate(prompts(16, seed=10))
@@ -190,9 +190,8 @@ async def test_engines_of_several_ranks(folder: Path, tp: int, pp: int) -> None:
     """Penalties need the tokens where they are sampled, and prompts' logits are gathered from all tensor ranks."""
     reference = Reference(folder)
     kind: dict[str, Any] = {"repetition": 1.4, "frequency": 0.7}
-    asked = adjustments(**kind)
-    asked.prompt_logprobs, asked.top_logprobs = True, 2
-    requests = [Sampled(prompt, 6, {"adjustments": asked} if n % 2 else {}) for n, prompt in enumerate(prompts(6, 11))]
+    asked = {**params(**kind), "prompt_logprobs": True, "top_logprobs": 2}
+    requests = [Sampled(prompt, 6, asked if n % 2 else {}) for n, prompt in enumerate(prompts(6, 11))]
     async with in_process(folder, tp, pp, seed=1) as (master, _):
         await master.run(requests)
     for n, request in enumerate(requests):
@@ -208,9 +207,7 @@ async def test_engines_of_several_ranks(folder: Path, tp: int, pp: int) -> None:
 def test_a_model_that_computes_nothing_answers_too(tmp_path: Path) -> None:
     folder = make_timed(tmp_path)
     engine = TinyEngine(make_stage(folder, 64, 4), 64, 4)
-    request = Sampled(
-        [5, 6, 7], 2, {"logprobs": True, "adjustments": Adjustments(top_logprobs=2, prompt_logprobs=True)}
-    )
+    request = Sampled([5, 6, 7], 2, {"logprobs": True, "top_logprobs": 2, "prompt_logprobs": True})
     engine.run([request])
     assert [unpack_tops(top, 2) for top in request.tops] == [[((token, 0.0),)] for token in request.made]
     assert unpack_prompt(request.scored_prompt, 2) == [(None, ()), (0.0, ((6, 0.0),)), (0.0, ((7, 0.0),))]
@@ -233,7 +230,7 @@ def test_on_a_device_adjusted_rows_take_the_plain_way(monkeypatch: pytest.Monkey
     logits = torch.randn(3, 50)
     table = requests_of(*[{"temperature": 0.9, "seed": n, "logprobs": True, "prompt": 1} for n in range(3)])
     draws = np.array([2, 3, 4])
-    one = Adjusted(Adjustments(presence_penalty=3, top_logprobs=2, min_p=0.1), [1, 2, 3, 4, 5], 1)
+    one = Adjusted(SamplingParams(presence_penalty=3, top_logprobs=2, min_p=0.1), [1, 2, 3, 4, 5], 1)
     plain = sample(logits, table, draws)
 
     def kernel(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -244,6 +241,6 @@ def test_on_a_device_adjusted_rows_take_the_plain_way(monkeypatch: pytest.Monkey
     expected = sample(logits, table, draws, {1: one})
     assert output.token_ids == expected.token_ids
     assert output.logprobs == pytest.approx(expected.logprobs)
-    assert output.scores == expected.scores
-    assert [score.member for score in output.scores] == [1]
+    assert output.tops == expected.tops
+    assert list(output.tops) == [1]
     assert not any(math.isnan(value) for value in output.logprobs)

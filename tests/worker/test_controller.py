@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from checkpoints import make_gpt2, make_timed
+from iterations import Begins, begins, iteration_of
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -27,7 +28,6 @@ from orca_worker import lane
 from orca_worker.controller import Controller
 from orca_worker.gpu_thread import GpuThread
 from orca_worker.models.model import Compute
-from orca_worker.rank_server import RankServer
 from orca_worker.rendezvous import Rendezvous
 from orca_worker.stage import Stage
 
@@ -59,7 +59,7 @@ class Rank:
 
     async def iterate(self, run: Stream, term: int = 1, epoch: int = 1, **fields: Any) -> None:
         self.number = fields.pop("number", self.number + 1)
-        iteration = pb.Iteration(term=term, epoch=epoch, number=self.number, **fields)
+        iteration = iteration_of(term=term, epoch=epoch, number=self.number, **fields)
         await run.write(pb.ControlMessage(iteration=iteration))
 
 
@@ -75,7 +75,7 @@ async def serving(folder: Path, telemetry: Telemetry | None = None) -> AsyncIter
     failures: list[str] = []
     rendezvous = Rendezvous("127.0.0.1", torch_device)
     controller = Controller(checkpoint, stage, telemetry or Telemetry("test"), rendezvous, Plaintext(), failures.append)
-    server = RankServer(controller, Plaintext())
+    server = controller.server()
     port = await server.start("127.0.0.1", 0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield Rank(controller, worker_pb2_grpc.ControllerStub(channel), channel, failures)
@@ -89,8 +89,8 @@ async def rank(tmp_path: Path) -> AsyncIterator[Rank]:
         yield rank
 
 
-def initiation(row: int, *token_ids: int, **fields: Any) -> pb.Initiation:
-    return pb.Initiation(row=row, claim=row + 100, token_ids=token_ids, blocks=[2 * row, 2 * row + 1], **fields)
+def initiation(row: int, *token_ids: int, **fields: Any) -> Begins:
+    return begins(row, token_ids, [2 * row, 2 * row + 1], claim=row + 100, **fields)
 
 
 async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
@@ -116,7 +116,7 @@ async def test_a_rank_says_who_it_is(rank: Rank) -> None:
 
     await rank.member(term=3, epoch=7, slots=320)
     run = rank.stub.Run()
-    await rank.iterate(run, 3, 7, number=41, initiations=[initiation(4, 1, 2, 3), initiation(2, 9)])
+    await rank.iterate(run, 3, 7, number=41, new=[initiation(4, 1, 2, 3), initiation(2, 9)])
     report = (await run.read()).iteration
     assert (report.epoch, report.number, len(report.token_ids), len(report.logprobs)) == (7, 41, 2, 2)
     assert 0 < report.times.received <= report.times.started <= report.times.computed <= report.times.sent
@@ -124,9 +124,7 @@ async def test_a_rank_says_who_it_is(rank: Rank) -> None:
     assert (hello.epoch, hello.iteration, hello.slots) == (7, 41, 320)
     assert hello.formation == pb.Formation(tensor_parallel=1, pipeline_parallel=1, block_size=16)
     assert [(row.row, row.claim, row.length) for row in hello.rows] == [(2, 102, 1), (4, 104, 3)]
-    await rank.iterate(
-        run, 3, 7, free_rows=[2], increment_rows=[4], increment_positions=[3], increment_tokens=[report.token_ids[0]]
-    )
+    await rank.iterate(run, 3, 7, free_rows=[2], rows=[4], starts=[3], tokens=[report.token_ids[0]])
     await run.read()
     assert [(row.row, row.length) for row in (await rank.hello(3)).rows] == [(4, 4)]
 
@@ -155,7 +153,7 @@ async def test_old_terms_are_refused(rank: Rank) -> None:
         assert code == grpc.StatusCode.FAILED_PRECONDITION
         assert sentence == "term 4 is old: this rank has seen 5"
     run = rank.stub.Run()
-    await rank.iterate(run, 4, initiations=[initiation(1, 1)])
+    await rank.iterate(run, 4, new=[initiation(1, 1)])
     assert await ending(run) == (grpc.StatusCode.FAILED_PRECONDITION, "term 4 is old: this rank has seen 5")
     old = rank.stub.Run(metadata=[(TERM_METADATA, "4")])
     assert await ending(old) == (grpc.StatusCode.FAILED_PRECONDITION, "term 4 is old: this rank has seen 5")
@@ -175,20 +173,20 @@ async def test_a_stranger_cannot_shut_masters_out(rank: Rank) -> None:
     large = pb.HelloRequest(protocol=PROTOCOL, engine="x" * (80 << 20), term=9)
     code, sentence = await refusal(rank.stub.Hello(large))
     assert (code, sentence.partition("; ")[2]) == (grpc.StatusCode.INVALID_ARGUMENT, "at most 67108864")
-    await rank.iterate(run, 5, initiations=[initiation(1, 1)])
+    await rank.iterate(run, 5, new=[initiation(1, 1)])
     assert (await run.read()).iteration.number, "the rank still obeys its master"
 
 
 async def test_a_new_master_ends_the_lane_of_the_old(rank: Rank) -> None:
     await rank.member(term=5)
     run = rank.stub.Run()
-    await rank.iterate(run, 5, initiations=[initiation(1, 1)])
+    await rank.iterate(run, 5, new=[initiation(1, 1)])
     await run.read()
     hello = await rank.hello(6)
     assert (hello.epoch, hello.iteration, len(hello.rows)) == (1, 1, 1)
     assert await ending(run) == (grpc.StatusCode.FAILED_PRECONDITION, "term 6 has taken over")
     run = rank.stub.Run()
-    await rank.iterate(run, 6, increment_rows=[1], increment_positions=[1], increment_tokens=[7])
+    await rank.iterate(run, 6, rows=[1], starts=[1], tokens=[7])
     assert (await run.read()).iteration.number == 2
 
 
@@ -241,9 +239,9 @@ async def test_iterations_of_another_time_are_refused(
 ) -> None:
     await rank.member(epoch=3)
     run = rank.stub.Run()
-    await rank.iterate(run, 1, 3, number=10, initiations=[initiation(1, 1)])
+    await rank.iterate(run, 1, 3, number=10, new=[initiation(1, 1)])
     await run.read()
-    await rank.iterate(run, term, epoch, number=number, initiations=[initiation(2, 1)])
+    await rank.iterate(run, term, epoch, number=number, new=[initiation(2, 1)])
     assert await ending(run) == (grpc.StatusCode.FAILED_PRECONDITION, sentence)
     assert [row.row for row in (await rank.hello(1)).rows] == [1]
     assert not rank.failures
@@ -253,7 +251,7 @@ async def test_a_message_that_comes_twice_counts_once(rank: Rank) -> None:
     await rank.member(epoch=3)
     run = rank.stub.Run()
     for number in (10, 10, 11, 11):
-        await rank.iterate(run, 1, 3, number=number, initiations=[initiation(number, 1)])
+        await rank.iterate(run, 1, 3, number=number, new=[initiation(number, 1)])
     found: list[int] = []
     while len(found) < 2:
         report = await run.read()
@@ -268,7 +266,7 @@ async def test_iterations_need_a_member(rank: Rank) -> None:
     run = rank.stub.Run()
     await run.write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=8)))  # heartbeats do not
     assert (await run.read()).heartbeat == pb.Heartbeat(number=8, iteration=0)
-    await rank.iterate(run, 1, 3, initiations=[initiation(1, 1)])
+    await rank.iterate(run, 1, 3, new=[initiation(1, 1)])
     code, sentence = await ending(run)
     assert code == grpc.StatusCode.FAILED_PRECONDITION
     assert sentence.endswith("a member of none")
@@ -314,8 +312,8 @@ async def test_beats_are_answered_while_the_gpu_computes(tmp_path: Path, gate: t
     async with serving(make_timed(tmp_path, seconds=1)) as rank:
         await rank.member()
         run = rank.stub.Run()
-        await rank.iterate(run, initiations=[initiation(1, 1, 2)])
-        await rank.iterate(run, increment_rows=[1], increment_positions=[2])
+        await rank.iterate(run, new=[initiation(1, 1, 2)])
+        await rank.iterate(run, rows=[1], starts=[2])
         for number in range(10):  # each before the first iteration has run
             await run.write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=number)))
             assert (await run.read()).heartbeat == pb.Heartbeat(number=number, iteration=0)
@@ -328,14 +326,14 @@ async def test_a_report_goes_to_the_lane_that_asked(tmp_path: Path) -> None:
     async with serving(make_timed(tmp_path, seconds=0.2)) as rank:
         await rank.member()
         broken = rank.stub.Run()
-        await rank.iterate(broken, initiations=[initiation(1, 1, 2)])
+        await rank.iterate(broken, new=[initiation(1, 1, 2)])
         await broken.write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=1)))
         await broken.read()
         broken.cancel()
         hello = await rank.hello(1)  # waits for what runs
         assert (hello.iteration, [row.length for row in hello.rows]) == (1, [2])
         run = rank.stub.Run()
-        await rank.iterate(run, initiations=[initiation(2, 1)])
+        await rank.iterate(run, new=[initiation(2, 1)])
         assert (await run.read()).iteration.number == 2
 
 
@@ -347,7 +345,7 @@ async def test_iterations_do_not_pile_up(
         await rank.member()
         run = rank.stub.Run()
         for row in range(3):
-            await rank.iterate(run, initiations=[initiation(row, 1)])
+            await rank.iterate(run, new=[initiation(row, 1)])
         assert await ending(run) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "2 iterations wait here already")
         gate.set()
 
@@ -355,12 +353,12 @@ async def test_iterations_do_not_pile_up(
 async def test_a_failed_iteration_is_the_last(rank: Rank) -> None:
     await rank.member()
     run = rank.stub.Run()
-    await rank.iterate(run, increment_rows=[6], increment_positions=[1], increment_tokens=[1])
+    await rank.iterate(run, rows=[6], starts=[1], tokens=[1])
     report = (await run.read()).iteration
     assert report.error == "row 6 is not held"
     assert rank.failures == [report.error]
     assert rank.controller.ready() == "an iteration failed"
-    await rank.iterate(run, initiations=[initiation(1, 1)])
+    await rank.iterate(run, new=[initiation(1, 1)])
     code, sentence = await ending(run)
     assert (code, sentence) == (grpc.StatusCode.UNAVAILABLE, "this rank has failed and is about to end")
     code, _ = await refusal(rank.form(1, 2))
@@ -371,7 +369,7 @@ async def test_a_failed_rank_waits_for_nobody(rank: Rank) -> None:
     """Its master could not bring the engine to rest, because the failed batch never returns."""
     await rank.member()
     run = rank.stub.Run()
-    await rank.iterate(run, increment_rows=[6], increment_positions=[1], increment_tokens=[1])
+    await rank.iterate(run, rows=[6], starts=[1], tokens=[1])
     assert (await run.read()).iteration.error
     assert await asyncio.wait_for(rank.controller.leave(60), 20)
     assert await ending(run) == (grpc.StatusCode.UNAVAILABLE, "this rank is leaving")
@@ -406,14 +404,14 @@ async def test_leaving_in_order(tmp_path: Path) -> None:
     async with serving(make_timed(tmp_path, seconds=0.05)) as rank:
         await rank.member()
         run = rank.stub.Run()
-        await rank.iterate(run, initiations=[initiation(1, 1, 2)])
+        await rank.iterate(run, new=[initiation(1, 1, 2)])
         assert (await run.read()).iteration.number == 1
         leaving = asyncio.create_task(rank.controller.leave(30))
         assert (await run.read()).HasField("leaving")
         assert rank.controller.ready() == "leaving"
         assert (await refusal(rank.hello(2))) == (grpc.StatusCode.UNAVAILABLE, "this rank is leaving")
         assert (await ending(rank.stub.Run()))[0] == grpc.StatusCode.UNAVAILABLE
-        await rank.iterate(run, increment_rows=[1], increment_positions=[2])
+        await rank.iterate(run, rows=[1], starts=[2])
         while (await run.read()).iteration.number != 2:
             pass
         assert not leaving.done()
@@ -426,8 +424,8 @@ async def test_leaving_finishes_what_was_accepted(tmp_path: Path, gate: threadin
     async with serving(make_timed(tmp_path, seconds=1)) as rank:
         await rank.member()
         run = rank.stub.Run()
-        await rank.iterate(run, initiations=[initiation(1, 1, 2)])
-        await rank.iterate(run, increment_rows=[1], increment_positions=[2])
+        await rank.iterate(run, new=[initiation(1, 1, 2)])
+        await rank.iterate(run, rows=[1], starts=[2])
         await run.write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=1)))
         await run.read()
         leaving = asyncio.create_task(rank.controller.leave(5))
@@ -473,7 +471,7 @@ async def test_a_real_model_keeps_its_weights_over_formations(tmp_path: Path) ->
         for epoch in (1, 2):
             await rank.member(1, epoch, slots=64)
             run = rank.stub.Run()
-            await rank.iterate(run, 1, epoch, initiations=[initiation(1, 5, 6, 7)])
+            await rank.iterate(run, 1, epoch, new=[initiation(1, 5, 6, 7)])
             made.append((await run.read()).iteration.token_ids[0])
             (folder / "model.safetensors").unlink(missing_ok=True)
         assert made[0] == made[1]
@@ -489,7 +487,7 @@ async def test_a_span_for_each_iteration(tmp_path: Path) -> None:
         await rank.member()
         run = rank.stub.Run()
         parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-        await rank.iterate(run, initiations=[initiation(1, 1, 2)], trace={"traceparent": parent})
+        await rank.iterate(run, new=[initiation(1, 1, 2)], trace={"traceparent": parent})
         await run.read()
     (span,) = exporter.get_finished_spans()
     assert span.name == "orca.stage"

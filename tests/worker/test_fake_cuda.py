@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from iterations import begins, iteration_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from orca.v1 import worker_pb2 as pb
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_kernels.transfer import to_device
 from orca_lab.shapes import SHAPES, Shape, gpt
 from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, formed, places, share_of, work_of
@@ -77,30 +78,30 @@ def model_of(stage: Stage) -> GPT2:
     return stage._model.model
 
 
-SAMPLED = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 3, "logprobs": True}
+SAMPLED = SamplingParams(temperature=0.7, top_k=5, top_p=0.9, seed=3, logprobs=True)
 ITERATIONS = [
     (  # two initiations, one of them sampled
         8,
-        pb.Iteration(
-            initiations=[
-                pb.Initiation(row=0, claim=1, token_ids=[1] * 5, blocks=[0, 1], **SAMPLED),
-                pb.Initiation(row=1, claim=2, token_ids=[2] * 3, blocks=[2, 3]),
+        iteration_of(
+            new=[
+                begins(0, [1] * 5, [0, 1], claim=1, sampling=SAMPLED),
+                begins(1, [2] * 3, [2, 3], claim=2),
             ]
         ),
     ),
     (  # both phases, one a prompt of a single token; increments of different contexts
         3,
-        pb.Iteration(
-            initiations=[pb.Initiation(row=2, claim=3, token_ids=[4], blocks=[4])],
-            increment_rows=[0, 1],
-            increment_positions=[5, 3],
-            increment_tokens=[7, 8],
+        iteration_of(
+            new=[begins(2, [4], [4], claim=3)],
+            rows=[0, 1],
+            starts=[5, 3],
+            tokens=[7, 8],
         ),
     ),
-    (3, pb.Iteration(increment_rows=[1, 0, 2], increment_positions=[4, 6, 1], increment_tokens=[1, 1, 1])),
-    (2, pb.Iteration(free_rows=[1], increment_rows=[0, 2], increment_positions=[7, 2], increment_tokens=[1, 1])),
+    (3, iteration_of(rows=[1, 0, 2], starts=[4, 6, 1], tokens=[1, 1, 1])),
+    (2, iteration_of(free_rows=[1], rows=[0, 2], starts=[7, 2], tokens=[1, 1])),
 ]
-AHEAD = (2, pb.Iteration(increment_rows=[0, 2], increment_positions=[8, 3]))  # of a rank that has its own tokens
+AHEAD = (2, iteration_of(rows=[0, 2], starts=[8, 3]))  # of a rank that has its own tokens
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import make_gpt2
+from iterations import begins, iteration_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GPT2LMHeadModel
 from worker.driver import Sampled, TinyEngine, make_stage
 
+from orca.v1 import worker_pb2
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
-from orca_kernels.cpu.library import instruction_sets
 from orca_worker.batch import Batch
-from orca_worker.models.gpt2 import cpu
 from orca_worker.models.gpt2.configuration import ACTIVATIONS, GPT2Config
 from orca_worker.models.gpt2.layers import Layer
 from orca_worker.models.gpt2.model import GPT2
 from orca_worker.models.model import Compute
-from orca_worker.sampling import EndOfModel, SamplingModel
+from orca_worker.sampling import EndOfModel
 from orca_worker.stage import Stage
 
 KERNELS = pytest.mark.parametrize("kernels", ["auto", "torch"])
@@ -171,136 +171,74 @@ def test_an_increment_without_token_goes_on_from_the_last(tmp_path: Path) -> Non
     engine.step([request], [])
     row = engine.rows[id(request)][0]
     for _ in range(5):
-        iteration = {"increment_rows": [row], "increment_positions": [2 + len(request.made)]}
-        request.made += stage.run(pb_iteration(**iteration)).token_ids
+        request.made += stage.run(iteration_of(rows=[row], starts=[2 + len(request.made)])).token_ids
     assert request.made == greedy(folder, request.prompt, 6)
 
 
-def pb_iteration(**fields: Any) -> Any:
-    from orca.v1 import worker_pb2
-
-    return worker_pb2.Iteration(**fields)
+def wrong(b: int = 1, **fields: Any) -> dict[str, Any]:
+    """Fields of an iteration of row 7, or of b rows from 7 on, of which some are wrong."""
+    rows = {"rows": range(7, 7 + b), "starts": [2] * b, "counts": [1] * b, "samples": [True] * b, "tokens": [1] * b}
+    return rows | fields
 
 
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
         ({}, "without requests"),
-        ({"increment_rows": [1], "increment_positions": [1], "increment_tokens": [1]}, "is not held"),
-        ({"increment_rows": [500], "increment_positions": [1], "increment_tokens": [1]}, "is not held"),
-        ({"increment_rows": [7], "increment_positions": [3], "increment_tokens": [1]}, "not come as far"),
-        ({"increment_rows": [7], "increment_positions": [2, 3], "increment_tokens": [1]}, "2 positions"),
-        ({"increment_rows": [7], "increment_positions": [2], "increment_tokens": [1, 2]}, "1 positions and 2 tokens"),
-        ({"increment_rows": [7], "increment_positions": [2], "increment_tokens": [97]}, "vocabulary"),
-        ({"initiations": [{"row": 8, "token_ids": [1] * 49, "blocks": [*range(3), *range(4, 14)]}]}, "48 positions"),
-        ({"initiations": [{"row": 8, "token_ids": [1] * 5, "blocks": [1]}]}, "hold 4 tokens"),
-        ({"initiations": [{"row": 8, "token_ids": [1], "blocks": [16]}]}, "block 16 of 16"),
-        ({"initiations": [{"row": 8, "token_ids": [1], "blocks": [3]}]}, "block 3 belongs to row 7"),
-        ({"initiations": [{"row": 8, "token_ids": [1], "blocks": [2, 2]}]}, "a block twice"),
-        ({"increment_rows": [7, 7], "increment_positions": [2, 2], "increment_tokens": [1, 1]}, "a row twice"),
-        ({"increment_rows": [7], "increment_positions": [1]}, "have come farther"),
-        ({"initiations": [{"row": 1 << 30, "token_ids": [1], "blocks": [1]}]}, "larger than any"),
-        ({"initiations": [{"row": 8, "token_ids": [1], "generated": 1, "blocks": [1]}]}, "at least one token"),
-        ({"free_rows": [7], "increment_rows": [7], "increment_positions": [2], "increment_tokens": [1]}, "is not held"),
+        (wrong(rows=[1]), "is not held"),
+        (wrong(rows=[500]), "is not held"),
+        (wrong(starts=[3]), "not come as far"),
+        (wrong(starts=[2, 3]), "1 rows have 2 starts"),
+        (wrong(counts=[1, 1]), "1 rows have 1 starts, 2 counts"),
+        (wrong(samples=[]), "1 counts, 0 samples"),
+        (wrong(tokens=[1, 2]), "1 samples and 2 tokens"),
+        (wrong(counts=[2]), "2 positions of which one token is known"),
+        (wrong(starts=[0]), "has not the tokens of 1 positions from 0 on"),
+        (wrong(tokens=[97]), "vocabulary"),
+        (wrong(b=2, rows=[7, 7]), "a row twice"),
+        (wrong(starts=[1], tokens=[]), "has not the tokens"),
+        (wrong(free_rows=[7]), "is not held"),
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_refused(tmp_path: Path, fields: dict[str, Any], sentence: str) -> None:
-    folder = make_gpt2(tmp_path, heads=1, layers=1, hidden=8, vocab=97, positions=48, seed=9)
-    stage = make_stage(folder, 64, 4)
-    stage.run(pb_iteration(initiations=[{"row": 7, "token_ids": [1, 2], "blocks": [3]}]))
-    assert stage.rows.held() == [(7, 0, 2)]
-    with pytest.raises(FailedPrecondition, match=sentence):
-        stage.run(pb_iteration(**fields))
+def test_members_that_do_not_fit_are_refused(tmp_path: Path, fields: dict[str, Any], sentence: str) -> None:
+    refused(tmp_path, worker_pb2.Iteration(**fields), sentence)
 
 
 @pytest.mark.parametrize(
-    ("config", "sentence"),
+    ("new", "sentence"),
     [
-        ({"activation_function": "mish"}, "activation 'mish'"),
-        ({"add_cross_attention": True}, "cross attention"),
-        ({"n_head": 5}, "hidden size of 8 in 5 heads"),
-        ({"n_layer": 0}, "n_layer 0"),
-        ({"n_layer": 2}, "lack h.1.ln_1.weight"),
-        ({"vocab_size": 98}, r"\[97, 8\], config.json says \[98, 8\]"),
-        ({"tie_word_embeddings": False}, "lack lm_head.weight"),
-        ({"quantization_config": {"bits": 4}}, "quantized"),
-        ({"model_type": "llama"}, "of type llama"),
+        ({"row": 8, "token_ids": [1] * 49, "blocks": [*range(3), *range(4, 14)]}, "48 positions"),
+        ({"row": 8, "token_ids": [1] * 5, "blocks": [1]}, "hold 4 tokens"),
+        ({"row": 8, "token_ids": [1], "blocks": [16]}, "block 16 of 16"),
+        ({"row": 8, "token_ids": [1], "blocks": [3]}, "block 3 belongs to another row"),
+        ({"row": 8, "token_ids": [1], "blocks": [2, 2]}, "a block twice"),
+        ({"row": 1 << 30, "token_ids": [1], "blocks": [1]}, "larger than any"),
+        ({"row": 8, "token_ids": [1], "generated": 1, "blocks": [1]}, "at least one token"),
     ],
     ids=str,
 )
-def test_a_model_that_is_not_this_one_is_refused(tmp_path: Path, config: dict[str, Any], sentence: str) -> None:
-    folder = make_gpt2(tmp_path, heads=1, layers=1, hidden=8, vocab=97, positions=48, seed=9)
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+def test_a_request_that_does_not_fit_is_refused(tmp_path: Path, new: dict[str, Any], sentence: str) -> None:
+    refused(tmp_path, iteration_of([begins(**new)]), sentence)
+
+
+def refused(folder: Path, iteration: worker_pb2.Iteration, sentence: str) -> None:
+    """The stage holds row 7 with two tokens in block 3."""
+    make_gpt2(folder, heads=1, layers=1, hidden=8, vocab=97, positions=48, seed=9)
+    stage = make_stage(folder, 64, 4)
+    stage.run(iteration_of([begins(7, [1, 2], [3], claim=0)]))
+    assert stage.rows.held() == [(7, 0, 2)]
     with pytest.raises(FailedPrecondition, match=sentence):
-        make_stage(folder, 64, 4)
+        stage.run(iteration)
 
 
-def test_weights_that_are_missing_or_broken_are_refused(tmp_path: Path) -> None:
+def test_a_row_that_has_come_farther_does_not_go_back_without_its_token(tmp_path: Path) -> None:
     folder = make_gpt2(tmp_path, heads=1, layers=1, hidden=8, vocab=97, positions=48, seed=9)
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(FailedPrecondition, match="cannot be read"):
-        make_stage(folder, 64, 4)
-    file.unlink()
-    with pytest.raises(FailedPrecondition, match="lacks weights"):
-        make_stage(folder, 64, 4)
-
-
-def test_bfloat16_stays_near_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_gpt2(tmp_path, heads=4, layers=2, hidden=64, vocab=97, positions=48, seed=10, initializer_range=0.1)
-    logits: dict[str, list[Tensor]] = {}
-    for dtype in ("float32", "bfloat16"):
-        stage = make_stage(folder, 480, 16, dtype, kernels="torch")
-        logits[dtype] = spy = []
-        model = stage._model
-        assert isinstance(model, SamplingModel)
-        forward = model.model.forward
-
-        def keep(batch: Batch, *rest: Any, forward: Any = forward, spy: list[Tensor] = spy) -> EndOfModel:
-            head = forward(batch, *rest)
-            spy.append(head(batch.last))
-            return head
-
-        monkeypatch.setattr(model.model, "forward", keep)
-        engine = TinyEngine(stage, 480, 16)
-        first, second = Sampled(list(range(20)), 5), Sampled([3], 5)
-        engine.step([first], [])
-        first.made = [1]
-        engine.step([second], [first])
-    for exact, rounded in zip(logits["float32"], logits["bfloat16"], strict=True):
-        assert rounded.dtype == torch.bfloat16
-        assert (exact - rounded.float()).abs().max() < 0.05 * exact.abs().max()
-
-
-@pytest.mark.parametrize("kernels", instruction_sets())
-def test_bfloat16_is_nearer_to_float32_than_that_of_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str
-) -> None:
-    """Weights are rounded as there, but hidden states, norms, softmax and logits stay float32."""
-    folder = make_gpt2(tmp_path, heads=4, layers=6, hidden=128, vocab=211, positions=64, seed=3, initializer_range=0.1)
-    prompts = [one.prompt for one in requests_for(211, 12, seed=1, longest=60)]
-    seen: list[Tensor] = []
-    sample = cpu.sample
-
-    def look(logits: Tensor, *rest: Any) -> Any:
-        seen.extend(logits.clone())
-        return sample(logits, *rest)
-
-    monkeypatch.setattr(cpu, "sample", look)
-    engine = TinyEngine(make_stage(folder, 1024, 16, "bfloat16", kernels), 1024, 16)
-    engine.step([Sampled(prompt, 1, {"logprobs": True}) for prompt in prompts], [])
-    errors: list[tuple[float, float]] = []
-    with torch.inference_mode():
-        exact, rounded = (
-            GPT2LMHeadModel.from_pretrained(folder, dtype=dtype).eval() for dtype in (torch.float32, torch.bfloat16)
-        )
-        for prompt, ours in zip(prompts, seen, strict=True):
-            want, theirs = (model(torch.tensor([prompt])).logits[0, -1].float() for model in (exact, rounded))
-            errors.append(((ours - want).abs().max().item(), (theirs - want).abs().max().item()))
-    ours, theirs = (max(errors) for errors in zip(*errors, strict=True))
-    assert ours < theirs
+    stage = make_stage(folder, 64, 4)
+    stage.run(iteration_of([begins(7, [1, 2], [3])]))
+    stage.run(iteration_of(rows=[7], starts=[2], tokens=[5]))
+    with pytest.raises(FailedPrecondition, match="have come farther"):
+        stage.run(iteration_of(rows=[7], starts=[2]))
 
 
 def test_a_formation_drops_rows_and_keeps_the_model(tmp_path: Path) -> None:
@@ -311,7 +249,7 @@ def test_a_formation_drops_rows_and_keeps_the_model(tmp_path: Path) -> None:
     assert 0 < memory.slots * memory.slot_bytes <= memory.free_bytes
     model = stage._model
     stage.allocate(64, 16)
-    stage.run(pb_iteration(initiations=[{"row": 7, "claim": 4, "token_ids": [1, 2], "blocks": [3]}]))
+    stage.run(iteration_of([begins(7, [1, 2], [3], claim=4)]))
     assert stage.rows.held() == [(7, 4, 2)]
     stage.form(16)
     stage.allocate(32, 16)

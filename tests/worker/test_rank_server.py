@@ -5,7 +5,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import pytest
@@ -13,35 +13,33 @@ import pytest
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.address import split_address
+from orca_common.errors import Unavailable
 from orca_common.lanes.client import CallFailed
-from orca_common.lanes.server import LaneCall, Methods, unary
+from orca_common.lanes.server import LaneCall, LaneServer, unary
 from orca_common.protocol import CONTROLLER
 from orca_common.roles import Role
 from orca_common.tls import Certificates, MutualTls, Plaintext, Transport
 from orca_local.authority import Authority
-from orca_worker.controller import Controller
-from orca_worker.rank_server import RankServer
+from orca_worker.controller import ALLOWED, LEAVING
 
 
-class Echoes:
-    """Serves the methods of a controller, and answers what it is told."""
+async def hello(request: pb.HelloRequest) -> pb.HelloResponse:
+    return pb.HelloResponse(host=request.engine)
 
-    def methods(self) -> Methods:
-        return {f"/{CONTROLLER}/Hello": unary(pb.HelloRequest, self.hello), f"/{CONTROLLER}/Relay": self.relay}
 
-    async def hello(self, request: pb.HelloRequest) -> pb.HelloResponse:
-        return pb.HelloResponse(host=request.engine)
+async def relay(call: LaneCall) -> bytes:
+    over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    call.listen(lambda message: None, over.set_result)
+    assert await over is None
+    return pb.RelayResponse().SerializeToString()
 
-    async def relay(self, call: LaneCall) -> bytes:
-        over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        call.listen(lambda message: None, over.set_result)
-        assert await over is None
-        return pb.RelayResponse().SerializeToString()
+
+METHODS = {f"/{CONTROLLER}/Hello": unary(pb.HelloRequest, hello), f"/{CONTROLLER}/Relay": relay}  # that echo
 
 
 @asynccontextmanager
-async def serving(transport: Transport) -> AsyncIterator[tuple[RankServer, str]]:
-    server = RankServer(cast(Controller, Echoes()), transport)
+async def serving(transport: Transport) -> AsyncIterator[tuple[LaneServer, str]]:
+    server = LaneServer(METHODS, transport, ALLOWED, Unavailable(LEAVING))
     yield server, f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     await server.stop(1)
 

@@ -13,7 +13,7 @@ from transformers import GPT2LMHeadModel
 from worker.borders import nearest_draws, tokens_near
 from worker.driver import Sampled, TinyEngine, make_stage
 
-from orca.v1.adjustments_pb2 import Adjustments
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_worker import host_draw
 from orca_worker.rows import ROW, Adjusted
 from orca_worker.sampling import _draw, draw_at_once, philox, sample, uniform
@@ -136,12 +136,12 @@ def test_logprobs_are_the_same_bits_in_any_company() -> None:
         logits = torch.randn(64, 50257) * 3
         logits[32:] = logits[32:].round()  # with ties
         table = requests_of(*[{"logprobs": True}] * 64)
-        asked = {n: Adjusted(Adjustments(top_logprobs=1 + n % 20), [1], 1) for n in range(64)}
+        asked = {n: Adjusted(SamplingParams(top_logprobs=1 + n % 20), [1], 1) for n in range(64)}
         together = sample(logits, table, np.arange(64), asked)
         for n in range(64):
             alone = sample(logits[n : n + 1], table[n : n + 1], np.array([n]), {0: asked[n]})
             assert alone.logprobs == [together.logprobs[n]]
-            assert alone.scores[0].top == together.scores[n].top
+            assert alone.tops[0] == together.tops[n]
     finally:
         torch.set_num_threads(threads)
 

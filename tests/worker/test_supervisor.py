@@ -19,12 +19,13 @@ import grpc
 import psutil
 import pytest
 from checkpoints import make_gpt2, make_timed
+from iterations import begins, iteration_of
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
 from orca_worker.beginning import Begun, begin, pair
-from orca_worker.forks import ForkServer, ForkServerLost
+from orca_worker.forks import Forked, ForkServer, ForkServerLost
 from orca_worker.machine import DRIVER
 from orca_worker.process import why_ended
 from orca_worker.rank_process import RankProcess
@@ -330,8 +331,8 @@ async def test_a_rank_that_aborts_in_an_iteration_comes_back(tmp_path: Path) -> 
             stub = await make_member(channel)
             run: Any = stub.Run()
             for number, token in ((1, 65), (2, 66)):
-                initiation = pb.Initiation(row=1, claim=1, token_ids=[token], blocks=[0])
-                iteration = pb.Iteration(term=1, epoch=1, number=number, initiations=[initiation])
+                new = [begins(1, [token], [0], claim=1)]
+                iteration = iteration_of(new, term=1, epoch=1, number=number)
                 await run.write(pb.ControlMessage(iteration=iteration))
                 if number == 1:  # the abort would overtake its report
                     assert (await run.read()).iteration.number == 1
@@ -349,7 +350,7 @@ async def test_a_failed_iteration_ends_the_process_behind_its_report(tmp_path: P
         async with grpc.aio.insecure_channel(rank.address) as channel:
             stub = await make_member(channel)
             run: Any = stub.Run()
-            iteration = pb.Iteration(term=1, epoch=1, number=1, increment_rows=[5], increment_positions=[1])
+            iteration = iteration_of(rows=[5], starts=[1], term=1, epoch=1, number=1)
             await run.write(pb.ControlMessage(iteration=iteration))
             assert (await run.read()).iteration.error == "row 5 is not held"
         (successor,) = await pod.until(lambda ranks: ranks[0].restarts == 1 and ranks[0].pid != 0)
@@ -400,7 +401,11 @@ async def test_a_taken_port_stops_the_start_with_a_sentence(tmp_path: Path, modu
 @pytest.fixture
 async def forks() -> AsyncIterator[ForkServer]:
     """A fork server of this process, which imports nothing more."""
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a job in the background ignores it, as its children
     server = ForkServer(begin(), [], "INFO")
+    signal.signal(signal.SIGINT, before)
     yield server
     server.kill()
     await server.ended
@@ -425,11 +430,31 @@ async def test_a_process_may_end_before_it_is_told(tmp_path: Path, forks: ForkSe
 
 async def test_a_process_without_settings_ends(forks: ForkServer) -> None:
     """As one that was forked just before the fork server died: nobody has heard of it."""
-    pid, input, output = await forks.fork()
-    os.close(input)
-    assert await left(pid) == 0
-    os.close(output)
-    os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222
+    await forget(await forks.fork())
+
+
+async def forget(forked: Forked) -> None:
+    """Lets a process end that waits for its settings."""
+    os.close(forked.input)
+    assert await left(forked.pid) == 0
+    os.close(forked.output)
+    os.waitpid(forked.pid, os.WNOHANG)  # noqa: ASYNC222
+
+
+async def test_a_fork_leaves_no_descriptor(forks: ForkServer) -> None:
+    """Neither in the fork server nor here: a rank that dies again and again would use them up."""
+    counts = list[tuple[int, int]]()
+    for _ in range(4):
+        await forget(await forks.fork())
+        counts.append((psutil.Process(forks.pid).num_fds(), psutil.Process().num_fds()))
+    assert counts == counts[:1] * 4
+
+
+async def test_a_fork_server_goes_on_after_ctrl_c(forks: ForkServer) -> None:
+    """Its supervisor ends it, after the ranks that it may still have to make."""
+    await forget(await forks.fork())
+    os.kill(forks.pid, signal.SIGINT)
+    await forget(await forks.fork())
 
 
 async def test_a_fork_server_that_has_died_says_so(forks: ForkServer) -> None:

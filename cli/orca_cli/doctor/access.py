@@ -1,4 +1,4 @@
-"""What the scheduler may do in the cluster: all that its discovery needs, and nothing else."""
+"""Checks the scheduler's rights in the cluster: all that its discovery needs, and nothing else."""
 
 from collections.abc import Iterable, Mapping
 
@@ -21,7 +21,7 @@ def rights(rules: Iterable[Mapping[str, object]]) -> set[Right]:
 
 
 def needed() -> set[Right]:
-    """What the scheduler's discovery asks of the API server."""
+    """The rights that the scheduler's discovery needs at the API server."""
     return {Right(verb, group, resource) for group, resource, verbs in RULES for verb in verbs}
 
 
@@ -31,7 +31,7 @@ def account(release: Release) -> str:
 
 
 def bound(release: Release) -> set[Right]:
-    """What the release's RoleBindings give the scheduler's ServiceAccount."""
+    """The rights that the release's RoleBindings give the scheduler's ServiceAccount."""
     roles = {name_of(role): role for role in release.of_kind("Role", "ClusterRole")}
     found: set[Right] = set()
     for binding in release.of_kind("RoleBinding", "ClusterRoleBinding"):

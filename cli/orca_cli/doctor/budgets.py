@@ -10,7 +10,7 @@ ADVICE = "allow at least one disruption: `kubectl drain` would wait for ever"
 
 
 def declared(snapshot: Snapshot) -> list[Finding]:
-    """What the budgets would allow when all pods are healthy."""
+    """Judges the budgets as they would be with all pods healthy."""
     findings = []
     budgets = snapshot.release.of_kind("PodDisruptionBudget")
     workloads = snapshot.release.workloads()
@@ -46,7 +46,7 @@ def of_workers(budget: Object, allowed: int, engine: int) -> list[Finding]:
 
 
 def disruptions(budget: Object, pods: int) -> int:
-    """How many of so many healthy pods a budget lets go. Percentages are rounded up, as Kubernetes does."""
+    """Returns how many of `pods` healthy pods a budget lets go. Percentages are rounded up, as Kubernetes does."""
     most, least = at(budget, "spec", "maxUnavailable"), at(budget, "spec", "minAvailable")
     return share(most, pods) if most is not None else pods - share(least or 0, pods)
 
@@ -57,7 +57,7 @@ def share(amount: int | str, pods: int) -> int:
 
 
 def now(snapshot: Snapshot) -> list[Finding]:
-    """What the budgets allow at this moment."""
+    """Judges the budgets as they are at this moment."""
     budgets = [budget for budget in snapshot.release.of_kind("PodDisruptionBudget") if budget.get("status")]
     blocked, waiting = [], []
     for budget in budgets:

@@ -44,7 +44,7 @@ def understood(text: bytes) -> Any:
 
 @dataclass(frozen=True)
 class Printed:
-    """What a program in a pod printed. The times are of the clock of this machine, in seconds since 1970."""
+    """The output of a program in a pod. The times are of the clock of this machine, in seconds since 1970."""
 
     text: str
     asked: float  # when its line was sent
@@ -161,7 +161,7 @@ def groups(user: str) -> Sequence[str]:
 
 
 async def printed(socket: aiohttp.ClientWebSocketResponse, line: str) -> Printed:
-    """What a program writes to stdout until it ends. Raises Unavailable if it fails."""
+    """Returns what a program writes to stdout until it ends. Raises Unavailable if it fails."""
     said: dict[int, bytes] = {STDOUT: b"", STDERR: b"", STATUS: b""}
     moments: list[float] = []
     async for message in socket:

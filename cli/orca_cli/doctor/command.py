@@ -1,4 +1,4 @@
-"""What the command `orca doctor` does."""
+"""Carries out the command `orca doctor`."""
 
 import shutil
 import sys

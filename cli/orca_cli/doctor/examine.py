@@ -83,7 +83,7 @@ def examine(snapshot: Snapshot, rendered: bool = False) -> list[Finding]:
 
 
 def no_release(release: Release, rendered: bool) -> Finding:
-    """What is said when there is nothing to check."""
+    """The finding of a check that has nothing to look at."""
     unread = [release.unread[kind] for kind in ("Deployment", "StatefulSet") if kind in release.unread]
     if unread:
         return fault("release", unread[0], "use credentials that may read the namespace")

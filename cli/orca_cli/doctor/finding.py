@@ -1,4 +1,4 @@
-"""What a check finds, and how it is shown."""
+"""The findings of the checks, and how they are shown."""
 
 import json
 import textwrap

@@ -77,7 +77,7 @@ async def gather(cluster: Cluster, name: str, redis_url: str | None) -> Snapshot
 
 
 async def asked(what: str, answer: Awaitable[T]) -> Asked[T]:
-    """The answer, or why there is none."""
+    """Returns the answer, or why it is missing."""
     try:
         return await answer
     except Unavailable as error:
@@ -148,7 +148,7 @@ async def warnings_of(cluster: Cluster) -> tuple[Object, ...]:
 
 
 async def last_words_of(cluster: Cluster, pods: Sequence[Object]) -> Mapping[str, str]:
-    """What containers that were restarted logged at their end. A log that is gone has no last line."""
+    """Returns the last lines of containers that were restarted. A log that is gone has no last line."""
     restarted = [
         (name_of(pod), str(status.get("name")))
         for pod in pods
@@ -170,7 +170,7 @@ async def rights_of(cluster: Cluster, release: Release) -> Mapping[Right, bool]:
 async def look_inside(
     cluster: Cluster, release: Release, pods: Sequence[Object]
 ) -> tuple[tuple[Inside, ...], Mapping[str, str]]:
-    """What each running pod of ours reaches, and why some could not be asked."""
+    """Asks each running pod of ours what it reaches; for the others, says why it could not ask."""
     tried = questions(release, pods)
     asking = [pod for pod in pods if name_of(pod) in tried and runs(pod)]
     answers = await asyncio.gather(

@@ -1,4 +1,4 @@
-"""What pods reach: names in DNS, and each arrow of the design (docs/design.md, "The house")."""
+"""Checks what pods reach: names in DNS, and each arrow of the design (docs/design.md, "The house")."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ ANSWERS = {  # of a pod's try -> in words, and what to do
 
 @dataclass(frozen=True)
 class Question:
-    """What a pod is to try: to connect to a port, or without a port to resolve a name."""
+    """An attempt that a pod is asked to make: to connect to a port, or without a port to resolve a name."""
 
     arrow: str
     target: str  # for the report
@@ -31,7 +31,7 @@ class Question:
 
 
 def questions(release: Release, pods: Sequence[Object]) -> Mapping[str, list[Question]]:
-    """What each running pod of the release is to try, by the pod's name."""
+    """Returns the attempts of each running pod of the release, by the pod's name."""
     running = by_component(pod for pod in pods if at(pod, "status", "phase") == "Running")
     workers = [pod for pod in running.get("worker", []) if at(pod, "status", "podIP")]
     supervisor, first = release.number("worker", "ORCA_PORT", 50050), release.number("worker", "ORCA_RANK_PORT", 0)
@@ -139,7 +139,7 @@ def arrows(snapshot: Snapshot) -> list[Finding]:
 
 
 def outside(snapshot: Snapshot) -> list[Finding]:
-    """What cannot be seen from the release's own pods."""
+    """Lists what cannot be seen from the release's own pods."""
     del snapshot
     said = "whether pods outside the release are kept out: that takes a pod of its own, and doctor makes none"
     return [unchecked("outside", said)]

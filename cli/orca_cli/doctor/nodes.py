@@ -118,7 +118,7 @@ def allocatable(node: Object) -> Resources:
 
 
 def unused(node: Object, placed: Sequence[Object]) -> Resources:
-    """What a node has left for more pods."""
+    """Returns what a node has left for more pods."""
     left = allocatable(node)
     for pod in placed:
         if at(pod, "spec", "nodeName") == name_of(node):

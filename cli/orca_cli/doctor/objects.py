@@ -19,7 +19,7 @@ SCALES = {
 
 
 def at(thing: Any, *path: str | int) -> Any:
-    """What lies at a path of keys and positions, or None where the path ends early."""
+    """Returns the value at a path of keys and positions, or None where the path ends early."""
     for step in path:
         if isinstance(step, int):
             thing = thing[step] if isinstance(thing, list) and step < len(thing) else None
@@ -75,7 +75,7 @@ def amounts(resources: Any) -> Resources:
 
 
 def requests(pod: Object) -> Resources:
-    """What the scheduler of Kubernetes reserves for a pod.
+    """Returns what the scheduler of Kubernetes reserves for a pod.
 
     Init containers run one after the other before the others, except those that restart always: these stay.
     """

@@ -66,7 +66,7 @@ def ready(snapshot: Snapshot) -> list[Finding]:
 
 
 def reason(pod: Object, warnings: Sequence[Object], told: str, last_words: Mapping[str, str]) -> str:
-    """Why a pod is not Ready: what its containers wait for, else what its service told, else its last warning."""
+    """Returns why a pod is not Ready: its containers' reasons, or else its service's, or else its last warning."""
     if at(pod, "metadata", "deletionTimestamp"):
         return "it is being deleted"
     for status in container_statuses(pod):
@@ -95,7 +95,7 @@ def container_statuses(pod: Object) -> list[Object]:
 
 
 def ended(state: Object | None) -> str:
-    """How a container's process ended, as in ` (OOMKilled, exit status 137)`."""
+    """Describes how a container's process ended, as in ` (OOMKilled, exit status 137)`."""
     return f" ({state.get('reason', 'ended')}, exit status {state.get('exitCode')})" if state else ""
 
 
@@ -105,7 +105,7 @@ def last_warning(name: str, warnings: Sequence[Object]) -> str:
 
 
 def absent(name: str, warnings: Sequence[Object]) -> str:
-    """Why a workload makes no pods: quotas and admission say so at it or at its ReplicaSet."""
+    """Returns why a workload makes no pods: quotas and admission say so at it or at its ReplicaSet."""
     said = [
         event
         for event in warnings

@@ -15,7 +15,7 @@ FULL = 0.8  # share of maxmemory
 
 
 def volume(snapshot: Snapshot) -> list[Finding]:
-    """The release's own Redis writes to a volume that outlives its pod, and is told to keep everything."""
+    """The release's own Redis writes to a volume that outlives its pod, and is set to keep everything."""
     redis = snapshot.release.workload("redis")
     if redis is None:
         return [ok("volume", "the release has no Redis of its own")]
@@ -174,7 +174,7 @@ def memory(snapshot: Snapshot) -> list[Finding]:
 
 
 def clock(snapshot: Snapshot) -> list[Finding]:
-    """Redis' clock agrees with that of the pod that asked it: deadlines and epochs are told by it."""
+    """Redis' clock agrees with that of the pod that asked it: deadlines and epochs come from it."""
     redis = known(snapshot)
     if abs(redis.ahead) > SKEW:
         where = f"{abs(redis.ahead):.1f} s {'ahead of' if redis.ahead > 0 else 'behind'} that of {redis.asked_from}"

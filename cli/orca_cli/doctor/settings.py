@@ -1,6 +1,6 @@
 """The services' settings in their pods: known names, the same pool, probes and grace periods that fit."""
 
-from orca_common.settings import KNOWN, PREFIX
+from orca_common.settings import unknown_variables
 
 from .finding import Finding, fault, listing, ok, warning
 from .images import OURS
@@ -13,19 +13,19 @@ SHORTEST = 120  # seconds for a start below which weights may not be loaded
 
 
 def names(snapshot: Snapshot) -> list[Finding]:
-    """No pod has an ORCA_* variable that no service knows: it would stop the start."""
+    """Every ORCA_* variable of a pod is a setting. A misspelt one stops the start, any other has no effect."""
     findings = []
-    known = {PREFIX + name.upper() for name in KNOWN}
     for component in OURS:
-        strange = [
-            name for name in snapshot.release.settings(component) if name.startswith(PREFIX) and name not in known
-        ]
-        if strange:
-            said = f"{listing(strange)} of the {component}: there is no such setting"
+        strangers, misspelt = unknown_variables(snapshot.release.settings(component))
+        if misspelt:
+            said = f"the {component} does not start: {listing(misspelt)}"
             findings.append(fault("settings", said, "correct the name; `orca config` lists all"))
+        if strangers:
+            said = f"{listing(strangers)} of the {component}: there is no such setting"
+            findings.append(warning("settings", said, "remove it; `orca config` lists all"))
         workload = snapshot.release.workload(component) or {}
         if at(pod_template(workload), "spec", "enableServiceLinks") is not False:
-            said = f"Kubernetes adds ORCA_* variables for Services to the {component}'s pods, and they do not start"
+            said = f"Kubernetes adds ORCA_* variables for Services to the {component}'s pods, and they may not start"
             findings.append(fault("settings", said, "set enableServiceLinks: false"))
     return findings or [ok("settings", "all names are known")]
 
@@ -110,6 +110,6 @@ def of_probe(component: str, container: Object, kind: str, path: str, port: str 
 
 
 def seconds(probe: Object) -> float:
-    """How long a probe may fail before the container is killed."""
+    """Returns the seconds for which a probe may fail before the container is killed."""
     failures, period = probe.get("failureThreshold", 3), probe.get("periodSeconds", 10)
     return float(probe.get("initialDelaySeconds", 0) + failures * period)

@@ -1,4 +1,4 @@
-"""What was gathered about an installation. The checks judge nothing else."""
+"""Everything that was gathered about an installation. The checks judge nothing else."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -63,7 +63,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Inside:
-    """What a program of ours saw inside a pod."""
+    """The findings of a program of ours inside a pod."""
 
     pod: str
     component: str

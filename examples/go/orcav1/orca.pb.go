@@ -131,7 +131,7 @@ func (x *TokenIds) GetIds() []uint32 {
 // How a token is chosen from the model's probabilities.
 type Sampling struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
-	Temperature float64                `protobuf:"fixed64,1,opt,name=temperature,proto3" json:"temperature,omitempty"`     // 0 (the default): always the most probable token
+	Temperature float64                `protobuf:"fixed64,1,opt,name=temperature,proto3" json:"temperature,omitempty"`     // divides the logits, in [0, 100]; 0 (the default): always the most probable one
 	TopK        *uint32                `protobuf:"varint,2,opt,name=top_k,json=topK,proto3,oneof" json:"top_k,omitempty"`  // choose among so many of the most probable tokens, at least 1; absent: all
 	TopP        *float64               `protobuf:"fixed64,3,opt,name=top_p,json=topP,proto3,oneof" json:"top_p,omitempty"` // choose among the most probable tokens that together reach this, in (0, 1]; absent: 1
 	Seed        *uint64                `protobuf:"varint,4,opt,name=seed,proto3,oneof" json:"seed,omitempty"`              // a draw depends only on the seed and the index; absent: made from the request id
@@ -139,7 +139,7 @@ type Sampling struct {
 	// What follows changes the model's logits in this order, before temperature, top_k, top_p and min_p. It depends on the
 	// prompt and the committed tokens alone, so it holds through a recovery. Token.logprob is the model's own without it.
 	RepetitionPenalty *float64 `protobuf:"fixed64,6,opt,name=repetition_penalty,json=repetitionPenalty,proto3,oneof" json:"repetition_penalty,omitempty"` // logits of tokens seen in prompt or output: divided when above 0, else
-	// multiplied by it; above 0, at most 100; absent: 1
+	// multiplied by it; in (0, 100]; absent: 1
 	PresencePenalty  float64            `protobuf:"fixed64,7,opt,name=presence_penalty,json=presencePenalty,proto3" json:"presence_penalty,omitempty"`                                                          // subtracted once from each token seen in the output, in [-2, 2]
 	FrequencyPenalty float64            `protobuf:"fixed64,8,opt,name=frequency_penalty,json=frequencyPenalty,proto3" json:"frequency_penalty,omitempty"`                                                       // subtracted for each time that a token was seen there, in [-2, 2]
 	LogitBias        map[uint32]float64 `protobuf:"bytes,9,rep,name=logit_bias,json=logitBias,proto3" json:"logit_bias,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"` // token id -> what is added to its logit, in [-100, 100]; at most 1024
@@ -257,7 +257,7 @@ type GenerateRequest struct {
 	Logprobs       bool                     `protobuf:"varint,9,opt,name=logprobs,proto3" json:"logprobs,omitempty"`                                      // fill in Token.logprob
 	DetachGrace    *durationpb.Duration     `protobuf:"bytes,10,opt,name=detach_grace,json=detachGrace,proto3" json:"detach_grace,omitempty"`             // the request lives on so long after its call ended without Cancel
 	Attempt        uint64                   `protobuf:"varint,11,opt,name=attempt,proto3" json:"attempt,omitempty"`                                       // grows from call to call of a request; 0: the endpoint takes its clock
-	Model          string                   `protobuf:"bytes,12,opt,name=model,proto3" json:"model,omitempty"`                                            // must be GetModel's name; empty: whichever is served
+	Model          string                   `protobuf:"bytes,12,opt,name=model,proto3" json:"model,omitempty"`                                            // must be GetModel's name; empty: whichever is served, where it is one alone
 	TopLogprobs    uint32                   `protobuf:"varint,13,opt,name=top_logprobs,json=topLogprobs,proto3" json:"top_logprobs,omitempty"`            // fill in Token.top with so many tokens, at most 20, and Token.logprob
 	PromptLogprobs bool                     `protobuf:"varint,14,opt,name=prompt_logprobs,json=promptLogprobs,proto3" json:"prompt_logprobs,omitempty"`   // send the prompt's tokens with their logprobs, with the first token
 	// After the first token, wait until so many tokens can share a message, at most 256; the last message may hold fewer.
@@ -1378,6 +1378,7 @@ type Engine struct {
 	Epoch uint64 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Fingerprint of its weights and their configuration: other ones after an update to another model of the same tokenizer.
 	Weights       string `protobuf:"bytes,6,opt,name=weights,proto3" json:"weights,omitempty"`
+	Policy        string `protobuf:"bytes,7,opt,name=policy,proto3" json:"policy,omitempty"` // how its batches are chosen: "paper" is Algorithm 1 of the Orca paper
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1450,6 +1451,13 @@ func (x *Engine) GetEpoch() uint64 {
 func (x *Engine) GetWeights() string {
 	if x != nil {
 		return x.Weights
+	}
+	return ""
+}
+
+func (x *Engine) GetPolicy() string {
+	if x != nil {
+		return x.Policy
 	}
 	return ""
 }
@@ -1579,14 +1587,15 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\reos_token_ids\x18\b \x03(\rR\veosTokenIds\x12#\n" +
 	"\rhas_tokenizer\x18\t \x01(\bR\fhasTokenizer\x12)\n" +
 	"\aengines\x18\n" +
-	" \x03(\v2\x0f.orca.v1.EngineR\aengines\"\xb4\x01\n" +
+	" \x03(\v2\x0f.orca.v1.EngineR\aengines\"\xcc\x01\n" +
 	"\x06Engine\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12'\n" +
 	"\x0ftensor_parallel\x18\x02 \x01(\rR\x0etensorParallel\x12+\n" +
 	"\x11pipeline_parallel\x18\x03 \x01(\rR\x10pipelineParallel\x12\x14\n" +
 	"\x05slots\x18\x04 \x01(\x04R\x05slots\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x18\n" +
-	"\aweights\x18\x06 \x01(\tR\aweights*\xb1\x01\n" +
+	"\aweights\x18\x06 \x01(\tR\aweights\x12\x16\n" +
+	"\x06policy\x18\a \x01(\tR\x06policy*\xb1\x01\n" +
 	"\fFinishReason\x12\x1d\n" +
 	"\x19FINISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14FINISH_REASON_LENGTH\x10\x01\x12\x15\n" +

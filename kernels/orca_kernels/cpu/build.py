@@ -86,7 +86,7 @@ def build(folder: Path) -> Path:
             flags, stem = special()[isa], f"{made}/isa_{isa}"
             if not known(*flags, "-fsyntax-only", "-x", "c++", os.devnull):
                 return None
-            # An error in our source is told; only what the assembler does not know is left out.
+            # An error in our source is raised. A file is left out only if the assembler lacks its instructions.
             run(*FLAGS, *flags, "-S", str(SOURCES / f"isa_{isa}.cpp"), "-o", f"{stem}.s")
             return f"{stem}.o" if known("-c", f"{stem}.s", "-o", f"{stem}.o") else None
 
@@ -106,9 +106,9 @@ def build(folder: Path) -> Path:
 
 
 def cache() -> Path:
-    """Where a checkout keeps what it has built: a folder for each C library.
+    """The folder in which a checkout keeps built libraries: one for each version of the C library.
 
-    Machines may share a home, and one with an older C library cannot load what a newer one was linked with.
+    Machines may share a home. One with an older C library cannot load a library that was linked with a newer one.
     """
     return Path.home() / ".cache" / "orca" / "".join(platform.libc_ver())
 
@@ -131,7 +131,7 @@ def library_path(tell: Callable[[str], None] = log.info) -> Path:
 
 
 def built(tell: Callable[[str], None]) -> None:
-    """Has the library built where it is not. Where that fails, whoever loads it is told why."""
+    """Builds the library where it is missing. A failure is raised later, to the process that loads the library."""
     with suppress(CannotBuild, OSError, RuntimeError):
         library_path(tell)
 

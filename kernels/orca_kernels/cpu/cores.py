@@ -1,4 +1,4 @@
-"""How many threads are worth having."""
+"""Counts the threads that are worth having."""
 
 import os
 from pathlib import Path

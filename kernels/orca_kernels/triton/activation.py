@@ -1,4 +1,4 @@
-"""What stands between the two products of a feed-forward network: bias and activation, or SwiGLU. float32 inside.
+"""The part between the two products of a feed-forward network: bias and activation, or SwiGLU. float32 inside.
 
 tanh_gelu(x) = 0.5 x (1 + tanh(u)) = x sigmoid(2 u),  u = sqrt(2 / pi) (x + 0.044715 x^3)
 swiglu(gate, up) = gate sigmoid(gate) up     (Shazeer, "GLU Variants Improve Transformer")

@@ -50,7 +50,7 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class Tiling:
-    """How many keys a program takes at a time, and how many stages its loads have. Not tuned: no GPU was at hand."""
+    """The keys that a program takes at a time, and the stages of its loads. Not tuned: no GPU was at hand."""
 
     keys: int
     stages: int

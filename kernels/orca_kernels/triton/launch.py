@@ -1,4 +1,4 @@
-"""How all kernels are launched."""
+"""Launches all kernels."""
 
 from typing import Any
 

@@ -34,7 +34,7 @@ TILE = 4  # numbers of a tile: request, first row, rows, position of the flat ba
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a plan has room for, and which kernels it runs. A CUDA graph is captured for one of these."""
+    """The room of a plan, and the kernels that it runs. A CUDA graph is captured for one of these."""
 
     requests: int
     tokens: int
@@ -49,7 +49,7 @@ class Bounds:
 
     @property
     def parts(self) -> list[int]:
-        """How many numbers the tiles, the block table, the slots and the positions take.
+        """Counts the numbers that the tiles, the block table, the slots and the positions take.
 
         Each begins at a multiple of 16 bytes: Triton would compile a kernel once more for a pointer that does not.
         """

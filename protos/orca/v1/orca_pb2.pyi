@@ -259,17 +259,19 @@ class GetModelResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., max_prompt_bytes: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stop_bytes: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_tokenizer: _Optional[bool] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ...) -> None: ...
 
 class Engine(_message.Message):
-    __slots__ = ("id", "tensor_parallel", "pipeline_parallel", "slots", "epoch", "weights")
+    __slots__ = ("id", "tensor_parallel", "pipeline_parallel", "slots", "epoch", "weights", "policy")
     ID_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     id: str
     tensor_parallel: int
     pipeline_parallel: int
     slots: int
     epoch: int
     weights: str
-    def __init__(self, id: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., slots: _Optional[int] = ..., epoch: _Optional[int] = ..., weights: _Optional[str] = ...) -> None: ...
+    policy: str
+    def __init__(self, id: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., slots: _Optional[int] = ..., epoch: _Optional[int] = ..., weights: _Optional[str] = ..., policy: _Optional[str] = ...) -> None: ...

@@ -22,10 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from orca.v1 import adjustments_pb2 as orca_dot_v1_dot_adjustments__pb2
+from orca.v1 import sampling_pb2 as orca_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14orca/v1/worker.proto\x12\x07orca.v1\x1a\x19orca/v1/adjustments.proto\">\n\x0cHelloRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x04\"\x9b\x02\n\rHelloResponse\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x11\n\titeration\x18\x06 \x01(\x04\x12\r\n\x05slots\x18\x07 \x01(\x04\x12\x1e\n\x04rows\x18\x08 \x03(\x0b\x32\x10.orca.v1.HeldRow\x12\x14\n\x0cmodel_digest\x18\t \x01(\t\x12\x15\n\rmax_positions\x18\n \x01(\r\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12%\n\tformation\x18\x0c \x01(\x0b\x32\x12.orca.v1.Formation\x12\x0f\n\x07weights\x18\r \x01(\t\"5\n\x07HeldRow\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05\x63laim\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\r\"/\n\x10HostStoreRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"$\n\x11HostStoreResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x0f\n\rRelayResponse\"\x8e\x01\n\tFormation\x12\x17\n\x0ftensor_parallel\x18\x01 \x01(\r\x12\x19\n\x11pipeline_parallel\x18\x02 \x01(\r\x12\r\n\x05stage\x18\x03 \x01(\r\x12\x13\n\x0btensor_rank\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x15\n\rreturn_tokens\x18\x06 \x01(\x08\"u\n\x0b\x46ormRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12%\n\tformation\x18\x03 \x01(\x0b\x32\x12.orca.v1.Formation\x12\r\n\x05store\x18\x04 \x01(\t\x12\x13\n\x0b\x63ontrollers\x18\x05 \x03(\t\"E\n\x0c\x46ormResponse\x12\r\n\x05slots\x18\x01 \x01(\x04\x12\x12\n\nfree_bytes\x18\x02 \x01(\x04\x12\x12\n\nslot_bytes\x18\x03 \x01(\x04\"=\n\x0f\x41llocateRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05slots\x18\x03 \x01(\x04\"\x12\n\x10\x41llocateResponse\"m\n\x0e\x43ontrolMessage\x12\'\n\titeration\x18\x01 \x01(\x0b\x32\x12.orca.v1.IterationH\x00\x12\'\n\theartbeat\x18\x02 \x01(\x0b\x32\x12.orca.v1.HeartbeatH\x00\x42\t\n\x07message\"\xa0\x02\n\tIteration\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x11\n\tfree_rows\x18\x04 \x03(\r\x12(\n\x0binitiations\x18\x05 \x03(\x0b\x32\x13.orca.v1.Initiation\x12\x16\n\x0eincrement_rows\x18\x06 \x03(\r\x12\x1b\n\x13increment_positions\x18\x07 \x03(\r\x12\x18\n\x10increment_tokens\x18\x08 \x03(\r\x12,\n\x05trace\x18\t \x03(\x0b\x32\x1d.orca.v1.Iteration.TraceEntry\x1a,\n\nTraceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xdc\x01\n\nInitiation\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05\x63laim\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x11\n\tgenerated\x18\x04 \x01(\r\x12\x0e\n\x06\x62locks\x18\x05 \x03(\r\x12\x13\n\x0btemperature\x18\x06 \x01(\x01\x12\r\n\x05top_k\x18\x07 \x01(\r\x12\r\n\x05top_p\x18\x08 \x01(\x01\x12\x0c\n\x04seed\x18\t \x01(\x06\x12\x10\n\x08logprobs\x18\n \x01(\x08\x12)\n\x0b\x61\x64justments\x18\x0b \x01(\x0b\x32\x14.orca.v1.Adjustments\"\xb0\x01\n\x06Report\x12-\n\titeration\x18\x01 \x01(\x0b\x32\x18.orca.v1.IterationReportH\x00\x12\'\n\theartbeat\x18\x02 \x01(\x0b\x32\x12.orca.v1.HeartbeatH\x00\x12\x1f\n\x05times\x18\x03 \x01(\x0b\x32\x0e.orca.v1.TimesH\x00\x12#\n\x07leaving\x18\x04 \x01(\x0b\x32\x10.orca.v1.LeavingH\x00\x42\x08\n\x06report\"\t\n\x07Leaving\",\n\x05Times\x12#\n\x06stages\x18\x01 \x03(\x0b\x32\x13.orca.v1.StageTimes\"\xd0\x01\n\x0fIterationReport\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\"\n\x05times\x18\x05 \x01(\x0b\x32\x13.orca.v1.StageTimes\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x11\n\tpeer_lost\x18\x07 \x01(\x08\x12\x12\n\nnot_finite\x18\x08 \x03(\r\x12\x1f\n\x06scores\x18\t \x03(\x0b\x32\x0f.orca.v1.Scores\"5\n\x06Scores\x12\x0e\n\x06member\x18\x01 \x01(\r\x12\x0b\n\x03top\x18\x02 \x01(\x0c\x12\x0e\n\x06prompt\x18\x03 \x01(\x0c\"\xd0\x01\n\nStageTimes\x12\x10\n\x08received\x18\x01 \x01(\x03\x12\x0f\n\x07started\x18\x02 \x01(\x03\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x03\x12\x0c\n\x04sent\x18\x04 \x01(\x03\x12\r\n\x05taken\x18\x07 \x01(\x03\x12\x15\n\rcontrol_bytes\x18\x08 \x01(\x04\x12\x12\n\ndata_bytes\x18\t \x01(\x04\x12\x11\n\titeration\x18\n \x01(\x04\x12\x0e\n\x06waited\x18\x0b \x01(\x03\x12\r\n\x05stage\x18\x05 \x01(\r\x12\x13\n\x0btensor_rank\x18\x06 \x01(\r\"L\n\tHeartbeat\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\titeration\x18\x02 \x01(\x04\x12\x12\n\x05\x65poch\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_epoch\"\x0e\n\x0cWatchRequest\".\n\tRankTable\x12!\n\x05ranks\x18\x01 \x03(\x0b\x32\x12.orca.v1.RankEntry\"O\n\tRankEntry\x12\x12\n\nlocal_rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x10\n\x08restarts\x18\x04 \x01(\r\"@\n\x0c\x46\x65nceRequest\x12\x12\n\nlocal_rank\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0f\n\x07verdict\x18\x03 \x01(\t\"\x1f\n\rFenceResponse\x12\x0e\n\x06killed\x18\x01 \x01(\x08\x32\xea\x02\n\nController\x12\x36\n\x05Hello\x12\x15.orca.v1.HelloRequest\x1a\x16.orca.v1.HelloResponse\x12\x42\n\tHostStore\x12\x19.orca.v1.HostStoreRequest\x1a\x1a.orca.v1.HostStoreResponse\x12\x33\n\x04\x46orm\x12\x14.orca.v1.FormRequest\x1a\x15.orca.v1.FormResponse\x12?\n\x08\x41llocate\x12\x18.orca.v1.AllocateRequest\x1a\x19.orca.v1.AllocateResponse\x12\x33\n\x03Run\x12\x17.orca.v1.ControlMessage\x1a\x0f.orca.v1.Report(\x01\x30\x01\x12\x35\n\x05Relay\x12\x12.orca.v1.Iteration\x1a\x16.orca.v1.RelayResponse(\x01\x32z\n\nSupervisor\x12\x34\n\x05Watch\x12\x15.orca.v1.WatchRequest\x1a\x12.orca.v1.RankTable0\x01\x12\x36\n\x05\x46\x65nce\x12\x15.orca.v1.FenceRequest\x1a\x16.orca.v1.FenceResponseB>\n\x0fserving.orca.v1P\x01Z\x1forca.serving/gen/orca/v1;orcav1\xaa\x02\x07Orca.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14orca/v1/worker.proto\x12\x07orca.v1\x1a\x16orca/v1/sampling.proto\">\n\x0cHelloRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x04\"\x9b\x02\n\rHelloResponse\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x11\n\titeration\x18\x06 \x01(\x04\x12\r\n\x05slots\x18\x07 \x01(\x04\x12\x1e\n\x04rows\x18\x08 \x03(\x0b\x32\x10.orca.v1.HeldRow\x12\x14\n\x0cmodel_digest\x18\t \x01(\t\x12\x15\n\rmax_positions\x18\n \x01(\r\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12%\n\tformation\x18\x0c \x01(\x0b\x32\x12.orca.v1.Formation\x12\x0f\n\x07weights\x18\r \x01(\t\"5\n\x07HeldRow\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05\x63laim\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\r\"/\n\x10HostStoreRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"$\n\x11HostStoreResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x0f\n\rRelayResponse\"\x8e\x01\n\tFormation\x12\x17\n\x0ftensor_parallel\x18\x01 \x01(\r\x12\x19\n\x11pipeline_parallel\x18\x02 \x01(\r\x12\r\n\x05stage\x18\x03 \x01(\r\x12\x13\n\x0btensor_rank\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x15\n\rreturn_tokens\x18\x06 \x01(\x08\"u\n\x0b\x46ormRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12%\n\tformation\x18\x03 \x01(\x0b\x32\x12.orca.v1.Formation\x12\r\n\x05store\x18\x04 \x01(\t\x12\x13\n\x0b\x63ontrollers\x18\x05 \x03(\t\"E\n\x0c\x46ormResponse\x12\r\n\x05slots\x18\x01 \x01(\x04\x12\x12\n\nfree_bytes\x18\x02 \x01(\x04\x12\x12\n\nslot_bytes\x18\x03 \x01(\x04\"=\n\x0f\x41llocateRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05slots\x18\x03 \x01(\x04\"\x12\n\x10\x41llocateResponse\"m\n\x0e\x43ontrolMessage\x12\'\n\titeration\x18\x01 \x01(\x0b\x32\x12.orca.v1.IterationH\x00\x12\'\n\theartbeat\x18\x02 \x01(\x0b\x32\x12.orca.v1.HeartbeatH\x00\x42\t\n\x07message\"\xc0\x02\n\tIteration\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x11\n\tfree_rows\x18\x04 \x03(\r\x12&\n\nadmissions\x18\x05 \x03(\x0b\x32\x12.orca.v1.Admission\x12\x0c\n\x04rows\x18\x06 \x03(\r\x12\x0e\n\x06starts\x18\x07 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x08 \x03(\r\x12\x0f\n\x07samples\x18\t \x03(\x08\x12\x0e\n\x06tokens\x18\n \x03(\r\x12 \n\x07growths\x18\x0b \x03(\x0b\x32\x0f.orca.v1.Growth\x12,\n\x05trace\x18\x0c \x03(\x0b\x32\x1d.orca.v1.Iteration.TraceEntry\x1a,\n\nTraceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"x\n\tAdmission\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05\x63laim\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x11\n\tgenerated\x18\x04 \x01(\r\x12)\n\x08sampling\x18\x05 \x01(\x0b\x32\x17.orca.v1.SamplingParams\"5\n\x06Growth\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0e\n\x06\x62locks\x18\x02 \x03(\r\x12\x0e\n\x06shared\x18\x03 \x01(\r\"\xb0\x01\n\x06Report\x12-\n\titeration\x18\x01 \x01(\x0b\x32\x18.orca.v1.IterationReportH\x00\x12\'\n\theartbeat\x18\x02 \x01(\x0b\x32\x12.orca.v1.HeartbeatH\x00\x12\x1f\n\x05times\x18\x03 \x01(\x0b\x32\x0e.orca.v1.TimesH\x00\x12#\n\x07leaving\x18\x04 \x01(\x0b\x32\x10.orca.v1.LeavingH\x00\x42\x08\n\x06report\"\t\n\x07Leaving\",\n\x05Times\x12#\n\x06stages\x18\x01 \x03(\x0b\x32\x13.orca.v1.StageTimes\"\xf0\x01\n\x0fIterationReport\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\"\n\x05times\x18\x05 \x01(\x0b\x32\x13.orca.v1.StageTimes\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x11\n\tpeer_lost\x18\x07 \x01(\x08\x12\x12\n\nnot_finite\x18\x08 \x03(\r\x12\x1d\n\x04tops\x18\t \x03(\x0b\x32\x0f.orca.v1.Scores\x12 \n\x07prompts\x18\n \x03(\x0b\x32\x0f.orca.v1.Scores\"\'\n\x06Scores\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06scores\x18\x02 \x01(\x0c\"\xd0\x01\n\nStageTimes\x12\x10\n\x08received\x18\x01 \x01(\x03\x12\x0f\n\x07started\x18\x02 \x01(\x03\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x03\x12\x0c\n\x04sent\x18\x04 \x01(\x03\x12\r\n\x05taken\x18\x07 \x01(\x03\x12\x15\n\rcontrol_bytes\x18\x08 \x01(\x04\x12\x12\n\ndata_bytes\x18\t \x01(\x04\x12\x11\n\titeration\x18\n \x01(\x04\x12\x0e\n\x06waited\x18\x0b \x01(\x03\x12\r\n\x05stage\x18\x05 \x01(\r\x12\x13\n\x0btensor_rank\x18\x06 \x01(\r\"=\n\tHeartbeat\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\titeration\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"\x0e\n\x0cWatchRequest\".\n\tRankTable\x12!\n\x05ranks\x18\x01 \x03(\x0b\x32\x12.orca.v1.RankEntry\"O\n\tRankEntry\x12\x12\n\nlocal_rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x10\n\x08restarts\x18\x04 \x01(\r\"@\n\x0c\x46\x65nceRequest\x12\x12\n\nlocal_rank\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0f\n\x07verdict\x18\x03 \x01(\t\"\x1f\n\rFenceResponse\x12\x0e\n\x06killed\x18\x01 \x01(\x08\x32\xea\x02\n\nController\x12\x36\n\x05Hello\x12\x15.orca.v1.HelloRequest\x1a\x16.orca.v1.HelloResponse\x12\x42\n\tHostStore\x12\x19.orca.v1.HostStoreRequest\x1a\x1a.orca.v1.HostStoreResponse\x12\x33\n\x04\x46orm\x12\x14.orca.v1.FormRequest\x1a\x15.orca.v1.FormResponse\x12?\n\x08\x41llocate\x12\x18.orca.v1.AllocateRequest\x1a\x19.orca.v1.AllocateResponse\x12\x33\n\x03Run\x12\x17.orca.v1.ControlMessage\x1a\x0f.orca.v1.Report(\x01\x30\x01\x12\x35\n\x05Relay\x12\x12.orca.v1.Iteration\x1a\x16.orca.v1.RelayResponse(\x01\x32z\n\nSupervisor\x12\x34\n\x05Watch\x12\x15.orca.v1.WatchRequest\x1a\x12.orca.v1.RankTable0\x01\x12\x36\n\x05\x46\x65nce\x12\x15.orca.v1.FenceRequest\x1a\x16.orca.v1.FenceResponseB>\n\x0fserving.orca.v1P\x01Z\x1forca.serving/gen/orca/v1;orcav1\xaa\x02\x07Orca.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,62 +35,64 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\017serving.orca.v1P\001Z\037orca.serving/gen/orca/v1;orcav1\252\002\007Orca.V1'
   _globals['_ITERATION_TRACEENTRY']._loaded_options = None
   _globals['_ITERATION_TRACEENTRY']._serialized_options = b'8\001'
-  _globals['_HELLOREQUEST']._serialized_start=60
-  _globals['_HELLOREQUEST']._serialized_end=122
-  _globals['_HELLORESPONSE']._serialized_start=125
-  _globals['_HELLORESPONSE']._serialized_end=408
-  _globals['_HELDROW']._serialized_start=410
-  _globals['_HELDROW']._serialized_end=463
-  _globals['_HOSTSTOREREQUEST']._serialized_start=465
-  _globals['_HOSTSTOREREQUEST']._serialized_end=512
-  _globals['_HOSTSTORERESPONSE']._serialized_start=514
-  _globals['_HOSTSTORERESPONSE']._serialized_end=550
-  _globals['_RELAYRESPONSE']._serialized_start=552
-  _globals['_RELAYRESPONSE']._serialized_end=567
-  _globals['_FORMATION']._serialized_start=570
-  _globals['_FORMATION']._serialized_end=712
-  _globals['_FORMREQUEST']._serialized_start=714
-  _globals['_FORMREQUEST']._serialized_end=831
-  _globals['_FORMRESPONSE']._serialized_start=833
-  _globals['_FORMRESPONSE']._serialized_end=902
-  _globals['_ALLOCATEREQUEST']._serialized_start=904
-  _globals['_ALLOCATEREQUEST']._serialized_end=965
-  _globals['_ALLOCATERESPONSE']._serialized_start=967
-  _globals['_ALLOCATERESPONSE']._serialized_end=985
-  _globals['_CONTROLMESSAGE']._serialized_start=987
-  _globals['_CONTROLMESSAGE']._serialized_end=1096
-  _globals['_ITERATION']._serialized_start=1099
-  _globals['_ITERATION']._serialized_end=1387
-  _globals['_ITERATION_TRACEENTRY']._serialized_start=1343
-  _globals['_ITERATION_TRACEENTRY']._serialized_end=1387
-  _globals['_INITIATION']._serialized_start=1390
-  _globals['_INITIATION']._serialized_end=1610
-  _globals['_REPORT']._serialized_start=1613
-  _globals['_REPORT']._serialized_end=1789
-  _globals['_LEAVING']._serialized_start=1791
-  _globals['_LEAVING']._serialized_end=1800
-  _globals['_TIMES']._serialized_start=1802
-  _globals['_TIMES']._serialized_end=1846
-  _globals['_ITERATIONREPORT']._serialized_start=1849
-  _globals['_ITERATIONREPORT']._serialized_end=2057
-  _globals['_SCORES']._serialized_start=2059
-  _globals['_SCORES']._serialized_end=2112
-  _globals['_STAGETIMES']._serialized_start=2115
-  _globals['_STAGETIMES']._serialized_end=2323
-  _globals['_HEARTBEAT']._serialized_start=2325
-  _globals['_HEARTBEAT']._serialized_end=2401
-  _globals['_WATCHREQUEST']._serialized_start=2403
-  _globals['_WATCHREQUEST']._serialized_end=2417
-  _globals['_RANKTABLE']._serialized_start=2419
-  _globals['_RANKTABLE']._serialized_end=2465
-  _globals['_RANKENTRY']._serialized_start=2467
-  _globals['_RANKENTRY']._serialized_end=2546
-  _globals['_FENCEREQUEST']._serialized_start=2548
-  _globals['_FENCEREQUEST']._serialized_end=2612
-  _globals['_FENCERESPONSE']._serialized_start=2614
-  _globals['_FENCERESPONSE']._serialized_end=2645
-  _globals['_CONTROLLER']._serialized_start=2648
-  _globals['_CONTROLLER']._serialized_end=3010
-  _globals['_SUPERVISOR']._serialized_start=3012
-  _globals['_SUPERVISOR']._serialized_end=3134
+  _globals['_HELLOREQUEST']._serialized_start=57
+  _globals['_HELLOREQUEST']._serialized_end=119
+  _globals['_HELLORESPONSE']._serialized_start=122
+  _globals['_HELLORESPONSE']._serialized_end=405
+  _globals['_HELDROW']._serialized_start=407
+  _globals['_HELDROW']._serialized_end=460
+  _globals['_HOSTSTOREREQUEST']._serialized_start=462
+  _globals['_HOSTSTOREREQUEST']._serialized_end=509
+  _globals['_HOSTSTORERESPONSE']._serialized_start=511
+  _globals['_HOSTSTORERESPONSE']._serialized_end=547
+  _globals['_RELAYRESPONSE']._serialized_start=549
+  _globals['_RELAYRESPONSE']._serialized_end=564
+  _globals['_FORMATION']._serialized_start=567
+  _globals['_FORMATION']._serialized_end=709
+  _globals['_FORMREQUEST']._serialized_start=711
+  _globals['_FORMREQUEST']._serialized_end=828
+  _globals['_FORMRESPONSE']._serialized_start=830
+  _globals['_FORMRESPONSE']._serialized_end=899
+  _globals['_ALLOCATEREQUEST']._serialized_start=901
+  _globals['_ALLOCATEREQUEST']._serialized_end=962
+  _globals['_ALLOCATERESPONSE']._serialized_start=964
+  _globals['_ALLOCATERESPONSE']._serialized_end=982
+  _globals['_CONTROLMESSAGE']._serialized_start=984
+  _globals['_CONTROLMESSAGE']._serialized_end=1093
+  _globals['_ITERATION']._serialized_start=1096
+  _globals['_ITERATION']._serialized_end=1416
+  _globals['_ITERATION_TRACEENTRY']._serialized_start=1372
+  _globals['_ITERATION_TRACEENTRY']._serialized_end=1416
+  _globals['_ADMISSION']._serialized_start=1418
+  _globals['_ADMISSION']._serialized_end=1538
+  _globals['_GROWTH']._serialized_start=1540
+  _globals['_GROWTH']._serialized_end=1593
+  _globals['_REPORT']._serialized_start=1596
+  _globals['_REPORT']._serialized_end=1772
+  _globals['_LEAVING']._serialized_start=1774
+  _globals['_LEAVING']._serialized_end=1783
+  _globals['_TIMES']._serialized_start=1785
+  _globals['_TIMES']._serialized_end=1829
+  _globals['_ITERATIONREPORT']._serialized_start=1832
+  _globals['_ITERATIONREPORT']._serialized_end=2072
+  _globals['_SCORES']._serialized_start=2074
+  _globals['_SCORES']._serialized_end=2113
+  _globals['_STAGETIMES']._serialized_start=2116
+  _globals['_STAGETIMES']._serialized_end=2324
+  _globals['_HEARTBEAT']._serialized_start=2326
+  _globals['_HEARTBEAT']._serialized_end=2387
+  _globals['_WATCHREQUEST']._serialized_start=2389
+  _globals['_WATCHREQUEST']._serialized_end=2403
+  _globals['_RANKTABLE']._serialized_start=2405
+  _globals['_RANKTABLE']._serialized_end=2451
+  _globals['_RANKENTRY']._serialized_start=2453
+  _globals['_RANKENTRY']._serialized_end=2532
+  _globals['_FENCEREQUEST']._serialized_start=2534
+  _globals['_FENCEREQUEST']._serialized_end=2598
+  _globals['_FENCERESPONSE']._serialized_start=2600
+  _globals['_FENCERESPONSE']._serialized_end=2631
+  _globals['_CONTROLLER']._serialized_start=2634
+  _globals['_CONTROLLER']._serialized_end=2996
+  _globals['_SUPERVISOR']._serialized_start=2998
+  _globals['_SUPERVISOR']._serialized_end=3120
 # @@protoc_insertion_point(module_scope)

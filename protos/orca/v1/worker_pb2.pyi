@@ -1,4 +1,4 @@
-from orca.v1 import adjustments_pb2 as _adjustments_pb2
+from orca.v1 import sampling_pb2 as _sampling_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -138,7 +138,7 @@ class ControlMessage(_message.Message):
     def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Iteration(_message.Message):
-    __slots__ = ("term", "epoch", "number", "free_rows", "initiations", "increment_rows", "increment_positions", "increment_tokens", "trace")
+    __slots__ = ("term", "epoch", "number", "free_rows", "admissions", "rows", "starts", "counts", "samples", "tokens", "growths", "trace")
     class TraceEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -150,47 +150,51 @@ class Iteration(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FREE_ROWS_FIELD_NUMBER: _ClassVar[int]
-    INITIATIONS_FIELD_NUMBER: _ClassVar[int]
-    INCREMENT_ROWS_FIELD_NUMBER: _ClassVar[int]
-    INCREMENT_POSITIONS_FIELD_NUMBER: _ClassVar[int]
-    INCREMENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADMISSIONS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GROWTHS_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     term: int
     epoch: int
     number: int
     free_rows: _containers.RepeatedScalarFieldContainer[int]
-    initiations: _containers.RepeatedCompositeFieldContainer[Initiation]
-    increment_rows: _containers.RepeatedScalarFieldContainer[int]
-    increment_positions: _containers.RepeatedScalarFieldContainer[int]
-    increment_tokens: _containers.RepeatedScalarFieldContainer[int]
+    admissions: _containers.RepeatedCompositeFieldContainer[Admission]
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    starts: _containers.RepeatedScalarFieldContainer[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    samples: _containers.RepeatedScalarFieldContainer[bool]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    growths: _containers.RepeatedCompositeFieldContainer[Growth]
     trace: _containers.ScalarMap[str, str]
-    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., free_rows: _Optional[_Iterable[int]] = ..., initiations: _Optional[_Iterable[_Union[Initiation, _Mapping]]] = ..., increment_rows: _Optional[_Iterable[int]] = ..., increment_positions: _Optional[_Iterable[int]] = ..., increment_tokens: _Optional[_Iterable[int]] = ..., trace: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., free_rows: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[bool]] = ..., tokens: _Optional[_Iterable[int]] = ..., growths: _Optional[_Iterable[_Union[Growth, _Mapping]]] = ..., trace: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
-class Initiation(_message.Message):
-    __slots__ = ("row", "claim", "token_ids", "generated", "blocks", "temperature", "top_k", "top_p", "seed", "logprobs", "adjustments")
+class Admission(_message.Message):
+    __slots__ = ("row", "claim", "token_ids", "generated", "sampling")
     ROW_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    ADJUSTMENTS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
     row: int
     claim: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     generated: int
+    sampling: _sampling_pb2.SamplingParams
+    def __init__(self, row: _Optional[int] = ..., claim: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
+
+class Growth(_message.Message):
+    __slots__ = ("row", "blocks", "shared")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    row: int
     blocks: _containers.RepeatedScalarFieldContainer[int]
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    logprobs: bool
-    adjustments: _adjustments_pb2.Adjustments
-    def __init__(self, row: _Optional[int] = ..., claim: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., generated: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., logprobs: _Optional[bool] = ..., adjustments: _Optional[_Union[_adjustments_pb2.Adjustments, _Mapping]] = ...) -> None: ...
+    shared: int
+    def __init__(self, row: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., shared: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("iteration", "heartbeat", "times", "leaving")
@@ -215,7 +219,7 @@ class Times(_message.Message):
     def __init__(self, stages: _Optional[_Iterable[_Union[StageTimes, _Mapping]]] = ...) -> None: ...
 
 class IterationReport(_message.Message):
-    __slots__ = ("epoch", "number", "token_ids", "logprobs", "times", "error", "peer_lost", "not_finite", "scores")
+    __slots__ = ("epoch", "number", "token_ids", "logprobs", "times", "error", "peer_lost", "not_finite", "tops", "prompts")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -224,7 +228,8 @@ class IterationReport(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PEER_LOST_FIELD_NUMBER: _ClassVar[int]
     NOT_FINITE_FIELD_NUMBER: _ClassVar[int]
-    SCORES_FIELD_NUMBER: _ClassVar[int]
+    TOPS_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -233,18 +238,17 @@ class IterationReport(_message.Message):
     error: str
     peer_lost: bool
     not_finite: _containers.RepeatedScalarFieldContainer[int]
-    scores: _containers.RepeatedCompositeFieldContainer[Scores]
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., error: _Optional[str] = ..., peer_lost: _Optional[bool] = ..., not_finite: _Optional[_Iterable[int]] = ..., scores: _Optional[_Iterable[_Union[Scores, _Mapping]]] = ...) -> None: ...
+    tops: _containers.RepeatedCompositeFieldContainer[Scores]
+    prompts: _containers.RepeatedCompositeFieldContainer[Scores]
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., error: _Optional[str] = ..., peer_lost: _Optional[bool] = ..., not_finite: _Optional[_Iterable[int]] = ..., tops: _Optional[_Iterable[_Union[Scores, _Mapping]]] = ..., prompts: _Optional[_Iterable[_Union[Scores, _Mapping]]] = ...) -> None: ...
 
 class Scores(_message.Message):
-    __slots__ = ("member", "top", "prompt")
-    MEMBER_FIELD_NUMBER: _ClassVar[int]
-    TOP_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_FIELD_NUMBER: _ClassVar[int]
-    member: int
-    top: bytes
-    prompt: bytes
-    def __init__(self, member: _Optional[int] = ..., top: _Optional[bytes] = ..., prompt: _Optional[bytes] = ...) -> None: ...
+    __slots__ = ("index", "scores")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    scores: bytes
+    def __init__(self, index: _Optional[int] = ..., scores: _Optional[bytes] = ...) -> None: ...
 
 class StageTimes(_message.Message):
     __slots__ = ("received", "started", "computed", "sent", "taken", "control_bytes", "data_bytes", "iteration", "waited", "stage", "tensor_rank")

@@ -20,7 +20,7 @@ from .address import join_address
 from .errors import Cancelled, ErrorReason, OrcaError, Unavailable, Unimplemented, abort, internal, unreadable
 from .health import Health
 from .listening import check_port
-from .roles import ANY, Role, allowed_for, check_role, roles_of
+from .roles import ANY, Role, check_role, roles_of
 from .tls import MutualTls, Transport
 
 M = TypeVar("M", bound=Message)
@@ -182,7 +182,7 @@ class Calls(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, guard: Guard, allowed: Mapping[str, frozenset[Role]] | None, write_seconds: float) -> None:
-        """allowed: which roles may call which method (see `allowed_for`); None: clients have no certificates."""
+        """allowed: which roles may call which method (see `check_role`); None: clients have no certificates."""
         self._guard, self._allowed, self._write_seconds = guard, allowed, write_seconds
         self.open: set[ServerCall] = set()
         self._look()
@@ -218,7 +218,7 @@ class Calls(grpc.aio.ServerInterceptor):
                 if handler is None:
                     raise Unimplemented(f"{method[:200]}: is no method of this server")
                 if self._allowed is not None:
-                    check_role(method, allowed_for(self._allowed, method), call.roles)
+                    check_role(method, self._allowed, call.roles)
                 await answer(handler, call)
             return None
         except grpc.aio.AbortError:  # a library's servicer has ended the call itself

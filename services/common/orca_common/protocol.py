@@ -9,7 +9,7 @@ to ranks of the number before what they understand, and understand what they say
 master choose by the number in the ranks' Hello. What only older numbers have needed may go.
 """
 
-PROTOCOL = 3
+PROTOCOL = 1
 CONTROLLER = "orca.v1.Controller"  # the service of a rank
 TERM_METADATA = "orca-term"  # key in a Run call's metadata; with the term, a rank refuses the stream of an old master
 

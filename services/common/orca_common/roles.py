@@ -65,16 +65,14 @@ def roles_of(context: grpc.aio.ServicerContext) -> frozenset[Role]:
     return roles_in(name.decode(errors="replace") for name in names)
 
 
-def allowed_for(allowed: Mapping[str, frozenset[Role]], method: str) -> frozenset[Role]:
-    """Who may call a method, in a table by "/package.Service/Method" or "/package.Service/". Others are for nobody."""
-    service = method[: method.rfind("/") + 1]
-    return allowed.get(method, allowed.get(service, frozenset()))
+def check_role(method: str, allowed: Mapping[str, frozenset[Role]], roles: frozenset[Role]) -> None:
+    """Raises PermissionDenied for a caller that has none of the roles that may call a method.
 
-
-def check_role(method: str, allowed: frozenset[Role], roles: frozenset[Role]) -> None:
-    """Raises PermissionDenied for a caller that has none of the allowed roles."""
-    if not roles & allowed:
-        raise wrong_role(method, allowed, roles)
+    allowed: by "/package.Service/Method" or "/package.Service/". Other methods are for nobody.
+    """
+    wanted = allowed.get(method, allowed.get(method[: method.rfind("/") + 1], frozenset()))
+    if not roles & wanted:
+        raise wrong_role(method, wanted, roles)
 
 
 def wrong_role(what: str, allowed: Iterable[Role], roles: Iterable[Role]) -> PermissionDenied:

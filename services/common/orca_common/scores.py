@@ -7,6 +7,8 @@ before them. Where there is nothing to tell, as for a prompt's first token, a lo
 import math
 import struct
 
+from orca.v1.sampling_pb2 import SamplingParams
+
 MAX_TOP = 20  # top_logprobs of a request
 
 TOP = struct.Struct("<If")  # token id, logprob
@@ -14,6 +16,11 @@ SCORE = struct.Struct("<f")  # logprob
 NOTHING = TOP.pack(0, math.nan)
 
 Top = tuple[tuple[int, float], ...]  # (token id, logprob) of a place, the most probable first
+
+
+def size_of_tops(asked: SamplingParams) -> int:
+    """The bytes of the tops that come with each token of a request; 0: it asks for none."""
+    return asked.top_logprobs * TOP.size
 
 
 def unpack_tops(data: bytes, count: int) -> list[Top]:

@@ -6,6 +6,7 @@ below a field is its documentation: `--help` shows it.
 Only this module, `environment`, `telemetry` and the `settings.py` of each service read the environment.
 """
 
+import logging
 import os
 import re
 import tomllib
@@ -24,8 +25,11 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from . import logs
 from .environment import PREFIX
 from .spelling import meant
+
+log = logging.getLogger(__name__)
 
 EPILOG = "--max-batch-size 8 is also ORCA_MAX_BATCH_SIZE=8 in the environment, and max_batch_size = 8 in the file."
 
@@ -37,8 +41,9 @@ block_size body_seconds call_buffer client_certificates config connection_age co
 device drain_seconds dtype endpoints engines finish_seconds first_gpu gpus_per_pod header_seconds host http_port
 kernels local_rank log_level max_batch_size max_body_bytes max_calls max_connections max_detach_grace max_header_bytes
 max_open_calls max_peer_calls max_peer_connections max_prompt_bytes max_prompts max_stop_bytes max_stop_strings
-max_stop_token_ids max_streams max_waiting max_waiting_bytes model pool pool_patience port ports_kept pp rank_port ranks
-redis_password redis_url run_ahead run_dir schedulers served_model_name slots start_timeout status_port tenant_requests
+max_stop_token_ids max_streams max_waiting max_waiting_bytes model other_models policy pool pool_patience port
+ports_kept pp rank_port ranks redis_password redis_url run_ahead run_dir schedulers served_model_name slots
+start_timeout status_port tenant_requests
 tenant_waiting_tokens threads tls_dir tp trusted_proxies worker_namespace worker_port worker_statefulset workers
 write_timeout
 """
@@ -93,6 +98,7 @@ class Settings(BaseSettings):
     """TOML file with settings; flags and the environment override it."""
 
     _names: dict[str, str] = PrivateAttr(default_factory=dict[str, str])  # of the settings, as the user gives them
+    _strangers: list[str] = PrivateAttr(default_factory=list[str])
 
     @classmethod
     def load(cls, arguments: Sequence[str] | None = None, /, **given: Any) -> Self:
@@ -109,18 +115,25 @@ class Settings(BaseSettings):
             if arguments is not None:
                 values["_cli_settings_source"] = source = _parsed(cls, arguments)
                 flags = source()
-            variables = [name.upper() for name in os.environ if name.upper().startswith(PREFIX)]
-            check_names(variables, {variable(name) for name in KNOWN})
+            strangers, misspelt = unknown_variables(os.environ)
+            if misspelt:
+                raise SystemExit("\n".join(misspelt))
             on_a_command_line = {name: flag(name) for name in cls.model_fields} if arguments is not None else {}
             names = on_a_command_line | _names_given(cls, flags, given)
             settings = cls(**values)
             settings._names = names
+            settings._strangers = strangers
             return settings
         except SettingsError as error:
             problem = str(error).removeprefix("error parsing CLI: ")
             raise SystemExit(f"{problem}; --help lists all settings") from None
         except ValidationError as error:
             raise SystemExit("\n".join(sentence(dict(one), names) for one in error.errors())) from None
+
+    @property
+    def warnings(self) -> list[str]:
+        """A sentence for each variable `ORCA_*` that is no setting and resembles none: it may be another program's."""
+        return [f"{name}: there is no such setting, so it has no effect" for name in self._strangers]
 
     def said(self, sentence: str) -> str:
         """A sentence about a setting, `NAME: what is wrong`, with the name that the user gave.
@@ -242,6 +255,25 @@ def check_names(names: Iterable[str], known: Iterable[str], where: str = "") -> 
         raise SystemExit("\n".join(wrong))
 
 
+def unknown_variables(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The variables `ORCA_*` that are no settings: the names that resemble none, and a sentence for each misspelt one.
+
+    Only what follows the prefix is compared. With it ORCA_HOME would resemble ORCA_HOST.
+    """
+    known = {name.upper() for name in KNOWN}
+    strangers: list[str] = []
+    misspelt: list[str] = []
+    for name in sorted(name.upper() for name in names if name.upper().startswith(PREFIX)):
+        rest = name.removeprefix(PREFIX)
+        if rest not in known:
+            near = meant(rest, known, PREFIX)
+            if near:
+                misspelt.append(f"{name}: there is no such setting{near}")
+            else:
+                strangers.append(name)
+    return strangers, misspelt
+
+
 def sentence(error: Mapping[str, Any], names: Mapping[str, str]) -> str:
     """An error of pydantic, with the setting's value, and its name as the user gave it."""
     problem = error["msg"].removeprefix("Value error, ")
@@ -303,6 +335,12 @@ class ServiceSettings(ConnectionSettings):
     """The least level that is logged, in upper or lower case."""
     run_dir: str | None = None
     """Folder of the schedulers' journals; none are written if it is not given."""
+
+    def open_log(self, service: str) -> None:
+        """Sends this process's log to standard error, and begins it with the warnings about the settings."""
+        logs.configure(service, self.log_level)
+        for warning in self.warnings:
+            log.warning(warning)
 
 
 class PoolSettings(ConnectionSettings):

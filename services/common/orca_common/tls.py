@@ -12,8 +12,9 @@ import logging
 import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -34,6 +35,7 @@ UNUSABLE: Mapping[str | None, str] = {  # by OpenSSL's reason, what is wrong wit
     "NO_CERTIFICATE_OR_CRL_FOUND": f"{AUTHORITY} holds no certificate in PEM",
     None: f"{CERTIFICATE} or {KEY} is no PEM, or the key has a password",
 }
+NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")  # OpenSSL's reasons: a client that would not understand an alert
 
 
 class Material(NamedTuple):
@@ -101,6 +103,7 @@ class Certificates:
             connection.context = newest
 
         first = self._new_context(client_certificates, alpn)
+        first.sslobject_class = ToldHandshake
         first.sni_callback = renew  # called at the beginning of each handshake
         return first
 
@@ -131,44 +134,56 @@ def _no_password() -> str:
     return ""
 
 
-class Transport(Protocol):
-    """How the services reach each other: in plaintext or by mTLS."""
+peer_of_handshake: ContextVar[str] = ContextVar("peer_of_handshake", default="")  # for the log
 
-    def channel(self, address: str, role: Role, options: Options) -> grpc.aio.Channel:
-        """A channel to a service of this role, which nobody else can pretend to be."""
-        ...
 
-    async def connect(self, address: str, role: Role) -> LaneConnection:
-        """A connection of control lanes to such a service. Raises OSError (ssl.SSLError is one)."""
-        ...
+class ToldHandshake(ssl.SSLObject):
+    """A server's TLS handshake. When it fails, the client receives TLS's alert, and the log has a line.
 
-    def server_context(self) -> ssl.SSLContext | None:
-        """What the TLS of a server is that is not grpcio's; None: plaintext."""
-        ...
+    asyncio closes a connection as soon as its handshake has failed, and drops the alert that OpenSSL has written. So a
+    handshake that goes wrong says at first that it needs more from the client. asyncio then sends the alert, and
+    receives the error when the client sends something more, or leaves.
+    """
 
-    def listen(self, server: grpc.aio.Server, address: str, *, client_certificates: bool = True) -> int:
-        """Adds a port to a server and returns its number. Raises RuntimeError when it is taken."""
-        ...
+    _failed: ssl.SSLError | None = None
+
+    def do_handshake(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, ssl.SSLSyscallError):
+            raise
+        except ssl.SSLError as error:
+            log.info("a TLS handshake failed", extra={"peer": peer_of_handshake.get(), "error": error.reason})
+            if error.reason in NO_TLS:
+                raise
+            self._failed = error
+            raise ssl.SSLWantReadError from error
 
 
 class Plaintext:
-    """Nothing is encrypted, and nobody shows who they are."""
+    """How the services reach each other without encryption: nobody shows who they are."""
 
     def channel(self, address: str, role: Role, options: Options) -> grpc.aio.Channel:
+        """A channel to a service of this role."""
         return grpc.aio.insecure_channel(address, options=[*options, OWN_CONNECTIONS])
 
     async def connect(self, address: str, role: Role) -> LaneConnection:
+        """A connection of control lanes to such a service. Raises OSError (ssl.SSLError is one)."""
         return await connect(address, None)
 
     def server_context(self) -> ssl.SSLContext | None:
+        """The TLS of a server that is not grpcio's; None: plaintext."""
         return None
 
     def listen(self, server: grpc.aio.Server, address: str, *, client_certificates: bool = True) -> int:
+        """Adds a port to a server and returns its number. Raises RuntimeError when it is taken."""
         return server.add_insecure_port(address)
 
 
 class MutualTls:
-    """Both sides of a connection show certificates."""
+    """The same by mTLS: both sides show certificates, and nobody else can pretend to be a service."""
 
     def __init__(self, certificates: Certificates) -> None:
         self.certificates = certificates
@@ -192,6 +207,9 @@ class MutualTls:
         return server.add_secure_port(address, credentials)
 
 
+Transport = Plaintext | MutualTls
+
+
 def fetcher(certificates: Certificates) -> Callable[[], Any]:
     """What gRPC calls at each handshake: the certificate when it has changed since the last call, else None."""
     told: Material | None = None
@@ -207,6 +225,6 @@ def fetcher(certificates: Certificates) -> Callable[[], Any]:
     return fetch
 
 
-def transport_of(tls_dir: str | None) -> MutualTls | Plaintext:
+def transport_of(tls_dir: str | None) -> Transport:
     """The transport of a service, by its setting. Raises FailedPrecondition when the folder cannot be used."""
     return Plaintext() if tls_dir is None else MutualTls(Certificates(tls_dir))

@@ -1,7 +1,6 @@
 """Who may come in: the API key of a call, at both doors, before its body is read; over HTTP the client's role too."""
 
 import asyncio
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,11 +8,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import OrcaError, Unauthenticated
+from orca_common.errors import Unauthenticated
 from orca_common.roles import Role, dns_names, roles_in, wrong_role
 
-from .call_line import note_error
-from .completion_answer import failure
+from .completion_answer import refused
 from .http_connection import GuardedConnection
 
 AUTHORIZATION = "authorization"
@@ -38,7 +36,7 @@ class KeyMiddleware:
             if scope["path"] not in OPEN_PATHS:
                 scope["orca.tenant"] = self._keys.tenant_of(Headers(scope=scope).get(AUTHORIZATION))
         except Unauthenticated as error:
-            await answer(error, send)
+            await refused(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -55,24 +53,4 @@ class CertifiedConnection(GuardedConnection):
         super().connection_made(transport)
         roles = roles_in(dns_names(transport.get_extra_info("ssl_object").getpeercert()))
         if Role.CLIENT not in roles:
-            self.app = Refusing(wrong_role("this door", [Role.CLIENT], roles))
-
-
-class Refusing:
-    """Answers every request with an error."""
-
-    def __init__(self, error: OrcaError) -> None:
-        self._error = error
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(self._error, send)
-
-
-async def answer(error: OrcaError, send: Send) -> None:
-    note_error(error)
-    status, headers, body = failure(error)
-    raw = json.dumps(body).encode()
-    pairs = {"content-type": "application/json", "content-length": str(len(raw)), **headers}
-    encoded = [(name.lower().encode(), value.encode()) for name, value in pairs.items()]
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
-    await send({"type": "http.response.body", "body": raw, "more_body": False})
+            self.app = refused(wrong_role("this door", [Role.CLIENT], roles))

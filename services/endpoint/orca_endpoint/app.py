@@ -7,7 +7,7 @@ import sys
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack, suppress
 
-from orca_common import logs, service
+from orca_common import service
 from orca_common.address import join_address
 from orca_common.api_keys import ApiKeys
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
@@ -94,6 +94,7 @@ class EndpointApp:
             "renewal": self.delivery.renew(),
             "reader": self.delivery.read(),
             "http": self._http.serve(),
+            "engines": self.endpoint.watch(),
             "health": self._health(),
         }
         self._tasks = [asyncio.create_task(body, name=name) for name, body in work.items()]
@@ -176,7 +177,6 @@ class EndpointApp:
 
     async def _health(self) -> None:
         """Keeps the status of gRPC's health service equal to the status port's, and looks at the connections."""
-        await self.endpoint.watch()
         shown: bool | None = None
         while True:
             ready = self.endpoint.not_ready() is None
@@ -198,7 +198,7 @@ def main(settings: EndpointSettings | None = None) -> None:
     """`python -m orca_endpoint`: settings from flags, environment and file, unless given."""
     settings = settings or EndpointSettings.load(sys.argv[1:])
     keep_python_writing()
-    logs.configure("orca-endpoint", settings.log_level)
+    settings.open_log("orca-endpoint")
     try:
         service.run(lambda: service.serve(lambda: EndpointApp(settings)))
     except OrcaError as error:

@@ -8,8 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_common.errors import InvalidArgument, OrcaError
 
-from .access import answer
-from .completion_answer import BodyTooLarge
+from .completion_answer import BodyTooLarge, refused
 from .limits import Held, Limits
 from .threads import Threads
 
@@ -47,7 +46,7 @@ class BodyMiddleware:
         except ClientDisconnect:
             pass
         except OrcaError as error:  # the application answers its own errors
-            await answer(error, send)
+            await refused(error)(scope, receive, send)
 
     async def _read(self, request: Request, held: Held) -> bytes:
         """The body. Raises BodyTooLarge, but reads on first: a client that still sends would not hear the answer."""

@@ -50,6 +50,7 @@ class Submission:
     """A new request on its way into the pool."""
 
     work: Work
+    upfront: int  # slots that must be free for it to begin
     deadline: float | None  # a moment of the loop's clock
     max_waiting: int  # requests in the queue above which the pool refuses
     limits: QueueLimits
@@ -64,6 +65,7 @@ class Submission:
             record.SerializeToString(),
             self.work.body_digest,
             self.work.max_tokens,
+            self.upfront,
             deadline_in=None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.001),
             detach_grace=record.detach_grace,
             endpoint=incarnation,

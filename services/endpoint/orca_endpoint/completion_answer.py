@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 from orca_common.errors import (
     ErrorReason,
     FailedPrecondition,
@@ -18,6 +20,7 @@ from orca_common.errors import (
 )
 from orca_pool.records import Reason
 
+from .call_line import note_error
 from .events import Finished, PromptToken, Token
 
 # HTTP status and OpenAI's error type of each error, by its gRPC status.
@@ -161,6 +164,13 @@ def completion(
         ],
         "usage": counts,
     }
+
+
+def refused(error: OrcaError) -> JSONResponse:
+    """Makes the HTTP answer of an error, and notes the error in the call's line of the log."""
+    note_error(error)
+    status, headers, body = failure(error)
+    return JSONResponse(body, status, headers)
 
 
 def failure(error: OrcaError) -> tuple[int, dict[str, str], dict[str, Any]]:

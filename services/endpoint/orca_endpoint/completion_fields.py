@@ -6,6 +6,9 @@ holds the list against the types of the `openai` package.
 
 from typing import Any, Literal, NamedTuple
 
+from orca_common.sampling import MAX_BIASES, SAMPLING, Parameter
+from orca_common.scores import MAX_TOP
+
 Support = Literal["supported", "refused", "ours"]
 
 NUMBER, INTEGER, BOOLEAN, STRING = {"type": "number"}, {"type": "integer"}, {"type": "boolean"}, {"type": "string"}
@@ -22,8 +25,45 @@ class Field(NamedTuple):
     schema: dict[str, Any]
 
 
+# Sampling parameters that OpenAI has, and what is special about a parameter at this door.
+THEIRS = {"frequency_penalty", "logit_bias", "presence_penalty", "seed", "temperature", "top_p"}
+NOTES = {
+    "temperature": "1 when absent; OpenAI's limit is 2.",
+    "top_k": "-1: all.",
+    "seed": "The first choice draws with the seed itself, each other one with a seed made of it.",
+}
+DEFAULT_TEMPERATURE = 1.0
+
+
+def sampling_field(parameter: Parameter) -> Field:
+    """The field of a sampling parameter, by its table."""
+    name, limits = parameter.name, str(parameter.limits)
+    sentences = [parameter.sentence, limits and f"{limits[0].upper()}{limits[1:]}.", NOTES.get(name)]
+    return Field(
+        name, "supported" if name in THEIRS else "ours", " ".join(filter(None, sentences)), schema_of(parameter)
+    )
+
+
+def schema_of(parameter: Parameter) -> dict[str, Any]:
+    limits = parameter.limits
+    bounds = {"exclusiveMinimum" if limits.above else "minimum": limits.low, "maximum": limits.high}
+    default = DEFAULT_TEMPERATURE if parameter.name == "temperature" else parameter.default
+    match parameter.kind:
+        case "number":
+            return NUMBER | bounds | {"default": default}
+        case "biases":
+            return {"type": "object", "additionalProperties": NUMBER | bounds, "maxProperties": MAX_BIASES}
+        case _:  # -1 is a count, and a seed may be negative
+            return INTEGER
+
+
 FIELDS = (
-    Field("model", "supported", "The name that `GET /v1/models` tells. Absent: whichever is served.", STRING),
+    Field(
+        "model",
+        "supported",
+        "The name that `GET /v1/models` tells. Absent: whichever is served; where it tells several, one must be named.",
+        STRING,
+    ),
     Field(
         "prompt",
         "supported",
@@ -39,22 +79,11 @@ FIELDS = (
     ),
     Field("echo", "supported", "The prompt comes before each text, with `logprobs` its logprobs too.", BOOLEAN),
     Field(
-        "frequency_penalty",
-        "supported",
-        "From -2 to 2, over the tokens generated so far.",
-        {"type": "number", "minimum": -2, "maximum": 2},
-    ),
-    Field(
-        "logit_bias",
-        "supported",
-        "Token id to a number from -100 to 100, at most 1024 of them.",
-        {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}},
-    ),
-    Field(
         "logprobs",
         "supported",
-        "0 to 20 (OpenAI: 5): the logprob of each token, and as many of the most probable ones in `top_logprobs`.",
-        {"type": "integer", "minimum": 0, "maximum": 20},
+        f"0 to {MAX_TOP} (OpenAI: 5): the logprob of each token, and as many of the most probable ones in "
+        "`top_logprobs`.",
+        {"type": "integer", "minimum": 0, "maximum": MAX_TOP},
     ),
     Field(
         "max_tokens",
@@ -63,19 +92,6 @@ FIELDS = (
         {"type": "integer", "minimum": 0, "default": 16},
     ),
     Field("n", "supported", "Choices for each prompt.", {"type": "integer", "minimum": 1, "default": 1}),
-    Field(
-        "presence_penalty",
-        "supported",
-        "From -2 to 2, over the tokens generated so far.",
-        {"type": "number", "minimum": -2, "maximum": 2},
-    ),
-    Field(
-        "seed",
-        "supported",
-        "The same seed gives the same text. The first choice draws with the seed itself, each other one with a seed "
-        "made of it.",
-        INTEGER,
-    ),
     Field("stop", "supported", "Up to 16 strings (OpenAI: 4). They are not part of the text.", STRINGS),
     Field("stream", "supported", "Server-sent events, with `data: [DONE]` at the end.", BOOLEAN),
     Field(
@@ -89,19 +105,8 @@ FIELDS = (
         },
     ),
     Field("suffix", "refused", "No model here inserts text. An empty string is accepted.", {"const": ""}),
-    Field(
-        "temperature",
-        "supported",
-        "From 0 (greedy) to 100 (OpenAI: 2); 1 when absent.",
-        {"type": "number", "minimum": 0, "maximum": 100, "default": 1},
-    ),
-    Field(
-        "top_p",
-        "supported",
-        "Above 0, at most 1.",
-        {"type": "number", "exclusiveMinimum": 0, "maximum": 1, "default": 1},
-    ),
     Field("user", "supported", "Goes to the request's span as `orca.user`.", STRING),
+    *(sampling_field(parameter) for parameter in SAMPLING.values()),
     Field(
         "metadata",
         "ours",
@@ -110,19 +115,6 @@ FIELDS = (
         {"type": "object", "additionalProperties": STRING, "maxProperties": 16},
     ),
     Field("store", "ours", "false alone: nothing is stored. true is refused.", {"const": False}),
-    Field("top_k", "ours", "Draw among so many of the most probable tokens. -1: all.", INTEGER),
-    Field(
-        "min_p",
-        "ours",
-        "Drop tokens less probable than this share of the most probable one.",
-        {"type": "number", "minimum": 0, "maximum": 1},
-    ),
-    Field(
-        "repetition_penalty",
-        "ours",
-        "Above 0, at most 100, over the tokens of prompt and output; 1 changes nothing.",
-        {"type": "number", "exclusiveMinimum": 0, "maximum": 100},
-    ),
     Field("stop_token_ids", "ours", "Generation ends with the first of these tokens.", IDS),
     Field("ignore_eos", "ours", "Go on after the model's end-of-sequence token.", BOOLEAN),
     Field(

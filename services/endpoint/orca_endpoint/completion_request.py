@@ -5,7 +5,7 @@ A field that Orca cannot honour is refused by name, never ignored. `completion_f
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,14 @@ from google.protobuf.duration_pb2 import Duration
 
 from orca.v1.orca_pb2 import GenerateRequest, Sampling, TokenIds
 from orca_common.errors import InvalidArgument, echo
+from orca_common.sampling import SAMPLING, Kind
 
 from .body import as_number, check_names, get, load, number, strings, text
-from .completion_fields import NAMES
+from .completion_fields import DEFAULT_TEMPERATURE, NAMES
 from .validation import HTTP_NAMES
 
 UINT32 = (1 << 32) - 1
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default
-DEFAULT_TEMPERATURE = 1.0
 LONGEST_GRACE = 1e9  # seconds; the validation knows the setting, this is what the message can hold
 METADATA_PAIRS, METADATA_NAME, METADATA_VALUE = 16, 64, 512  # OpenAI's limits
 
@@ -171,38 +171,51 @@ def request_of(body: Mapping[str, Any], max_tokens: int) -> GenerateRequest:
 
 
 def sampling_of(body: Mapping[str, Any]) -> Sampling:
-    sampling = Sampling(
-        temperature=number(body, "temperature", DEFAULT_TEMPERATURE),
-        min_p=number(body, "min_p", 0.0),
-        repetition_penalty=number(body, "repetition_penalty", 1.0),
-        presence_penalty=number(body, "presence_penalty", 0.0),
-        frequency_penalty=number(body, "frequency_penalty", 0.0),
-        logit_bias=biases_of(body),
-    )
-    if "top_p" in body:
-        sampling.top_p = number(body, "top_p", 1.0)
-    top_k = get(body, "top_k", int, "an integer", -1)
-    if top_k != -1:
-        if top_k < 1:
-            raise InvalidArgument("top_k", f"must be at least 1, or -1 for all; it is {top_k}")
-        sampling.top_k = min(top_k, UINT32)
-    if "seed" in body:
-        seed = get(body, "seed", int, "an integer", None)
-        if not -(1 << 63) <= seed < 1 << 64:
-            raise InvalidArgument("seed", "must have at most 64 bits")
-        sampling.seed = seed % (1 << 64)
-    return sampling
+    """The parameters that change something."""
+    found: dict[str, Any] = {"temperature": DEFAULT_TEMPERATURE}
+    found |= {name: READERS[one.kind](body, name) for name, one in SAMPLING.items() if name in body}
+    return Sampling(**{name: value for name, value in found.items() if value != SAMPLING[name].default})
 
 
-def biases_of(body: Mapping[str, Any]) -> dict[int, float]:
-    biases = {}
-    for name, value in get(body, "logit_bias", dict, "an object", {}).items():
-        if not (name.isascii() and name.isdecimal()) or int(name[:11]) > UINT32:
-            raise InvalidArgument("logit_bias", f"has the name {name[:20]!r}, which is no token id")
-        if int(name) in biases:
-            raise InvalidArgument(f"logit_bias[{int(name)}]", "comes twice")
-        biases[int(name)] = as_number(value, f"logit_bias[{int(name)}]")
-    return biases
+def a_number(body: Mapping[str, Any], name: str) -> float:
+    return as_number(body[name], name)
+
+
+def a_count(body: Mapping[str, Any], name: str) -> int | None:
+    """At least 1; None: as if it were absent."""
+    value = get(body, name, int, "an integer", None)
+    if value == -1:
+        return None
+    if value < 1:
+        raise InvalidArgument(name, f"must be at least 1, or -1 for all; it is {value}")
+    return min(value, UINT32)
+
+
+def a_seed(body: Mapping[str, Any], name: str) -> int:
+    value = get(body, name, int, "an integer", None)
+    if not -(1 << 63) <= value < 1 << 64:
+        raise InvalidArgument(name, "must have at most 64 bits")
+    return value % (1 << 64)
+
+
+def biases(body: Mapping[str, Any], name: str) -> dict[int, float]:
+    found = {}
+    for token_id, value in get(body, name, dict, "an object", {}).items():
+        if not (token_id.isascii() and token_id.isdecimal()) or int(token_id[:11]) > UINT32:
+            raise InvalidArgument(name, f"has the name {token_id[:20]!r}, which is no token id")
+        if int(token_id) in found:
+            raise InvalidArgument(f"{name}[{int(token_id)}]", "comes twice")
+        found[int(token_id)] = as_number(value, f"{name}[{int(token_id)}]")
+    return found
+
+
+# How a sampling parameter of a kind is read: from the body, by its name, which is there.
+READERS: Mapping[Kind, Callable[[Mapping[str, Any], str], Any]] = {
+    "number": a_number,
+    "count": a_count,
+    "seed": a_seed,
+    "biases": biases,
+}
 
 
 def samples_of(body: Mapping[str, Any], common: GenerateRequest, best_of: int, limit: int) -> list[Sample]:

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Sequence
 
 from starlette.requests import Request
+from starlette.responses import JSONResponse
 
 from orca.v1.orca_pb2 import GenerateRequest
 
@@ -94,7 +95,7 @@ class Completions(Exchange):
         shown = best(choices, wanted.n, wanted.best_of)
         counts = usage(*counted(choices, wanted.best_of))
         body = completion(name, self._endpoint.name, shown, counts, self._logprobs(wanted))
-        await answer.json(200, headers, body)
+        await answer.whole(JSONResponse(body, headers=headers))
 
     def _logprobs(self, wanted: Completion) -> Logprobs | None:
         return Logprobs(self._endpoint.spell) if wanted.logprobs is not None else None

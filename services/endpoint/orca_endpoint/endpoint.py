@@ -8,7 +8,16 @@ from contextlib import contextmanager
 
 from orca.v1.orca_pb2 import CancelRequest, Engine, GenerateRequest, GetModelResponse, ResumeRequest
 from orca_common.checkpoint import Checkpoint
-from orca_common.errors import DeadlineExceeded, ErrorReason, NotFound, ResourceExhausted, Unavailable, echo
+from orca_common.errors import (
+    DeadlineExceeded,
+    ErrorReason,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+    echo,
+)
+from orca_common.reservation import Reservation
 from orca_common.telemetry import Telemetry, trace_id_of
 from orca_pool.keys import scoped
 from orca_pool.pool import Pool
@@ -34,9 +43,11 @@ log = logging.getLogger(__name__)
 # endpoints can so take over from each other.
 RESUME_ROOM = 2
 WATCH = 0.1  # seconds between looks at whether an engine has formed
+LOOK = 5.0  # seconds between looks at what the engines reserve, once one has
 WAITING = 1024  # large inputs that may wait for a thread
 TOKENIZING = 4  # threads that tokenize: the library does without Python's lock
 ENGINES_SECONDS = 1.0  # for which the list of engines is told again
+MODEL_HEADER = "x-gateway-model-name"  # by which proxies choose among releases; docs/models.md
 
 
 class Endpoint:
@@ -70,6 +81,7 @@ class Endpoint:
             settings.max_waiting_bytes, settings.tenant_requests or None, settings.tenant_waiting_tokens or None
         )
         self._formed = False  # whether an engine has ever formed
+        self._reservation: Reservation | None = None  # of the engine that formed last
         self._validating = 0  # requests whose text is being tokenized
         self.draining = False
 
@@ -85,13 +97,14 @@ class Endpoint:
         return None
 
     async def watch(self) -> None:
-        """Waits until an engine has formed."""
-        while not self._formed:
+        """Learns whether an engine has formed, and how many slots a request is to find there. Ends with its task."""
+        while True:
             identity = await reached(self._pool.identity)
-            self._formed = identity is not None and identity.slots > 0
-            if not self._formed:
-                await asyncio.sleep(WATCH)
-        log.info("an engine has formed")
+            if identity is not None and identity.slots > 0:
+                if not self._formed:
+                    log.info("an engine has formed")
+                self._formed, self._reservation = True, identity.reservation
+            await asyncio.sleep(LOOK if self._formed else WATCH)
 
     # -- the methods of orca.v1.Orca
     async def generate(
@@ -129,7 +142,15 @@ class Endpoint:
             Transcript(work.record.request_id, self.vocabulary),
             tenant=tenant,
             attempt=work.attempt,
-            submission=Submission(work, deadline, self.settings.max_waiting, self._queue_limits, tenant, self.arrivals),
+            submission=Submission(
+                work,
+                work.upfront(self._reservation),
+                deadline,
+                self.settings.max_waiting,
+                self._queue_limits,
+                tenant,
+                self.arrivals,
+            ),
             deadline=deadline,
             span=span,
             interval=request.stream_interval,
@@ -190,16 +211,27 @@ class Endpoint:
                     slots=info.slots,
                     epoch=info.epoch,
                     weights=info.weights,
+                    policy=info.policy,
                 )
                 for info in await self._engines.get()
             ],
         )
 
     def check_model(self, wanted: str) -> None:
-        """Raises NotFound for another model than the one that is served. Empty: whichever is served."""
-        if wanted and wanted != self.name:
-            sentence = f"model: {echo(wanted)!r} is not served here; {self.name!r} is"
-            raise NotFound(sentence, reason=ErrorReason.UNKNOWN_MODEL)
+        """Raises NotFound for another model than the one that is served. Empty: whichever is served.
+
+        Where other releases share the address a model must be named, or InvalidArgument is raised.
+        """
+        others = self.settings.others
+        if wanted == self.name or not (wanted or others):
+            return
+        all_names = ", ".join(repr(name) for name in (self.name, *others))
+        if not wanted:
+            raise InvalidArgument("model", f"is missing; served here: {all_names}")
+        sentence = f"model: {echo(wanted)!r} is not served here; {all_names} {'are' if others else 'is'}"
+        if wanted in others:  # the proxy that knows the way was not told
+            sentence = f"model: {wanted!r} is served by another release; name it in {MODEL_HEADER}, too"
+        raise NotFound(sentence, reason=ErrorReason.UNKNOWN_MODEL)
 
     # -- text
     def texts(self, ids: Sequence[int]) -> list[str]:

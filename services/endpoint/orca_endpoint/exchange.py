@@ -12,12 +12,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from orca_common.errors import DeadlineExceeded, InvalidArgument, OrcaError, echo, internal
 
 from .call_line import note_error
-from .completion_answer import failure
+from .completion_answer import failure, refused
 from .endpoint import Endpoint
 
 TIMEOUT_HEADER = "x-request-timeout"
@@ -31,10 +32,9 @@ class Exchange(ABC):
         self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        answer = Answer(send)
+        answer = Answer(scope, receive, send)
         try:
-            await while_connected(receive, self._serve(request, answer))
+            await while_connected(receive, self._serve(Request(scope, receive), answer))
         except ClientDisconnect:
             pass
         except OrcaError as error:
@@ -50,8 +50,8 @@ class Exchange(ABC):
 class Answer:
     """One HTTP answer: a whole one, or a stream of server-sent events."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
         self.started = False
 
     async def start_stream(self, more: dict[str, str]) -> None:
@@ -67,23 +67,19 @@ class Answer:
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def json(self, status: int, headers: dict[str, str], body: Any) -> None:
-        raw = json.dumps(body).encode()
-        pairs = {"content-type": "application/json", "content-length": str(len(raw)), **headers}
-        encoded = [(name.lower().encode(), value.encode()) for name, value in pairs.items()]
+    async def whole(self, response: Response) -> None:
+        """Sends a whole answer."""
         self.started = True
-        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
-        await self._send({"type": "http.response.body", "body": raw, "more_body": False})
+        await response(self._scope, self._receive, self._send)
 
     async def fail(self, error: OrcaError) -> None:
         """Sends the error as the answer, or as the last event of a stream that has begun (no [DONE] follows then)."""
-        note_error(error)
-        status, headers, body = failure(error)
         if self.started:
-            await self.write(f"data: {json.dumps(body)}\n\n".encode())
+            note_error(error)
+            await self.write(f"data: {json.dumps(failure(error)[2])}\n\n".encode())
             await self.end()
         else:
-            await self.json(status, headers, body)
+            await self.whole(refused(error))
 
 
 @asynccontextmanager

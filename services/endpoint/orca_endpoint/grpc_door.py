@@ -21,7 +21,6 @@ from .call_line import grpc_line
 from .endpoint import Endpoint
 from .grpc_methods import ORCA, OrcaMethods
 from .limits import Limits
-from .messages import Messages
 from .own_sockets import descriptors, sockets_at
 from .reflection import SERVICES as REFLECTION
 from .reflection import handlers as reflection_handlers
@@ -70,16 +69,15 @@ class DoorGuard(Guard):
         return self._turns.turn(call.host, self._seconds)
 
 
-class GrpcDoor:
-    """The gRPC server. Its health service says NOT_SERVING until `serving(True)`."""
+class GrpcDoor(GrpcServer):
+    """The gRPC server of an endpoint."""
 
     def __init__(
         self, endpoint: Endpoint, keys: ApiKeys, transport: Transport, limits: Limits, connections: int
     ) -> None:
         settings = endpoint.settings
-        services = (ORCA, *REFLECTION)
-        self._server = GrpcServer(
-            services,
+        super().__init__(
+            (ORCA, *REFLECTION),
             transport,
             ALLOWED,
             Unavailable("this endpoint is leaving", reason=ErrorReason.ENDPOINT_LEAVING),
@@ -89,14 +87,14 @@ class GrpcDoor:
             port_kept=settings.ports_kept,
             write_seconds=settings.write_timeout,
         )
-        methods = OrcaMethods(endpoint, keys, limits, Messages(endpoint.large))
-        self._server.server.add_generic_rpc_handlers((methods.handlers(), *reflection_handlers((ORCA, HEALTH))))
+        methods = OrcaMethods(endpoint, keys, limits)
+        self.server.add_generic_rpc_handlers((methods.handlers(), *reflection_handlers((ORCA, HEALTH))))
         self._port = self._descriptors = 0
         self._connections, self._refusals = connections, limits.refusals
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
-        self._port = await self._server.start(host, port)
+        self._port = await super().start(host, port)
         self._descriptors = len(descriptors())
         return self._port
 
@@ -107,25 +105,17 @@ class GrpcDoor:
             self._refusals.refused(CONNECTIONS, self._connections)
         self._refusals.used(CONNECTIONS, self._connections, open_ones)
 
-    def serving(self, yes: bool) -> None:
-        """Sets what the health service says: of the server (the empty name) and of each service."""
-        self._server.serving(yes)
-
     def cut(self, spare: bool = False) -> None:
         """Stops listening and closes connections, as the end of the process would. spare: keeps those with a call.
 
         The clients see UNAVAILABLE and may call again. C-core's own stop would answer CANCELLED to a call that arrives
         at the same moment.
         """
-        spared = self._server.clients if spare else set[str]()
+        spared = self.clients if spare else set[str]()
         for one, client in sockets_at(self._port):
             if client not in spared:
                 with suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
-
-    async def stop(self, grace: float) -> None:
-        """Accepts nothing more, and ends what is left after `grace` seconds. A second call may shorten the grace."""
-        await self._server.stop(grace)
 
 
 def options_of(settings: EndpointSettings, connections: int) -> list[tuple[str, Any]]:

@@ -1,6 +1,9 @@
 """The methods of `orca.v1.Orca`. They translate and delegate; the door makes statuses of their errors."""
 
+from typing import TypeVar
+
 import grpc
+from google.protobuf.message import Message
 
 from orca.v1.orca_pb2 import (
     CancelRequest,
@@ -16,19 +19,21 @@ from orca_common.errors import Cancelled
 from orca_common.grpc_server import ServerCall
 
 from .access import AUTHORIZATION
+from .bodies import IN_LOOP
 from .call import Call
 from .endpoint import Endpoint
 from .grpc_events import Encoder, add
 from .limits import Held, Limits
-from .messages import Messages
 from .validation import MAX_INTERVAL
+
+M = TypeVar("M", bound=Message)
 
 ORCA = "orca.v1.Orca"
 
 
 class OrcaMethods:
-    def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits, messages: Messages) -> None:
-        self._endpoint, self._keys, self._limits, self._messages = endpoint, keys, limits, messages
+    def __init__(self, endpoint: Endpoint, keys: ApiKeys, limits: Limits) -> None:
+        self._endpoint, self._keys, self._limits = endpoint, keys, limits
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Handlers of streams of bytes: the methods read their request themselves, and write serialized messages."""
@@ -45,7 +50,7 @@ class OrcaMethods:
     async def generate(self, _: object, on: ServerCall) -> None:
         with self._limits.body() as held:
             with self._endpoint.arrivals.coming():
-                request = await self._messages.read(on, GenerateRequest, held)
+                request = await self._read(on, GenerateRequest, held)
                 call = await self._call(request, on)
             del request  # a long prompt needs memory, and the pool has it
             await self._stream(call, on, held)
@@ -53,7 +58,7 @@ class OrcaMethods:
     async def generate_text(self, _: object, on: ServerCall) -> bytes:
         with self._limits.body() as held:
             with self._endpoint.arrivals.coming():
-                request = await self._messages.read(on, GenerateRequest, held)
+                request = await self._read(on, GenerateRequest, held)
                 logprobs = request.logprobs or request.top_logprobs > 0
                 request.stream_interval = max(request.stream_interval, MAX_INTERVAL)  # a larger one is refused
                 call = await self._call(request, on)
@@ -75,20 +80,31 @@ class OrcaMethods:
 
     async def resume(self, _: object, on: ServerCall) -> None:
         with self._limits.body() as held:
-            request = await self._messages.read(on, ResumeRequest, held)
+            request = await self._read(on, ResumeRequest, held)
             call = self._endpoint.resume(request, on.deadline, on.metadata, tenant=self._tenant(on))
             await self._stream(call, on, held)
 
     async def cancel(self, _: object, on: ServerCall) -> bytes:
         with self._limits.body() as held:
-            request = await self._messages.read(on, CancelRequest, held)
+            request = await self._read(on, CancelRequest, held)
             alive = await self._endpoint.cancel(request, tenant=self._tenant(on))
         return CancelResponse(alive=alive).SerializeToString()
 
     async def get_model(self, _: object, on: ServerCall) -> bytes:
         with self._limits.body() as held:
-            await self._messages.read(on, GetModelRequest, held)
+            await self._read(on, GetModelRequest, held)
         return (await self._endpoint.model()).SerializeToString()
+
+    async def _read(self, on: ServerCall, kind: type[M], held: Held) -> M:
+        """Reads the one message of a call, counted in `held` while it is in memory. A large one is parsed in a thread.
+
+        Raises InvalidArgument when it cannot be parsed, and what the door's guard raises.
+        """
+        raw = await on.only()
+        held.add(len(raw))
+        if len(raw) <= IN_LOOP:
+            return on.parsed(kind.FromString, raw)
+        return await self._endpoint.large.run(lambda: on.parsed(kind.FromString, raw))
 
     async def _call(self, request: GenerateRequest, on: ServerCall) -> Call:
         return await self._endpoint.generate(request, on.deadline, on.metadata, tenant=self._tenant(on))

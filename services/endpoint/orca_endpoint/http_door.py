@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import math
 import socket
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -27,7 +26,7 @@ from orca_common.tls import MutualTls, Transport
 from .access import CertifiedConnection, KeyMiddleware
 from .bodies import BodyMiddleware
 from .call_line import LineMiddleware, note_error
-from .completion_answer import failure
+from .completion_answer import failure, refused
 from .completions import Completions
 from .endpoint import Endpoint
 from .http_connection import ConnectionLimits, GuardedConnection, Place
@@ -50,6 +49,7 @@ class HttpDoor:
     ) -> None:
         self._endpoint = endpoint
         self._socket: socket.socket | None = None
+        self._listener: Listener | None = None
         self._served: asyncio.Event | None = None
         tokens = Tokens(endpoint)
         routes = [
@@ -85,7 +85,8 @@ class HttpDoor:
             forwarded_allow_ips=settings.trusted_proxies,
             timeout_graceful_shutdown=math.ceil(settings.drain_seconds) + STOP_SECONDS,
         )
-        self._server = Server(config, self._listen)
+        config.load()
+        self._server = Server(config)
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
@@ -95,34 +96,33 @@ class HttpDoor:
     async def serve(self) -> None:
         """Serves until `stop`."""
         assert self._socket is not None
-        self._served = asyncio.Event()
-        try:
-            await self._server.serve(sockets=[])
-        finally:
-            await self._server.stop_listening()  # a cancellation leaves that to us
-            self._served.set()
-
-    def _listen(self) -> Listener:
-        assert self._socket is not None
         context = None
         if isinstance(self._transport, MutualTls):
             context = self._transport.certificates.server_context(
                 client_certificates=self._certificates, alpn="http/1.1"
             )
-        return Listener(self._socket, self.connections, self._protocol, context)
+        self._served = asyncio.Event()
+        self._listener = Listener(self._socket, self.connections, self._protocol, context)
+        try:
+            await self._server.serve(sockets=[])
+        finally:
+            await self._listener.close()
+            self._served.set()
 
     def _protocol(self, place: Place) -> GuardedConnection:
         server = self._server
         return self._connection(
             config=server.config,
             server_state=server.server_state,
-            app_state=server.lifespan.state,
+            app_state={},
             limits=self.connections,
             place=place,
         )
 
     async def stop(self) -> None:
         """Accepts nothing more, and waits some seconds for the answers under way."""
+        if self._listener is not None:
+            await self._listener.close()
         self._server.should_exit = True
         if self._served is not None:
             await self._served.wait()
@@ -144,37 +144,16 @@ def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handlers, which `service.serve` has, and without its sockets, which a listener has."""
-
-    def __init__(self, config: uvicorn.Config, listen: Callable[[], Listener]) -> None:
-        super().__init__(config)
-        self._listen = listen
-        self._listener: Listener | None = None
+    """uvicorn without its signal handlers, which `service.serve` has."""
 
     def capture_signals(self) -> Any:
         return contextlib.nullcontext()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._listener = self._listen()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Lets nobody in any more, then ends as uvicorn does: answers under way are waited for."""
-        await self.stop_listening()
-        await super().shutdown(sockets)
-
-    async def stop_listening(self) -> None:
-        """Lets nobody in any more, once or more often."""
-        if self._listener is not None:
-            await self._listener.close()
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of an OrcaError."""
     assert isinstance(error, OrcaError)
-    note_error(error)
-    status, headers, body = failure(error)
-    return JSONResponse(body, status, headers)
+    return refused(error)
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:

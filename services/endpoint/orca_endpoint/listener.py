@@ -14,8 +14,8 @@ from functools import partial
 
 from orca_common.address import join_address
 from orca_common.service import cancel
+from orca_common.tls import peer_of_handshake
 
-from .handshake import ToldHandshake, failure
 from .http_connection import ConnectionLimits, Place, refusal
 
 AT_ONCE = 64  # connections that are accepted before others have their turn on the loop
@@ -40,8 +40,6 @@ class Listener:
     ) -> None:
         """Accepts at once. make: the protocol of a connection that has this place. context: None for plaintext."""
         self._socket, self._limits, self._make, self._context = listening, limits, make, context
-        if context is not None:
-            context.sslobject_class = ToldHandshake
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
@@ -86,19 +84,14 @@ class Listener:
                 log.info(FAILED, extra={"peer": peer, "error": PLAIN})
                 raise ConnectionAbortedError(PLAIN)
             left = (bound.when() or 0.0) - self._loop.time()
-        failed: list[ssl.SSLError] = []
-        failure.set(failed)
-        try:
-            await self._loop.connect_accepted_socket(
-                made,
-                connection,
-                ssl=self._context,
-                ssl_handshake_timeout=max(left, 0.001),
-                ssl_shutdown_timeout=seconds,
-            )
-        finally:
-            if failed:  # the client has no certificate, say, and has heard so by an alert
-                log.info(FAILED, extra={"peer": peer, "error": failed[0].reason})
+        peer_of_handshake.set(peer)
+        await self._loop.connect_accepted_socket(
+            made,
+            connection,
+            ssl=self._context,
+            ssl_handshake_timeout=max(left, 0.001),
+            ssl_shutdown_timeout=seconds,
+        )
 
     async def _first_byte(self, connection: socket.socket) -> bytes:
         """What the client sends first; it stays to be read. Empty: it has left."""

@@ -59,6 +59,7 @@ TIMEOUT = parameter("X-Request-Timeout", "header", "The request's deadline, in s
 EVENT_ID = parameter("Last-Event-ID", "header", "The id of the last event seen; counts before `from`.", INTEGER)
 FROM = parameter("from", "query", "Tokens that were seen; 0 when absent.", {"type": "integer", "minimum": 0})
 USAGE = parameter("include_usage", "query", "A last chunk with the usage.", BOOLEAN)
+MODEL = parameter("model", "query", "The completion's model, for proxies that choose a release by it.", STRING)
 ID = parameter("id", "path", "The completion's id; of one with several choices with -K behind it.", STRING, True)
 
 PATHS: dict[str, Schema] = {
@@ -74,10 +75,12 @@ PATHS: dict[str, Schema] = {
         "get": operation(
             "Takes a completion's stream up where it broke, at any endpoint.",
             {"200": answer("The rest of the stream, as server-sent events.", "Completion", STREAM)},
-            parameters=[ID, FROM, USAGE, EVENT_ID, REQUEST_ID, TIMEOUT],
+            parameters=[ID, FROM, USAGE, MODEL, EVENT_ID, REQUEST_ID, TIMEOUT],
         )
     },
-    "/v1/models": {"get": operation("The model that is served, as a list.", {"200": answer("The list.", "Models")})},
+    "/v1/models": {
+        "get": operation("The models that are served at this address.", {"200": answer("The list.", "Models")})
+    },
     "/v1/models/{model}": {
         "get": operation(
             "The model that is served.",

@@ -57,21 +57,19 @@ class Pages:
         ]
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        others = [self._card(name) for name in self._endpoint.settings.others]
+        return JSONResponse({"object": "list", "data": [self._own_card(), *others]})
 
     async def _model(self, request: Request) -> Response:
         self._endpoint.check_model(request.path_params["id"])
-        return JSONResponse(self._card())
+        return JSONResponse(self._own_card())
 
-    def _card(self) -> dict[str, Any]:
+    def _own_card(self) -> dict[str, Any]:
+        return self._card(self._endpoint.name) | {"max_model_len": self._endpoint.checkpoint.max_positions}
+
+    def _card(self, name: str) -> dict[str, Any]:
         """OpenAI's model object."""
-        return {
-            "id": self._endpoint.name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "orca",
-            "max_model_len": self._endpoint.checkpoint.max_positions,
-        }
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "orca"}
 
     async def _health(self, request: Request) -> Response:
         problem = self._endpoint.not_ready()

@@ -7,12 +7,11 @@ import re
 import secrets
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orca_common.errors import InvalidArgument
 
-from .completion_answer import failure
+from .completion_answer import refused
 
 HEADER = "X-Request-Id"
 GIVEN = re.compile(r"[!-~]{1,128}")  # visible ASCII
@@ -35,8 +34,8 @@ class RequestIds:
             await send(message)
 
         if given is not None and not usable:
-            status, headers, body = failure(InvalidArgument(HEADER, "must be 1 to 128 visible ASCII characters"))
-            await JSONResponse(body, status, headers)(scope, receive, send_named)
+            error = InvalidArgument(HEADER, "must be 1 to 128 visible ASCII characters")
+            await refused(error)(scope, receive, send_named)
         else:
             await self._app(scope, receive, send_named)
 

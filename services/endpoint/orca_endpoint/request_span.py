@@ -56,12 +56,13 @@ class RequestSpan:
         """The request was found good: its text is tokens now."""
         self.named(record.request_id)
         self._submit.add_event("validated")
+        sampling = record.sampling
         self._span.set_attributes(
             {
                 "gen_ai.request.max_tokens": record.max_new_tokens,
-                "gen_ai.request.temperature": record.temperature,
-                "gen_ai.request.top_k": float(record.top_k),
-                "gen_ai.request.top_p": record.top_p,
+                "gen_ai.request.temperature": sampling.temperature,
+                "gen_ai.request.top_k": float(sampling.top_k),
+                "gen_ai.request.top_p": sampling.top_p or 1.0,
             }
         )
 

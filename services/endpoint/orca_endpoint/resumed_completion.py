@@ -1,7 +1,8 @@
 """`GET /v1/completions/{id}`: takes a completion's stream up where it broke, at any endpoint. Ours, not OpenAI's.
 
 `from` is the number of tokens that the client has seen. `Last-Event-ID`, which a browser's EventSource sends by itself,
-is the same and counts before it. The older stream of the completion ends with an error.
+is the same and counts before it. `model` is for a proxy that chooses the release by it. The older stream of the
+completion ends with an error.
 """
 
 from starlette.requests import Request
@@ -28,6 +29,9 @@ class ResumedCompletion(Exchange):
     async def _serve(self, request: Request, answer: Answer) -> None:
         endpoint, deadline = self._endpoint, deadline_of(request)
         from_index, include_usage = asked_in(request)
+        model = request.query_params.get("model")
+        if model is not None:
+            endpoint.check_model(model)
         wanted = ResumeRequest(request_id=request.path_params["id"], from_index=from_index)
         call = endpoint.resume(wanted, deadline, dict(request.headers), tenant=tenant_in(request.scope))
         call.label(labels_in(request.scope))
@@ -49,7 +53,7 @@ def asked_in(request: Request) -> tuple[int, bool]:
     """From which token on, and whether the usage is wanted. Raises InvalidArgument."""
     given = request.query_params.multi_items()
     names = [name for name, _ in given]
-    check_names(names, {"from", "include_usage"})
+    check_names(names, {"from", "include_usage", "model"})
     for name in names:
         if names.count(name) > 1:
             raise InvalidArgument(name, "comes twice")

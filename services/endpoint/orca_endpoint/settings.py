@@ -19,6 +19,8 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     """Checkpoint folder or hub name. Its configuration and tokenizer are read, never its weights."""
     served_model_name: str | None = None
     """The model's name at the doors; the hub's name or that of its folder if not given."""
+    other_models: str = ""
+    """Models that other releases serve at the same address, separated by commas: /v1/models lists them, too."""
     port: int = Field(default=0, ge=0, le=65535)
     """Port of gRPC; 0 takes a free one."""
     http_port: int = Field(default=0, ge=0, le=65535)
@@ -102,6 +104,11 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     def proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
         """The networks of `trusted_proxies`."""
         return tuple(ip_network(one.strip()) for one in self.trusted_proxies.split(",") if one.strip())
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The names of `other_models`."""
+        return tuple(name.strip() for name in self.other_models.split(",") if name.strip())
 
     @property
     def max_message_bytes(self) -> int:

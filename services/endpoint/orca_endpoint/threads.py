@@ -27,7 +27,7 @@ class Threads:
         self._closed = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What `work()` returns or raises. Cancelled, it ends when the thread does: so long its input takes memory.
+        """Returns or raises what `work()` does. A cancelled call ends with its thread, which holds the input in memory.
 
         Raises ResourceExhausted when too many wait, Unavailable after `close`.
         """

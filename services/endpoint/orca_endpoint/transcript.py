@@ -82,7 +82,7 @@ class Transcript:
             self.accepted = True
             self.record = PoolRequest.FromString(attached.record)
             self._text = TextStream(self._vocabulary, self.record.stop)
-            asked = self.record.adjustments
+            asked = self.record.sampling
             self._top_count = asked.top_logprobs
             self._wants_prompt = asked.prompt_logprobs and not self._from_index
             position = max(attached.position - 1, 0)
@@ -171,7 +171,7 @@ class Transcript:
         known = len(ids) - first
         if known and any(token.token_id != i for token, i in zip(tokens, ids[first:], strict=False)):
             raise self.changed()
-        logprobs = self.record.logprobs
+        logprobs = self.record.sampling.logprobs
         places = iter(unpack_tops(tops, self._top_count)[known:]) if tops else None
         push, new = self._text.push, tuple.__new__
         for token in tokens[known:] if known else tokens:

@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from orca.v1.orca_pb2 import CancelRequest, GenerateRequest, ResumeRequest, Sampling
+from orca.v1.orca_pb2 import CancelRequest, GenerateRequest, ResumeRequest
 from orca.v1.pool_pb2 import PoolRequest
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import ErrorReason, FailedPrecondition, InvalidArgument
+from orca_common.reservation import Reservation
 
-from .adjustments import adjustments_of
+from .sampling import sampling_params
 from .settings import EndpointSettings
 from .text import Vocabulary
 from .threads import Threads
@@ -25,9 +26,7 @@ from .threads import Threads
 MAX_ID = 128
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:~-]+")
 MAX_ATTEMPT = (1 << 53) - 1  # Lua's numbers are exact up to this one
-MAX_TEMPERATURE = 100.0
 MAX_INTERVAL = 256  # tokens that may wait for one another
-GREEDY_BELOW = 1e-5  # smaller divisors make logits overflow float32; the draw is the greedy one by then anyway
 IN_LOOP = 2048  # bytes; a text up to this size is tokenized on the event loop (about 0.5 ms), a longer one in a thread
 
 # The HTTP door's names of the fields that have other names there. Those of `sampling` have the same without the prefix.
@@ -49,8 +48,14 @@ class Work:
 
     @property
     def max_tokens(self) -> int:
-        """Input tokens + max_new_tokens: the slots that the request needs."""
+        """Input tokens + max_new_tokens: the slots that the request fills at the end."""
         return len(self.record.prompt_ids) + self.record.max_new_tokens
+
+    def upfront(self, reservation: Reservation | None) -> int:
+        """Slots that must be free for the request to begin. Without an engine nobody knows more than `max_tokens`."""
+        if reservation is None:
+            return self.max_tokens
+        return reservation.upfront(len(self.record.prompt_ids), self.record.max_new_tokens)
 
 
 class Attempts:
@@ -87,29 +92,22 @@ class Validator:
         request_id = self._request_id(request.request_id) if request.request_id else f"req-{secrets.token_hex(12)}"
         attempt = self._attempt(request.attempt)
         grace = self._grace(request, check)
-        temperature, top_k, top_p = self._sampling(request.sampling, check)
+        sampling = sampling_params(request, request_id, self._model.vocab_size, check.error)
         self._endings(request, check)
         self._interval(request.stream_interval, check)
         if request.max_new_tokens < 1:
             raise check.error("max_new_tokens", "must be at least 1")
         prompt_ids = await self._prompt(request, check, encoded)
-        seed = request.sampling.seed if request.sampling.HasField("seed") else seed_of(request_id)
         eos = () if request.ignore_eos else self._model.eos_token_ids
-        adjustments = adjustments_of(request, self._model.vocab_size, check.error)
         record = PoolRequest(
             request_id=request_id,
             prompt_ids=prompt_ids,
             max_new_tokens=request.max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
+            sampling=sampling,
             end_token_ids=sorted({*request.stop_token_ids, *eos}),
-            stop=request.stop,
-            logprobs=request.logprobs or request.top_logprobs > 0,
-            detach_grace=grace,
             stop_token_ids=request.stop_token_ids,
-            adjustments=adjustments,
+            stop=request.stop,
+            detach_grace=grace,
         )
         return Work(record, body_digest(request), attempt)
 
@@ -154,18 +152,6 @@ class Validator:
         if seconds > limit:
             raise check.error("detach_grace", f"is {seconds:g} s; at most {limit:g} s are allowed")
         return seconds
-
-    def _sampling(self, sampling: Sampling, check: "Fields") -> tuple[float, int, float]:
-        temperature = sampling.temperature
-        if not 0 <= temperature <= MAX_TEMPERATURE:  # NaN is not between them either
-            raise check.error("sampling.temperature", f"must be between 0 and {MAX_TEMPERATURE:g}; it is {temperature}")
-        if sampling.HasField("top_k") and sampling.top_k < 1:
-            raise check.error("sampling.top_k", "must be at least 1")
-        top_p = sampling.top_p if sampling.HasField("top_p") else 1.0
-        if not 0 < top_p <= 1:
-            raise check.error("sampling.top_p", f"must be above 0 and at most 1; it is {top_p}")
-        top_k = min(sampling.top_k, self._model.vocab_size)
-        return 0.0 if temperature < GREEDY_BELOW else temperature, top_k, top_p
 
     def _endings(self, request: GenerateRequest, check: "Fields") -> None:
         limits = self._limits
@@ -248,11 +234,6 @@ class Fields:
     def error(self, field: str, problem: str, position: int | None = None) -> InvalidArgument:
         name = self.name(field)
         return InvalidArgument(name if position is None else f"{name}[{position}]", problem)
-
-
-def seed_of(request_id: str) -> int:
-    """The seed of a request that names none. Every retry of a request gets the same one."""
-    return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "little")
 
 
 def body_digest(request: GenerateRequest) -> str:

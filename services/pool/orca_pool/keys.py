@@ -1,54 +1,75 @@
 """Every Redis key of the project. One release has one pool, and two releases never share one.
 
-The keys of a pool share the hash tag `{POOL}`, so a Redis Cluster keeps them on one node.
+The keys of a pool share the hash tag `{POOL}`, so a Redis Cluster keeps them on one node. docs/hooks/keys.py writes the
+tables into docs/pool.md, "Keys".
 
-| `orca:{POOL}:...`     | type       | meaning                                               | life                |
-| --------------------- | ---------- | ----------------------------------------------------- | ------------------- |
-| pool                  | hash       | schema, the model, slots of the largest engine, last  | the release         |
-|                       |            | numbers, how far sweeps have come                     |                     |
-| load                  | hash       | what waits: new tokens, slots, bytes; by tenant: its  | the release         |
-|                       |            | slots that wait, its requests that live               |                     |
-| waiting               | sorted set | ids in the queue by arrival number: position = rank   | until claimed       |
-| claimed:ENGINE        | sorted set | ids that an engine has claimed, by arrival number     | until given back    |
-| listeners:ENGINE      | hash       | wire.ADDRESS, id and endpoint of each claim number    | until given back    |
-| asking                | sorted set | engines that found nothing to claim, by free slots    | until hinted        |
-| request:ID            | hash       | one request: record, state, numbers, listener, times  | retention after end |
-| tokens:ID             | string     | the committed tokens (wire.TOKEN), append only        | with its request    |
-| tops:ID               | string     | the most probable tokens at the place of each token   | with its request    |
-|                       |            | (orca_common.scores), where asked for; append only    |                     |
-| prompt:ID             | string     | the logprobs of the prompt, where asked for           | with its request    |
-| due                   | sorted set | ids by the moment of a deadline or a grace's end      | with its request    |
-| ended                 | sorted set | ids of ended requests by the moment of their end      | with its request    |
-| delivery:ENDPOINT     | stream     | id 0-NUMBER, e: engine, p: packets (wire.ADDRESS ...) | until read          |
-| read                  | string     | who read last, with `redis_replicas`: WAITAOF waits   | the release         |
-|                       |            | for it, and for all that was read                     |                     |
-| control:ENGINE        | stream     | h: '' (requests wait), or the id of one that ended    | until retired       |
-| engine:ID             | hash       | epoch, reserved iterations, last claim, number of its | until retired       |
-|                       |            | listeners, tp, pp, weights, load, whether it finishes |                     |
-| leases                | hash       | '<counter> <term> <owner>' of all engines             | the release         |
-| engines               | sorted set | all engines by their slots; 0: never formed           | the release         |
-| endpoint:ID           | hash       | registration number, whether it is leaving            | until swept         |
-| calls:ENDPOINT        | set        | ids of live requests that listen there                | with its requests   |
-| orphans               | set        | dead endpoints whose calls are not all detached yet   | until they are      |
-| endpoints, schedulers | sorted set | living processes by the moment of their last renewal  | until swept         |
+| `orca:{POOL}:...`     | type       | meaning                                                    | life               |
+| --------------------- | ---------- | ---------------------------------------------------------- | ------------------ |
+| pool                  | hash       | schema; digest of the model that all services share, its   | the release        |
+|                       |            | max positions and vocabulary; slots of the largest engine, |                    |
+|                       |            | slots of a block, whether output is reserved; last numbers |                    |
+|                       |            | given; how far sweeps have come. A service with another    |                    |
+|                       |            | schema or model refuses to start                           |                    |
+| load                  | hash       | sums over what waits: new tokens, slots, bytes; by tenant  | the release        |
+|                       |            | its slots that wait, and its requests that live            |                    |
+| waiting               | sorted set | ids in the queue by their order: position = rank           | until claimed or   |
+|                       |            |                                                            | ended              |
+| claimed:ENGINE        | sorted set | ids that an engine has claimed, by their order             | until finished or  |
+|                       |            |                                                            | given back         |
+| listeners:ENGINE      | hash       | by claim number: the first bytes of all packets to the     | until given back   |
+|                       |            | call (wire.ADDRESS, id) and its endpoint. A commit reads   |                    |
+|                       |            | nothing else of its rows                                   |                    |
+| asking                | sorted set | engines that found nothing to claim, by free slots         | until hinted, or a |
+|                       |            |                                                            | claim              |
+| request:ID            | hash       | one request, in the fields below                           | retention after    |
+|                       |            |                                                            | end                |
+| tokens:ID             | string     | the committed tokens, append only: 16 bytes each           | with its request   |
+|                       |            | (wire.TOKEN), id u32, logprob f32, iteration u64           |                    |
+| tops:ID               | string     | the most probable tokens at the place of each token,       | with its request   |
+|                       |            | append only: 8 bytes each (orca_common.scores), where      |                    |
+|                       |            | `top_logprobs` asks for them                               |                    |
+| prompt:ID             | string     | logprobs of the prompt, where `prompt_logprobs` asks for   | with its request   |
+|                       |            | them; written with token 0                                 |                    |
+| due                   | sorted set | ids by the moment of a deadline, or of a detach grace's    | with its request   |
+|                       |            | end                                                        |                    |
+| ended                 | sorted set | ids of ended requests by the moment of their end: the      | with its request   |
+|                       |            | oldest is forgotten first                                  |                    |
+| delivery:ENDPOINT     | stream     | packets for one endpoint incarnation (wire.ADDRESS, then   | until read; at     |
+|                       |            | first index, tokens, end). Entry 0-N is number N; e:       | most 65,536        |
+|                       |            | engine, p: packets                                         |                    |
+| read                  | string     | the last reader, with `redis_replicas`: WAITAOF waits for  | the release        |
+|                       |            | it, and so for all that was read                           |                    |
+| control:ENGINE        | stream     | hints for a master, at most 256; h: '' (requests wait), or | until retired      |
+|                       |            | the id of one that ended early. The answer to the next     |                    |
+|                       |            | commit is the truth                                        |                    |
+| engine:ID             | hash       | epoch, reserved iterations, last claim, number of its      | until retired      |
+|                       |            | listeners, tp, pp, weights, policy, load, finishing        |                    |
+| leases                | hash       | `COUNTER TERM OWNER` of all engines                        | the release        |
+| engines               | sorted set | all engines by their slots; 0: never formed                | the release        |
+| endpoint:ID           | hash       | registration number, whether it is leaving                 | until swept        |
+| calls:ENDPOINT        | set        | ids of live requests whose call is there: those to detach  | with its requests  |
+|                       |            | when it dies                                               |                    |
+| orphans               | set        | dead endpoints whose calls are not all detached yet        | until they are     |
+| endpoints, schedulers | sorted set | living processes by the moment of their last renewal       | until swept        |
 
-The fields of `request:ID`, '' where there is none:
+The fields of `request:ID`, '' where a field has no value:
 
-| fields                                                | meaning                                                     |
-| ----------------------------------------------------- | ----------------------------------------------------------- |
-| record, digest, max_tokens, new, grace, tenant        | the request as submitted: PoolRequest, digest of its body,  |
-|                                                       | slots that it needs, its new tokens among them, detach      |
-|                                                       | grace in microseconds, who pays                             |
-| state                                                 | waiting, claimed or ended                                   |
-| arrival, claim, engine                                | arrival number; claim number and engine while claimed       |
-| engines                                               | lines '<index of the first token> <engine>', a line a claim |
-| weights                                               | of the engine that claimed it last: with tokens, no other   |
-|                                                       | ones go on with it                                          |
-| endpoint, attempt, closed                             | the listening call; closed: 1 when this attempt detached    |
-| losses, loss_at                                       | losses since the last token; tokens at the last loss        |
-| deadline, detach_at                                   | moments at which the request ends                           |
-| reason, final                                         | why it ended (0: not yet), and its number of tokens         |
-| submitted, claimed_at, first_token, finished          | moments of its life (0: not yet)                            |
+| fields                                         | meaning                                                             |
+| ---------------------------------------------- | ------------------------------------------------------------------- |
+| record, digest, max_tokens, new, grace, tenant | the request as submitted: PoolRequest, digest of its body, slots    |
+|                                                | that it fills at the end, its new tokens among them, detach grace   |
+|                                                | in microseconds, the tenant who pays                                |
+| upfront, order                                 | slots that must be free for it to begin; its place in the queue     |
+| state                                          | waiting, claimed or ended                                           |
+| arrival, claim, engine                         | arrival number; claim number and engine while claimed               |
+| engines                                        | lines `INDEX ENGINE`, one for each claim: the first token's index   |
+| weights                                        | of the engine that claimed it last: with tokens, no other weights   |
+|                                                | go on with it                                                       |
+| endpoint, attempt, closed                      | the listening call; closed: 1 when this attempt detached            |
+| losses, loss_at                                | losses since the last token; tokens at the last loss                |
+| deadline, detach_at                            | moments at which the request ends                                   |
+| reason, final                                  | why it ended (0: not yet), and its number of tokens                 |
+| submitted, claimed_at, first_token, finished   | moments of its life (0: not yet)                                    |
 
 Moments are Redis's TIME in microseconds. The scripts (lua/prelude.lua) make the same names from the first key.
 """

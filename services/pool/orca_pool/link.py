@@ -11,7 +11,7 @@ must not expire behind a storm of attaches.
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import hiredis
 from redis.asyncio import ConnectionPool
@@ -32,10 +32,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from orca_common.errors import ErrorReason, FailedPrecondition, Unavailable
 
-from .connection import Connection
 from .primary import Primary
 from .scripts import Script
-from .signing_in import SigningIn, options, sign_in
+from .signing_in import options, redis_alone
 
 # Error replies of a server that fails over or cannot write now. Some are known by their text alone.
 NOT_NOW = (AskError, ClusterDownError, TryAgainError)
@@ -51,11 +50,30 @@ Argument = str | bytes | int
 pack_command: Callable[[tuple[Argument, ...]], bytes] = cast(Any, hiredis).pack_command
 
 
+class Connection(Protocol):
+    """A connection of redis.asyncio, which is typed only in part. It carries one exchange at a time."""
+
+    async def connect(self) -> None: ...
+    async def on_connect(self) -> None: ...
+    async def send_command(self, *args: Argument, check_health: bool) -> None: ...
+    async def send_packed_command(self, command: bytes, check_health: bool) -> None: ...
+    async def read_response(self) -> Any: ...
+    async def disconnect(self, nowait: bool) -> None: ...
+
+
 class _Line(NamedTuple):
     """A connection, and how many had been lost when it was made."""
 
     connection: Connection
     losses: int
+
+    async def ask(self, *args: Argument) -> Any:
+        """Sends a command and returns the answer. After a cancellation the connection must be closed."""
+        await self.connection.send_packed_command(pack_command(args), check_health=False)
+        return await self.connection.read_response()
+
+    async def close(self) -> None:
+        await self.connection.disconnect(nowait=True)
 
 
 class NoAnswer(Unavailable):
@@ -97,7 +115,7 @@ class Link:
             )
         except ValueError as error:
             raise FailedPrecondition(f"redis_url: {error}") from None
-        self._new_connection: Callable[[], Connection] = lambda: Connection(connections.make_connection())
+        self._new_connection: Callable[[], Connection] = connections.make_connection
         self._patience = patience
         self._turns = asyncio.Semaphore(width)
         self._idle: list[_Line] = []
@@ -111,7 +129,7 @@ class Link:
         """Closes all connections; those in use close at the end of their exchange."""
         self._closed = True
         while self._idle:
-            await self._idle.pop().connection.disconnect()
+            await self._idle.pop().close()
         await self._primary.close()
 
     async def run(self, script: Script, *args: Argument, renewal: bool = False, replicas: int = 0) -> Any:
@@ -171,23 +189,22 @@ class Link:
     async def _exchange(self, args: tuple[Argument, ...], limit: float, replicas: int) -> Any:
         fresh, due = not self._idle, asyncio.get_running_loop().time() + limit
         line = _Line(self._new_connection(), self._losses) if fresh else self._idle.pop()
-        connection = line.connection
         try:
-            if fresh:
-                async with asyncio.timeout_at(due):
-                    await connection.connect(self._primary.direct)
-            answer = await connection.ask(pack_command(args), due)
-            if replicas:
-                await self._copied(connection, replicas, limit, due)
+            async with asyncio.timeout_at(due):
+                if fresh:
+                    await self._connect(line.connection)
+                answer = await line.ask(*args)
+                if replicas:
+                    await self._copied(line, replicas, limit)
         except MovedError as error:
             # Not an outage: the node that was asked does not hold the pool's keys, and says which one does.
-            await connection.disconnect()
+            await line.close()
             host, port = str(cast(Any, error).host), int(error.port)
             self._primary.moved((host, port))
             raise ConnectionError(f"the pool's keys are at {host}:{port}") from None
         except ReadOnlyError as error:
             # A failover: this server is a replica now. The same address, or Sentinel, leads to the new primary.
-            await connection.disconnect()
+            await line.close()
             await self._lose()
             raise Unavailable(f"the request pool cannot serve now: {error}") from None
         except ResponseError as error:
@@ -196,25 +213,25 @@ class Link:
                 raise Unavailable(f"the request pool cannot serve now: {error}", reason=ErrorReason.POOL_AWAY) from None
             raise
         except (TimeoutError, RedisTimeoutError):
-            await connection.disconnect()
+            await line.close()
             await self._lose()
             raise NoAnswer(
                 f"the request pool did not answer within {limit:g} s", reason=ErrorReason.POOL_AWAY
             ) from None
         except AuthenticationError as error:  # a second try would end the same way
-            await connection.disconnect()
+            await line.close()
             await self._lose()
             raise Unavailable(f"the request pool is away: {error}", reason=ErrorReason.POOL_AWAY) from None
         except OSError as error:  # no descriptor is left, the name is unknown, and what else the system refuses
-            await connection.disconnect()
+            await line.close()
             raise ConnectionError(str(error)) from error
         except BaseException:
-            await connection.disconnect()
+            await line.close()
             raise
         await self._keep(line)
         return answer
 
-    async def _copied(self, connection: Connection, replicas: int, limit: float, due: float) -> None:
+    async def _copied(self, line: _Line, replicas: int, limit: float) -> None:
         """Returns when what this connection wrote, and all before it, is on the disks of the server and its replicas.
 
         Raises Unavailable when it is not in time: whoever asked asks again.
@@ -222,7 +239,7 @@ class Link:
         loop = asyncio.get_running_loop()
         end = loop.time() + limit / 2
         while True:
-            here, there = await connection.ask(pack_command(("WAITAOF", 1, replicas, ASK_AGAIN)), due)
+            here, there = await line.ask("WAITAOF", 1, replicas, ASK_AGAIN)
             if here >= 1 and there >= replicas:
                 return
             if loop.time() > end:
@@ -234,7 +251,7 @@ class Link:
     async def _keep(self, line: _Line) -> None:
         """Keeps a connection for the next exchange, unless others of its time were lost."""
         if self._closed or line.losses != self._losses:
-            await line.connection.disconnect()
+            await line.close()
         else:
             self._idle.append(line)
 
@@ -248,11 +265,17 @@ class Link:
         """Closes the idle connections, which may be broken or lead to the wrong server. The busy ones follow."""
         self._losses += 1
         while self._idle:
-            await self._idle.pop().connection.disconnect()
+            await self._idle.pop().close()
 
-    async def _on_connect(self, connection: SigningIn) -> None:
+    async def _connect(self, connection: Connection) -> None:
+        """Connects to the primary, and signs in. Raises what redis-py raises."""
+        redis_alone(connection)
+        await self._primary.direct(connection)
+        await connection.connect()
+
+    async def _on_connect(self, connection: Connection) -> None:
         """Signs in on a new connection, and tells another server process or dataset from the one before."""
-        await sign_in(connection)
+        await connection.on_connect()
         server: list[bytes] = []
         for section, name in (("server", b"run_id:"), ("replication", b"master_replid:")):
             await connection.send_command("INFO", section, check_health=False)

@@ -9,6 +9,7 @@ from typing import Any, Self, cast
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from orca_common.errors import ErrorReason, FailedPrecondition, Unavailable
+from orca_common.reservation import Reservation
 from orca_common.settings import PoolSettings
 
 from .gathering import Gathering
@@ -179,18 +180,21 @@ class Pool:
 
     async def identity(self) -> ModelIdentity | None:
         """The model that the release has agreed on, and the slots of its largest engine. None: no service was there."""
-        fields = ("digest", "max_positions", "vocab_size", "slots")
-        digest, positions, vocabulary, slots = await self._link.command("HMGET", self._keys.pool, *fields)
+        fields = ("digest", "max_positions", "vocab_size", "slots", "block", "output")
+        digest, positions, vocabulary, slots, block, output = await self._link.command(
+            "HMGET", self._keys.pool, *fields
+        )
         if digest is None:
             return None
-        return ModelIdentity(digest.decode(), int(positions), int(vocabulary), int(slots or 0))
+        reservation = None if block is None else Reservation(int(block), bool(int(output)))
+        return ModelIdentity(digest.decode(), int(positions), int(vocabulary), int(slots or 0), reservation)
 
     async def engine_infos(self) -> list[EngineInfo]:
         """The engines that have formed, by name."""
         answer = await self._run("engine_infos")
         infos = (
-            EngineInfo(engine.decode(), int(tp), int(pp), int(slots), int(epoch), weights.decode())
-            for engine, tp, pp, slots, epoch, weights in answer
+            EngineInfo(engine.decode(), int(tp), int(pp), int(slots), int(epoch), weights.decode(), policy.decode())
+            for engine, tp, pp, slots, epoch, weights, policy in answer
         )
         return sorted(infos, key=lambda info: info.engine)
 
@@ -220,6 +224,7 @@ class Pool:
         record: bytes,
         body_digest: str,
         max_tokens: int,
+        upfront: int,
         *,
         deadline_in: float | None,
         detach_grace: float,
@@ -232,15 +237,16 @@ class Pool:
     ) -> Attached | Refusal | Busy:
         """Queues a request and attaches its call. A known id with the same body is only attached.
 
-        record: a PoolRequest. max_tokens: input tokens + max_new_tokens, so the slots that it needs.
-        deadline_in: seconds from now (None: no deadline). detach_grace: seconds for which the request lives on when its
-        endpoint dies. max_waiting: a queue of so many requests is full. new_tokens: max_new_tokens, None: all of
-        max_tokens. tenant: who pays for the request, which counts against the limits of a tenant.
+        record: a PoolRequest. max_tokens: input tokens + max_new_tokens, so the slots that it fills at the end.
+        upfront: slots that must be free for it to begin. deadline_in: seconds from now (None: no deadline).
+        detach_grace: seconds for which the request lives on when its endpoint dies. max_waiting: a queue of this many
+        requests is full. new_tokens: max_new_tokens, None: all of max_tokens. tenant: who pays for the request, which
+        counts against the limits of a tenant.
         Raises ValueError for an attempt that is not below 2^53.
         """
         deadline = "" if deadline_in is None else _microseconds(deadline_in)
         grace = _microseconds(detach_grace)
-        rest: list[Argument] = [body_digest, max_tokens, deadline, grace, endpoint, _exact(attempt)]
+        rest: list[Argument] = [body_digest, max_tokens, upfront, deadline, grace, endpoint, _exact(attempt)]
         rest += [max_tokens if new_tokens is None else new_tokens, tenant, max_waiting]
         rest += ["" if limit is None else limit for limit in limits]
         try:
@@ -374,7 +380,17 @@ class Pool:
         begins anything.
         """
         numbers = ("" if epoch is None else epoch, "" if reserve is None else reserve)
-        sizes = ("", "", "") if form is None else (form.slots, form.tensor_parallel, form.pipeline_parallel)
+        sizes: Sequence[Argument] = [""] * 6
+        if form is not None:
+            rule = form.reservation
+            sizes = (
+                form.slots,
+                form.tensor_parallel,
+                form.pipeline_parallel,
+                form.policy,
+                rule.block_size,
+                int(rule.output),
+            )
         told = (load.rows, load.free, _microseconds(load.pace), _microseconds(load.room_in), int(load.finishing))
         answer = await self._renew("renew", engine, owner, term, *numbers, *sizes, weights, known, *told)
         if answer is None:
@@ -412,15 +428,14 @@ class Pool:
         count: int,
         slots: int,
         total: int,
-        block_size: int = 1,
     ) -> ClaimAnswer | None:
         """Takes at most `count` of the oldest requests that fit into `slots`. None: not the master any more.
 
         have: the last claim number that the master heard of. If the engine's is higher, an answer was lost: this one
         tells what was claimed since, and nothing new is taken. total: all slots of the engine; a larger request is left
-        to a larger engine. block_size: slots of a block; a request takes whole blocks.
+        to a larger engine.
         """
-        answer = await self._run("claim", engine, owner, term, have, count, slots, total, block_size)
+        answer = await self._run("claim", engine, owner, term, have, count, slots, total)
         if answer is None:
             return None
         last_claim, needs, before, after, *held = answer

@@ -10,7 +10,7 @@ from redis.exceptions import ConnectionError, RedisError
 
 from . import redis_url
 from .redis_url import SENTINEL, Address
-from .signing_in import sign_in
+from .signing_in import ToSentinel
 
 
 class Primary:
@@ -39,16 +39,18 @@ class Primary:
         at = f"{parts.login}@" if parts.login else ""
         query = f"?{parts.query}" if parts.query else ""
         self.url = f"{parts.scheme.removesuffix(SENTINEL)}://{at}primary.invalid/{database or 0}{query}"
+        secured = parts.scheme.startswith("rediss")
         # The link retries; a Sentinel that is away must only be passed over.
         options = {
             "socket_timeout": patience / 2,
             "socket_connect_timeout": patience / 2,
             "retry": Retry(NoBackoff(), 0),
-            "redis_connect_func": sign_in,
-            "ssl": parts.scheme.startswith("rediss"),
+            "ssl": secured,
             **signing_in,
         }
         self._sentinel = Sentinel(parts.servers, sentinel_kwargs=options)
+        for client in cast(list[Any], self._sentinel.sentinels) if secured else []:
+            client.connection_pool.connection_class = ToSentinel
 
     async def direct(self, connection: Any) -> None:
         """Points a connection that is about to be made at the primary. Raises redis's ConnectionError."""

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from orca_common.reservation import Reservation
+
 
 class Reason(IntEnum):
     """Why a request ended.
@@ -229,6 +231,10 @@ class ModelIdentity:
     max_positions: int
     vocab_size: int
     slots: int  # of the largest engine that ever formed; 0: none has formed yet
+    reservation: Reservation | None = None  # of the engine that formed last; None: none has formed yet
+
+
+ONE_BY_ONE = Reservation(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,3 +247,5 @@ class EngineInfo:
     slots: int
     epoch: int
     weights: str = ""  # fingerprint
+    policy: str = ""  # by which its batches are chosen
+    reservation: Reservation = ONE_BY_ONE  # of that policy; `Pool.engine_infos` does not tell it

@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent / "lua"
 
 # The meaning of the keys. A release whose keys have another one is refused (`pool.Pool`): raise it with every change
 # that older scripts would not understand.
-SCHEMA = 4
+SCHEMA = 1
 
 # With Redis's `maxmemory` reached, these do not run: they bring new work. All others finish what is there.
 NEW_WORK = frozenset(["submit"])

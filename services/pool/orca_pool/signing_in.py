@@ -1,10 +1,10 @@
 """How a new connection signs in, to Redis as to a Sentinel: a login, our certificate, and a look at the other one."""
 
+import ssl
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from redis.asyncio import SSLConnection
-from redis.exceptions import ConnectionError
 
 from orca_common.errors import PermissionDenied
 from orca_common.roles import check_redis, dns_names
@@ -15,16 +15,8 @@ from orca_common.tls import AUTHORITY, CERTIFICATE, KEY
 USER = "default"
 
 
-class SigningIn(Protocol):
-    """What a new connection of redis.asyncio is asked for. They are typed only in part."""
-
-    async def on_connect(self) -> None: ...
-    async def send_command(self, *args: str | bytes | int, check_health: bool) -> None: ...
-    async def read_response(self) -> Any: ...
-
-
 def options(scheme: str, password: str | None, tls_dir: str | None) -> dict[str, str]:
-    """redis-py's options for a login and for a TLS connection that shows a certificate. What a URL says wins."""
+    """redis-py's options for a login and for a TLS connection that shows a certificate. A login in the URL wins."""
     found = {} if password is None else {"username": USER, "password": password}
     if tls_dir is not None and scheme.startswith("rediss"):
         names = {"ssl_certfile": CERTIFICATE, "ssl_keyfile": KEY, "ssl_ca_certs": AUTHORITY}
@@ -32,11 +24,26 @@ def options(scheme: str, password: str | None, tls_dir: str | None) -> dict[str,
     return found
 
 
-async def sign_in(connection: SigningIn) -> None:
-    """Signs in. Raises redis's ConnectionError when a service of ours, and not Redis, is at the other end."""
-    if isinstance(connection, SSLConnection):
+class RedisAlone(ssl.SSLObject):
+    """A TLS handshake that fails when a service of ours, and not Redis, is at the other end."""
+
+    def do_handshake(self) -> None:
+        super().do_handshake()
         try:
-            check_redis(dns_names(cast(Any, connection)._writer.get_extra_info("peercert")))
+            check_redis(dns_names(self.getpeercert()))
         except PermissionDenied as error:
-            raise ConnectionError(str(error)) from None
-    await connection.on_connect()
+            raise ssl.SSLCertVerificationError(str(error)) from None
+
+
+def redis_alone(connection: object) -> None:
+    """Lets a connection that is about to be made by TLS refuse our own services."""
+    if isinstance(connection, SSLConnection):
+        cast(Any, connection).ssl_context.get().sslobject_class = RedisAlone
+
+
+class ToSentinel(SSLConnection):
+    """A TLS connection to a Sentinel."""
+
+    async def connect(self) -> None:
+        redis_alone(self)
+        await super().connect()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from orca_common import logs, service
+from orca_common import service
 from orca_common.address import join_address
 from orca_common.errors import OrcaError, Unavailable
 from orca_common.service import LoopPulse, StatusPort
@@ -55,6 +55,7 @@ class SchedulerApp:
         """What the status port tells besides."""
         return {
             "engines": self._scheduler.engines(),
+            "policy": self._settings.policy,
             "refused": self._scheduler.refused(),
             "notices": list(self._discovery.notices),
             "logits_not_finite": self._scheduler.not_finite,
@@ -121,7 +122,7 @@ def discovery_of(settings: SchedulerSettings, refused: Callable[[], Mapping[str,
 def main(settings: SchedulerSettings | None = None) -> None:
     """`python -m orca_scheduler`: settings from flags, environment and file, unless given."""
     settings = settings or SchedulerSettings.load(sys.argv[1:])
-    logs.configure("orca-scheduler", settings.log_level)
+    settings.open_log("orca-scheduler")
     try:
         service.run(lambda: service.serve(lambda: SchedulerApp(settings)))
     except OrcaError as error:

@@ -8,14 +8,14 @@ whether they come from a live engine, a simulation or a journal.
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from .request import INCREMENT, INITIATION, Arrival, Phase, Reason, Request
-from .selection import Selection, Stop, select
-from .slots import Slots
+from .policy import PAPER, Policy
+from .request import Arrival, Phase, Reason, Request
+from .selection import Limits, Plan, Stop
 
 # -- events
 
@@ -55,8 +55,8 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class BatchReturned:
-    """The oldest batch in flight came back, with one token for each of its members, in their order; None for a member
-    whose logits were not finite."""
+    """The oldest batch in flight came back, with one token for each of its members that samples, in their order; None
+    for one whose logits were not finite."""
 
     now: float
     iteration: int
@@ -83,35 +83,36 @@ Event = EngineReady | EngineLost | Arrived | Cancelled | BatchReturned | Drain |
 
 
 class Member(NamedTuple):
-    """One request's part in an iteration.
+    """One request's part in an iteration: `count` positions from `start` on.
 
-    `blocks` is empty except at the initiation. `token` is None at the initiation, and with a run-ahead, where the ranks
-    take the token from their own memory.
+    Ranks have the tokens of an admission; `token` is that of a later position. With a run-ahead it is None, and they
+    take it from their own memory.
     """
 
     claim: int
     row: int
-    phase: Phase
-    length: int  # prompt and generated tokens before this iteration; an increment's token stands at length - 1
+    start: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride] - a tuple's method, which is not called here
+    samples: bool  # it makes a token: the positions reach the last one that is known
+    new_blocks: tuple[int, ...]  # that the row gets, behind those that it has
     token: int | None
-    blocks: tuple[int, ...]
 
     @property
-    def inputs(self) -> int:
-        """Tokens that the iteration runs over: its rows of the flat batch."""
-        return 1 if self.phase is INCREMENT else self.length
+    def phase(self) -> Phase:
+        return Phase.of(self.start, self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleBatch:
-    """Run one iteration. `members` stand in the order in which ranks run them: initiations, then increments; each kind
-    by arrival. `free_rows` ended since the last one."""
+    """Run one iteration. `members` stand in the order in which ranks run them: the first `admitted` have new rows, the
+    others have run before; each kind in the policy's order. `free_rows` ended since the last one."""
 
     iteration: int
     members: tuple[Member, ...]
+    admitted: int
     free_rows: tuple[int, ...]
     reserved: int  # slots, after this selection
-    stop: Stop
+    stop: str  # why the batch holds no more
 
 
 class Outcome(NamedTuple):
@@ -140,10 +141,10 @@ class GiveBack:
 
 Action = ScheduleBatch | Commit | GiveBack
 
-NOTHING = Selection((), Stop.POOL)
+NOTHING = Plan((), Stop.POOL)
 
 # One of each is made for each row of an iteration, so from a tuple: in 0.15 us, where Member(..) itself takes 0.4.
-_member: Callable[[tuple[int, int, Phase, int, int | None, tuple[int, ...]]], Member]
+_member: Callable[[tuple[int, int, int, int, bool, tuple[int, ...], int | None]], Member]
 _member = partial(cast(Any, tuple).__new__, Member)
 _outcome: Callable[[tuple[int, int, int | None, Reason | None]], Outcome]
 _outcome = partial(cast(Any, tuple).__new__, Outcome)
@@ -157,8 +158,16 @@ class Room:
     slots: int
 
 
+class Flight(NamedTuple):
+    """A batch in flight: its requests, and which of them get a token."""
+
+    iteration: int
+    requests: tuple[Request, ...]
+    samples: tuple[bool, ...]
+
+
 class Core:
-    """Schedules one engine: at most `max_bs` requests a batch and `n_workers` batches in flight.
+    """Schedules one engine: at most `max_bs` requests a batch and `n_workers` batches in flight, chosen by `policy`.
 
     `run_ahead` 0 is the paper's loop. With 1, one batch more may be in flight: requests of the oldest batch may be
     scheduled again before their tokens are back. The core then learns one iteration late that a request ended by its
@@ -166,19 +175,14 @@ class Core:
     """
 
     def __init__(
-        self,
-        max_bs: int,
-        n_workers: int,
-        block_size: int,
-        run_ahead: int = 0,
-        selection: Callable[[Iterable[Request], int, Slots], Selection] = select,
+        self, max_bs: int, n_workers: int, block_size: int, run_ahead: int = 0, policy: Policy = PAPER
     ) -> None:
         assert run_ahead in (0, 1), "a request is in one batch in flight, or in two"
-        self.max_bs, self.n_workers, self.block_size, self.run_ahead = max_bs, n_workers, block_size, run_ahead
-        self.slots = Slots(0, block_size)
-        self.in_flight: deque[tuple[int, tuple[Request, ...]]] = deque()  # (iteration, batch), oldest first
-        self._select = selection
-        self._pool: list[Request] = []  # live requests, by arrival
+        self.limits, self.n_workers, self.block_size, self.run_ahead = Limits(max_bs), n_workers, block_size, run_ahead
+        self.policy = policy
+        self.memory = policy.memory(0, block_size)
+        self.in_flight: deque[Flight] = deque()  # oldest first
+        self._pool: list[Request] = []  # live requests, in the policy's order
         self._claims: dict[int, Request] = {}
         self._free_rows: list[int] = []  # ended since the last batch: the ranks do not know yet
         self._iteration = 0
@@ -191,16 +195,16 @@ class Core:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """Live requests, in order of arrival, those included that ended while RUNNING."""
+        """Live requests, in the policy's order, those included that ended while RUNNING."""
         return tuple(self._pool)
 
     def room(self) -> Room:
         """How many more requests, with how many slots, could start now."""
         if not self._formed or self._draining:
             return Room(0, 0)
-        waiting = sum(self.slots.size(r.arrived.max_tokens) for r in self._pool if r.row is None)
-        count = self.max_bs * self.n_workers - len(self._pool)
-        return Room(max(0, count), max(0, self.slots.free - waiting))
+        slots = self.memory.room(request for request in self._pool if request.row is None)
+        count = self.limits.max_bs * self.n_workers - len(self._pool)
+        return Room(max(0, count), max(0, slots))
 
     def step(self, event: Event) -> list[Action]:
         """Applies one event and says what is to be done about it, in this order.
@@ -211,7 +215,7 @@ class Core:
         match event:
             case EngineReady():
                 assert not self._pool, "an engine was formed before its loss was told"
-                self.slots = Slots(event.n_slots, self.block_size)
+                self.memory = self.policy.memory(event.n_slots, self.block_size)
                 self._iteration, self._formed, self._draining = event.iteration, True, False
                 self._free_rows.clear()
             case EngineLost():
@@ -236,10 +240,12 @@ class Core:
     def state(self) -> dict[str, Any]:
         """The whole state as plain values, for the head of a journal. `restore` takes it."""
         return {
-            "slots": self.slots.state(),
-            "requests": [astuple(request) for request in self._pool],
-            "in_flight": [(iteration, [request.claim for request in batch]) for iteration, batch in self.in_flight],
-            "free_rows": self._free_rows,
+            "memory": self.memory.state(),
+            "requests": [asdict(request) for request in self._pool],
+            "in_flight": [
+                (number, [r.claim for r in requests], samples) for number, requests, samples in self.in_flight
+            ],
+            "free_rows": list(self._free_rows),
             "iteration": self._iteration,
             "last_arrival": self._last_arrival,
             "formed": self._formed,
@@ -248,11 +254,13 @@ class Core:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Takes over the `state` of another core that was made with the same numbers. It may have gone through JSON."""
-        self.slots = Slots.restored(state["slots"], self.block_size)
+        self.memory.restore(state["memory"])
         self._pool = [Request.restored(values) for values in state["requests"]]
         self._claims = {request.claim: request for request in self._pool}
-        batches = ((iteration, tuple(self._claims[c] for c in claims)) for iteration, claims in state["in_flight"])
-        self.in_flight = deque(batches)
+        self.in_flight = deque(
+            Flight(iteration, tuple(self._claims[claim] for claim in claims), tuple(samples))
+            for iteration, claims, samples in state["in_flight"]
+        )
         self._free_rows, self._iteration = list(state["free_rows"]), state["iteration"]
         self._last_arrival = state["last_arrival"]
         self._formed, self._draining = state["formed"], state["draining"]
@@ -261,22 +269,23 @@ class Core:
         """Algorithm 1, lines 3 to 7: one batch, if one may be in flight and there is work for it."""
         if not self._formed or self._draining:
             return None
-        selection = NOTHING
+        plan = NOTHING
         if self.n_scheduled < self.n_workers:  # line 8
-            selection = self._select(self._waiting(), self.max_bs, self.slots)  # line 4
-        if not selection.batch and self.run_ahead and self.n_scheduled <= self.n_workers:
-            selection = self._select(self._returning(), self.max_bs, self.slots)
-        if not selection.batch:
+            plan = self.policy.plan(self._waiting(), self.limits, self.memory)  # line 4
+        if not plan.batch and self.run_ahead and self.n_scheduled <= self.n_workers:
+            plan = self.policy.plan(self._returning(), self.limits, self.memory)
+        if not plan.batch:
             return None  # an empty batch is never run: the next event comes here again
-        batch = tuple(sorted(selection.batch, key=lambda request: request.row is not None))  # initiations first
-        members: list[Member] = []
-        for request in batch:
-            members.append(self._member(request))
-            request.in_flight += 1  # line 6
-            request.iterations += 1
-        self.in_flight.append((self._iteration, batch))  # line 7: n_scheduled grows by one batch
+        for request in plan.preempt:
+            self._preempt(request)
+        new = [part for part in plan.batch if part[0].row is None]
+        going_on = plan.batch if not new else [part for part in plan.batch if part[0].row is not None]
+        members = [*(self._member(*part) for part in new), *(self._member(*part) for part in going_on)]
+        requests = tuple([part[0] for part in (*new, *going_on)])
+        samples = tuple([member.samples for member in members])
+        self.in_flight.append(Flight(self._iteration, requests, samples))  # line 7: n_scheduled grows by one batch
         action = ScheduleBatch(
-            self._iteration, tuple(members), tuple(self._free_rows), self.slots.reserved, selection.stop
+            self._iteration, tuple(members), len(new), tuple(self._free_rows), self.memory.reserved, str(plan.stop)
         )
         self._free_rows.clear()
         self._iteration += 1
@@ -288,17 +297,38 @@ class Core:
 
     def _returning(self) -> Iterator[Request]:
         """The same, as if the oldest batch had returned and none of its requests had ended by its token."""
-        oldest = set(self.in_flight[0][1] if self.in_flight else ())
+        oldest = set(self.in_flight[0].requests if self.in_flight else ())
         return (r for r in self._pool if not r.in_flight or (r.in_flight == 1 and r in oldest and r.goes_on))
 
-    def _member(self, request: Request) -> Member:
-        """The request's part in the batch that is being made; a first iteration reserves its slots."""
-        claim, length = request.arrived.claim, request.length
-        if request.row is None:
-            request.row, request.blocks = self.slots.reserve(request.arrived.max_tokens)
-            return Member(claim, request.row, INITIATION, length, None, request.blocks)
+    def _member(self, request: Request, count: int) -> Member:
+        """The request's part in the batch that is being made; gives it the slots that it needs."""
+        memory, start, row = self.memory, request.computed, request.row
+        need = memory.need(request, count)
+        if row is None:
+            request.row = row = memory.admit()
+        new_blocks = memory.grow(row, need) if need else ()
+        end = start + count
+        assert start < end <= request.known, "a plan runs a position whose token is not known"
+        samples = end == request.known
+        request.computed = end
+        request.known += samples
+        request.in_flight += 1  # line 6
+        request.iterations += 1
         token = None if self.run_ahead else request.last_token
-        return _member((claim, request.row, INCREMENT, length, token, ()))
+        return _member((request.arrived.claim, row, start, count, samples, new_blocks, token))
+
+    def _preempt(self, request: Request) -> None:
+        """Takes a waiting request's row. It starts again, with its prompt and all tokens that it has made."""
+        assert not request.running, "a RUNNING request was preempted"
+        self._release(request)
+        request.computed, request.last_token = 0, None
+
+    def _release(self, request: Request) -> None:
+        """Takes a request's row back, if it has one. The ranks learn of it with the next batch."""
+        if request.row is not None:
+            self.memory.release(request.row)
+            self._free_rows.append(request.row)
+            request.row = None
 
     def _arrived(self, event: Arrived) -> list[Action]:
         if not self._formed:  # claimed while the engine was lost
@@ -307,28 +337,32 @@ class Core:
         for arrival in event.requests:
             if arrival.claim in self._claims:
                 continue
-            if arrival.max_tokens > self.slots.n_slots:
+            if arrival.max_tokens > self.memory.n_slots:
                 too_large.append((arrival.claim, False))  # a larger engine may exist: the pool knows, and judges
                 continue
-            request = Request(arrival, arrival.arrival > self._last_arrival, arrival.generated)
+            request = Request.of(arrival, in_order=arrival.arrival > self._last_arrival)
             self._last_arrival = max(self._last_arrival, arrival.arrival)
-            insort(self._pool, request, key=lambda r: r.arrived.arrival)
+            insort(self._pool, request, key=self.policy.order)
             self._claims[request.claim] = request
         return [GiveBack(tuple(too_large)), *self._expire(event.now)] if too_large else self._expire(event.now)
 
     def _returned(self, event: BatchReturned) -> list[Action]:
         """Lines 9 to 14: the requests of a returned batch go on as INCREMENT, or end and release their slots."""
-        iteration, batch = self.in_flight.popleft()
+        iteration, requests, samples = self.in_flight.popleft()
         assert event.iteration == iteration, f"iteration {event.iteration} returned before {iteration}"
-        assert len(event.token_ids) == len(batch), "a batch returned with another number of tokens"
+        assert len(event.token_ids) == sum(samples), "a batch returned with another number of tokens"
         outcomes: list[Outcome] = []
-        for request, token in zip(batch, event.token_ids, strict=True):
+        tokens = iter(event.token_ids)
+        for request, sampled in zip(requests, samples, strict=True):
             request.in_flight -= 1
+            token = next(tokens) if sampled else None
             if request.ended:
                 self._end(request)  # what it generated after its end is void
             elif request.overdue(event.now):
                 outcomes.append(Outcome(request.claim, request.generated, None, Reason.DEADLINE))
                 self._end(request)
+            elif not sampled:
+                continue  # a part of its prompt
             elif token is None:
                 outcomes.append(Outcome(request.claim, request.generated, None, Reason.NOT_FINITE))
                 self._end(request)
@@ -355,7 +389,7 @@ class Core:
         self._pool.clear()
         self._claims.clear()
         self.in_flight.clear()
-        self.slots, self._formed = Slots(0, self.block_size), False
+        self.memory, self._formed = self.policy.memory(0, self.block_size), False
         return [GiveBack(requests)] if requests else []
 
     def _end(self, request: Request) -> None:
@@ -367,6 +401,4 @@ class Core:
     def _remove(self, request: Request) -> None:
         self._pool.remove(request)
         del self._claims[request.claim]
-        if request.row is not None:
-            self.slots.release(request.row)
-            self._free_rows.append(request.row)
+        self._release(request)

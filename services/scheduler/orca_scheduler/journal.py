@@ -1,9 +1,12 @@
 """The journal of an engine's term: every event of its core and its lifecycle with the actions that followed, and notes.
 
-    {"core": {..}, "state": {..}, "lifecycle": {..}}              where both machines stood, first line
-    {"event": [name, field, ..], "actions": [[name, field, ..], ..]}    a step of the core
-    {"life": [name, field, ..], "actions": [[name, field, ..], ..]}     a step of the lifecycle
-    {"note": {..}}                                    what a reader wants to know besides: request ids, times of stages
+    {"core": {..}, "state": {..}, "lifecycle": {..}}        where both machines stood, first line
+    {"event": [name, {..}], "actions": [[name, {..}], ..]}  a step of the core
+    {"life": [name, {..}], "actions": [[name, {..}], ..]}   a step of the lifecycle
+    {"note": {..}}                                          more for readers: request ids, times of stages
+
+Fields have their names, and one that has its default is left out, so that a journal replays after a new field has been
+added. Members and outcomes are columns: `{"row": [0, 1], "start": [7, 3]}` instead of a list of rows.
 
 Replaying the events must give the same actions: `python -m orca_scheduler.journal FILE` does it, with each file by
 itself.
@@ -17,14 +20,15 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, get_args, get_type_hints
+from typing import Any, BinaryIO, NamedTuple, get_args, get_type_hints
 
 import msgspec
 
 from . import core, lifecycle
-from .core import Action, Core, Event, ScheduleBatch
+from .core import Action, Core, Event, Member, Outcome, ScheduleBatch
 from .lifecycle import Lifecycle
 from .lifecycle_events import LifeAction, LifeEvent
+from .policy import policy_named
 
 # 3 us for a batch of 64, where the standard library takes 31: it is on every iteration's path
 ENCODER = msgspec.json.Encoder()
@@ -57,10 +61,11 @@ class Journal:
     def _open(self) -> None:
         of = self._core
         numbers = {
-            "max_bs": of.max_bs,
+            "max_bs": of.limits.max_bs,
             "n_workers": of.n_workers,
             "block_size": of.block_size,
             "run_ahead": of.run_ahead,
+            "policy": of.policy.name,
         }
         # For its owner alone: the token ids of answers are in it.
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -124,16 +129,64 @@ class Journal:
 # -- values to JSON and back
 
 
+class Columns(NamedTuple):
+    """A field that holds many rows of one kind, and what most of them have in it."""
+
+    kind: type[Any]  # a NamedTuple
+    usual: dict[str, Any]  # a column of these values alone is left out
+
+
+COLUMNS = {
+    "members": Columns(Member, {"count": 1, "samples": True, "new_blocks": (), "token": None}),
+    "outcomes": Columns(Outcome, {"token": None, "finish": None}),
+}
+
+
 def encode(value: Any) -> list[Any]:
-    """An event, action or state as a list: its name and its fields."""
-    return [type(value).__name__, *[getattr(value, name) for name in value.__slots__]]
+    """The name of an event, action or state, and its fields by their names, without those that have their defaults."""
+    kept = {}
+    for name, default in _fields(type(value)):
+        given = getattr(value, name)
+        if name in COLUMNS:
+            kept[name] = _columns(given, COLUMNS[name])
+        elif given is not default and given != default:
+            kept[name] = given
+    return [type(value).__name__, kept]
 
 
 def decode(encoded: list[Any]) -> Any:
-    """The event, action or state that `encode` made a list of."""
-    name, *values = encoded
+    """The event, action or state that `encode` has encoded."""
+    name, values = encoded
     kind = KINDS[name]
-    return kind(*map(_typed, values, _hints(kind).values()))
+    hints = _hints(kind)
+    return kind(**{
+        field: _rows(value, COLUMNS[field]) if field in COLUMNS else _typed(value, hints[field])
+        for field, value in values.items()
+    })  # fmt: skip
+
+
+@cache
+def _fields(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
+    """The fields of a kind, and their defaults."""
+    return tuple((field.name, field.default) for field in fields(kind))
+
+
+def _columns(rows: Sequence[Any], columns: Columns) -> dict[str, Sequence[Any]]:
+    of_all: dict[str, Sequence[Any]] = dict(zip(columns.kind._fields, zip(*rows, strict=True), strict=False))
+    for name, usual in columns.usual.items():
+        if name in of_all and of_all[name].count(usual) == len(rows):
+            del of_all[name]
+    return of_all
+
+
+def _rows(columns: dict[str, Sequence[Any]], of: Columns) -> tuple[Any, ...]:
+    length = max(map(len, columns.values()), default=0)
+    hints = _hints(of.kind)
+    of_all = [
+        [_typed(value, hints[name]) for value in columns[name]] if name in columns else [of.usual[name]] * length
+        for name in of.kind._fields
+    ]
+    return tuple(map(of.kind, *of_all)) if length else ()
 
 
 @cache
@@ -166,7 +219,7 @@ def restored_lifecycle(values: dict[str, Any]) -> Lifecycle:
 class Heading:
     """Where the machines stood when this file was begun, as plain values."""
 
-    numbers: dict[str, int]  # of the core: `max_bs` and so on
+    numbers: dict[str, Any]  # of the core: `max_bs` and so on, and the name of its policy
     state: dict[str, Any]
     lifecycle: dict[str, Any]
 
@@ -246,9 +299,10 @@ def replay(path: Path) -> Iterator[tuple[CoreStep | LifeStep, Sequence[Action | 
 
 
 def restored(heading: Heading) -> tuple[Core, Lifecycle]:
-    """Both machines as they stood when the file was begun."""
+    """Both machines as they stood when the file was begun. Raises ValueError for a policy that there is not."""
     numbers: dict[str, Any] = dict(heading.numbers)
-    fresh = Core(**numbers)
+    policy = policy_named(numbers.pop("policy"))
+    fresh = Core(**numbers, policy=policy)
     fresh.restore(heading.state)
     return fresh, restored_lifecycle(heading.lifecycle)
 

@@ -54,13 +54,12 @@ class Ledger:
         engine: str,
         owner: str,
         term: int,
-        block_size: int,
         room: Callable[[], Room],
         load: Callable[[], EngineLoad],
         post: Callable[[News], None],
     ) -> None:
         self._pool, self._engine, self._owner, self._term = pool, engine, owner, term
-        self._block_size, self._room, self._load, self._post = block_size, room, load, post
+        self._room, self._load, self._post = room, load, post
         self.outputs = Outputs()
         self.epoch = self.iteration = 0  # of the engine, the highest known
         self._last_claim = self._reserved = self._uncommitted = 0
@@ -328,7 +327,6 @@ class Ledger:
                 count=room.requests,
                 slots=room.slots,
                 total=self._engine_slots,
-                block_size=self._block_size,
             )
         finally:
             self._claim_sent = False

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from orca.v1 import worker_pb2 as pb
 from orca_common.errors import FailedPrecondition, Unavailable
+from orca_common.reservation import Reservation
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Transport
@@ -36,6 +37,7 @@ from .core import (
     EngineLost,
     EngineReady,
     GiveBack,
+    Member,
     ScheduleBatch,
 )
 from .discovery.candidates import Candidate, Discovery
@@ -79,10 +81,12 @@ from .lifecycle_events import (
     Stop,
     Wake,
 )
+from .members import put_members
 from .output import Held
 from .pace import Pace
+from .policy import policy_named
 from .ranks import Ranks
-from .request import INITIATION, Arrival
+from .request import Arrival
 from .settings import SchedulerSettings
 from .tracing import Tracing
 
@@ -142,15 +146,21 @@ class EngineMaster:
         self.lifecycle = Lifecycle(
             engine, settings.shape, *_of_candidate(candidate), finish_seconds=settings.finish_seconds
         )
-        self.core = Core(settings.max_batch_size, settings.pp, settings.block_size, settings.run_ahead)
+        self.core = Core(
+            settings.max_batch_size,
+            settings.pp,
+            settings.block_size,
+            settings.run_ahead,
+            policy_named(settings.policy),
+        )
         self._pace = Pace()
-        self._ledger = Ledger(pool, engine, owner, term, settings.block_size, self.core.room, self.load, self._post)
+        self._ledger = Ledger(pool, engine, owner, term, self.core.room, self.load, self._post)
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._ranks: Ranks | None = None  # of the last life that was dialed
         self._epoch = 0  # that the ranks run in
         self._stale_rows: tuple[int, ...] = ()  # that the ranks hold from an earlier master of this epoch
         self._returned: deque[Returned] = deque()  # until the pool keeps up
-        self._in_flight: dict[int, tuple[int, ...]] = {}  # iteration -> claims, in the ranks' order
+        self._in_flight: dict[int, tuple[Member, ...]] = {}  # iteration -> members, in the ranks' order
         self._tasks: set[asyncio.Task[None]] = set()
         self._questions: list[asyncio.Task[None]] = []  # to the pool, of this life
         self._wake: asyncio.TimerHandle | None = None
@@ -158,7 +168,7 @@ class EngineMaster:
         self.not_finite = 0  # rows of logits that held NaN or infinity
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()  # ends by the error of a task
-        self._tracing = Tracing(telemetry.tracer, engine) if telemetry.enabled else None
+        self._tracing = Tracing(telemetry.tracer, engine, settings.policy) if telemetry.enabled else None
         self._journal: Journal | None = None
         if settings.run_dir is not None:
             path = Path(settings.run_dir) / f"journal-{engine}-{term}.jsonl"
@@ -187,7 +197,7 @@ class EngineMaster:
         if self.lifecycle.finishing:
             return FINISHING_LOAD
         left = min((r.arrived.max_new_tokens - r.generated for r in core.requests), default=0)
-        return EngineLoad(core.max_bs * core.n_workers, core.room().slots, pace, left * pace)
+        return EngineLoad(core.limits.max_bs * core.n_workers, core.room().slots, pace, left * pace)
 
     def leave(self) -> None:
         """Schedule nothing more; finish what is in flight, commit it, release the engine."""
@@ -274,6 +284,8 @@ class EngineMaster:
             if self._tracing is not None:
                 self._tracing.returned(report)
             running = len(self.core.requests)
+            for part in report.prompts:
+                self._ledger.outputs.scored(self._in_flight[report.number][part.index].claim, part.scores)
             event = BatchReturned(now, report.number, self._tokens_of(report))
             actions = self.core.step(event)
             try:
@@ -288,14 +300,15 @@ class EngineMaster:
             del self._in_flight[report.number]
 
     def _tokens_of(self, report: pb.IterationReport) -> tuple[int | None, ...]:
-        """One a member of the batch; None where its logits were not finite. Those are counted and logged."""
+        """One a member that samples; None where its logits were not finite. Those are counted and logged."""
         if not report.not_finite:
             return tuple(report.token_ids)
         tokens: list[int | None] = list(report.token_ids)
+        claims = self._sampling(report.number)
         for position in report.not_finite:
             tokens[position] = None
             self.not_finite += 1
-            held = self._ledger.outputs.held.get(self._in_flight[report.number][position])
+            held = self._ledger.outputs.held.get(claims[position])
             log.error(
                 "logits are not finite: the request ends without this token",
                 extra={
@@ -305,6 +318,10 @@ class EngineMaster:
                 },
             )
         return tuple(tokens)
+
+    def _sampling(self, iteration: int) -> list[int]:
+        """The claims of the members that make a token, in the order of their tokens."""
+        return [member.claim for member in self._in_flight[iteration] if member.samples]
 
     def _step_core(self, event: core.Event) -> None:
         """Steps the core and does what it says."""
@@ -448,7 +465,10 @@ class EngineMaster:
 
     async def _record(self, action: Record) -> None:
         shape = self._shape
-        info = EngineInfo(self.engine, shape.tp, shape.pp, action.slots, action.epoch, action.weights)
+        policy, rule = self.core.policy, Reservation(shape.block_size, self.core.policy.reserves_output)
+        info = EngineInfo(
+            self.engine, shape.tp, shape.pp, action.slots, action.epoch, action.weights, policy.name, rule
+        )
         self._post(Recorded(self._now, action.life, await self._ledger.formed(info, action.above)))
 
     async def _confirm(self, life: int) -> None:
@@ -525,55 +545,45 @@ class EngineMaster:
     # -- iterations
 
     def _schedule(self, action: ScheduleBatch) -> None:
-        self._in_flight[action.iteration] = tuple([member.claim for member in action.members])
+        self._in_flight[action.iteration] = action.members
         self._ledger.used(action.iteration)
         self._pace.scheduled(self._now)
         self._dialed.send(self._control_message(action))
 
     def _control_message(self, action: ScheduleBatch) -> pb.Iteration:
-        """The iteration for the ranks: new requests in full, once; increments by row, position and, unless the ranks
+        """The iteration for the ranks: new requests in full, once; all members by row, positions and, unless the ranks
         have it, token."""
         message = pb.Iteration(term=self._term, epoch=self._epoch, number=action.iteration)
         message.free_rows.extend(self._stale_rows)
         self._stale_rows = ()
         message.free_rows.extend(action.free_rows)
-        initiations = sum(member.phase is INITIATION for member in action.members)  # they come first
-        increments = action.members[initiations:]
-        message.increment_rows.extend([member.row for member in increments])
-        message.increment_positions.extend([member.length - 1 for member in increments])
-        message.increment_tokens.extend([member.token for member in increments if member.token is not None])
-        for member in action.members[:initiations]:
-            held = self._ledger.outputs.held[member.claim]
+        for member in action.members[: action.admitted]:
+            held = self._ledger.outputs.admitted(member.claim)
             record, generated = held.record, held.token_ids()
-            message.initiations.add(
+            message.admissions.add(
                 row=member.row,
                 claim=member.claim,
                 token_ids=[*record.prompt_ids, *generated],
                 generated=len(generated),
-                blocks=member.blocks,
-                temperature=record.temperature,
-                top_k=record.top_k,
-                top_p=record.top_p,
-                seed=record.seed,
-                logprobs=record.logprobs,
-                adjustments=record.adjustments if record.HasField("adjustments") else None,
+                sampling=record.sampling if record.HasField("sampling") else None,
             )
+        put_members(message, action.members)
         if self._tracing is not None:
-            message.trace.update(self._tracing.scheduled(action, self.core.slots.n_slots))
+            message.trace.update(self._tracing.scheduled(action, self.core.memory.n_slots))
         return message
 
     def _commit(self, action: Commit, report: pb.IterationReport | None) -> None:
         """Tokens and ends for the next commit to the pool."""
         logprobs: dict[int, float] = {}
-        scores: dict[int, tuple[bytes, bytes]] = {}
+        tops: dict[int, bytes] = {}
         if action.iteration is not None and report is not None and report.logprobs:
-            claims = self._in_flight[action.iteration]
+            claims = self._sampling(action.iteration)
             logprobs = dict(zip(claims, report.logprobs, strict=True))
-            scores = {claims[one.member]: (one.top, one.prompt) for one in report.scores}
+            tops = {claims[one.index]: one.scores for one in report.tops}
         append, pack, iteration = self._ledger.outputs.append, TOKEN.pack, action.iteration
         for claim, _, token, finish in action.outcomes:
             packed = b"" if token is None else pack(token, logprobs.get(claim, math.nan), iteration)
-            append(claim, packed, None if finish is None else Reason[finish.name], scores.get(claim))
+            append(claim, packed, None if finish is None else Reason[finish.name], tops.get(claim, b""))
             if finish is not None:
                 self._trace_end([claim], finish.name)
         self._ledger.committable()

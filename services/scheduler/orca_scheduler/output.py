@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from google.protobuf.message import DecodeError
 
 from orca.v1.pool_pb2 import PoolRequest
-from orca_common.scores import NOTHING, TOP
+from orca_common.scores import NOTHING, TOP, size_of_tops
 from orca_pool.records import Claimed, CommitRow, Committed, Reason
 from orca_pool.wire import TOKEN, commit_row, pack_tokens
 
@@ -29,7 +29,7 @@ class Held:
     acked: int
     finish: Reason | None = None
     tops: bytearray = field(default_factory=bytearray)  # of the tokens from index len(claimed.tokens) on
-    prompt: bytes = b""
+    prompt: bytearray = field(default_factory=bytearray)
     top_size: int = 0  # bytes that the tops of one token take; 0: they were not asked for
 
     def unacked(self) -> CommitRow:
@@ -40,7 +40,7 @@ class Held:
             mine = (acked - len(self.claimed.tokens)) * size
             # Below 0 the pool has lost tokens of an earlier claim, which nobody has the tops of.
             tops = bytes(NOTHING * (-mine // TOP.size) + self.tops[max(mine, 0) :])
-        prompt, claimed = b"" if acked else self.prompt, self.claimed
+        prompt, claimed = b"" if acked else bytes(self.prompt), self.claimed
         return commit_row((claimed.request_id, claimed.claim, acked, tokens, self.finish, tops, prompt))
 
     def token_ids(self) -> list[int]:
@@ -67,7 +67,7 @@ class Outputs:
         self.held[claimed.claim] = held
         try:
             held.record.ParseFromString(claimed.record)
-            held.top_size = held.record.adjustments.top_logprobs * TOP.size
+            held.top_size = size_of_tops(held.record.sampling)
         except DecodeError:
             log.error("unreadable request", extra={"request": claimed.request_id})
             self.append(claimed.claim, b"", Reason.INTERNAL)
@@ -78,19 +78,29 @@ class Outputs:
         """The held requests of these claims, without those that are gone."""
         return [self.held[claim] for claim in claims if claim in self.held]
 
-    def append(
-        self, claim: int, token: bytes, finish: Reason | None, scores: tuple[bytes, bytes] | None = None
-    ) -> None:
+    def admitted(self, claim: int) -> Held:
+        """The request goes to the ranks, which begin with its first position."""
+        held = self.held[claim]
+        if not held.tokens:  # otherwise the ranks do not score it again
+            held.prompt.clear()
+        return held
+
+    def scored(self, claim: int, prompt: bytes) -> None:
+        """The logprobs of a part of the request's prompt, behind those of the part before."""
+        held = self.held.get(claim)
+        if held is not None:
+            held.prompt += prompt
+
+    def append(self, claim: int, token: bytes, finish: Reason | None, tops: bytes = b"") -> None:
         """A request's new token (its 16 bytes, or none), or its end, or both. An unknown claim is gone: no effect.
 
-        scores: the tops of the token and the logprobs of the prompt, where they were asked for.
+        tops: of the token, where they were asked for.
         """
         held = self.held.get(claim)
         if held is not None:
             held.tokens += token
-            if token and scores is not None:
-                held.tops += scores[0]
-                held.prompt = scores[1] or held.prompt
+            if token:
+                held.tops += tops
             held.finish = finish
             self.dirty[claim] = held
 

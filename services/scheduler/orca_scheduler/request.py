@@ -1,20 +1,20 @@
 """A request as the scheduler core sees it: numbers only, no text, and of its tokens only the last."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 
 class Phase(StrEnum):
-    """The paper's phases: what a request's next iteration will be. A request in a batch in flight is also RUNNING."""
+    """The paper's phases of a request, for people to read. A request in a batch in flight is also RUNNING."""
 
-    INITIATION = "initiation"  # its next iteration runs over all its input tokens
-    INCREMENT = "increment"  # its next iteration runs over one token
+    INITIATION = "initiation"  # keys and values of its input tokens are to be computed
+    INCREMENT = "increment"  # those of its last token are
 
-
-# For what is done for each row: Python 3.11 takes 0.1 us to look up a member of an Enum.
-INITIATION, INCREMENT = Phase
+    @classmethod
+    def of(cls, start: int, count: int) -> "Phase":
+        """The phase of an iteration over `count` tokens, from position `start` on."""
+        return cls.INCREMENT if start and count == 1 else cls.INITIATION
 
 
 class Reason(StrEnum):
@@ -27,7 +27,8 @@ class Reason(StrEnum):
     NOT_FINITE = "NOT_FINITE"
 
 
-class Arrival(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Arrival:
     """A request as it was claimed from the pool."""
 
     claim: int  # its claim number: the core's name for it
@@ -43,48 +44,49 @@ class Arrival(NamedTuple):
     def max_tokens(self) -> int:
         return self.input_tokens + self.max_new_tokens
 
-    @classmethod
-    def of(cls, values: Sequence[Any]) -> "Arrival":
-        """From its fields, which may have gone through JSON."""
-        claim, arrival, input_tokens, max_new_tokens, generated, eos, stop, deadline = values
-        return cls(claim, arrival, input_tokens, max_new_tokens, generated, tuple(eos), tuple(stop), deadline)
-
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """An arrival, and what has become of it on this engine."""
+    """An arrival, and what has become of it on this engine.
+
+    Its first `known` tokens are there, or will be when its batches return; the keys and values of the first `computed`
+    are there, or in flight. An iteration runs over some positions from `computed` on, and makes a token where it
+    reaches `known`.
+    """
 
     arrived: Arrival
     in_order: bool  # it arrived after all that were seen here before: iteration-level FCFS holds for it
     generated: int  # tokens that have returned
+    known: int  # tokens of its prompt, and generated ones, those included that are being made
+    computed: int = 0
     in_flight: int = 0  # batches in flight that it is in: one, or with a run-ahead two
-    row: int | None = None  # given with its slots at its first iteration
-    blocks: tuple[int, ...] = field(default=())
-    last_token: int | None = None
+    row: int | None = None  # given with its first slots
+    last_token: int | None = None  # that has returned since it was given its row
     iterations: int = 0  # how many it was scheduled in
     ended: bool = False  # it ended while RUNNING: its slots stay until its batches have returned
+
+    @classmethod
+    def of(cls, arrived: Arrival, in_order: bool) -> "Request":
+        """A request that has just arrived."""
+        return cls(arrived, in_order, arrived.generated, arrived.input_tokens + arrived.generated)
 
     @property
     def claim(self) -> int:
         return self.arrived.claim
 
     @property
-    def phase(self) -> Phase:
-        return INITIATION if self.row is None else INCREMENT
-
-    @property
     def running(self) -> bool:
         return self.in_flight > 0
 
     @property
-    def length(self) -> int:
-        """Prompt and generated tokens, including those that are being made."""
-        return self.arrived.input_tokens + self.generated + self.in_flight
+    def remaining(self) -> int:
+        """Positions to compute before it makes its next token."""
+        return self.known - self.computed
 
     @property
     def goes_on(self) -> bool:
         """Whether there are iterations left to schedule, as far as is known before its batches return."""
-        return not self.ended and self.generated + self.in_flight < self.arrived.max_new_tokens
+        return not self.ended and self.known < self.arrived.max_tokens
 
     def end_by(self, token: int) -> Reason | None:
         """Why the request ends with this token, its newest; None: it goes on."""
@@ -98,7 +100,10 @@ class Request:
         return self.arrived.deadline is not None and now >= self.arrived.deadline
 
     @classmethod
-    def restored(cls, values: Sequence[Any]) -> "Request":
-        """From its fields, which may have gone through JSON."""
-        arrived, in_order, generated, in_flight, row, blocks, *rest = values
-        return cls(Arrival.of(arrived), in_order, generated, in_flight, row, tuple(blocks), *rest)
+    def restored(cls, values: dict[str, Any]) -> "Request":
+        """From its fields by name, which may have gone through JSON."""
+        fields, arrived = dict(values), dict[str, Any](values["arrived"])
+        for name in {"eos_token_ids", "stop_token_ids"} & arrived.keys():
+            arrived[name] = tuple(arrived[name])
+        fields["arrived"] = Arrival(**arrived)
+        return cls(**fields)

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .request import INITIATION, Request
-from .slots import Slots
+from .memory import Memory
+from .request import Request
 
 
 class Stop(StrEnum):
@@ -17,28 +17,39 @@ class Stop(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    batch: tuple[Request, ...]
-    stop: Stop
+class Limits:
+    """What a batch may have at most."""
+
+    max_bs: int  # requests
 
 
-def select(pool: Iterable[Request], max_bs: int, slots: Slots) -> Selection:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The next batch: requests, and how many of its `remaining` positions each of them runs."""
+
+    batch: tuple[tuple[Request, int], ...]
+    stop: str  # why it holds no more
+    preempt: tuple[Request, ...] = ()  # first give up their rows, and start again later; none of them is RUNNING
+
+
+def select(pool: Iterable[Request], limits: Limits, memory: Memory) -> Plan:
     """The next batch from `pool`: requests that are not RUNNING (line 17), in order of arrival (line 18).
 
     Changes nothing: the caller reserves for what was selected. A failed reservation stops the scan for requests in
     their initiation phase (line 25), which keeps the order FCFS; it never keeps an INCREMENT request out, because its
     slots are reserved already.
     """
-    batch: list[Request] = []  # line 16
-    free, blocked = slots.free, False  # n_slots - n_rsrv
+    batch: list[tuple[Request, int]] = []  # line 16
+    free, blocked = memory.free, False  # n_slots - n_rsrv
     for request in pool:  # line 19
-        if len(batch) == max_bs:  # line 20
-            return Selection(tuple(batch), Stop.BATCH_FULL)
-        if request.phase is INITIATION:  # line 21
-            need = slots.size(request.arrived.max_tokens)  # line 22
+        if len(batch) == limits.max_bs:  # line 20
+            return Plan(tuple(batch), Stop.BATCH_FULL)
+        count = request.known - request.computed
+        if request.row is None:  # line 21: INITIATION
+            need = memory.need(request, count)  # line 22
             if blocked or need > free:  # line 23
                 blocked = True  # line 24
                 continue
             free -= need  # line 25
-        batch.append(request)  # line 26: for both phases
-    return Selection(tuple(batch), Stop.SLOTS if blocked else Stop.POOL)  # line 27
+        batch.append((request, count))  # line 26: for both phases
+    return Plan(tuple(batch), Stop.SLOTS if blocked else Stop.POOL)  # line 27

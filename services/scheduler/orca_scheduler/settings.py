@@ -9,6 +9,7 @@ from orca_common.settings import PoolSettings, ServiceSettings
 
 from . import timers
 from .places import Shape
+from .policy import PAPER, policy_named
 
 Positive = Annotated[int, Field(gt=0)]
 
@@ -45,6 +46,8 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     """Slots in a block."""
     slots: Positive | None = None
     """Tokens whose keys and values an engine holds, rounded down to whole blocks; what memory holds if not given."""
+    policy: str = PAPER.name
+    """How batches are chosen: paper is Algorithm 1 of the paper, first come, first served."""
     run_ahead: Annotated[int, Field(ge=0, le=1)] = 0
     """1: a batch's next iteration is issued before its tokens are back, and an end is found one iteration late."""
 
@@ -66,6 +69,11 @@ class SchedulerSettings(ServiceSettings, PoolSettings):
     @model_validator(mode="after")
     def _slots_hold_a_block(self) -> Self:
         check_slots(self.slots, self.block_size)
+        return self
+
+    @model_validator(mode="after")
+    def _policy_is_there(self) -> Self:
+        policy_named(self.policy)
         return self
 
     @property

@@ -14,10 +14,10 @@ SILENCE = 2.0  # of a member that answers no heartbeat, until it is suspected
 FORMING_SILENCE = 15.0  # the same while ranks load, when Python's lock is not always free
 LOOK = 0.1  # between looks at the silence of all ranks
 STUCK = 30.0  # without progress, at least, until a device is suspected
-STUCK_TIMES = 10  # and so many times the longest iteration that was seen
+STUCK_TIMES = 10  # and this many times the longest iteration that was seen
 DOUBT = SILENCE + 1.0  # how long a doubtful suspicion waits for a sure one: peers complain before a silence is found
 CUT = 0.5  # the same where a connection broke: the rank's supervisor tells within it that the process has ended
-CUTS = 3  # so often a connection to the same process may break, until it is fenced: a new one may not have that
+CUTS = 3  # connections to one process that may break until it is fenced; its successor may do better
 LINGER = 0.1  # after a sure suspicion, so that ranks that were lost together are named together
 
 # Forming again

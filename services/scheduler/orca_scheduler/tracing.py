@@ -17,8 +17,8 @@ FAILED = {"given back", "DEADLINE", "INTERNAL", "NOT_FINITE"}  # ends of a stay 
 class Tracing:
     """`orca.queue` and `orca.engine` under the request's span; `orca.iteration` links to all its members."""
 
-    def __init__(self, tracer: Tracer, engine: str) -> None:
-        self._tracer, self._engine = tracer, engine
+    def __init__(self, tracer: Tracer, engine: str, policy: str) -> None:
+        self._tracer, self._engine, self._policy = tracer, engine, policy
         self._stays: dict[int, Span] = {}  # claim -> orca.engine
         self._iterations: dict[int, Span] = {}
 
@@ -51,10 +51,11 @@ class Tracing:
             attributes={
                 "orca.engine": self._engine,
                 "orca.iteration": action.iteration,
-                "orca.members": [f"row {m.row} {m.phase} {m.length if m.blocks else 1}" for m in action.members],
+                "orca.members": [f"row {m.row} {m.phase} {m.count}" for m in action.members],
                 "orca.slots.reserved": action.reserved,
                 "orca.slots.free": slots - action.reserved,
-                "orca.selection.stop": action.stop.value,
+                "orca.policy": self._policy,
+                "orca.selection.stop": action.stop,
             },
         )
         self._iterations[action.iteration] = span

@@ -6,7 +6,6 @@ model run on the flat tokens.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 
@@ -16,47 +15,43 @@ from orca_common.errors import FailedPrecondition
 from .kv import KVManager
 from .rows import Adjusted, Rows
 
-HERE = -1  # in place of an increment's token: the device has it in its token table
+HERE = -1  # in place of a token that the device has in its token table
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B requests in the iteration's order, initiations first, with T tokens. Arrays are int64 unless stated."""
+    """B members in the iteration's order with T tokens; S of them make a token. Arrays are int64 unless stated."""
 
     rows: np.ndarray  # [B]
-    query_lengths: list[int]  # [B] tokens of each request in this iteration
-    contexts: list[int]  # [B] earlier tokens of each request, whose keys and values are in memory
+    query_lengths: list[int]  # [B] tokens of each member in this iteration
+    contexts: list[int]  # [B] earlier tokens of each member, whose keys and values are in memory
     token_ids: np.ndarray  # [T]; HERE: the row's last token
     positions: np.ndarray  # [T] index of each token in its request
     slots: np.ndarray  # [T] where the token's key and value go
-    starts: np.ndarray  # [B + 1] flat index of each request's first token, and T
-    ends: np.ndarray  # [B] tokens of each request whose keys and values are in memory after this iteration
-    requests: np.ndarray  # [B] of rows.ROW: what the rank knows of each request
-    adjusted: Mapping[int, Adjusted] = field(default_factory=dict)  # by row of the batch; empty for plain requests
+    starts: np.ndarray  # [B + 1] flat index of each member's first token, and T
+    ends: np.ndarray  # [B] tokens of each member whose keys and values are in memory after this iteration
+    sampled: np.ndarray  # [S] the members that make a token, in ascending order
+    requests: np.ndarray  # [S] of rows.ROW: what the rank knows of those
+    adjusted: Mapping[int, Adjusted] = field(default_factory=dict)  # of those, by index; empty for plain requests
+    scored: Mapping[int, Adjusted] = field(default_factory=dict)  # by member: with parts of prompts to be scored
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def last(self) -> np.ndarray:
-        """[B] flat index of each request's last token."""
-        return self.starts[1:] - 1
+        """[S] flat index of the token before each new one."""
+        return self.starts[1:][self.sampled] - 1
 
     @property
     def draws(self) -> np.ndarray:
-        """[B] index of the output token that this iteration makes, which is the index of its random draw."""
-        return self.ends - self.requests["prompt"]
-
-    @property
-    def scored(self) -> list[int]:
-        """Rows of the batch that are prompts whose own logprobs are wanted."""
-        first = {n for n, one in self.adjusted.items() if one.asked.prompt_logprobs and self.ends[n] == one.prompt}
-        return sorted(n for n in first if self.contexts[n] == 0)
+        """[S] index of each output token that this iteration makes, which is the index of its random draw."""
+        return self.ends[self.sampled] - self.requests["prompt"]
 
 
 def token_count(iteration: worker_pb2.Iteration) -> int:
     """T, the tokens of the flat batch."""
-    return sum(len(initiation.token_ids) for initiation in iteration.initiations) + len(iteration.increment_rows)
+    return sum(iteration.counts)
 
 
 def build_batch(
@@ -67,73 +62,97 @@ def build_batch(
     max_positions: int,
     tokens_on_device: bool = False,
 ) -> Batch:
-    """The flat batch of an iteration whose initiations have been admitted.
+    """The flat batch of an iteration whose admissions and growths have been taken in.
 
-    Increments without tokens (the scheduler runs ahead) continue from the token that the row has made last. With
+    Members without tokens (the scheduler runs ahead) continue from the token that the row has made last. With
     `tokens_on_device` the host need not know it: HERE stands in its place.
     Raises FailedPrecondition when the message does not fit what this rank holds.
     """
-    initiations, tokens = iteration.initiations, list(iteration.increment_tokens)
-    increments, positions_of = list(iteration.increment_rows), list(iteration.increment_positions)
-    rows_of = [initiation.row for initiation in initiations] + increments
-    if not rows_of:
+    rows_of, starts_of, counts, given = (
+        list(part) for part in (iteration.rows, iteration.starts, iteration.counts, iteration.tokens)
+    )
+    b = len(rows_of)
+    if not b:
         raise FailedPrecondition("an iteration without requests")
+    if not len(starts_of) == len(counts) == len(iteration.samples) == b or len(given) not in (0, b):
+        raise FailedPrecondition(
+            f"{b} rows have {len(starts_of)} starts, {len(counts)} counts, {len(iteration.samples)} samples and "
+            f"{len(given)} tokens"
+        )
     if max(rows_of) >= len(rows.table):
         raise FailedPrecondition(f"row {max(rows_of)} is not held")
-    if len(set(rows_of)) < len(rows_of):
+    if len(set(rows_of)) < b:
         raise FailedPrecondition(f"a row twice in one iteration: {rows_of}")
-    each = np.array(rows_of)
+    each, before = np.array(rows_of), np.array(starts_of)
     members = rows.table.take(each)  # 1.3 us for 32 rows; indexing takes 5
-    n_initiations, n_increments = len(initiations), len(increments)
-    continues = not tokens
-    if continues:
-        tokens = [HERE] * n_increments if tokens_on_device else members["last_token"][n_initiations:].tolist()
-    contexts = [0] * n_initiations + positions_of
-    if not len(positions_of) == len(tokens) == n_increments:
-        raise FailedPrecondition(
-            f"{n_increments} increments have {len(positions_of)} positions and {len(tokens)} tokens"
-        )
-    before = np.array(contexts)
     # count_nonzero takes 0.4 us; `any`, `all` and `max` of an array go through Python and take 2.
-    if np.count_nonzero(members["held"]) < len(each):
+    if np.count_nonzero(members["held"]) < b:
         raise FailedPrecondition(f"row {rows_of[members['held'].argmin()]} is not held")
     if np.count_nonzero(before > members["length"]):
-        raise FailedPrecondition(f"rows {rows_of} have not come as far as {contexts}: a token would be missing")
-    if continues and (before[n_initiations:] < members["length"][n_initiations:]).any():
-        raise FailedPrecondition(f"rows {rows_of} have come farther than {contexts}: their last tokens are other ones")
-
-    if n_initiations:
-        lengths = [*(len(initiation.token_ids) for initiation in initiations), *(1,) * n_increments]
-        token_ids = np.array([*chain.from_iterable(initiation.token_ids for initiation in initiations), *tokens])
-        positions = np.concatenate([*(np.arange(length) for length in lengths[:n_initiations]), before[n_initiations:]])
-        starts = np.cumsum([0, *lengths])
-        flat_rows = each.repeat(lengths)
-        ends = positions[starts[1:] - 1] + 1
-        largest, end = int(token_ids.max()), int(ends.max())
-    else:  # each request is one row
-        lengths = [1] * n_increments
-        token_ids, positions, starts, flat_rows = np.array(tokens), before, np.arange(n_increments + 1), each
-        ends = positions + 1
-        largest, end = max(tokens), max(contexts) + 1
+        raise FailedPrecondition(f"rows {rows_of} have not come as far as {starts_of}: a token would be missing")
+    behind = before >= members["admitted"]  # whose token is not among those of its admission
+    if not given and np.count_nonzero(behind & (before < members["length"])):
+        raise FailedPrecondition(f"rows {rows_of} have come farther than {starts_of}: their last tokens are other ones")
+    tokens = given or ([HERE] * b if tokens_on_device else members["last_token"].tolist())
+    if np.count_nonzero(behind) == b and sum(counts) == b:  # each member is one token
+        token_ids, positions, starts, flat_rows = np.array(tokens), before, np.arange(b + 1), each
+        largest, ends = max(tokens), before + 1
+    else:
+        parts = [
+            inputs_of(rows, row, start, count) if not late else one_token(row, token, count)
+            for row, start, count, late, token in zip(rows_of, starts_of, counts, behind.tolist(), tokens, strict=True)
+        ]
+        token_ids = np.concatenate(parts)
+        starts = np.cumsum([0, *counts])
+        flat_rows = each.repeat(counts)
+        positions = np.arange(len(token_ids)) + (before - starts[:-1]).repeat(counts)
+        largest, ends = int(token_ids.max()), before + np.array(counts)
     if largest >= vocab_size:
         raise FailedPrecondition(f"token id {largest} of a vocabulary of {vocab_size}")
+    end = int(ends.max())
     if end > max_positions:
         raise FailedPrecondition(f"a token at {end - 1} of a model with {max_positions} positions")
-    adjusted: dict[int, Adjusted] = {}
+    samples = np.array(iteration.samples)
+    if np.count_nonzero(samples & (ends < members["admitted"])):
+        raise FailedPrecondition(f"rows {rows_of}: a part of a prompt makes no token")
+    all_sample = np.count_nonzero(samples) == b
+    sampled = np.arange(b) if all_sample else np.flatnonzero(samples)
+    requests = members if all_sample else members[sampled]
+    adjusted, scored = {}, {}
     if rows.adjusted and members["adjusted"].any():
-        adjusted = {n: rows.adjusted[rows_of[n]] for n in np.flatnonzero(members["adjusted"]).tolist()}
-        for n, one in adjusted.items():
-            if n >= n_initiations:
-                one.put(int(positions[starts[n]]), int(token_ids[starts[n]]))
+        adjusting = {n: rows.adjusted[rows_of[n]] for n in np.flatnonzero(members["adjusted"]).tolist()}
+        for n, one in adjusting.items():
+            if behind[n]:
+                one.put(starts_of[n], int(token_ids[starts[n]]))
+        index = {n: i for i, n in enumerate(sampled.tolist())}
+        adjusted = {index[n]: one for n, one in adjusting.items() if n in index}
+        scored = {n: one for n, one in adjusting.items() if one.scores_prompt and starts_of[n] < one.prompt}
     return Batch(
         rows=each,
-        query_lengths=lengths,
-        contexts=contexts,
+        query_lengths=counts,
+        contexts=starts_of,
         token_ids=token_ids,
         positions=positions,
         slots=kv.slots(flat_rows, positions),
         starts=starts,
         ends=ends,
-        requests=members,
+        sampled=sampled,
+        requests=requests,
         adjusted=adjusted,
+        scored=scored,
     )
+
+
+def inputs_of(rows: Rows, row: int, start: int, count: int) -> np.ndarray:
+    """The tokens at `count` positions from `start` on, all of which came with the row's admission."""
+    tokens = rows.inputs[row][start : start + count] if row in rows.inputs else np.empty(0)
+    if not 0 < len(tokens) == count:
+        raise FailedPrecondition(f"row {row} has not the tokens of {count} positions from {start} on")
+    return tokens
+
+
+def one_token(row: int, token: int, count: int) -> np.ndarray:
+    """The token of a member that goes on behind its admission."""
+    if count != 1:
+        raise FailedPrecondition(f"row {row}: {count} positions of which one token is known")
+    return np.array([token])

@@ -26,8 +26,9 @@ from orca.v1 import worker_pb2
 from orca_common.address import join_address
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition, Internal, InvalidArgument, OrcaError, Unavailable
-from orca_common.lanes.server import LaneCall, Methods, unary
+from orca_common.lanes.server import LaneCall, LaneServer, Methods, unary
 from orca_common.protocol import CONTROLLER, PROTOCOL, TERM_METADATA, obeys
+from orca_common.roles import Role
 from orca_common.telemetry import Telemetry, context_of
 from orca_common.tls import Transport
 
@@ -59,6 +60,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LEAVING = "this rank is leaving"
+# Who may call what, where certificates tell.
+ALLOWED = {f"/{CONTROLLER}/": frozenset({Role.SCHEDULER}), f"/{CONTROLLER}/Relay": frozenset({Role.WORKER})}
 MAX_NAME = 256  # characters of an engine's name
 
 
@@ -135,7 +138,7 @@ class Controller:
         return await asyncio.to_thread(self._gpu.join, 0 if len(self._iterations) else 1)
 
     def methods(self) -> Methods:
-        """What a server serves."""
+        """The methods of this rank by their paths."""
         return {
             f"/{CONTROLLER}/Hello": unary(worker_pb2.HelloRequest, self.hello),
             f"/{CONTROLLER}/HostStore": unary(worker_pb2.HostStoreRequest, self.host_store),
@@ -144,6 +147,10 @@ class Controller:
             f"/{CONTROLLER}/Run": self.run,
             f"/{CONTROLLER}/Relay": self.relay,
         }
+
+    def server(self) -> LaneServer:
+        """A server of this rank's methods, for callers of the right role."""
+        return LaneServer(self.methods(), self._transport, ALLOWED, Unavailable(LEAVING))
 
     # Formation
 
@@ -323,7 +330,7 @@ class Controller:
         except PeerLost as error:  # this rank is well: a lane that ended now would make the master suspect it
             self._report_lost(iteration, lane or self._lanes.current, str(error))
             return
-        members = len(iteration.initiations) + len(iteration.increment_rows)
+        members = len(iteration.rows)
         trace = dict(iteration.trace) if self._telemetry.enabled else {}
         self._iterations.accept(iteration.number, Origin(lane, iteration.term, members, trace))
         assert self._epoch is not None
@@ -351,7 +358,7 @@ class Controller:
         is_relayed = origin.lane is None and origin.term == self._lanes.term
         lane = self._lanes.current if is_relayed else origin.lane
         if lane is not None:
-            if result.token_ids or result.error:
+            if self._stage.samples or result.error:  # also without a token: the master waits for the iteration
                 lane.put(report)
             elif lane is self._lanes.current:
                 lane.keep_times(result.times, idle=not self._iterations)

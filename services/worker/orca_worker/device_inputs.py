@@ -29,17 +29,18 @@ def host_plan(batch: Batch, kv: KVManager, group: int) -> HostPlan:
 
 
 class Inputs:
-    """Room for a batch of B requests with T tokens: `bounds`."""
+    """Room for a batch of B members with T tokens: `bounds`. Of the members at most B make a token; their numbers come
+    first in what is [B]."""
 
     plan: Plan
     given: Tensor  # [T] token ids, or HERE
     rows_of_tokens: Tensor  # [T]
-    rows: Tensor  # [B]
+    rows: Tensor  # [B] of those that make a token
     seeds: Tensor  # [B] of random draws, as bits
     draws: Tensor  # [B] index of each draw
-    last: Tensor | None  # [B] flat index of each request's last token; None: each request has one token
+    last: Tensor | None  # [B] flat index of the token before each new one; None: each token of the batch is one
 
-    def __init__(self, bounds: Bounds, device: torch.device) -> None:
+    def __init__(self, bounds: Bounds, device: torch.device, all_sample: bool = True) -> None:
         self.plan = Plan(bounds, device)
         tokens, requests = bounds.tokens, bounds.requests
         self._sizes = [tokens, tokens, *[requests] * 5]
@@ -47,7 +48,7 @@ class Inputs:
         self._numbers = torch.zeros(sum(self._room), dtype=torch.int64, device=device)
         parts = [part[:n] for part, n in zip(self._numbers.split(self._room), self._sizes, strict=True)]
         self.given, self.rows_of_tokens, self.rows, self.seeds, self.draws, self._temperatures, last = parts
-        self.last = None if bounds.increments_only else last
+        self.last = None if bounds.increments_only and all_sample else last
 
     @property
     def temperatures(self) -> Tensor:
@@ -61,12 +62,12 @@ class Inputs:
         return self
 
     def load(self, batch: Batch, plan: HostPlan, temperatures: np.ndarray) -> Inputs:
-        """temperatures [B] float64: of rows that this sampling draws for. The host does not wait."""
+        """temperatures [S] float64: of rows that this sampling draws for. The host does not wait."""
         self.plan.load(plan)
         self._fill(
             batch.token_ids,
             batch.rows.repeat(batch.query_lengths),
-            batch.rows,
+            batch.rows[batch.sampled],
             batch.requests["seed"].astype(np.uint64).view(np.int64),
             batch.draws,
             temperatures.view(np.int64),

@@ -32,7 +32,7 @@ from .kv import KVManager
 from .models.model import Output
 from .partition import Place
 from .sampling import Layers, OfStage, score_prompts
-from .scoring import scored, tops
+from .scoring import tops
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,8 @@ class DeviceModel(OfStage[DeviceLayers]):
         plan = host_plan(batch, kv, self.model.group)
         recorded = self._recorded_for(batch)
         if recorded is None:
-            inputs = Inputs(plan.bounds, self.model.device).load(batch, plan, temperatures)
+            inputs = Inputs(plan.bounds, self.model.device, all_sample=len(batch.sampled) == len(batch))
+            inputs.load(batch, plan, temperatures)
             made = self._iterate(inputs, kv, plane, x)
         else:
             recorded.inputs.load(batch, plan, temperatures)
@@ -143,24 +144,24 @@ class DeviceModel(OfStage[DeviceLayers]):
         return self._sampled(batch, plane, made, cut)
 
     def _recorded_for(self, batch: Batch) -> Recorded | None:
-        """The bucket for a batch of one token a request."""
-        bucket = bucket_of(len(batch)) if len(batch.token_ids) == len(batch) else None
+        """The bucket for a batch in which each token is followed by a new one."""
+        bucket = bucket_of(len(batch)) if len(batch.token_ids) == len(batch.sampled) else None
         return self._recorded.get(bucket) if bucket is not None else None
 
     def _sampled(self, batch: Batch, plane: DataPlane, made: Made, cut: np.ndarray) -> Output:
-        n, prompts, head = len(batch), None, made.head
+        n, prompts, head = len(batch.sampled), {}, made.head
         assert head is not None
-        if batch.adjusted:
+        if batch.scored:
             at = lambda places: head(to_device(torch.from_numpy(places), self.model.device))  # noqa: E731
             prompts = score_prompts(at, batch, plane, self.model.vocabulary_shares)
-        if made.logits is None or made.chosen is None:
-            return Output([], [])
+        if made.logits is None or made.chosen is None or not n:
+            return Output([], [], prompts=prompts)
         if cut.any():
             choose_cut(made.logits[:n], made.chosen, cut, batch.requests, batch.draws, batch.adjusted)
             if self.tokens is not None:
-                rows = to_device(torch.from_numpy(batch.rows), self.model.device)
+                rows = to_device(torch.from_numpy(batch.rows[batch.sampled]), self.model.device)
                 self.tokens.put(rows, made.chosen[0, :n].long())
         later = Tokens(made.chosen[:, :n], batch.requests["logprobs"])
-        if prompts is None:
+        if not batch.adjusted and not prompts:
             return Output([], [], later=later)
-        return later.result()._replace(scores=scored(tops(made.logits, batch.adjusted), prompts.packed()))
+        return later.result()._replace(tops=tops(made.logits[:n], batch.adjusted), prompts=prompts)

@@ -21,7 +21,7 @@ from .sampling import choose, not_finite
 
 
 def is_cut(requests: np.ndarray, adjusted: Mapping[int, Adjusted], vocabulary: int) -> np.ndarray:
-    """requests [B] of rows.ROW -> [B] bool: rows that plain torch draws."""
+    """requests [S] of rows.ROW -> [S] bool: rows that plain torch draws."""
     top_k, top_p = requests["top_k"], requests["top_p"]
     cut = (requests["temperature"] > 0) & (((top_k > 0) & (top_k < vocabulary)) | ((top_p > 0) & (top_p < 1)))
     if adjusted:
@@ -41,7 +41,7 @@ def choose_cut(
     logits: Tensor, chosen: Tensor, cut: np.ndarray, requests: np.ndarray, draws: np.ndarray,
     adjusted: Mapping[int, Adjusted],
 ) -> None:  # fmt: skip
-    """Puts into `chosen` [3, B or more] what the rows `cut` [B] get. logits [B or more, V]."""
+    """Puts into `chosen` [3, S or more] what the rows `cut` [S] get. logits [S or more, V]."""
     where = np.flatnonzero(cut)
     at = to_device(torch.from_numpy(where), logits.device)
     theirs = {n: adjusted[i] for n, i in enumerate(where.tolist()) if i in adjusted}
@@ -52,7 +52,7 @@ def choose_cut(
 class Tokens:
     """`Later`: what was chosen for a batch, on its way to the host.
 
-    chosen [3, B]; wanted [B] bool: who asks for a log probability.
+    chosen [3, S]; wanted [S] bool: who asks for a log probability.
     """
 
     def __init__(self, chosen: Tensor, wanted: np.ndarray) -> None:

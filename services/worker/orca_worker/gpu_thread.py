@@ -137,8 +137,10 @@ class GpuThread:
             made = worker_pb2.IterationReport(
                 token_ids=output.token_ids, logprobs=output.logprobs, not_finite=output.not_finite
             )
-            for one in output.scores:
-                made.scores.add(member=one.member, top=one.top, prompt=one.prompt)
+            for index, scores in output.tops.items():
+                made.tops.add(index=index, scores=scores)
+            for index, scores in output.prompts.items():
+                made.prompts.add(index=index, scores=scores)
         except PeerLost as error:
             log.warning("iteration abandoned: %s", error, extra=where)
             result.error, result.peer_lost = str(error), True

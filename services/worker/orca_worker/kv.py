@@ -52,7 +52,10 @@ def untouched(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 class KVManager:
-    """The memory, and which blocks each row has. `shape` None: a model without keys and values; it has blocks too."""
+    """The memory, and which blocks each row has: one block may be several rows'.
+
+    `shape` None: a model without keys and values. It has blocks, too.
+    """
 
     keys: torch.Tensor  # [layers, n_blocks, heads, block_size, D]
     values: torch.Tensor
@@ -62,7 +65,7 @@ class KVManager:
         self.n_blocks, self.block_size = 0, 1
         self._table = np.zeros((64, 8), np.int64)  # [row, i]: the row's block i
         self._capacity = np.zeros(64, np.int64)  # [row]: tokens that its blocks hold
-        self._owners: dict[int, int] = {}  # block -> the row that has it
+        self._owners: dict[int, int] = {}  # block -> how many rows have it
 
     def release(self) -> None:
         """Frees the memory and forgets all rows."""
@@ -87,32 +90,40 @@ class KVManager:
                 self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
                 self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
 
-    def admit(self, row: int, blocks: Sequence[int]) -> None:
-        """Gives a row its blocks, in order. Raises FailedPrecondition when one does not exist or is another row's."""
-        self.free((row,))
+    def grow(self, row: int, blocks: Sequence[int], shared: int = 0) -> None:
+        """Gives a row blocks behind those that it has; the first `shared` of them other rows have too.
+
+        Raises FailedPrecondition when one does not exist, or is another row's and not shared, or is to be shared and
+        is no row's.
+        """
+        held = int(self._capacity[row]) // self.block_size if row < len(self._capacity) else 0
         rows, columns = self._table.shape
-        if row >= rows or len(blocks) > columns:
-            grown = np.zeros((max(rows, 2 * row), max(columns, 2 * len(blocks))), np.int64)
+        if row >= rows or held + len(blocks) > columns:
+            grown = np.zeros((max(rows, 2 * row), max(columns, 2 * (held + len(blocks)))), np.int64)
             grown[:rows, :columns] = self._table
             self._table = grown
             self._capacity = np.concatenate([self._capacity, np.zeros(len(grown) - rows, np.int64)])
         if any(block >= self.n_blocks for block in blocks):
             raise FailedPrecondition(f"row {row}: block {max(blocks)} of {self.n_blocks} blocks")
-        taken = next((block for block in blocks if block in self._owners), None)
-        if taken is not None:
-            raise FailedPrecondition(f"row {row}: block {taken} belongs to row {self._owners[taken]}")
-        if len(set(blocks)) < len(blocks):
-            raise FailedPrecondition(f"row {row}: a block twice in {list(blocks)}")
-        self._owners.update(dict.fromkeys(blocks, row))
-        self._table[row, : len(blocks)] = blocks
-        self._capacity[row] = len(blocks) * self.block_size
+        if len({*blocks, *self._table[row, :held].tolist()}) < held + len(blocks):
+            raise FailedPrecondition(f"row {row}: a block twice in {[*self._table[row, :held].tolist(), *blocks]}")
+        for i, block in enumerate(blocks):
+            if (block in self._owners) != (i < shared):
+                raise FailedPrecondition(
+                    f"row {row}: block {block} {'is no' if i < shared else 'belongs to another'} row"
+                )
+        self._owners.update({block: self._owners.get(block, 0) + 1 for block in blocks})
+        self._table[row, held : held + len(blocks)] = blocks
+        self._capacity[row] = (held + len(blocks)) * self.block_size
 
     def free(self, rows: Sequence[int]) -> None:
-        """Forgets the blocks of rows. The scheduler may give them to other rows."""
+        """Forgets the blocks of rows. The scheduler may give those to other rows that no row has now."""
         for row in rows:
             if row < len(self._capacity):
                 for block in self._table[row, : self._capacity[row] // self.block_size].tolist():
-                    del self._owners[block]
+                    owners = self._owners.pop(block) - 1
+                    if owners:
+                        self._owners[block] = owners
                 self._capacity[row] = 0
 
     def slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -61,9 +61,9 @@ class Lane:
         self.over: Over = asyncio.get_running_loop().create_future()
         self.ended = asyncio.Event()  # the call is over
         # What the status port's thread reads too: when the master was last heard, by time.monotonic(), and the epoch
-        # under which it says that the engine runs. 0: it does not run; None: this master does not tell.
+        # under which it says that the engine runs. 0: it does not run.
         self.heard = time.monotonic()
-        self.epoch: int | None = 0
+        self.epoch = 0
 
     def put(self, report: worker_pb2.Report) -> None:
         if not self.over.done():
@@ -77,7 +77,7 @@ class Lane:
 
     def answer(self, heartbeat: worker_pb2.Heartbeat, iteration: int) -> None:
         """Sends the times that are kept, then the heartbeat back, with the last iteration that was run."""
-        self.epoch = heartbeat.epoch if heartbeat.HasField("epoch") else None
+        self.epoch = heartbeat.epoch
         self._put_times()
         self.put(worker_pb2.Report(heartbeat=worker_pb2.Heartbeat(number=heartbeat.number, iteration=iteration)))
 
@@ -91,7 +91,7 @@ class Lane:
         silent = time.monotonic() - self.heard
         if silent > SILENCE:
             return f"its master has been silent for {silent:.0f} s"
-        if self.epoch in (epoch, None):
+        if self.epoch == epoch:
             return None
         return "its master waits for the engine's other ranks"
 

@@ -38,7 +38,6 @@ from .machine import kernels_needed
 from .models.families import check_type, family_of, modules_of
 from .models.model import Compute
 from .process import die_with_parent, name_process
-from .rank_server import RankServer
 from .rendezvous import Rendezvous
 from .settings import RankSettings
 from .stage import Stage
@@ -130,7 +129,7 @@ class RankApp:
         told = lambda: {"loading": stage.loading.sentence}  # noqa: E731
         status = service.StatusPort(settings.host, settings.status_port, self._controller.ready, pulse.alive, told)
         self._open.callback(status.close)
-        self._server = RankServer(self._controller, transport)
+        self._server = self._controller.server()
         self._open.push_async_callback(self._server.stop, 1.0)
         address = join_address(host, await self._server.start(settings.host, settings.port))
         log.info("listening", extra={"address": address, "model": checkpoint.name, "device": str(device)})

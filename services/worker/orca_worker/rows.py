@@ -1,27 +1,31 @@
 """What a rank knows of each request besides its keys and values, in arrays indexed by row."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 
 from orca.v1 import worker_pb2
-from orca.v1.adjustments_pb2 import Adjustments
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.errors import FailedPrecondition
 
 MAX_ROWS = 1 << 20  # rows are small integers; a larger one is the sender's mistake
+
+# The parameters of a plain draw, as SamplingParams names them. Any other one makes a row adjusted.
+DRAW = [("temperature", "f8"), ("top_k", "i8"), ("top_p", "f8"), ("seed", "u8"), ("logprobs", "?")]
+PLAIN = {name for name, _ in DRAW}
+columns = attrgetter(*(name for name, _ in DRAW))
+GREEDY = columns(SamplingParams())
 
 ROW = np.dtype(
     [
         ("held", "?"),
         ("claim", "u8"),
         ("length", "i8"),  # tokens whose key and value are in memory
-        ("prompt", "i8"),  # input tokens that were not generated
+        ("admitted", "i8"),  # input tokens that came with its admission
+        ("prompt", "i8"),  # those of them that were not generated
         ("last_token", "i8"),  # the token sampled last
-        ("temperature", "f8"),
-        ("top_k", "i8"),
-        ("top_p", "f8"),
-        ("seed", "u8"),
-        ("logprobs", "?"),
+        *DRAW,
         ("adjusted", "?"),  # it has an entry in `Rows.adjusted`
         ("likeliest", "?"),  # no more is wanted than the likeliest token: no draw, no logprobs, no adjustments
     ]
@@ -31,8 +35,9 @@ ROW = np.dtype(
 class Adjusted:
     """What a request asks for beyond the plain draw, and its input tokens, on which that depends."""
 
-    def __init__(self, asked: Adjustments, token_ids: Sequence[int], prompt: int) -> None:
+    def __init__(self, asked: SamplingParams, token_ids: Sequence[int], prompt: int) -> None:
         self.asked, self.prompt = asked, prompt
+        self.scores_prompt = asked.prompt_logprobs and len(token_ids) == prompt  # not told before a recovery
         self.tokens = np.array(token_ids, np.int64)  # [at least the input tokens so far]
         self.bias_ids = np.array(sorted(asked.logit_bias), np.int64)
         self.biases = np.array([asked.logit_bias[i] for i in self.bias_ids.tolist()], np.float32)
@@ -53,37 +58,39 @@ class Rows:
     def __init__(self) -> None:
         self.table = np.zeros(64, ROW)
         self.adjusted: dict[int, Adjusted] = {}  # by row
+        self.inputs: dict[int, np.ndarray] = {}  # by row: the admitted tokens, until they have run
 
-    def admit(self, initiation: worker_pb2.Initiation) -> None:
+    def admit(self, admission: worker_pb2.Admission) -> None:
         """Takes a request in, and forgets the one that had its row before. Raises FailedPrecondition."""
-        row = initiation.row
+        row = admission.row
         if row >= MAX_ROWS:
             raise FailedPrecondition(f"row {row} is larger than any engine's rows")
         if row >= len(self.table):
             grown = np.zeros(max(row + 1, 2 * len(self.table)), ROW)
             grown[: len(self.table)] = self.table
             self.table = grown
-        prompt = len(initiation.token_ids) - initiation.generated
+        prompt = len(admission.token_ids) - admission.generated
         if prompt < 1:
-            raise FailedPrecondition(f"row {row}: an initiation needs at least one token that was not generated")
-        adjusted = initiation.HasField("adjustments")
+            raise FailedPrecondition(f"row {row}: an admission needs at least one token that was not generated")
+        asked, draw, adjusted = admission.sampling, GREEDY, False
+        if admission.HasField("sampling"):
+            draw = columns(asked)
+            adjusted = not {field.name for field, _ in asked.ListFields()} <= PLAIN
         self.table[row] = (
             True,
-            initiation.claim,
+            admission.claim,
             0,
+            len(admission.token_ids),
             prompt,
             0,
-            initiation.temperature,
-            initiation.top_k,
-            initiation.top_p,
-            initiation.seed,
-            initiation.logprobs,
+            *draw,
             adjusted,
-            not (initiation.temperature > 0 or initiation.logprobs or adjusted),
+            not (asked.temperature > 0 or asked.logprobs or adjusted),
         )
+        self.inputs[row] = np.array(admission.token_ids, np.int64)
         self.adjusted.pop(row, None)
         if adjusted:
-            self.adjusted[row] = Adjusted(initiation.adjustments, initiation.token_ids, prompt)
+            self.adjusted[row] = Adjusted(asked, admission.token_ids, prompt)
 
     def free(self, rows: Sequence[int]) -> None:
         """Forgets rows, whether they are held or not."""
@@ -91,15 +98,21 @@ class Rows:
             if row < len(self.table):
                 self.table[row] = np.zeros((), ROW)
                 self.adjusted.pop(row, None)
+                self.inputs.pop(row, None)
 
-    def advance(self, rows: np.ndarray, lengths: np.ndarray, token_ids: list[int]) -> None:
-        """An iteration of `rows` [B] has run: their new lengths, and the tokens that it made, if this rank has them."""
+    def advance(self, rows: np.ndarray, lengths: np.ndarray) -> None:
+        """An iteration of `rows` [B] has run: their new lengths."""
         self.table["length"][rows] = lengths
-        if token_ids:
-            self.table["last_token"][rows] = token_ids
+        if self.inputs:
+            for row in [row for row in self.inputs if self.table["length"][row] >= self.table["admitted"][row]]:
+                del self.inputs[row]
+
+    def made(self, rows: np.ndarray, token_ids: list[int]) -> None:
+        """Keeps the tokens [S] that an iteration has made for `rows` [S] on this rank."""
+        self.table["last_token"][rows] = token_ids
 
     def learn(self, rows: np.ndarray, claims: np.ndarray, token_ids: list[int]) -> None:
-        """Keeps the tokens [B] that the sampling rank has sent for an iteration of `rows` [B].
+        """Keeps the tokens [S] that the sampling rank has sent for an iteration of `rows` [S].
 
         Skips a row that another request has been given since.
         """
@@ -107,12 +120,13 @@ class Rows:
         self.table["last_token"][rows[same]] = np.array(token_ids)[same]
 
     def still(self, rows: np.ndarray, claims: np.ndarray) -> np.ndarray:
-        """-> [B] bool: which of these rows have the same request as then."""
+        """-> [S] bool: which of these rows have the same request as then."""
         return self.table["claim"][rows] == claims
 
     def clear(self) -> None:
         self.table = np.zeros(64, ROW)
         self.adjusted.clear()
+        self.inputs.clear()
 
     def held(self) -> list[tuple[int, int, int]]:
         """(row, claim, length) of each request, by row. Any thread may call it.

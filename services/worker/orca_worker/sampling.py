@@ -31,7 +31,7 @@ from .host_draw import draw_rows
 from .kv import KVManager, KVShape
 from .models.model import Output
 from .rows import Adjusted
-from .scoring import PromptScores, log_totals, scored, tops, with_prompts
+from .scoring import PromptScores, log_totals, tops
 
 PLAIN: Mapping[int, Adjusted] = {}  # of a batch of plain requests
 
@@ -60,15 +60,15 @@ def uniform(seeds: np.ndarray, indexes: np.ndarray) -> np.ndarray:
 
 
 def sample(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Mapping[int, Adjusted] = PLAIN) -> Output:
-    """logits [B, V], requests [B] of rows.ROW, draws [B] -> a token each, where the logits are finite.
+    """logits [S, V], requests [S] of rows.ROW, draws [S] -> a token each, where the logits are finite.
 
-    Waits for the device once, at its end. adjusted: what some rows of the batch ask for beyond the plain draw; only
+    Waits for the device once, at its end. adjusted: what some of these rows ask for beyond the plain draw; only
     then there is more to wait for.
     """
     ids, logprobs, maxima = choose(logits, requests, draws, adjusted).tolist()  # one copy
     asked = [value if want else math.nan for value, want in zip(logprobs, requests["logprobs"].tolist(), strict=True)]
-    scores = scored(tops(logits, adjusted), {}) if adjusted else ()
-    return Output([int(token) for token in ids], asked, not_finite=not_finite(maxima), scores=scores)
+    of_places = tops(logits, adjusted) if adjusted else {}
+    return Output([int(token) for token in ids], asked, not_finite=not_finite(maxima), tops=of_places)
 
 
 def choose(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Mapping[int, Adjusted] = PLAIN) -> Tensor:
@@ -221,19 +221,20 @@ class SamplingModel(OfStage[StageModel]):
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
         head = self.model.forward(batch, kv, plane, x)
         assert not isinstance(head, Tensor), "the last stage makes logits"
+        prompts = score_prompts(head, batch, plane, self.model.vocabulary_shares) if batch.scored else {}
+        if not len(batch.sampled):
+            return Output([], [], prompts=prompts)
         logits = plane.gather(head(batch.last), self.model.vocabulary_shares)
-        prompts = score_prompts(head, batch, plane, self.model.vocabulary_shares) if batch.adjusted else None
         if logits is None:
             return Output([], [])
-        output = sample(logits, batch.requests, batch.draws, batch.adjusted)
-        return output if prompts is None else with_prompts(output, prompts)
+        return sample(logits, batch.requests, batch.draws, batch.adjusted)._replace(prompts=prompts)
 
 
-def score_prompts(head: EndOfModel, batch: Batch, plane: DataPlane, vocabulary_shares: list[int]) -> PromptScores:
-    """The logprobs of the prompts whose requests ask for them; filled in on tensor rank 0 alone."""
+def score_prompts(head: EndOfModel, batch: Batch, plane: DataPlane, vocabulary_shares: list[int]) -> dict[int, bytes]:
+    """The logprobs of the prompts whose requests ask for them, by member; right on tensor rank 0 alone."""
     prompts = PromptScores(batch)
     for part in prompts.pieces():
         logits = plane.gather(head(prompts.places[part]), vocabulary_shares)
         if logits is not None:
             prompts.add(part, logits)
-    return prompts
+    return prompts.packed()

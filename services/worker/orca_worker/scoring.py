@@ -13,7 +13,6 @@ from orca_common.scores import MAX_TOP
 from orca_kernels.transfer import to_device
 
 from .batch import Batch
-from .models.model import Output, Scored
 from .rows import Adjusted
 
 PIECE = 128  # places of a prompt whose logits are in memory at once: 26 MB for GPT-2's vocabulary
@@ -23,7 +22,7 @@ TOP = np.dtype([("id", "<u4"), ("logprob", "<f4")])  # orca_common.scores.TOP
 
 
 def tops(logits: Tensor, adjusted: Mapping[int, Adjusted]) -> dict[int, bytes]:
-    """logits [B, V] -> the most probable tokens of each row that asks for some."""
+    """logits [S, V] -> the most probable tokens of each row that asks for some."""
     asking = {n: one.asked.top_logprobs for n, one in adjusted.items() if one.asked.top_logprobs}
     if not asking:
         return {}
@@ -60,17 +59,24 @@ def top_table(values: Tensor, total: Tensor, count: int) -> np.ndarray:
 class PromptScores:
     """The logprobs of the prompts in one batch whose requests ask for them, filled in piece by piece.
 
-    `places` [S] are the flat indexes of all prompt tokens but the last of each prompt, in ascending order: each of them
+    `places` [P] are the flat indexes of all their tokens in ascending order, but the last of each prompt: each of them
     is followed by a token whose logprob is wanted.
     """
 
     def __init__(self, batch: Batch) -> None:
         starts = batch.starts
-        self._counts = {n: batch.adjusted[n].asked.top_logprobs for n in batch.scored}
-        self._lengths = {n: batch.query_lengths[n] for n in batch.scored}
-        parts = [np.arange(starts[n], starts[n + 1] - 1) for n in batch.scored]
+        self._counts = {n: one.asked.top_logprobs for n, one in batch.scored.items()}
+        self._begun = {n: batch.contexts[n] > 0 for n in batch.scored}
+        self._lengths = {
+            n: min(int(batch.ends[n]), one.prompt - 1) - batch.contexts[n] for n, one in batch.scored.items()
+        }
+        parts = [np.arange(starts[n], starts[n] + length) for n, length in self._lengths.items()]
         self.places = np.concatenate(parts) if parts else np.empty(0, np.int64)
-        self._targets = batch.token_ids[self.places + 1]
+        targets = [
+            one.tokens[batch.contexts[n] + 1 : batch.contexts[n] + 1 + self._lengths[n]]
+            for n, one in batch.scored.items()
+        ]
+        self._targets = np.concatenate(targets) if targets else np.empty(0, np.int64)
         self._own = np.full(len(self.places), np.nan, SCORE)
         self._top = np.zeros((len(self.places), max(self._counts.values(), default=0)), TOP)
 
@@ -94,25 +100,17 @@ class PromptScores:
             self._top[part] = top_table(values, total, self._top.shape[1])
 
     def packed(self) -> dict[int, bytes]:
-        """The scores of each prompt in their binary form (orca_common.scores), by row of the batch."""
+        """The scores of each part of a prompt in their binary form (orca_common.scores), by member of the batch.
+
+        Those of the tokens behind `places`. Before them, where the part begins a prompt, its first token: nothing.
+        """
         packed, at = {}, 0
         for n, count in self._counts.items():
-            length = self._lengths[n]
-            table = np.zeros(length, np.dtype([("own", SCORE), ("top", TOP, (count,))]))
-            table["own"][0], table["top"]["logprob"][0] = np.nan, np.nan
-            table["own"][1:] = self._own[at : at + length - 1]
-            table["top"][1:] = self._top[at : at + length - 1, :count]
+            length, first = self._lengths[n], 0 if self._begun[n] else 1
+            table = np.zeros(first + length, np.dtype([("own", SCORE), ("top", TOP, (count,))]))
+            table["own"][:first], table["top"]["logprob"][:first] = np.nan, np.nan
+            table["own"][first:] = self._own[at : at + length]
+            table["top"][first:] = self._top[at : at + length, :count]
             packed[n] = table.tobytes()
-            at += length - 1
+            at += length
         return packed
-
-
-def scored(tops: Mapping[int, bytes], prompts: Mapping[int, bytes]) -> list[Scored]:
-    """What the iteration's report tells, by row of the batch."""
-    return [Scored(n, tops.get(n, b""), prompts.get(n, b"")) for n in sorted({*tops, *prompts})]
-
-
-def with_prompts(output: Output, prompts: PromptScores) -> Output:
-    """The output with the scores of prompts too."""
-    top = {one.member: one.top for one in output.scores}
-    return output._replace(scores=scored(top, prompts.packed()))

@@ -41,17 +41,17 @@ class Memory(NamedTuple):
 
 
 class Owed(NamedTuple):
-    """An iteration whose tokens are still to come back on the data plane."""
+    """An iteration whose S tokens are still to come back on the data plane."""
 
-    rows: np.ndarray  # [B]
-    claims: np.ndarray  # [B]
+    rows: np.ndarray  # [S]
+    claims: np.ndarray  # [S]
 
 
 class Unread(NamedTuple):
-    """An iteration whose tokens are on the device, or on their way from there."""
+    """An iteration whose S tokens are on the device, or on their way from there."""
 
-    rows: np.ndarray  # [B]
-    claims: np.ndarray  # [B]
+    rows: np.ndarray  # [S]
+    claims: np.ndarray  # [S]
     later: Later
 
 
@@ -90,7 +90,7 @@ class WeightsChanged(Exception):
 
 
 class Stage:
-    """Forms and runs iterations. Only the GPU thread calls it, except for `rows.held` and `loading`.
+    """Forms and runs iterations. Only the GPU thread calls it, except for `rows.held`, `samples` and `loading`.
 
     `weights` is the fingerprint of those that it reads. `max_slots` bounds the slots that are offered. `load` makes the
     model's slice of a place, of weights without a fingerprint; without it the checkpoint is read.
@@ -118,6 +118,11 @@ class Stage:
         self._owed: deque[Owed] = deque()
         self._unread: deque[Unread] = deque()
         self.rows = Rows()
+
+    @property
+    def samples(self) -> bool:
+        """Whether this rank makes the tokens. Any thread may ask."""
+        return self._place.samples
 
     def form(self, block_size: int, place: Place = SINGLE, plane: DataPlane | None = None) -> Memory:
         """Drops all rows and memory, loads the rank's slice unless it is loaded, joins the other ranks.
@@ -217,12 +222,15 @@ class Stage:
         assert model is not None
         self.rows.free(iteration.free_rows)
         self._kv.free(iteration.free_rows)
-        for initiation in iteration.initiations:
-            self.rows.admit(initiation)
-            self._kv.admit(initiation.row, initiation.blocks)
-        if not iteration.increment_tokens:
-            self._collect(iteration.increment_rows)
-        needed = self._place.samples and not self.rows.adjusted.keys().isdisjoint(iteration.increment_rows)
+        for admission in iteration.admissions:
+            self.rows.admit(admission)
+            self._kv.free((admission.row,))
+        for growth in iteration.growths:
+            self._kv.grow(growth.row, growth.blocks, growth.shared)
+        if not iteration.tokens:
+            self._collect(self._going_on(iteration))
+        going_on = iteration.rows[len(iteration.admissions) :]
+        needed = self._place.samples and not self.rows.adjusted.keys().isdisjoint(going_on)
         self._learn(wait=needed)
         batch = build_batch(
             iteration,
@@ -242,11 +250,13 @@ class Stage:
         times.computed = time.time_ns()
         if output.hidden is not None:
             plane.send(output.hidden)
-        if plane.returns_tokens:
+        if plane.returns_tokens and len(batch.sampled):
             self._return_tokens(batch, output)
-        self.rows.advance(batch.rows, batch.ends, output.token_ids)
+        self.rows.advance(batch.rows, batch.ends)
+        if output.token_ids:
+            self.rows.made(batch.rows[batch.sampled], output.token_ids)
         if output.later is not None:
-            self._unread.append(Unread(batch.rows, batch.requests["claim"], output.later))
+            self._unread.append(Unread(batch.rows[batch.sampled], batch.requests["claim"], output.later))
         times.sent = time.time_ns()
         return output
 
@@ -255,11 +265,17 @@ class Stage:
         if self._place.samples:
             self._plane.send_tokens(output.later.tokens if output.later is not None else output.token_ids)
         elif self._place.is_first:
-            self._owed.append(Owed(batch.rows, batch.requests["claim"]))
-            self._plane.expect_tokens(len(batch))
+            self._owed.append(Owed(batch.rows[batch.sampled], batch.requests["claim"]))
+            self._plane.expect_tokens(len(batch.sampled))
+
+    def _going_on(self, iteration: worker_pb2.Iteration) -> list[int]:
+        """The rows of an iteration that run a token behind those of their admission."""
+        table = self.rows.table
+        starts = zip(iteration.rows, iteration.starts, strict=False)
+        return [row for row, start in starts if row < len(table) and start >= table["admitted"][row]]
 
     def _collect(self, rows: Sequence[int]) -> None:
-        """Receives the tokens that increments of `rows` continue from, and all that were owed before those.
+        """Receives the tokens that `rows` continue from, and all that were owed before those.
 
         Also receives what must have arrived by now, because no master has more than `pp` iterations in flight. It would
         pile up if no increment ever needed it.

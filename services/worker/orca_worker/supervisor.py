@@ -23,7 +23,7 @@ from typing import Any
 import grpc
 
 from orca.v1 import worker_pb2, worker_pb2_grpc
-from orca_common import logs, service
+from orca_common import service
 from orca_common.address import join_address
 from orca_common.backoff import Backoff
 from orca_common.checkpoint import read_checkpoint, resolve_model
@@ -343,7 +343,7 @@ def main(settings: SupervisorSettings | None = None, first: Begun | None = None)
     first: a fork server that has been begun. Without it, one begins when the model is found.
     """
     settings = settings or SupervisorSettings.load(sys.argv[1:])
-    logs.configure("orca-worker", settings.log_level)
+    settings.open_log("orca-worker")
     try:
         service.run(lambda: service.serve(lambda: SupervisorApp(settings, first)))
     except OrcaError as error:

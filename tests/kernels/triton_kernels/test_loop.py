@@ -11,11 +11,11 @@ from weakref import WeakSet
 
 import pytest
 import torch
+from iterations import begins, iteration_of
 from kernels.triton_device import DEVICE
 from worker.driver import Sampled, TinyEngine
 
 from orca.v1 import worker_pb2
-from orca.v1.adjustments_pb2 import Adjustments
 from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import formed
 from orca_worker import device_model, graphs
@@ -68,8 +68,8 @@ def stage_with(
 
 
 def requests() -> list[Sampled]:
-    adjusted = Adjustments(repetition_penalty=1.3, top_logprobs=2, prompt_logprobs=True)
-    ways = [{}, {"temperature": 0.9}, {"temperature": 0.8, "top_k": 20}, {"temperature": 1.1, "adjustments": adjusted}]
+    adjusted = {"repetition_penalty": 1.3, "top_logprobs": 2, "prompt_logprobs": True}
+    ways = [{}, {"temperature": 0.9}, {"temperature": 0.8, "top_k": 20}, {"temperature": 1.1, **adjusted}]
     return [
         Sampled([5 + n, 7 * n, 11][: 1 + n % 3], 4, {"seed": n, "logprobs": n % 2 == 0} | ways[n % 4]) for n in range(6)
     ]
@@ -103,14 +103,7 @@ def test_tokens_of_buckets_are_those_of_the_batch_alone() -> None:
 
 
 def initiations(*rows: int) -> worker_pb2.Iteration:
-    return worker_pb2.Iteration(
-        initiations=[
-            worker_pb2.Initiation(
-                row=row, claim=row + 1, token_ids=[row + 1, 3, 5 * row], blocks=[2 * row, 2 * row + 1]
-            )
-            for row in rows
-        ]
-    )
+    return iteration_of([begins(row, [row + 1, 3, 5 * row], [2 * row, 2 * row + 1], claim=row + 1) for row in rows])
 
 
 def test_padding_changes_no_bit_and_writes_no_slot() -> None:
@@ -130,11 +123,7 @@ def test_padding_changes_no_bit_and_writes_no_slot() -> None:
                 return made
 
             model._recorded[4] = model._recorded[4]._replace(replay=look)
-            stage.run(
-                worker_pb2.Iteration(
-                    increment_rows=rows, increment_positions=[3] * len(rows), increment_tokens=[9] * len(rows)
-                )
-            )
+            stage.run(iteration_of(rows=rows, starts=[3] * len(rows), tokens=[9] * len(rows)))
             bits.append(seen[0])
             for now, then in zip((stage._kv.keys, stage._kv.values), before, strict=True):
                 changed = (now != then).any(-1).any(2).any(0).nonzero()  # [n, 2]: block, offset
@@ -147,20 +136,12 @@ def test_an_iteration_is_launched_before_the_tokens_of_the_one_before_are_read()
     with stage_with(recorder) as (stage, _):
         right = [stage.run(initiations(0, 1, 2)).token_ids]
         for position in (3, 4, 5):
-            right.append(
-                stage.run(
-                    worker_pb2.Iteration(
-                        increment_rows=[0, 1, 2], increment_positions=[position] * 3, increment_tokens=right[-1]
-                    )
-                ).token_ids
-            )
+            right.append(stage.run(iteration_of(rows=[0, 1, 2], starts=[position] * 3, tokens=right[-1])).token_ids)
     with stage_with(recorder) as (stage, _):
         launched = [stage.launch(initiations(0, 1, 2))]
         for position in (3, 4, 5):
             stage.rows.table["last_token"] = 1  # the host knows nothing
-            launched.append(
-                stage.launch(worker_pb2.Iteration(increment_rows=[0, 1, 2], increment_positions=[position] * 3))
-            )
+            launched.append(stage.launch(iteration_of(rows=[0, 1, 2], starts=[position] * 3)))
         assert all(one.output.later is not None for one in launched)
         assert [one.read().token_ids for one in launched] == right
 
@@ -205,9 +186,7 @@ def test_hidden_states_of_an_earlier_stage_are_a_copy() -> None:
     for make in (None, recorder):
         with stage_with(make, Place(1, 2, 0), layers=2) as (stage, _):
             stage.run(initiations(0, 1, 2))
-            output = stage.run(
-                worker_pb2.Iteration(increment_rows=[0, 1, 2], increment_positions=[3] * 3, increment_tokens=[4, 5, 6])
-            )
+            output = stage.run(iteration_of(rows=[0, 1, 2], starts=[3] * 3, tokens=[4, 5, 6]))
             assert output.hidden is not None
             hidden.append(output.hidden.clone())
     assert hidden[0].shape == (3, 32)

@@ -19,7 +19,7 @@ PATIENCE = 3.0
 
 
 async def facts(url: str, *, password: str | None = None, tls_dir: str | None = None) -> dict[str, Any]:
-    """What `INFO`, `CONFIG GET` and `TIME` say. password, tls_dir: as for `Pool`. Raises Unavailable."""
+    """Returns the answers to `INFO`, `CONFIG GET` and `TIME`. password, tls_dir: as for `Pool`. Raises Unavailable."""
     link = Link(url, PATIENCE, password=password, tls_dir=tls_dir)
     try:
         info = told(await link.command("INFO"))

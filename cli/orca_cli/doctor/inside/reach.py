@@ -21,7 +21,7 @@ PATIENCE = 3.0  # seconds for each try
 
 
 def attempt(host: str, port: int | None) -> tuple[str, float]:
-    """What came of one try, and the seconds that it took."""
+    """Returns the result of one try, and the seconds that it took."""
     if not host:
         tries = [attempt(*address) for address in pool_addresses()]
         return next((found for found in tries if found[0] == "open"), tries[0])
@@ -50,7 +50,7 @@ def pool_addresses() -> list[tuple[str, int]]:
 
 
 def unready(status_port: int) -> str:
-    """Why this pod's service says that it is not ready; "" when it is, or does not answer."""
+    """Returns why this pod's service says that it is not ready; "" when it is, or does not answer."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{status_port}/readyz", timeout=PATIENCE):
             return ""

@@ -6,7 +6,7 @@ The owner of an open stream counts the other side's answers (docs/decisions/cont
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -22,20 +22,6 @@ M = TypeVar("M", bound=Message)
 Metadata = Sequence[tuple[str, str]]
 
 CODES = {str(code.value[0]): code for code in grpc.StatusCode}  # type: ignore[index]
-RESETS: Mapping[int | None, grpc.StatusCode] = {  # what a stream's reset means to a call (gRPC over HTTP/2, "Errors")
-    None: grpc.StatusCode.UNAVAILABLE,  # the connection has ended
-    ErrorCodes.REFUSED_STREAM: grpc.StatusCode.UNAVAILABLE,
-    ErrorCodes.CANCEL: grpc.StatusCode.CANCELLED,
-    ErrorCodes.ENHANCE_YOUR_CALM: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    ErrorCodes.INADEQUATE_SECURITY: grpc.StatusCode.PERMISSION_DENIED,
-}
-ANSWERS = {  # what HTTP's own status means to a call
-    "400": grpc.StatusCode.INTERNAL,
-    "401": grpc.StatusCode.UNAUTHENTICATED,
-    "403": grpc.StatusCode.PERMISSION_DENIED,
-    "404": grpc.StatusCode.UNIMPLEMENTED,
-    **dict.fromkeys(("429", "502", "503", "504"), grpc.StatusCode.UNAVAILABLE),
-}
 
 
 class Status(NamedTuple):
@@ -111,7 +97,7 @@ class ClientCall(Call):
     # -- for the connection
     def headers(self, fields: dict[str, str]) -> None:
         if (http := fields.get(":status", "200")) != "200":
-            self._end(Status(ANSWERS.get(http, grpc.StatusCode.UNKNOWN), f"HTTP status {http}"))
+            self._end(Status(grpc.StatusCode.UNKNOWN, f"HTTP status {http}"))
         elif (number := fields.get("grpc-status")) is not None:
             code = CODES.get(number, grpc.StatusCode.UNKNOWN)
             self._end(Status(code, unquote(fields.get("grpc-message", ""))))
@@ -136,7 +122,8 @@ class ClientCall(Call):
         self._end(Status(grpc.StatusCode.INTERNAL, "the server has told no status"))
 
     def lost(self, why: str, code: int | None = None) -> None:
-        self._end(Status(RESETS.get(code, grpc.StatusCode.INTERNAL), why))
+        away = code in (None, ErrorCodes.REFUSED_STREAM)  # with its connection, or before the server has begun it
+        self._end(Status(grpc.StatusCode.UNAVAILABLE if away else grpc.StatusCode.INTERNAL, why))
 
 
 class LaneConnection(Connection):

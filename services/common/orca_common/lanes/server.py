@@ -1,7 +1,6 @@
 """The server of the lanes: it runs the method of each call, and sends its answer or its error."""
 
 import asyncio
-import ssl
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
@@ -12,7 +11,8 @@ from h2.errors import ErrorCodes
 
 from ..errors import OrcaError, Unavailable, Unimplemented, internal, status_of, unreadable
 from ..listening import listen
-from ..roles import dns_names
+from ..roles import Role, check_role, dns_names, roles_in
+from ..tls import Transport
 from .call import Call, Unreadable
 from .connection import Connection
 
@@ -35,10 +35,11 @@ class LaneCall(Call):
         self._hearer: tuple[Callable[[bytes], None], Callable[[OrcaError | None], None]] | None = None
         self.task: asyncio.Task[None] | None = None  # that serves it
 
-    def certificate_names(self) -> list[str]:
-        """The DNS names of the client's certificate; none without one."""
+    def check_role(self, allowed: Mapping[str, frozenset[Role]]) -> None:
+        """Raises PermissionDenied for a client whose certificate has none of the method's roles."""
         secure = self._connection.secure
-        return dns_names(secure.getpeercert()) if secure is not None else []
+        if secure is not None:
+            check_role(self.path, allowed, roles_in(dns_names(secure.getpeercert())))
 
     def listen(self, heard: Callable[[bytes], None], ended: Callable[[OrcaError | None], None]) -> None:
         """Hands each message to `heard` in the turn of the loop in which it comes.
@@ -133,14 +134,18 @@ Methods = Mapping[str, Method]  # by their paths
 class LaneServer:
     """Serves methods to the engine's own."""
 
-    def __init__(self, methods: Methods, admit: Callable[[LaneCall], None], leaving: Unavailable) -> None:
-        """admit: raises when the client may not make a call. leaving: ends calls that outlast a stop's grace."""
-        self._methods, self._admit, self._leaving = methods, admit, leaving
+    def __init__(
+        self, methods: Methods, transport: Transport, allowed: Mapping[str, frozenset[Role]], leaving: Unavailable
+    ) -> None:
+        """allowed: which roles may call which method, where certificates tell.
+        leaving: ends calls that outlast a stop's grace."""
+        self._methods, self._allowed, self._leaving = methods, allowed, leaving
+        self._context = transport.server_context()
         self._connections: set[Connection] = set()
         self._calls: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Server | None = None
 
-    async def start(self, host: str, port: int, context: ssl.SSLContext | None) -> int:
+    async def start(self, host: str, port: int) -> int:
         """Listens on a port (0: a free one) that a process of ours keeps, and returns it.
 
         Raises Unavailable when it cannot be had.
@@ -149,8 +154,8 @@ class LaneServer:
         self._listening = await asyncio.get_running_loop().create_server(
             lambda: Connection(self._begin, self._connections),
             sock=listening,
-            ssl=context,
-            ssl_handshake_timeout=HANDSHAKE_SECONDS if context is not None else None,
+            ssl=self._context,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS if self._context is not None else None,
         )
         return listening.getsockname()[1]
 
@@ -167,7 +172,7 @@ class LaneServer:
             method = self._methods.get(call.path)
             if method is None:
                 raise Unimplemented(f"{call.path[:200]}: is no method of this server")
-            self._admit(call)
+            call.check_role(self._allowed)
             answer = await method(call)
             if answer is not None:
                 call.send(answer)

@@ -2,7 +2,7 @@
 --
 -- KEYS: the pool hash.
 -- ARGV: engine, owner, term, the last claim number that the master heard of, how many requests to take at most, free
---   slots, all slots of the engine, slots of a block (a request takes whole blocks).
+--   slots, all slots of the engine.
 -- Returns {last claim number, slots that the engine must have free to claim again or 0, number of the engine's listeners
 --   before, and after, add_held's entry of each request taken...}; nil when the master has lost the lease. The slots are
 --   those of the first request that had to wait, or what an engine that is full now needs to ask for more.
@@ -11,11 +11,10 @@
 --
 -- An engine that took all there is, and has room left, asks for more (`asking`), and gets a hint.
 local PAGE = 16 -- ids read from the queue at once
-local ABOUT = { 'max_tokens', 'new', 'tenant', 'losses', 'deadline', 'detach_at', 'engines', 'submitted', 'claimed_at',
+local ABOUT = { 'max_tokens', 'upfront', 'arrival', 'new', 'tenant', 'losses', 'deadline', 'detach_at', 'engines', 'submitted', 'claimed_at',
   'attempt', 'endpoint', 'weights' } -- what is asked of a request in the queue
-local engine, owner, term, heard, count, slots, total, block = unpack(ARGV)
-heard, count, slots = tonumber(heard), tonumber(count), tonumber(slots)
-total, block = tonumber(total), tonumber(block)
+local engine, owner, term, heard, count, slots, total = unpack(ARGV)
+heard, count, slots, total = tonumber(heard), tonumber(count), tonumber(slots), tonumber(total)
 if fenced(engine, owner, term) then
   return false
 end
@@ -35,7 +34,7 @@ local function tell_unheard()
 end
 
 -- Moves one request from the queue to the engine. Its claim number is noted at the end, with the last of this call.
-local function take(id, arrival, request)
+local function take(id, order, request)
   if #reply == 0 then
     last = math.max(last, number(call('HGET', POOL, 'claim')) - 1)
   end
@@ -44,10 +43,10 @@ local function take(id, arrival, request)
   local record, tokens = call('HGET', key, 'record'), call('GET', TOKENS .. id) or ''
   local from = #tokens / TOKEN_SIZE
   call('ZREM', WAITING, id)
-  taken.tokens, taken.slots = taken.tokens + math.max(request.new - from, 0), taken.slots + request.max_tokens
+  taken.tokens, taken.slots = taken.tokens + math.max(request.new - from, 0), taken.slots + request.upfront
   taken.bytes = taken.bytes + #record
   taken.tenants[request.tenant] = (taken.tenants[request.tenant] or 0) + request.max_tokens
-  call('ZADD', held_key, arrival, id)
+  call('ZADD', held_key, order, id)
   -- `engines` has a line '<index of the first token> <engine>' for each claim. A claim that brought no token has the
   -- same index as the next one, and its line is replaced.
   local engines = ('\n' .. request.engines):gsub('\n' .. from .. ' [^\n]*\n$', '\n'):sub(2)
@@ -57,7 +56,7 @@ local function take(id, arrival, request)
     'weights', mine)
   call('HSET', LISTENERS .. engine, claim, listener_of(id, request.attempt, request.endpoint))
   reply[#reply + 1] =
-    held_entry(id, claim, arrival, record, tokens, request.losses, request.deadline, request.submitted, mine, time)
+    held_entry(id, claim, request.arrival, record, tokens, request.losses, request.deadline, request.submitted, mine, time)
 end
 
 -- Notes what was taken: the last claim number, and what waits no more.
@@ -98,13 +97,13 @@ local function walk_queue()
   while true do
     local page = call('ZRANGEBYSCORE', WAITING, after, '+inf', 'WITHSCORES', 'LIMIT', 0, PAGE)
     for i = 1, #page, 2 do
-      local id, arrival = page[i], page[i + 1]
+      local id, order = page[i], page[i + 1]
       local request = named(REQUEST .. id, ABOUT)
       if not request.max_tokens then
         call('ZREM', WAITING, id) -- Redis has evicted the record
-        request.max_tokens, request.losses = math.huge, 0
+        request.max_tokens, request.upfront, request.losses = math.huge, 0, 0
       end
-      local size = math.ceil(request.max_tokens / block) * block
+      local size, upfront = tonumber(request.max_tokens), tonumber(request.upfront)
       local suspect = tonumber(request.losses) >= SUSPECT_LOSSES
       local reason = overdue(request.deadline, request.detach_at, time)
         or (request.new and too_late(id, request.deadline, request.new, pace, length) and REASON.DEADLINE)
@@ -114,13 +113,13 @@ local function walk_queue()
       elseif size <= total and suits(tied_to(id, request.weights), mine, finishing) then
         if alone or (suspect and not empty) then
           return total, tied_to(id, request.weights)
-        elseif count == 0 or size > slots then
-          return size, tied_to(id, request.weights)
+        elseif count == 0 or upfront > slots then
+          return upfront, tied_to(id, request.weights)
         end
-        take(id, arrival, request)
-        count, slots, alone, empty = count - 1, slots - size, suspect, false
+        take(id, order, request)
+        count, slots, alone, empty = count - 1, slots - upfront, suspect, false
       end
-      after = '(' .. arrival
+      after = '(' .. order
     end
     if #page < 2 * PAGE then
       if count > 0 and slots > 0 and not alone then

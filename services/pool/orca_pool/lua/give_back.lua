@@ -14,8 +14,8 @@ local there = weights_there()
 for i = 4, #ARGV, 3 do
   local id, claim, lost = ARGV[i], ARGV[i + 1], ARGV[i + 2] == '1'
   local key = REQUEST .. id
-  local claim_now, holder, arrival, losses, loss_at, max_tokens, weights =
-    fields(key, 'claim', 'engine', 'arrival', 'losses', 'loss_at', 'max_tokens', 'weights')
+  local claim_now, holder, order, losses, loss_at, max_tokens, upfront, weights =
+    fields(key, 'claim', 'engine', 'order', 'losses', 'loss_at', 'max_tokens', 'upfront', 'weights')
   if claim_now == claim and holder == engine then
     losses = tonumber(losses)
     if lost then
@@ -27,10 +27,10 @@ for i = 4, #ARGV, 3 do
       end_early(id, REASON.INTERNAL, committed(id))
     else
       unclaim(id, claim, engine)
-      enqueue(id, arrival)
+      enqueue(id, order)
       call('HSET', key, 'state', 'waiting', 'claim', '', 'engine', '')
       local tied = tied_to(id, weights)
-      hint_waiting(max_tokens, tied)
+      hint_waiting(upfront, tied)
       if tonumber(max_tokens) > tonumber(call('HGET', POOL, 'slots')) or stranded(tied, max_tokens, there) then
         call('HSET', POOL, 'shrunk', 0) -- its engine may be gone meanwhile: the sweep looks at the queue again
       end

@@ -17,16 +17,13 @@ local LISTENERS = PREFIX .. 'listeners:'
 local DELIVERY, CONTROL = PREFIX .. 'delivery:', PREFIX .. 'control:'
 local LOAD = PREFIX .. 'load'
 
--- Another version of these scripts may still serve the release. Both must not write the same keys. A pool without a number
--- is new, or of the version that had none: 1.
+-- Another version of these scripts may still serve the release. Both must not write the same keys.
 do
   local stands = call('HGET', POOL, 'schema')
-  if stands ~= SCHEMA then
-    stands = stands or (call('EXISTS', POOL) == 1 and '1')
-    if stands then
-      return redis.error_reply('SCHEMA ' .. stands)
-    end
+  if not stands then
     call('HSET', POOL, 'schema', SCHEMA)
+  elseif stands ~= SCHEMA then
+    return redis.error_reply('SCHEMA ' .. stands)
   end
 end
 
@@ -178,10 +175,10 @@ end
 local function head_needs(engine)
   local mine, finishing = taste(engine)
   for _, id in ipairs(call('ZRANGE', WAITING, 0, LOOKED_AT - 1)) do
-    local slots, losses, weights = fields(REQUEST .. id, 'max_tokens', 'losses', 'weights')
+    local size, upfront, losses, weights = fields(REQUEST .. id, 'max_tokens', 'upfront', 'losses', 'weights')
     local total = tonumber(call('ZSCORE', ENGINES, engine))
-    if slots and tonumber(slots) <= total and suits(tied_to(id, weights), mine, finishing) then -- else it is another engine's
-      return tonumber(losses) >= SUSPECT_LOSSES and total or tonumber(slots) -- a suspect runs alone
+    if size and tonumber(size) <= total and suits(tied_to(id, weights), mine, finishing) then -- else it is another engine's
+      return tonumber(losses) >= SUSPECT_LOSSES and total or tonumber(upfront) -- a suspect runs alone
     end
   end
   return 0
@@ -220,15 +217,15 @@ end
 
 -- Counts a request in (sign 1) or out (-1) of the queue. `load` says how much waits: its new tokens, slots and bytes.
 local function weigh(id, sign)
-  local new, slots, tenant = fields(REQUEST .. id, 'new', 'max_tokens', 'tenant')
+  local new, upfront, size, tenant = fields(REQUEST .. id, 'new', 'upfront', 'max_tokens', 'tenant')
   local bytes = call('HSTRLEN', REQUEST .. id, 'record')
-  add_load('tokens', sign * math.max(new - committed(id), 0), 'slots', sign * slots, 'bytes', sign * bytes,
-    'tokens:' .. tenant, sign * slots)
+  add_load('tokens', sign * math.max(new - committed(id), 0), 'slots', sign * upfront, 'bytes', sign * bytes,
+    'tokens:' .. tenant, sign * size)
 end
 
 -- Puts a request into the queue, at its place.
-local function enqueue(id, arrival)
-  if call('ZADD', WAITING, arrival, id) == 1 then
+local function enqueue(id, order)
+  if call('ZADD', WAITING, order, id) == 1 then
     weigh(id, 1)
   end
 end

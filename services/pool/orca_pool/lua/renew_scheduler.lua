@@ -70,8 +70,8 @@ end
 -- Puts a request where it belongs, if it is not there: Redis may have evicted the queue, or another index.
 local function restore(id, time, floor)
   local key = REQUEST .. id
-  local state, arrival, claim, engine, endpoint, attempt, deadline, detach_at, max_tokens, weights = fields(
-    key, 'state', 'arrival', 'claim', 'engine', 'endpoint', 'attempt', 'deadline', 'detach_at', 'max_tokens', 'weights')
+  local state, order, claim, engine, endpoint, attempt, deadline, detach_at, upfront, weights = fields(
+    key, 'state', 'order', 'claim', 'engine', 'endpoint', 'attempt', 'deadline', 'detach_at', 'upfront', 'weights')
   if state == 'ended' then
     if not call('ZSCORE', ENDED, id) then
       call('ZADD', ENDED, int(time), id)
@@ -86,8 +86,8 @@ local function restore(id, time, floor)
     state = 'waiting'
   end
   if state == 'waiting' and not call('ZSCORE', WAITING, id) then
-    enqueue(id, arrival)
-    hint_waiting(max_tokens, tied_to(id, weights))
+    enqueue(id, order)
+    hint_waiting(upfront, tied_to(id, weights))
   end
   if (deadline ~= '' or detach_at ~= '') and not call('ZSCORE', DUE, id) then
     set_due(id, deadline, detach_at)

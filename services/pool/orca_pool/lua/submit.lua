@@ -1,8 +1,8 @@
 -- Puts requests into the queue and attaches their calls. A known request with the same body is only attached.
 --
 -- KEYS: the pool hash.
--- ARGV: for each request its id, record, digest of the body, max_tokens (input and new tokens, so the slots that it needs),
---   microseconds until its deadline or '', detach grace (microseconds), endpoint, attempt, new tokens, tenant, then the
+-- ARGV: for each request its id, record, digest of the body, max_tokens (input and new tokens: slots that it fills at the
+--   end), slots that must be free for it to begin, microseconds until its deadline or '', detach grace (microseconds), endpoint, attempt, new tokens, tenant, then the
 --   limits, '' for none: requests in the queue, their bytes, the tenant's requests (waiting or claimed), its slots in the
 --   queue. The record is '' where Redis has no memory left: then a known request is attached, and a new one refused.
 -- Returns for each request what `attach` of prelude.lua returns (without the record, where the request is new: its endpoint
@@ -20,7 +20,7 @@ local function place(k, n, m)
   return math.ceil(math.min(k, n) * (m + 1) / (n + 1))
 end
 
-local function submit(id, record, body_digest, max_tokens, deadline_in, grace, endpoint, attempt, new, tenant, max_waiting,
+local function submit(id, record, body_digest, max_tokens, upfront, deadline_in, grace, endpoint, attempt, new, tenant, max_waiting,
   max_bytes, max_requests, max_queued)
   local key = REQUEST .. id
   if not registered(endpoint) then
@@ -45,7 +45,7 @@ local function submit(id, record, body_digest, max_tokens, deadline_in, grace, e
     fields(LOAD, 'tokens', 'slots', 'bytes', 'requests:' .. tenant, 'tokens:' .. tenant)
   tokens, slots, bytes = tonumber(tokens) or 0, tonumber(slots) or 0, tonumber(bytes) or 0
   requests, queued = tonumber(requests) or 0, tonumber(queued) or 0
-  local wait, soonest, each, width = prediction(ahead, tokens, slots + max_tokens, time)
+  local wait, soonest, each, width = prediction(ahead, tokens, slots + upfront, time)
 
   -- When the first request that makes room, and so many after it, will have done so.
   local function after(others)
@@ -85,20 +85,21 @@ local function submit(id, record, body_digest, max_tokens, deadline_in, grace, e
     end
   end
   local arrival = call('HINCRBY', POOL, 'arrival', 1)
+  local order = arrival -- its place in the queue; no two requests have the same
   local deadline = deadline_in == '' and '' or int(time + deadline_in)
   call('HSET', key, 'record', record, 'digest', body_digest, 'max_tokens', max_tokens, 'grace', grace,
-    'state', 'waiting', 'arrival', arrival, 'claim', '', 'engine', '', 'endpoint', endpoint, 'attempt', attempt,
+    'upfront', upfront, 'order', order, 'state', 'waiting', 'arrival', arrival, 'claim', '', 'engine', '', 'endpoint', endpoint, 'attempt', attempt,
     'closed', '0', 'losses', '0', 'loss_at', '-1', 'reason', '0', 'final', '0', 'deadline', deadline, 'detach_at', '',
     'engines', '', 'new', new, 'tenant', tenant, 'submitted', int(time), 'claimed_at', '0', 'first_token', '0',
     'finished', '0', 'weights', '')
-  call('ZADD', WAITING, arrival, id)
-  add_load('tokens', new, 'slots', max_tokens, 'bytes', #record, 'tokens:' .. tenant, max_tokens, 'requests:' .. tenant, 1)
+  call('ZADD', WAITING, order, id)
+  add_load('tokens', new, 'slots', upfront, 'bytes', #record, 'tokens:' .. tenant, max_tokens, 'requests:' .. tenant, 1)
   call('SADD', CALLS .. endpoint, id)
   if deadline ~= '' then
     set_due(id, deadline, '')
   end
-  hint_waiting(max_tokens, '')
+  hint_waiting(upfront, '')
   return { '', ahead + 1, wait and int(wait) or '', 0, '', '', '', '', '', '0', '0', int(time), '0', '0', '0' }
 end
 
-return one_by_one(14, submit)
+return one_by_one(15, submit)

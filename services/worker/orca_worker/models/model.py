@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -26,20 +26,12 @@ class Compute(NamedTuple):
     graphs: bool = True  # CUDA graphs of increments, on a CUDA device
 
 
-class Scored(NamedTuple):
-    """Logprobs that one row of the batch asks for beyond that of its token, in the form of orca_common.scores."""
-
-    member: int  # row of the batch
-    top: bytes  # the most probable tokens at the new token's place
-    prompt: bytes  # each token of the prompt
-
-
 class Later(Protocol):
     """Tokens that are on their way from the device. Any thread may ask and wait."""
 
     @property
     def tokens(self) -> torch.Tensor:
-        """[B] int64, on the device: what the device's next work reads. Only until the model runs again."""
+        """[S] int64, on the device: what the device's next work reads. Only until the model runs again."""
         ...
 
     def is_there(self) -> bool:
@@ -54,12 +46,14 @@ class Later(Protocol):
 class Output(NamedTuple):
     """What one iteration made on this rank."""
 
-    token_ids: list[int]  # one a request, in the batch's order, on the rank that samples; empty on the others
-    logprobs: list[float]  # the same; NaN where none was asked for
+    token_ids: list[int]  # [S] of the members that sample, on the rank that samples; empty on the others
+    logprobs: list[float]  # [S]; NaN where none was asked for
     hidden: torch.Tensor | None = None  # at every stage but the last
     # Positions in `token_ids` where there is no token, whatever stands there: the logits give no distribution.
     not_finite: Sequence[int] = ()
-    scores: Sequence[Scored] = ()  # of the rows that ask for them, in the batch's order
+    # Logprobs beyond those of the chosen tokens, in the form of orca_common.scores, for those that ask for them:
+    tops: Mapping[int, bytes] = {}  # the most probable tokens at the place of a token, by position in `token_ids`
+    prompts: Mapping[int, bytes] = {}  # each token of a part of a prompt, by member of the batch
     later: Later | None = None  # the iteration has been launched, no more; there are no tokens here until it has run
 
 

@@ -25,7 +25,7 @@ from ...kv import KVManager, KVShape
 from ...partition import Place, share
 from ...sampling import not_finite, sample
 from ...scoring import PIECE as SCORED_PIECE
-from ...scoring import PromptScores, with_prompts
+from ...scoring import PromptScores
 from ...weights import WeightSource
 from ..model import Compute, Output
 from .configuration import GPT2Config
@@ -146,10 +146,10 @@ class GPT2OnCPU:
     # Running
 
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
-        needs_logits = np.count_nonzero(batch.requests["likeliest"]) < len(batch)
-        results = Results(len(batch), self.vocabulary_shares[self.place.tensor_rank] if needs_logits else 0)
+        needs_logits = np.count_nonzero(batch.requests["likeliest"]) < len(batch.sampled)
+        results = Results(len(batch.sampled), self.vocabulary_shares[self.place.tensor_rank] if needs_logits else 0)
         states = None if self.place.is_last else torch.empty(len(batch.token_ids), self.config.hidden)
-        prompts = PromptScores(batch) if batch.adjusted and self.place.is_last else None
+        prompts = PromptScores(batch) if batch.scored and self.place.is_last else None
         length = SCORED_PIECE if prompts is not None and len(prompts.places) else PIECE
         for start in range(0, len(batch.token_ids), length):
             end = min(start + length, len(batch.token_ids))
@@ -161,8 +161,8 @@ class GPT2OnCPU:
                 states[start:end] = torch.from_numpy(self.program.view(self._x, end - start, self.config.hidden))
         if states is not None:
             return Output([], [], states)
-        output = self._sample(batch, plane, results)
-        return output if prompts is None else with_prompts(output, prompts)
+        output = self._sample(batch, plane, results) if len(batch.sampled) else Output([], [])
+        return output if prompts is None else output._replace(prompts=prompts.packed())
 
     def _run_scored(
         self,
@@ -200,7 +200,7 @@ class GPT2OnCPU:
         end: int,
         results: Results,
     ) -> None:
-        """Runs tokens [start, end) of the flat batch, with the logits of the requests that end there."""
+        """Runs tokens [start, end) of the flat batch, with the logits of the members that sample there."""
         first, last = ending(batch, start, end) if self.place.is_last else (0, 0)
         self._run_tokens(batch, kv, plane, x, start, end, batch.last[first:last] - start, results.after(first))
 
@@ -273,16 +273,16 @@ class GPT2OnCPU:
             of_all = plane.gather(torch.from_numpy(mine), [2] * place.tensor_parallel)
             if of_all is None:
                 return Output([], [])
-            pairs = of_all.numpy().reshape(len(batch), place.tensor_parallel, 2)
+            pairs = of_all.numpy().reshape(len(batch.sampled), place.tensor_parallel, 2)
             winner = pairs[:, :, 0].argmax(1)  # the first of equals, as on one rank; NaN before all
-            largest, index = pairs[np.arange(len(batch)), winner].T
+            largest, index = pairs[np.arange(len(pairs)), winner].T
             index = index.astype(np.int64)
-        return Output(index.tolist(), [math.nan] * len(batch), not_finite=not_finite(largest.tolist()))
+        return Output(index.tolist(), [math.nan] * len(largest), not_finite=not_finite(largest.tolist()))
 
 
 def ending(batch: Batch, start: int, end: int) -> tuple[int, int]:
-    """[first, last) requests whose last tokens are among [start, end) of the flat batch."""
-    first, last = batch.starts[1:].searchsorted((start, end), "right").tolist()
+    """[first, last) of those that sample whose last tokens are among [start, end) of the flat batch."""
+    first, last = batch.last.searchsorted((start, end)).tolist()
     return first, last
 
 

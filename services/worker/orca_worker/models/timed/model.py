@@ -22,7 +22,7 @@ from ...batch import Batch
 from ...data_plane import DataPlane
 from ...kv import KVManager, KVShape
 from ...partition import Place
-from ..model import Output, Scored
+from ..model import Output
 
 if TYPE_CHECKING:
     import torch
@@ -78,25 +78,27 @@ class TimedModel:
         last = batch.last
         token_ids = (mix(batch.token_ids[last], batch.positions[last]) % self._vocab_size).tolist()
         logprobs = [0.0 if wanted else math.nan for wanted in batch.requests["logprobs"].tolist()]
-        return Output(token_ids, logprobs, scores=made_up(batch, token_ids) if batch.adjusted else ())
+        tops = {
+            n: place(token_ids[n], one.asked.top_logprobs)
+            for n, one in batch.adjusted.items()
+            if one.asked.top_logprobs
+        }
+        return Output(token_ids, logprobs, tops=tops, prompts=scored_prompts(batch) if batch.scored else {})
 
 
-def made_up(batch: Batch, token_ids: list[int]) -> list[Scored]:
-    """Logprobs for the requests that ask for them: every token that comes is certain."""
-    scores, starts = [], batch.starts
-    for n, one in batch.adjusted.items():
-        others = NOTHING * max(0, one.asked.top_logprobs - 1)
+def place(token: int, wanted: int) -> bytes:
+    """The tops of a place where `token` is certain."""
+    return TOP.pack(token, 0.0) + NOTHING * (wanted - 1) if wanted else b""
 
-        def place(token: int, others: bytes = others, wanted: int = one.asked.top_logprobs) -> bytes:
-            return TOP.pack(token, 0.0) + others if wanted else b""
 
-        prompt = b""
-        if n in batch.scored:
-            rest = batch.token_ids[starts[n] + 1 : starts[n + 1]].tolist()
-            prompt = SCORE.pack(math.nan) + NOTHING * one.asked.top_logprobs
-            prompt += b"".join(SCORE.pack(0.0) + place(token) for token in rest)
-        if prompt or one.asked.top_logprobs:
-            scores.append(Scored(n, place(token_ids[n]), prompt))
+def scored_prompts(batch: Batch) -> dict[int, bytes]:
+    """Logprobs of the prompts that ask for them: every token that comes is certain."""
+    scores = {}
+    for n, one in batch.scored.items():
+        wanted, start = one.asked.top_logprobs, batch.contexts[n]
+        first = SCORE.pack(math.nan) + NOTHING * wanted if start == 0 else b""
+        rest = one.tokens[start + 1 : min(int(batch.ends[n]) + 1, one.prompt)].tolist()
+        scores[n] = first + b"".join(SCORE.pack(0.0) + place(token, wanted) for token in rest)
     return scores
 
 

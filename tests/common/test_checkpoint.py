@@ -1,0 +1,60 @@
+"""What a service reads of a checkpoint: its digest, its end tokens."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orca_common.checkpoint import Checkpoint, read_checkpoint
+
+CONFIG = {"model_type": "gpt2", "vocab_size": 500, "n_positions": 256, "eos_token_id": 7}
+
+Make = Callable[..., Checkpoint]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Make:
+    """Makes a checkpoint with changes, and reads it."""
+
+    def made(generation: Any = None, tokenizer: str | None = "{}", **changes: Any) -> Checkpoint:
+        for name, content in (
+            ("config.json", json.dumps(CONFIG | changes)),
+            ("generation_config.json", None if generation is None else json.dumps(generation)),
+            ("tokenizer.json", tokenizer),
+        ):
+            (tmp_path / name).unlink(missing_ok=True)
+            if content is not None:
+                (tmp_path / name).write_text(content)
+        return read_checkpoint(tmp_path)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    "change", [{"tokenizer": "{ }"}, {"tokenizer": None}, {"vocab_size": 501}, {"n_positions": 255}], ids=str
+)
+def test_the_digest_is_of_the_tokenizer_and_the_sizes(read: Make, change: dict[str, Any]) -> None:
+    """Services whose digests differ do not work together: a text would be other tokens at the next one."""
+    assert read(**change).digest != read().digest == read(eos_token_id=9, n_layer=3).digest
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ids"),
+    [
+        ({"eos_token_id": [8, 9]}, 7, (8, 9)),
+        ({"eos_token_id": 8}, [7], (8,)),
+        ({"temperature": 0.7}, [7, 6], (7, 6)),
+        (None, 7, (7,)),
+        ({"eos_token_id": None}, None, ()),
+    ],
+)
+def test_the_end_tokens_are_those_of_the_generation(read: Make, generation: Any, config: Any, ids: Any) -> None:
+    """A model that follows instructions has its own end tokens there; those of the config are of its pretraining."""
+    assert read(generation, eos_token_id=config).eos_token_ids == ids
+
+
+def test_an_end_token_beyond_the_vocabulary_is_left_out(read: Make) -> None:
+    """Published models have such ids, for sizes of an embedding that was padded. No rank can choose them."""
+    assert read(eos_token_id=[499, 500, -1, 0]).eos_token_ids == (499, 0)

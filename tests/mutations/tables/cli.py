@@ -1,0 +1,38 @@
+"""The command line: its output, its suggestions, the doctor."""
+
+from mutations.changes import gives, instead
+from mutations.mutation import Mutation
+
+DOCTOR = "cli/orca_cli/doctor"
+CHECKS = "tests/cli/test_doctor_checks.py"
+
+MUTATIONS = [
+    Mutation(
+        "a lost terminal ends a server",
+        "cli/orca_cli/stdout.py",
+        "Lossy.write",
+        instead("suppress(OSError)", "suppress()"),
+        "tests/cli/test_commands.py::test_a_server_goes_on_when_its_terminal_is_away",
+    ),
+    Mutation(
+        "percentages of a budget are rounded down",
+        f"{DOCTOR}/budgets.py",
+        "share",
+        instead('ceil(int(text.removesuffix("%")) * pods / 100)', 'int(text.removesuffix("%")) * pods // 100'),
+        CHECKS,
+    ),
+    Mutation(
+        "a budget that waits for pods is a fault",
+        f"{DOCTOR}/budgets.py",
+        "now",
+        instead("blocked if healthy else waiting", "blocked"),
+        CHECKS,
+    ),
+    Mutation(
+        "only the beginning of an option is suggested",
+        "cli/orca_cli/suggestions.py",
+        "alike",
+        gives("known.startswith(given)"),
+        "tests/cli/test_commands.py",
+    ),
+]

@@ -1,0 +1,52 @@
+"""What all services have: checkpoints, keys, roles, settings."""
+
+from mutations.changes import drop, instead, sets, swap
+from mutations.mutation import Mutation
+
+CHECKPOINT = "services/common/orca_common/checkpoint.py"
+CHECKPOINTS = "tests/common/test_checkpoint.py"
+
+MUTATIONS = [
+    Mutation(
+        "the tokenizer is not in a model's digest",
+        CHECKPOINT,
+        "read_checkpoint",
+        drop("digest.update"),
+        f"{CHECKPOINTS}::test_the_digest_is_of_the_tokenizer_and_the_sizes",
+    ),
+    Mutation(
+        "end tokens of the config win over the generation's",
+        CHECKPOINT,
+        "_end_tokens",
+        instead("said is not None", "said is not None and given is None"),
+        f"{CHECKPOINTS}::test_the_end_tokens_are_those_of_the_generation",
+    ),
+    Mutation(
+        "an end token may be the vocabulary's size",
+        CHECKPOINT,
+        "_end_tokens",
+        swap("<", "<=", "vocab_size"),
+        f"{CHECKPOINTS}::test_an_end_token_beyond_the_vocabulary_is_left_out",
+    ),
+    Mutation(
+        "keys of the setting are forgotten when the file changes",
+        "services/common/orca_common/api_keys.py",
+        "ApiKeys._look",
+        sets("tenants", "self._read()"),
+        "tests/common/test_api_keys.py::test_a_file_is_read_again_when_it_has_changed",
+    ),
+    Mutation(
+        "a method without a role is open to all",
+        "services/common/orca_common/roles.py",
+        "check_role",
+        instead("frozenset()", "ANY"),
+        "tests/common/test_tls.py::test_a_method_without_a_role_is_for_nobody",
+    ),
+    Mutation(
+        "ended requests are kept for 30 s",
+        "services/common/orca_common/settings.py",
+        "PoolSettings",
+        sets("retention", "Field(default=30.0, gt=0)"),
+        "tests/docs/test_pages.py::test_settings_of_the_pages_have_the_code_s_defaults",
+    ),
+]

@@ -1,0 +1,89 @@
+"""The pool's Python: connections, outages, turns. The rules of its Lua are in tests/pool/test_rules.py.
+
+The connection of a cancelled exchange is not used again in any case, so its close is no mutation.
+"""
+
+from mutations.changes import drop, instead, never, unbound, without
+from mutations.mutation import Mutation
+
+SERVICE = "services/pool/orca_pool"
+LINK = f"{SERVICE}/link.py"
+GATHERING = f"{SERVICE}/gathering.py"
+
+LINK_TESTS = "tests/pool/test_link.py"
+REDIS_TESTS = "tests/pool/test_any_redis.py"
+GATHERING_TESTS = "tests/pool/test_gathering.py"
+
+MUTATIONS = [
+    Mutation(
+        "a connection is kept after close",
+        LINK,
+        "Link._keep",
+        without("_closed"),
+        f"{LINK_TESTS}::test_an_exchange_that_ends_after_close_leaves_no_connection",
+    ),
+    Mutation(
+        "an outage is not counted",
+        LINK,
+        "Link._lose",
+        drop("_away"),
+        f"{LINK_TESTS}::test_a_frozen_redis_is_unavailable_in_time",
+    ),
+    Mutation(
+        "another server goes unnoticed",
+        LINK,
+        "_on_connect",
+        without("_server"),
+        f"{LINK_TESTS}::test_another_dataset_in_the_same_process_is_an_outage",
+    ),
+    Mutation(
+        "an exchange has no bound",
+        LINK,
+        "Link._exchange",
+        instead("asyncio.get_running_loop().time() + limit", "asyncio.get_running_loop().time() + 3600"),
+        f"{LINK_TESTS}::test_a_frozen_redis_is_unavailable_in_time",
+    ),
+    Mutation(
+        "renewals wait for a turn",
+        LINK,
+        "Link.run",
+        never("renewal"),
+        f"{LINK_TESTS}::test_a_renewal_waits_for_no_turn",
+    ),
+    Mutation(
+        "a turn is waited for without a bound",
+        LINK,
+        "_take_turn",
+        unbound("_turns.acquire"),
+        f"{LINK_TESTS}::test_a_wait_for_a_turn_has_a_bound",
+    ),
+    Mutation(
+        "a replica that lags is enough",
+        LINK,
+        "_copied",
+        without("there"),
+        f"{REDIS_TESTS}::test_a_replica_that_is_slow_is_asked_again",
+    ),
+    Mutation(
+        "a cluster's old node is asked on",
+        LINK,
+        "Link._lose",
+        drop("_primary.forget"),
+        f"{LINK_TESTS}::test_a_node_that_went_away_is_forgotten",
+    ),
+    # Attaches that go together.
+    Mutation(
+        "a cancelled exchange leaves its callers waiting",
+        GATHERING,
+        "_ended",
+        instead("error is not None", "error is not None and not sending.cancelled()"),
+        f"{GATHERING_TESTS}::test_a_cancelled_exchange_leaves_nobody_waiting",
+    ),
+    Mutation(
+        "who asks as an exchange ends waits for ever",
+        GATHERING,
+        "_ended",
+        drop("_start"),
+        f"{GATHERING_TESTS}::test_what_comes_during_an_exchange_goes_together",
+    ),
+]

@@ -1,0 +1,409 @@
+"""The scheduler: the ledger, what is held, the master, the core, the lifecycle, ranks, shares."""
+
+from mutations.changes import drop, gives, instead, lacks, never, passes, sets, without
+from mutations.mutation import Mutation
+
+SERVICE = "services/scheduler/orca_scheduler"
+LEDGER = f"{SERVICE}/ledger.py"
+OUTPUT = f"{SERVICE}/output.py"
+MASTER = f"{SERVICE}/master.py"
+CORE = f"{SERVICE}/core.py"
+MEMORY = f"{SERVICE}/memory.py"
+LIFECYCLE = f"{SERVICE}/lifecycle.py"
+SCHEDULER = f"{SERVICE}/scheduler.py"
+SHARE = f"{SERVICE}/share.py"
+RANKS = f"{SERVICE}/ranks.py"
+RANK = f"{SERVICE}/rank.py"
+
+CLAIMS = "tests/scheduler/test_ledger_claims.py"
+LEDGER_TESTS = "tests/scheduler/test_ledger.py"
+OUTPUT_TESTS = "tests/scheduler/test_output.py"
+MASTER_TESTS = "tests/scheduler/test_master.py"
+CORE_TESTS = "tests/scheduler/test_algorithm1.py"
+MEMORY_TESTS = "tests/scheduler/test_memory.py"
+STORIES = "tests/scheduler/test_transcripts.py"
+SCHEDULER_TESTS = "tests/scheduler/test_scheduler.py"
+SHARE_TESTS = "tests/scheduler/test_share.py"
+RANKS_TESTS = "tests/scheduler/test_ranks.py"
+
+MUTATIONS = [
+    # The ledger.
+    Mutation(
+        "claims that were not heard of are reconciled",
+        LEDGER,
+        "_reconcile",
+        instead(
+            "claim <= have and claim not in before and claim not in self.outputs.held",
+            "claim not in self.outputs.held",
+        ),
+        f"{MASTER_TESTS}::test_a_claim_whose_answer_is_under_way_is_no_orphan",
+    ),
+    Mutation(
+        "fresh claims are dropped by reconciliation",
+        LEDGER,
+        "_reconcile",
+        instead("before - set(claims.values())", "self.outputs.held.keys() - set(claims.values())"),
+        f"{MASTER_TESTS}::test_a_claim_that_was_heard_during_a_renewal_is_kept",
+    ),
+    Mutation(
+        "commits behind have no bound",
+        LEDGER,
+        "keeps_up",
+        without("_uncommitted"),
+        f"{MASTER_TESTS}::test_an_engine_waits_for_a_pool_that_is_far_behind",
+    ),
+    Mutation(
+        "a release does not wait for give-backs",
+        LEDGER,
+        "release",
+        drop("_all_returned.wait"),
+        f"{LEDGER_TESTS}::test_a_release_comes_after_the_give_backs",
+    ),
+    Mutation(
+        "rows of an unanswered commit are forgotten",
+        LEDGER,
+        "_commit",
+        drop("outputs.unanswered"),
+        f"{LEDGER_TESTS}::test_rows_of_a_commit_without_an_answer_are_sent_again",
+    ),
+    Mutation(
+        "a give-back overtakes the tokens",
+        LEDGER,
+        "give_back",
+        drop("_flush"),
+        f"{LEDGER_TESTS}::test_a_give_back_comes_after_the_tokens",
+    ),
+    Mutation(
+        "a lost claim answer is not noticed",
+        LEDGER,
+        "_renewing",
+        drop("_unheard"),
+        f"{CLAIMS}::test_a_claim_without_an_answer_is_heard_of_without_room",
+    ),
+    Mutation(
+        "a hint without room is forgotten",
+        LEDGER,
+        "_claiming",
+        drop("_needs", "max"),
+        f"{CLAIMS}::test_a_hint_without_room_is_remembered",
+    ),
+    Mutation(
+        "an outage keeps the claims' version",
+        LEDGER,
+        "_renew",
+        sets("known", "self._claims_version"),
+        f"{MASTER_TESTS}::test_claims_are_told_again_after_an_outage",
+    ),
+    Mutation(
+        "a version is known before its claims are held",
+        LEDGER,
+        "_renewing",
+        instead("set(renewed.claims.values()) <= self.outputs.held.keys() | self._orphans.keys()", "True"),
+        f"{CLAIMS}::test_claims_that_are_not_held_are_told_again",
+    ),
+    Mutation(
+        "an orphan is given back once in a term",
+        LEDGER,
+        "give_back",
+        drop("_orphans.pop"),
+        f"{CLAIMS}::test_a_claim_that_comes_back_is_given_back_again",
+    ),
+    Mutation(
+        "a new master has heard of no claim",
+        LEDGER,
+        "_open",
+        drop("_last_claim"),
+        f"{CLAIMS}::test_a_new_master_claims_nothing_that_it_holds",
+    ),
+    Mutation(
+        "iterations begin below the reserve",
+        LEDGER,
+        "_open",
+        sets("iteration", "0"),
+        f"{CLAIMS}::test_iterations_of_a_new_master_begin_above_all_that_were_reserved",
+    ),
+    Mutation(
+        "an epoch need not be above the ranks'",
+        LEDGER,
+        "new_epoch.number",
+        sets("epoch", "await self._pool.number(self.epoch)"),
+        f"{MASTER_TESTS}::test_a_new_epoch_is_above_all_that_the_ranks_have_seen",
+    ),
+    Mutation(
+        "ranks hear of an epoch first",
+        LEDGER,
+        "new_epoch",
+        drop("_renew"),
+        f"{CLAIMS}::test_a_new_epoch_is_in_the_books_before_ranks_hear_of_it",
+    ),
+    Mutation(
+        "a claim is asked whatever room there is",
+        LEDGER,
+        "claimable",
+        instead("room.requests and room.slots >= self._needs", "True"),
+        f"{CLAIMS}::test_nothing_is_asked_for_that_does_not_fit",
+    ),
+    Mutation(
+        "a flush does not wait for the commit under way",
+        LEDGER,
+        "_flush",
+        instead("self._uncommitted or self.outputs.dirty or self._commit_sent", "self.outputs.dirty"),
+        f"{MASTER_TESTS}::test_flush_waits_for_a_commit_under_way",
+    ),
+    Mutation(
+        "claims go on before the core knows",
+        LEDGER,
+        "_claiming",
+        drop("_admitted.wait"),
+        f"{MASTER_TESTS}::test_the_next_claim_waits_for_the_last_one_and_for_no_empty_inbox",
+    ),
+    Mutation(
+        "a corrected row waits for the next iteration",
+        LEDGER,
+        "_commit",
+        drop("_committer.set"),
+        f"{LEDGER_TESTS}::test_tokens_that_redis_lost_are_sent_again_at_once",
+    ),
+    Mutation(
+        "an answered claim is taken again",
+        LEDGER,
+        "_claiming",
+        sets("new", "list(answer.requests)"),
+        f"{CLAIMS}::test_a_claim_without_an_answer_is_heard_of_without_room",
+    ),
+    Mutation(
+        "the reserve never shrinks",
+        LEDGER,
+        "_renew",
+        sets("_reserved", "max(self._reserved, renewed.reserved)"),
+        f"{MASTER_TESTS}::test_a_forgotten_reserve_is_asked_for_again",
+    ),
+    # What is held.
+    Mutation(
+        "a row with another base is not sent again",
+        OUTPUT,
+        "answered",
+        drop("dirty"),
+        f"{OUTPUT_TESTS}::test_scores_go_with_their_tokens",
+    ),
+    Mutation(
+        "a dropped row is committed",
+        OUTPUT,
+        "drop",
+        drop("dirty.pop"),
+        f"{OUTPUT_TESTS}::test_nothing_is_sent_of_a_request_that_is_gone",
+    ),
+    Mutation(
+        "tokens made meanwhile count as committed",
+        OUTPUT,
+        "answered",
+        sets("acked", "len(held.tokens) // TOKEN.size", "row.base"),
+        f"{OUTPUT_TESTS}::test_only_what_was_sent_counts_as_committed",
+    ),
+    # The master.
+    Mutation(
+        "stale rows are never freed",
+        MASTER,
+        "_control_message",
+        drop("free_rows.extend", "_stale_rows"),
+        f"{MASTER_TESTS}::test_rows_of_an_earlier_master_are_freed_in_a_kept_epoch",
+    ),
+    Mutation(
+        "claims that ended before they ran are admitted",
+        MASTER,
+        "_end_elsewhere",
+        drop("_step_life", "Gone"),
+        f"{MASTER_TESTS}::test_a_request_that_ends_before_its_engine_forms_is_forgotten",
+    ),
+    Mutation(
+        "used iteration numbers are not told",
+        MASTER,
+        "_schedule",
+        drop("_ledger.used"),
+        f"{MASTER_TESTS}::test_a_rank_that_is_lost_is_fenced_and_forms_again",
+    ),
+    Mutation(
+        "a request begins without its tokens",
+        MASTER,
+        "_control_message",
+        passes("admissions.add", "token_ids", "record.prompt_ids"),
+        f"{MASTER_TESTS}::test_a_rank_that_is_lost_is_fenced_and_forms_again",
+    ),
+    Mutation(
+        "the claimer never hears of an admission",
+        MASTER,
+        "_serve_inbox",
+        drop("_ledger.admitted"),
+        f"{MASTER_TESTS}::test_what_waits_for_room_is_claimed_when_there_is_room",
+    ),
+    Mutation(
+        "the claimer never hears of room",
+        MASTER,
+        "_stepped",
+        drop("_ledger.claimable"),
+        f"{MASTER_TESTS}::test_the_claimer_hears_of_room_at_once",
+    ),
+    Mutation(
+        "the core runs ahead of the pool",
+        MASTER,
+        "_take_returned",
+        without("_ledger.keeps_up"),
+        f"{MASTER_TESTS}::test_the_core_waits_for_a_pool_that_is_far_behind",
+    ),
+    Mutation(
+        "an iteration of a lost engine counts",
+        MASTER,
+        "_take_returned",
+        never("_in_flight"),
+        f"{MASTER_TESTS}::test_tokens_of_an_engine_that_was_lost_are_not_taken",
+    ),
+    Mutation(
+        "iterations of a lost engine stay in flight",
+        MASTER,
+        "_tell_core",
+        drop("_in_flight.clear"),
+        f"{MASTER_TESTS}::test_tokens_of_an_engine_that_was_lost_are_not_taken",
+    ),
+    Mutation(
+        "the master forgets the sampling message",
+        MASTER,
+        "_control_message",
+        passes("admissions.add", "sampling", "None"),
+        "tests/e2e/test_tokens.py::test_a_draw_depends_on_seed_and_index_alone",
+    ),
+    # The core.
+    Mutation(
+        "a lost engine claims on",
+        CORE,
+        "Core.room",
+        without("_formed"),
+        f"{CORE_TESTS}::test_only_an_engine_that_takes_requests_has_room",
+    ),
+    Mutation(
+        "a draining engine claims on",
+        CORE,
+        "Core.room",
+        without("_draining"),
+        f"{CORE_TESTS}::test_only_an_engine_that_takes_requests_has_room",
+    ),
+    # The memory.
+    Mutation(
+        "what waits takes no room",
+        MEMORY,
+        "Slots.room",
+        gives("self.free"),
+        f"{MEMORY_TESTS}::test_what_waits_has_its_slots_already",
+    ),
+    Mutation(
+        "a shared block comes back with its first row",
+        MEMORY,
+        "Slots.release",
+        instead("not others", "True"),
+        f"{MEMORY_TESTS}::test_a_shared_block_comes_back_with_its_last_row",
+    ),
+    Mutation(
+        "slots are reserved at each iteration",
+        MEMORY,
+        "Slots.need",
+        never("row"),
+        f"{MEMORY_TESTS}::test_a_request_needs_slots_for_all_its_tokens_at_first_and_none_later",
+    ),
+    Mutation(
+        "a request reserves tokens, not blocks",
+        "services/common/orca_common/reservation.py",
+        "Reservation.upfront",
+        gives("tokens"),
+        f"{MEMORY_TESTS}::test_a_request_needs_slots_for_all_its_tokens_at_first_and_none_later",
+    ),
+    # The lifecycle.
+    Mutation("ranks' iteration numbers are ignored", LIFECYCLE, "_record", sets("above", "0"), STORIES),
+    Mutation("a takeover counts no loss", LIFECYCLE, "_opened", instead("event.taken_over", "False"), STORIES),
+    Mutation("a life begins before its fences", LIFECYCLE, "_when_fenced", never("fencing"), STORIES),
+    Mutation("claims are kept for a new epoch", LIFECYCLE, "_hello", drop("_give_back"), STORIES),
+    Mutation("an epoch is given below the ranks'", LIFECYCLE, "_identified", sets("above", "0"), STORIES),
+    Mutation("a claim that ended is given back", LIFECYCLE, "step", drop("unadmitted.pop"), STORIES),
+    Mutation("a greeting keeps claims without a bound", LIFECYCLE, "_greeting_bounds", never("unadmitted"), STORIES),
+    Mutation("a retired engine keeps its claims", LIFECYCLE, "_close", lacks("_give_back"), STORIES),
+    Mutation("a verdict outlives its life", LIFECYCLE, "_next_life", drop("verdict_at"), STORIES),
+    # The scheduler.
+    Mutation(
+        "holes between looks do not count",
+        SCHEDULER,
+        "_count",
+        never("LEASE_SECONDS"),
+        f"{SCHEDULER_TESTS}::test_a_lease_that_could_not_be_read_is_not_taken",
+    ),
+    Mutation(
+        "a failed read does not start the count again",
+        SCHEDULER,
+        "run",
+        drop("_sights.clear"),
+        f"{SCHEDULER_TESTS}::test_a_lease_that_could_not_be_read_is_not_taken",
+    ),
+    Mutation(
+        "a lease that moves is not seen",
+        SCHEDULER,
+        "_free",
+        without("sight.state"),
+        f"{SCHEDULER_TESTS}::test_a_lease_that_is_renewed_is_not_taken",
+    ),
+    Mutation(
+        "several engines are released at a time",
+        SCHEDULER,
+        "_release_one",
+        without("_releasing"),
+        f"{SCHEDULER_TESTS}::test_engines_go_to_another_scheduler_one_after_the_other",
+    ),
+    Mutation(
+        "a lone scheduler gives its engines up",
+        SCHEDULER,
+        "_give_up_unreached",
+        never("living"),
+        f"{SCHEDULER_TESTS}::test_an_engine_out_of_reach_is_given_up_to_another_scheduler",
+    ),
+    Mutation(
+        "one engine is released in a life",
+        SCHEDULER,
+        "run",
+        drop("_releasing"),
+        f"{SCHEDULER_TESTS}::test_engines_go_to_another_scheduler_one_after_the_other",
+    ),
+    Mutation(
+        "a retired engine's requests count a loss",
+        SCHEDULER,
+        "_take",
+        without("candidate"),
+        f"{SCHEDULER_TESTS}::test_a_takeover_counts_a_loss_and_a_hand_over_none",
+    ),
+    # The share of a scheduler.
+    Mutation("a scheduler's share is floored", SHARE, "may_take", gives("mine < each"), SHARE_TESTS),
+    # The ranks.
+    Mutation(
+        "a late master judges silence",
+        RANKS,
+        "_listen",
+        without("_pulse.on_time", "_silence"),
+        f"{RANKS_TESTS}::test_a_master_that_was_late_itself_judges_nobody",
+    ),
+    Mutation(
+        "an answer of an earlier life counts",
+        RANKS,
+        "_tokens_came",
+        never("_progress.oldest"),
+        f"{RANKS_TESTS}::test_a_report_of_an_iteration_from_before",
+    ),
+    Mutation(
+        "the ranks furthest ahead are suspected as stuck",
+        RANKS,
+        "_stuck",
+        instead("min(rank.last_iteration for rank in late)", "max(rank.last_iteration for rank in late)"),
+        f"{RANKS_TESTS}::test_of_ranks_that_are_stuck_the_last_one_is_suspected",
+    ),
+    Mutation(
+        "an abandoned iteration condemns",
+        RANK,
+        "_reported",
+        never("peer_lost", "_asked_for"),
+        f"{RANKS_TESTS}::test_an_abandoned_iteration_of_an_older_epoch_is_no_complaint",
+    ),
+]

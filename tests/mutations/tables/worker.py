@@ -1,0 +1,78 @@
+"""The worker: forks, relays."""
+
+from mutations.changes import drop, never, sets, swap, unbound
+from mutations.mutation import Mutation
+
+MUTATIONS = [
+    Mutation(
+        "a fork leaks its streams",
+        "services/worker/orca_worker/fork_server.py",
+        "serve",
+        drop("os.close", "stream"),
+        "tests/worker/test_supervisor.py::test_a_fork_leaves_no_descriptor",
+    ),
+    Mutation(
+        "Ctrl-C ends the fork server",
+        "services/worker/orca_worker/fork_server.py",
+        "run",
+        drop("signal.signal"),
+        "tests/worker/test_supervisor.py::test_a_fork_server_goes_on_after_ctrl_c",
+    ),
+    Mutation(
+        "a neighbour is connected to without a bound",
+        "services/worker/orca_worker/relay.py",
+        "Neighbour._hold",
+        unbound("_transport.connect"),
+        "tests/worker/test_relay.py::test_a_neighbour_that_cannot_be_reached_is_given_up",
+    ),
+    Mutation(
+        "a neighbour's answer is waited for without a bound",
+        "services/worker/orca_worker/relay.py",
+        "Neighbour._hold",
+        unbound("_call.taken"),
+        "tests/worker/test_relay.py::test_a_neighbour_that_does_not_answer_is_not_connected",
+    ),
+    *(
+        Mutation(name, "services/worker/orca_worker/kv.py", where, change, f"tests/worker/test_kv.py::{test}")
+        for name, where, change, test in (
+            (
+                "a row gets a block of another one",
+                "KVManager.grow",
+                never("shared", "_owners"),
+                "test_blocks_that_a_row_cannot_have",
+            ),
+            (
+                "a block that does not exist is given",
+                "KVManager.grow",
+                never("n_blocks"),
+                "test_blocks_that_a_row_cannot_have",
+            ),
+            (
+                "a shared block is free with its first row",
+                "KVManager.free",
+                never("owners"),
+                "test_blocks_come_back_when_their_last_row_is_gone",
+            ),
+            (
+                "a token is written beyond its row's blocks",
+                "KVManager.slots",
+                never("np.count_nonzero"),
+                "test_a_token_beyond_the_blocks_of_its_row_is_refused",
+            ),
+            (
+                "a token is written right behind its row's blocks",
+                "KVManager.slots",
+                swap(">=", ">", "_capacity"),
+                "test_a_token_beyond_the_blocks_of_its_row_is_refused",
+            ),
+            ("an allocation keeps rows", "KVManager.allocate", drop("release"), "test_an_allocation_forgets_all_rows"),
+        )
+    ),
+    Mutation(
+        "a rank draws with the parameters of nobody",
+        "services/worker/orca_worker/rows.py",
+        "Rows.admit",
+        sets("draw", "GREEDY", "asked"),
+        "tests/e2e/test_tokens.py::test_a_draw_depends_on_seed_and_index_alone",
+    ),
+]
