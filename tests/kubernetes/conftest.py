@@ -19,11 +19,11 @@ import torch
 from cluster import MISSING, Cluster, call
 from pauses import Pauses
 from reference import Known, Reference
-from release import ROOT, TWO_PODS, Release, Releases
 from tokenizers import Tokenizer
 from traffic import Traffic, Under
 
 from orca_local.stack import DEMO_MODEL
+from release import ROOT, TWO_PODS, Release, Releases
 
 HERE = Path(__file__).parent
 # The order of the files: a release that the next file needs too is not installed again. Those with Valkey come last: an

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from pauses import Pauses
 from reference import Known
-from release import REGISTRY, TWO_PODS, Releases
 from traffic import Traffic
 
 from orca_client.tls import tls_credentials
 from orca_common.api_keys import line_of, new_key
 from orca_common.tls import AUTHORITY, CERTIFICATE, KEY
 from orca_local.authority import Authority
+from release import REGISTRY, TWO_PODS, Releases
 
 HOLDERS = ("endpoint", "scheduler", "worker", "client", "redis")
 SECURED = TWO_PODS | {

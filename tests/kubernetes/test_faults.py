@@ -9,8 +9,9 @@ import pytest
 from cluster import until
 from pauses import Pauses
 from processes import inside
-from release import Release
 from traffic import Under
+
+from release import Release
 
 Fault = Callable[[Release], Awaitable[None]]
 

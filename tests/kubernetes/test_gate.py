@@ -5,8 +5,9 @@ import re
 import pytest
 from cluster import Failed
 from pauses import Pauses
-from release import REGISTRY, TWO_PODS, Release, Releases
 from traffic import Under
+
+from release import REGISTRY, TWO_PODS, Release, Releases
 
 GATED = TWO_PODS | {"engines": 2, "wait.enabled": True, "wait.patienceSeconds": 15}
 LITTLE = {f"worker.resources.{kind}.memory": "100Mi" for kind in ("requests", "limits")}

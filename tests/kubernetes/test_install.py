@@ -9,11 +9,11 @@ import pytest
 from cluster import until
 from jaeger import follow
 from reference import Known
-from release import GRPC, REGISTRY, TAG, Release, run_pod
 from stacks import running
 
 from orca_client import AsyncOrcaClient
 from orca_local.stack import DEMO_MODEL
+from release import GRPC, REGISTRY, TAG, Release, run_pod
 
 # What a pod of the cluster runs. Its arguments: a target, and the request as JSON.
 CALL = """

@@ -5,8 +5,9 @@ import sys
 
 from cluster import Failed, call
 from pauses import Pauses
-from release import TWO_PODS, Releases
 from traffic import Under
+
+from release import TWO_PODS, Releases
 
 QUOTA = {
     "apiVersion": "v1",

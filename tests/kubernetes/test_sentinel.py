@@ -5,8 +5,9 @@ import os
 import pytest
 from cluster import until
 from pauses import Pauses
-from release import REGISTRY, TWO_PODS, Release, Releases
 from traffic import Under
+
+from release import REGISTRY, TWO_PODS, Release, Releases
 
 ROUNDS = int(os.environ.get("ROUNDS", "10"))
 # Made by tests/kubernetes/images.sh: its Redis is older than WAITAOF.

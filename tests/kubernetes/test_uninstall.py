@@ -1,8 +1,9 @@
 """`helm uninstall` leaves nothing but the pool's volume claim, and the notes of the installation say so."""
 
 from pauses import Pauses
-from release import Release, Releases
 from traffic import Under
+
+from release import Release, Releases
 
 
 async def test_streams_outlive_an_uninstall(orca: Release, traffic: Under, pauses: Pauses) -> None:

@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager, suppress
 
 from cluster import Failed, until
 from pauses import Pauses
-from release import REGISTRY, TAG, Release
 from traffic import Under
+
+from release import REGISTRY, TAG, Release
 
 # Made of the other images by tests/kubernetes/images.sh.
 NEXT = os.environ.get("IMAGE_NEXT", "next")  # tag of the same images with another protocol number
