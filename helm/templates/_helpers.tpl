@@ -105,7 +105,7 @@ replicas: {{ include "orca.text" .spec.replicas }}
 {{ mergeOverwrite $resources (deepCopy (index $root.Values (last .)).resources) | toYaml }}
 {{- end -}}
 
-{{/* -- What services are told -- */}}
+{{/* -- The settings of services -- */}}
 
 {{- define "orca.otlpEndpoint" -}}
 {{- if .Values.jaeger.enabled -}}

@@ -125,7 +125,7 @@ while the pod is away. The first one is the first primary.
 {{ toYaml $command }}
 {{- end -}}
 
-{{/* What redis-cli and the scripts are told: (list $ "redis" or "sentinel"). */}}
+{{/* The arguments of redis-cli and the scripts: (list $ "redis" or "sentinel"). */}}
 {{- define "orca.redisEnvironment" -}}
 {{- $root := first . -}}
 {{- with include "orca.redisPassword" $root }}
@@ -214,7 +214,7 @@ sentinel.conf: |
 {{- end }}
 {{- end -}}
 
-{{/* What a Sentinel is told at each start. Names stay when a pod gets another address, and stand in certificates. */}}
+{{/* The file that a Sentinel gets at each start. Names stay when a pod gets another address, and stand in certificates. */}}
 {{- define "orca.sentinelConf" -}}
 {{- $milliseconds := mulf .Values.sentinel.downAfterSeconds 1000 | int -}}
 port 26379

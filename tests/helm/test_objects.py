@@ -323,7 +323,7 @@ def test_memory_is_counted() -> None:
 
 
 def started(option: str, program: str = "redis") -> tuple[list[str], dict[str, str]]:
-    """What begins a server's command, and its settings."""
+    """The beginning of a server's command, and its settings."""
     command = main(rendered(option).pods["redis"])["command"]
     at = command.index(f"{program}-server") + 1
     return command[:at], dict(zip(command[at::2], command[at + 1 :: 2], strict=True))

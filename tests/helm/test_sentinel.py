@@ -49,7 +49,7 @@ def test_servers_and_sentinels_have_names_that_stay(option: str, servers: int) -
 
 
 def test_the_mode_can_change() -> None:
-    """Kubernetes lets nobody change these fields; the first server keeps its claim and its requests."""
+    """These fields cannot be changed in Kubernetes; the first server keeps its claim and its requests."""
     before, after = (render(merged(DEMO, {"redis": {"mode": mode}})) for mode in ("single", "sentinel"))
     for field in ("serviceName", "selector", "volumeClaimTemplates"):
         assert before.workloads["redis"]["spec"][field] == after.workloads["redis"]["spec"][field]

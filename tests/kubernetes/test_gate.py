@@ -29,7 +29,7 @@ async def gated(releases: Releases) -> Release:
 
 @pytest.mark.parametrize("name", FAULTS)
 async def test_an_upgrade_that_stops_is_an_error(gated: Release, traffic: Under, pauses: Pauses, name: str) -> None:
-    """Under load: the other engine serves on, and where there is none all streams wait for the rollback."""
+    """Under load: the other engine serves on, and without another one all streams wait for the rollback."""
     values, reason, left = FAULTS[name]
     async with traffic(gated) as load:
         async with load.disturbed(f"helm upgrade to {name}, and helm rollback") as seen:

@@ -45,11 +45,11 @@ async def test_a_namespace_with_rules(releases: Releases, traffic: Under, pauses
         doctor = [sys.executable, "-m", "orca_cli", "doctor", "--release", orca.name]
         try:
             said = await call(*doctor, "--namespace", cluster.namespace)
-        except Failed as failed:  # its status tells of findings; the report is the same
+        except Failed as failed:  # its status says that there are findings; the report is the same
             said = str(failed)
         assert "cpu" in said.lower()
         assert "LimitRange" in said
-        # Whoever gets the volume next runs under another user.
+        # The next pod with this volume runs under another user.
         await cluster.execute(f"{orca.name}-redis-0", "rm", "-r", "/data/appendonlydir")
     finally:
         await releases.remove()

@@ -74,7 +74,7 @@ async def test_servers_are_restarted(
 
 
 async def test_all_servers_and_sentinels_are_killed(watched: Release, traffic: Under, pauses: Pauses) -> None:
-    """What they had is on their disks, and so is who was the primary."""
+    """Their data is on their disks, and so is the name of the primary."""
     orca = watched
     async with traffic(orca) as load:
         async with load.disturbed("all servers of Redis and all Sentinels killed at once") as seen:

@@ -77,7 +77,7 @@ class Pool:
         redis_url: as `primary.Primary` takes it. pool: the release's name. password: of Redis, where the URL has none,
         and of its Sentinels. tls_dir: for rediss://, a folder with this service's certificate and the authority (see
         `orca_common.tls`); without it the machine's authorities count, and no certificate is shown. patience: seconds
-        that one exchange with Redis may take. replicas: what clients hear of is on the disks of so many replicas first.
+        that an exchange with Redis may take. replicas: this number of replicas have on disk what clients receive.
         constants: of the settings. lua: only tests give others.
         """
         self._keys = Keys(pool)
