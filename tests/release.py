@@ -36,7 +36,11 @@ LABELS = "app.kubernetes.io/instance"
 Values = Mapping[str, object]
 
 # 20 streams run in one batch, so that none of them waits in the queue.
-TWO_PODS: dict[str, object] = {"slots": 8192, "scheduler.settings.max_batch_size": 20, "jaeger.enabled": True}
+TWO_PODS: dict[str, object] = {
+    "slots": 8192,
+    "scheduler.settings.max_batch_size": 20,
+    "jaeger.enabled": os.environ.get("JAEGER", "true") == "true",
+}
 
 
 class Release:
@@ -134,11 +138,24 @@ class Release:
         """The name of the scheduler's pod that holds an engine's lease; "" when nobody does."""
         # By its exact name: a recycled volume may hold the pools of earlier releases too.
         key = f"{Keys(f'{self.cluster.namespace}.{self.name}').prefix}leases"
-        lease = await self.cluster.execute(f"{self.name}-redis-0", "redis-cli", "hget", key, engine)
+        lease = await self.redis("hget", key, engine)
         _, _, owner = lease.strip().rpartition(" ")  # '<counter> <term> <owner>'
         if not owner:
             return ""
         return next((p.name for p in await self.pods("scheduler") if owner.startswith(p.name)), "")
+
+    async def primary(self) -> str:
+        """The name of the Redis pod that takes writes."""
+        if self.values.get("redis.mode") != "sentinel":
+            return f"{self.name}-redis-0"
+        asked = ["-p", "26379", "sentinel", "get-master-addr-by-name", "orca"]
+        said = await self.cluster.execute(f"{self.name}-sentinel-0", "sh", "-c", f"$CLI {' '.join(asked)}")
+        return said.partition(".")[0]
+
+    async def redis(self, *command: str) -> str:
+        """Asks the primary. Returns what it answers."""
+        client = f"{self.values.get('redis.program', 'redis')}-cli"
+        return await self.cluster.execute(await self.primary(), client, *command)
 
     async def events(self, name: str) -> list[str]:
         """The messages of the events of an object."""
@@ -265,11 +282,25 @@ def reachable(host: str) -> bool:
     return True
 
 
+async def run_pod(cluster: Cluster, name: str, image: str, *command: str) -> None:
+    """A pod that runs a command once, as the restricted Pod Security Standard wants it."""
+    inside = {
+        "name": name,
+        "image": image,
+        "command": list(command),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
+    }
+    user = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
+    spec = {"restartPolicy": "Never", "securityContext": user, "containers": [inside]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+    await cluster.kubectl("apply", "--filename", "-", given=json.dumps(pod))
+
+
 @asynccontextmanager
 async def foreign_pod(cluster: Cluster, name: str) -> AsyncIterator[str]:
     """A pod that is nobody's, with a Python, for as long as the block runs. Gives its name."""
-    image = f"--image={REGISTRY}/python:3.11-slim"
-    await cluster.kubectl("run", name, image, "--restart=Never", "--", "sleep", "infinity")
+    await run_pod(cluster, name, f"{REGISTRY}/python:3.11-slim", "sleep", "infinity")
     try:
         await cluster.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=120s")
         yield name

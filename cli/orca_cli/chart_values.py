@@ -19,7 +19,7 @@ IN_THE_IMAGES = "/opt/orca/demo_model"  # where they have the demo model
 NAMES = """
 apiKeys commonAnnotations commonLabels device dtype endpoint engines extraObjects fullnameOverride gateway global
 gpuResource gpusPerNode gpusPerPod image ingress jaeger model nameOverride networkPolicy placement pod pp redis
-scheduler slots test tls tp tracing wait worker
+scheduler sentinel slots test tls tp tracing wait worker
 """
 VALUES = frozenset(NAMES.split())
 SOURCES = ("path", "claim", "download", "image", "hub")

@@ -125,7 +125,7 @@ class BaseClient(ABC, Generic[S]):
         resumed. request_id: made when absent; one that the server knows with the same body gives the stream of that
         request. model: the name that the server must serve; empty: whichever it does. It goes with all calls of the
         request as metadata, too, by which a proxy finds its release. stream_interval: after the first token the server
-        waits until it can send so many together, at most 256: cheaper where nobody reads along.
+        waits until it can send this number together, at most 256: cheaper where no person reads along.
         on_leave: "cancel" ends the request when its stream is left before the end, "detach" lets it live on. metadata:
         goes with the calls of this request.
 

@@ -51,6 +51,16 @@
 {{- if and $values.redis.externalUrl $values.redis.externalUrlSecret -}}
 {{- fail "redis: externalUrl or externalUrlSecret, not both" -}}
 {{- end -}}
+{{- $external := or $values.redis.externalUrl $values.redis.externalUrlSecret -}}
+{{- if and $external (include "orca.sentinels" .) -}}
+{{- fail "redis.mode: sentinel installs servers and Sentinels; with externalUrl or externalUrlSecret there are others" -}}
+{{- end -}}
+{{- if and $external $values.redis.password.generate -}}
+{{- fail "redis.password.generate: the password of a Redis that the release does not install is made there; give secret" -}}
+{{- end -}}
+{{- if and $values.redis.password.generate $values.redis.password.secret -}}
+{{- fail "redis.password: generate or secret, not both" -}}
+{{- end -}}
 {{- if and $values.jaeger.enabled $values.tracing.otlpEndpoint -}}
 {{- fail "jaeger.enabled, tracing.otlpEndpoint: spans go to one of them, not both" -}}
 {{- end -}}

@@ -105,25 +105,7 @@ replicas: {{ include "orca.text" .spec.replicas }}
 {{ mergeOverwrite $resources (deepCopy (index $root.Values (last .)).resources) | toYaml }}
 {{- end -}}
 
-{{/* -- The pool and the traces -- */}}
-
-{{- define "orca.installsRedis" -}}
-{{- if not (or .Values.redis.externalUrl .Values.redis.externalUrlSecret) }}yes{{ end -}}
-{{- end -}}
-
-{{/* The ports of the pool, with spaces between: those of the URL, and where Sentinels name the primary, its own. */}}
-{{- define "orca.redisPorts" -}}
-{{- $redis := .Values.redis -}}
-{{- $sentinels := contains "+sentinel:" $redis.externalUrl -}}
-{{- $ports := list -}}
-{{- if $redis.externalUrl -}}
-{{- range regexFind "//[^/?]+" $redis.externalUrl | trimPrefix "//" | splitList "@" | last | splitList "," -}}
-{{- $ports = append $ports (regexFind ":[0-9]+$" . | trimPrefix ":" | default ($sentinels | ternary "26379" "6379")) -}}
-{{- end -}}
-{{- end -}}
-{{- if or $sentinels $redis.externalUrlSecret }}{{ $ports = append $ports (include "orca.text" $redis.externalPort) }}{{ end -}}
-{{ $ports | default (list "6379") | uniq | join " " }}
-{{- end -}}
+{{/* -- The settings of services -- */}}
 
 {{- define "orca.otlpEndpoint" -}}
 {{- if .Values.jaeger.enabled -}}
@@ -131,19 +113,6 @@ http://{{ include "orca.name" (list . "jaeger") }}:4317
 {{- else -}}
 {{ .Values.tracing.otlpEndpoint }}
 {{- end -}}
-{{- end -}}
-
-{{/* The pool's settings, of endpoint and scheduler. */}}
-{{- define "orca.poolEnvironment" -}}
-- name: ORCA_REDIS_URL
-  {{- with .Values.redis.externalUrlSecret }}
-  valueFrom:
-    secretKeyRef: {{ dict "name" .name "key" .key | toJson }}
-  {{- else }}
-  value: {{ .Values.redis.externalUrl | default (printf "%s://%s:6379/0" (include "orca.tls" . | empty | ternary "redis" "rediss") (include "orca.name" (list . "redis"))) }}
-  {{- end }}
-- name: ORCA_POOL  # two releases on one Redis never share a pool
-  value: {{ .Release.Namespace }}.{{ .Release.Name }}
 {{- end -}}
 
 {{/* What every service of ours is told. */}}
@@ -202,14 +171,15 @@ http://{{ include "orca.name" (list . "jaeger") }}:4317
 {{ include "orca.installsRedis" . | empty | ternary $holders (append $holders "redis") | toJson }}
 {{- end -}}
 
-{{/* The Secret with a holder's certificate: one that is given, or the one that cert-manager fills. */}}
+{{/* The Secret with a holder's certificate: one that is given, or the one that cert-manager fills. Sentinels show Redis's. */}}
 {{- define "orca.tlsSecret" -}}
 {{- $tls := (first .).Values.tls -}}
-{{- if not (has (last .) (include "orca.tlsHolders" (first .) | fromJsonArray)) -}}
+{{- $holder := last . | eq "sentinel" | ternary "redis" (last .) -}}
+{{- if not (has $holder (include "orca.tlsHolders" (first .) | fromJsonArray)) -}}
 {{- else if $tls.issuer -}}
-{{ include "orca.name" . }}-tls
+{{ include "orca.name" (list (first .) $holder) }}-tls
 {{- else -}}
-{{ index $tls.secrets (last .) }}
+{{ index $tls.secrets $holder }}
 {{- end -}}
 {{- end -}}
 
@@ -256,5 +226,10 @@ spec:
     - {{ $name }}
     - {{ $name }}.{{ $root.Release.Namespace }}.svc
     - "*.{{ $name }}.{{ $root.Release.Namespace }}.svc"
+    {{- if and (eq (last $) "redis") (include "orca.sentinels" $root) }}
+    {{- range concat (include "orca.redisHosts" $root | splitList " ") (include "orca.sentinelHosts" $root | splitList " ") }}
+    - {{ . }}
+    {{- end }}
+    {{- end }}
 {{- end -}}
 {{- end -}}

@@ -35,7 +35,7 @@ The model: where a service finds the checkpoint, and how it gets there. A helper
 {{- end -}}
 {{- end -}}
 
-{{/* The name by which routes find this release among others at the same hostnames; nothing where there are none. */}}
+{{/* The name by which routes find this release among others at the same hostnames; empty without others. */}}
 {{- define "orca.routedModel" -}}
 {{- if .Values.endpoint.otherModels -}}
 {{ .Values.endpoint.settings.served_model_name | default (include "orca.modelName" .) }}

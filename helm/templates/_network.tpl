@@ -34,6 +34,12 @@ spec:
   to:
     {{- include "orca.podsOf" (list . "redis") | nindent 4 }}
   {{- end }}
+{{- if include "orca.sentinels" . }}
+- ports:
+    - port: 26379
+  to:
+    {{- include "orca.podsOf" (list . "sentinel") | nindent 4 }}
+{{- end }}
 {{- end -}}
 
 {{- define "orca.toApiServer" -}}

@@ -52,6 +52,8 @@ class StackSettings(Settings):
     """Port of the OpenAI API; 0 takes a free one."""
     redis_url: str | None = None
     """A Redis of yours for the request pool; an embedded server if not given."""
+    redis_password: str | None = None
+    """Its password where redis_url has none, and that of its Sentinels."""
     allow_volatile_redis: bool = False
     """Use a Redis of yours that evicts any key or has no append-only file, and only warn."""
     served_model_name: str | None = None

@@ -175,7 +175,8 @@ class Stack:
         if settings.redis_url is not None:
             from orca_pool.reach import check_reachable  # half a second that an embedded Redis does without
 
-            await check_reachable(settings.redis_url, REDIS_SECONDS, self._own_certificate)
+            password = settings.redis_password
+            await check_reachable(settings.redis_url, REDIS_SECONDS, password=password, tls_dir=self._own_certificate)
         self._kernels = family_of(checkpoint).needs_torch and kernels_needed(settings.device, settings.kernels)
         if self._kernels:
             await in_thread(partial(compile_kernels, self._tell_compiling))

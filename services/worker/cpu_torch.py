@@ -12,7 +12,7 @@ CUDA = ("cuda-", "nvidia-", "triton")
 
 
 def split(lock: str, sha256: str) -> tuple[str, str]:
-    """The requirement of torch, and those of all others. Raises SystemExit for a hash that is none."""
+    """The requirement of torch, and those of all others. Raises SystemExit for a hash of another form."""
     if not re.fullmatch("[0-9a-f]{64}", sha256):
         sys.exit(f"TORCH_SHA256 is the hash of torch's CPU wheel, 64 hexadecimal digits, not {sha256!r}")
     blocks = re.split(r"\n(?=[^\s#])", lock)

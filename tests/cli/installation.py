@@ -21,7 +21,7 @@ GPUS = {"model": {"path": "/models/m"}, "tp": 2, "pp": 2, "engines": 2, "image":
 NOW = 1_800_000_000.0
 REVISION = "orca-worker-7d4f"
 REDIS = Redis(
-    "orca-endpoint-0", "redis", "7.0.15", "master", "yes", "always", "ok", 0, "noeviction", 2**20, False, 1e-4, 0
+    "orca-endpoint-0", "redis", "7.0.15", "master", 0, "yes", "always", "ok", 0, "noeviction", 2**20, False, 1e-4, 0
 )
 
 

@@ -1,5 +1,6 @@
 """Each check of `orca doctor` against an installation with that one fault, and against a healthy one."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -587,6 +588,40 @@ def test_redis(fields: dict[str, Any], check: str, level: Level, says: str) -> N
     said = found(replace(healthy(), redis=replace(REDIS, **fields)), check)
     assert [finding.level for finding in said] == [level]
     assert says in said[0].found
+
+
+SENTINELS = {**GPUS, "redis": {"mode": "sentinel"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "level", "says"),
+    [
+        ({"version": "7.4.2", "replicas": 2}, Level.OK, "2 of 2 replicas follow; clients wait for 1"),
+        ({"version": "7.4.2", "replicas": 1}, Level.WARNING, "1 of 2 replicas follow"),
+        ({"version": "7.4.2"}, Level.FAULT, "0 of 2 replicas follow; clients wait for 1: all streams stand"),
+        ({"version": "7.0.15", "replicas": 2}, Level.FAULT, "redis 7.0.15 cannot say what is on the disk of a replica"),
+    ],
+)
+def test_replicas(fields: dict[str, Any], level: Level, says: str) -> None:
+    (said,) = found(replace(healthy(SENTINELS), redis=replace(REDIS, **fields)), "replicas")
+    assert said.level == level
+    assert says in said.found
+
+
+def test_servers_on_one_node() -> None:
+    (said,) = found(healthy(), "apart")
+    assert said.level == Level.OK
+    snapshot = healthy(SENTINELS)
+    assert isinstance(snapshot.pods, tuple)
+    pods = copy.deepcopy(snapshot.pods)
+    for one in pods:
+        one["spec"]["nodeName"] = "alone"
+    findings = found(replace(snapshot, pods=pods), "apart")
+    assert [finding.level for finding in findings] == [Level.WARNING, Level.WARNING]
+    assert "orca-redis-0, orca-redis-1, orca-redis-2 stand on alone" in findings[0].found
+    for number, one in enumerate(pods):
+        one["spec"]["nodeName"] = f"node-{number}"
+    assert [finding.level for finding in found(replace(snapshot, pods=pods), "apart")] == [Level.OK]
 
 
 def test_a_claim_that_is_not_bound() -> None:

@@ -119,7 +119,7 @@ def test_a_request_that_the_server_has_lost(shown: int) -> None:
 
 
 def test_a_resume_has_the_digest_of_what_was_seen() -> None:
-    """By this process and by the one before it. Without `seen` there is none to compare."""
+    """By this process and by the one before it. Without `seen` there is nothing to compare."""
 
     def digest(count: int) -> bytes:
         return hashlib.sha1(struct.pack(f"<{count}I", *IDS[:count])).digest()

@@ -1,4 +1,4 @@
-"""What a service reads of a checkpoint: its digest, its end tokens."""
+"""The parts of a checkpoint that a service reads: its digest, its end tokens."""
 
 import json
 from collections.abc import Callable

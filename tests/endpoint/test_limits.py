@@ -458,7 +458,7 @@ async def test_connections_of_a_peer_are_bounded(small: World) -> None:
 
 
 async def test_grpc_connections_are_bounded(small: World, caplog: pytest.LogCaptureFixture) -> None:
-    """Eight may be open, one of which is the test's own; the next is closed, and nobody else hears of it.
+    """Eight may be open, one of which is the test's own; the next is closed, and no other client notices.
 
     The log has a line when the door is full, and one when there is room again.
     """

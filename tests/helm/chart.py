@@ -127,6 +127,27 @@ OPTIONS = {
             },
         )
     ),
+    "Sentinels": Options(merged(DEMO, {"redis": {"mode": "sentinel"}})),
+    "Sentinels, Valkey, a password, certificates": Options(
+        merged(
+            DEMO,
+            {
+                "redis": {
+                    "mode": "sentinel",
+                    "image": "valkey:8.1",
+                    "program": "valkey",
+                    "replicas": 1,
+                    "storage": {"className": "fast"},
+                    "password": {"generate": True},
+                },
+                "sentinel": {"downAfterSeconds": 1.5},
+                "tls": {"issuer": {"name": "ours"}},
+            },
+        )
+    ),
+    "a password of a Secret": Options(
+        merged(DEMO, {"redis": {"password": {"secret": {"name": "pool", "key": "word"}}}}), frozenset({"Secret/pool"})
+    ),
     "a collector": Options(merged(DEMO, {"tracing": {"otlpEndpoint": "http://collector.monitoring:4319"}})),
     "a hook that waits": Options(merged(DEMO, {"wait": {"enabled": True, "timeoutSeconds": 900}})),
     "Jaeger": Options(

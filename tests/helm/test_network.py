@@ -13,6 +13,7 @@ PORTS = {
     "scheduler": (9090,),
     "worker": (50050, 50100, 50101, 9090, 41000),  # the last: a port that NCCL or gloo chose
     "redis": (6379,),
+    "sentinel": (26379,),
     "jaeger": (4317, 16686),
     FOREIGN: (8080,),
     WORLD: (53, 443, 6443, 80),
@@ -107,6 +108,13 @@ def test_the_hook_reaches_the_api_server_alone() -> None:
     passed = arrows(render(merged(DEMO, SHAPE, {"wait": {"enabled": True}})))
     assert passed == ARROWS | hook
     assert not passed & doors
+
+
+def test_sentinels_and_servers_reach_each_other() -> None:
+    asked = {(name, "sentinel", 26379) for name in ("endpoint", "scheduler", "redis", "sentinel")}
+    followed = {(name, "redis", 6379) for name in ("redis", "sentinel")}
+    names = {(name, WORLD, 53) for name in ("redis", "sentinel")}
+    assert arrows(render(merged(DEMO, SHAPE, {"redis": {"mode": "sentinel"}}))) == ARROWS | asked | followed | names
 
 
 def test_clients_are_those_that_are_named() -> None:

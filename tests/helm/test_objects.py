@@ -22,6 +22,8 @@ from helm.chart import (
 from orca_scheduler.discovery import kubernetes as discovery
 from orca_scheduler.discovery import wait
 
+POD = "statefulset.kubernetes.io/pod-name"  # a label that Kubernetes gives
+
 every_option = pytest.mark.parametrize("option", OPTIONS)
 
 
@@ -44,6 +46,7 @@ def test_selectors_find_their_own_pods_alone(option: str) -> None:
         for thing in release.of_kind(kind):
             selector = thing["spec"][at]
             selector = selector.get("matchLabels", selector)
+            selector = {label: value for label, value in selector.items() if label != POD}
             assert [other for other in labels if selects(selector, labels[other])] == [component(thing)]
 
 
@@ -131,7 +134,9 @@ def test_what_is_mounted_is_there(option: str) -> None:
             assert len(paths) == len(set(paths))
         needed |= needs(pod)
     made = {f"Secret/{thing['spec']['secretName']}" for thing in release.of_kind("Certificate")}
-    made |= {f"ServiceAccount/{thing['metadata']['name']}" for thing in release.of_kind("ServiceAccount")}
+    made |= {f"{kind}/{t['metadata']['name']}" for kind in ("ServiceAccount", "Secret") for t in release.of_kind(kind)}
+    # Those of the test are extraObjects.
+    made |= {f"ConfigMap/{t['metadata']['name']}" for t in release.of_kind("ConfigMap") if "labels" in t["metadata"]}
     assert needed - made == OPTIONS[option].external
     assert made <= needed
 
@@ -262,7 +267,7 @@ def test_doors_stay_open_during_an_update() -> None:
         {"endpoint": {"image": "other:2", "replicas": 5, "settings": {"max_waiting": 7}, "drainSeconds": 99}},
         {"scheduler": {"image": "other:2", "settings": {"max_batch_size": 7}, "journals": {"enabled": True}}},
         {"engines": 2},
-        {"redis": {"image": "redis:7.2"}, "networkPolicy": {"enabled": False}, "ingress": {"enabled": True}},
+        {"redis": {"image": "redis:8"}, "networkPolicy": {"enabled": False}, "ingress": {"enabled": True}},
     ],
     ids=["endpoint", "scheduler", "engines", "others"],
 )
@@ -317,14 +322,24 @@ def test_memory_is_counted() -> None:
     assert main(render(other).pods["worker"])["resources"]["limits"] == {"memory": "9Gi"}
 
 
-def test_redis_keeps_what_it_acknowledges() -> None:
-    container = main(rendered("nothing but a model").pods["redis"])
-    arguments = dict(zip(container["command"][1::2], container["command"][2::2], strict=True))
-    assert arguments["--appendonly"] == "yes"
-    assert arguments["--appendfsync"] == "always"
-    assert arguments["--maxmemory-policy"] == "noeviction"
-    (mount,) = [mount for mount in container["volumeMounts"] if mount["mountPath"] == arguments["--dir"]]
-    (claim,) = rendered("nothing but a model").workloads["redis"]["spec"]["volumeClaimTemplates"]
+def started(option: str, program: str = "redis") -> tuple[list[str], dict[str, str]]:
+    """The beginning of a server's command, and its settings."""
+    command = main(rendered(option).pods["redis"])["command"]
+    at = command.index(f"{program}-server") + 1
+    return command[:at], dict(zip(command[at::2], command[at + 1 :: 2], strict=True))
+
+
+@every_option
+def test_redis_keeps_what_it_acknowledges(option: str) -> None:
+    release = rendered(option)
+    if "redis" not in release.pods:
+        return
+    _, settings = started(option, "valkey" if "Valkey" in option else "redis")
+    assert settings["--appendonly"] == "yes"
+    assert settings["--appendfsync"] == "always"
+    assert settings["--maxmemory-policy"] == "noeviction"
+    (mount,) = [m for m in main(release.pods["redis"])["volumeMounts"] if m["mountPath"] == settings["--dir"]]
+    (claim,) = release.workloads["redis"]["spec"]["volumeClaimTemplates"]
     assert mount["name"] == claim["metadata"]["name"]
 
 
@@ -348,8 +363,9 @@ def test_with_certificates_every_connection_is_mtls(option: str) -> None:
         if name != "worker":
             assert environment["ORCA_REDIS_URL"] == "rediss://orca-redis:6379/0"
     (redis,) = containers(release.pods["redis"])
-    assert redis["command"][redis["command"].index("--port") + 1] == "0", "no plaintext port"
-    assert redis["command"][-2:] == ["--tls-auth-clients", "yes"]
+    _, settings = started(option)
+    assert settings["--port"] == "0", "no plaintext port"
+    assert settings["--tls-auth-clients"] == "yes"
     assert "--cacert /etc/orca/tls/ca.crt" in redis["readinessProbe"]["exec"]["command"][-1]
     test = main(release.pods["test"])
     assert "--tls-dir=/etc/orca/tls" in test["args"]

@@ -43,6 +43,20 @@ HUB = {"name": "openai-community/gpt2"}
             "redis: externalUrl or externalUrlSecret, not both",
         ),
         (
+            {"redis": {"externalUrl": "redis://a", "mode": "sentinel"}},
+            "redis.mode: sentinel installs servers and Sentinels; "
+            "with externalUrl or externalUrlSecret there are others",
+        ),
+        (
+            {"redis": {"externalUrl": "redis://a", "password": {"generate": True}}},
+            "redis.password.generate: the password of a Redis that the release does not install is made there; "
+            "give secret",
+        ),
+        (
+            {"redis": {"password": {"generate": True, "secret": {"name": "a", "key": "b"}}}},
+            "redis.password: generate or secret, not both",
+        ),
+        (
             {"jaeger": {"enabled": True}, "tracing": {"otlpEndpoint": "http://a:4317"}},
             "jaeger.enabled, tracing.otlpEndpoint: spans go to one of them, not both",
         ),
@@ -108,6 +122,9 @@ def test_what_does_not_fit_together(values: dict[str, Any], sentence: str) -> No
         ({"image": {"digests": {"worker": "7"}}}, "at '/image/digests/worker'"),
         ({"fullnameOverride": "Chat"}, "at '/fullnameOverride'"),
         ({"worker": {"memory": None}}, "at '/worker': missing property 'memory'"),
+        ({"redis": {"mode": "cluster"}}, "at '/redis/mode': value must be one of 'single', 'sentinel'"),
+        ({"redis": {"replicas": 0}}, "at '/redis/replicas': minimum: got 0, want 1"),
+        ({"redis": {"password": "word"}}, "at '/redis/password': got string, want object"),
         ({"redis": {"externalUrl": "pool.example.com"}}, "at '/redis/externalUrl'"),
         ({"model": {"path": "demo_model"}}, "at '/model/path': 'demo_model' does not match pattern '^/'"),
     ],

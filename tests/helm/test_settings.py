@@ -29,6 +29,7 @@ DECIDED = {  # by values of their own, or by the chart
         "drain_seconds",
         "run_dir",
         "redis_url",
+        "redis_password",
         "pool",
         "model",
         "other_models",

@@ -1,4 +1,4 @@
-"""What `make package` packs and `make publish` sends. Programs of ours stand in for buildah, syft, skopeo and helm."""
+"""The files that `make package` packs and `make publish` sends; ours stand in for buildah, syft, skopeo and helm."""
 
 import os
 import re

@@ -19,18 +19,20 @@ import torch
 from cluster import MISSING, Cluster, call
 from pauses import Pauses
 from reference import Known, Reference
-from release import ROOT, TWO_PODS, Release, Releases
 from tokenizers import Tokenizer
 from traffic import Traffic, Under
 
 from orca_local.stack import DEMO_MODEL
+from release import ROOT, TWO_PODS, Release, Releases
 
 HERE = Path(__file__).parent
-# The order of the files: a release that the next file needs too is not installed again.
+# The order of the files: a release that the next file needs too is not installed again. Those with Valkey come last: an
+# older Redis cannot read its files on a volume that is given again.
 ORDER = [
     "install",
     "network",
     "faults",
+    "platform",
     "chaos",
     "node",
     "scale",
@@ -40,6 +42,8 @@ ORDER = [
     "uninstall",
     "one_rank_pods",
     "values",
+    "certificates",
+    "sentinel",
 ]
 CLUSTER = pytest.StashKey[Cluster]()
 OUTPUT = ROOT / "build/kubernetes"
@@ -59,10 +63,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A namespace of its own."""
+    """A namespace of its own, which takes only pods that the restricted Pod Security Standard allows."""
     cluster = request.session.stash[CLUSTER] = Cluster(f"orca-test-{secrets.token_hex(2)}")
+    asyncio.run(_create(cluster))
     yield cluster
     asyncio.run(_delete(cluster))
+
+
+async def _create(cluster: Cluster) -> None:
+    await call("kubectl", "create", "namespace", cluster.namespace)
+    restricted = [f"pod-security.kubernetes.io/{mode}=restricted" for mode in ("enforce", "warn", "audit")]
+    await call("kubectl", "label", "namespace", cluster.namespace, *restricted)
 
 
 async def _delete(cluster: Cluster) -> None:

@@ -2,6 +2,7 @@
 # Makes the images that the tests of updates need, from those of TAG, and pushes them:
 #   orca-endpoint, orca-scheduler, orca-worker with the tag `next`: the same code with the next protocol number
 #   orca-endpoint, orca-worker with the tag `other`: with /opt/orca/other_model, a fine-tune of the demo model
+#   valkey:8: Debian's, for redis.mode sentinel
 #   orca-worker:broken: a supervisor that answers, and ranks that end as they start
 #
 #   BUILD="buildah build" PUSH=PROGRAM TAG=dev tests/kubernetes/images.sh       PUSH is called with each image's name
@@ -34,3 +35,12 @@ for name in endpoint worker; do
 done
 variant orca-worker broken \
   "echo 'raise SystemExit(\"orca-rank: this image never forms; it is for tests of updates\")' > /opt/orca/lib/orca_worker/rank.py"
+
+$build -t valkey:8 -f - . <<'DOCKERFILE'
+FROM python:3.11-slim
+RUN . /etc/os-release && cd /etc/apt/sources.list.d && \
+    awk 'BEGIN {RS = ""} NR == 1' debian.sources | sed "s/^Suites:.*/Suites: $VERSION_CODENAME-backports/" > backports.sources && \
+    apt-get update -qq && apt-get install -y -qq --no-install-recommends valkey-server && mkdir -p /data
+USER 999
+DOCKERFILE
+$push localhost/valkey:8

@@ -1,5 +1,6 @@
 """Faults under load: no stream ends with an error, every token is the right one, and the pause is written down."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -8,8 +9,9 @@ import pytest
 from cluster import until
 from pauses import Pauses
 from processes import inside
-from release import Release
 from traffic import Under
+
+from release import Release
 
 Fault = Callable[[Release], Awaitable[None]]
 
@@ -50,6 +52,17 @@ async def endpoints_deleted(orca: Release) -> None:
 
 async def redis_killed(orca: Release) -> None:
     await delete(orca, f"{orca.name}-redis-0")
+
+
+async def redis_and_worker_killed(orca: Release) -> None:
+    await asyncio.gather(redis_killed(orca), worker_killed(orca))
+
+
+async def all_restarted(orca: Release) -> None:
+    """Endpoints, schedulers, workers and Redis are replaced at the same time."""
+    names = [f"deployment/{orca.name}-endpoint", f"deployment/{orca.name}-scheduler"]
+    names += [f"statefulset/{orca.name}-worker", f"statefulset/{orca.name}-redis"]
+    await orca.cluster.kubectl("rollout", "restart", *names)
 
 
 async def rank_killed(orca: Release) -> None:
@@ -94,6 +107,8 @@ FAULTS = [
     pytest.param(endpoints_killed, "each endpoint deleted, grace 0", marks=pytest.mark.ci),
     pytest.param(endpoints_deleted, "each endpoint deleted, with grace"),
     pytest.param(redis_killed, "Redis deleted, grace 0"),
+    pytest.param(redis_and_worker_killed, "Redis and a worker pod deleted at once, grace 0"),
+    pytest.param(all_restarted, "endpoints, schedulers, workers and Redis restarted at once"),
     pytest.param(rank_killed, "a rank killed in its container"),
     pytest.param(fork_server_killed, "a fork server killed in its container, then a rank"),
     pytest.param(first_process_killed, "process 1 of a worker's container killed"),

@@ -4,6 +4,9 @@ import re
 
 import pytest
 from cluster import Failed
+from pauses import Pauses
+from traffic import Under
+
 from release import REGISTRY, TWO_PODS, Release, Releases
 
 GATED = TWO_PODS | {"engines": 2, "wait.enabled": True, "wait.patienceSeconds": 15}
@@ -24,17 +27,22 @@ async def gated(releases: Releases) -> Release:
     return await releases.get(GATED)
 
 
-@pytest.mark.parametrize(("values", "reason", "left"), FAULTS.values(), ids=FAULTS.keys())
-async def test_an_upgrade_that_stops_is_an_error(
-    gated: Release, values: dict[str, object], reason: str, left: int
-) -> None:
-    try:
-        with pytest.raises(Failed, match=re.escape(reason)):
-            await gated.upgrade(values, wait=False)  # it would wait for endpoints of the wrong model first
-        assert len(await gated.ready_engines()) == left
-    finally:
-        await gated.rollback()
-    await gated.healed(600)
+@pytest.mark.parametrize("name", FAULTS)
+async def test_an_upgrade_that_stops_is_an_error(gated: Release, traffic: Under, pauses: Pauses, name: str) -> None:
+    """Under load: the other engine serves on, and without another one all streams wait for the rollback."""
+    values, reason, left = FAULTS[name]
+    async with traffic(gated) as load:
+        async with load.disturbed(f"helm upgrade to {name}, and helm rollback") as seen:
+            try:
+                with pytest.raises(Failed, match=re.escape(reason)):
+                    await gated.upgrade(values, wait=False)  # it would wait for endpoints of the wrong model first
+                assert len(await gated.ready_engines()) == left
+                if left:
+                    await load.flows()
+            finally:
+                await gated.rollback()
+            await gated.healed(600)
+        pauses(seen)
 
 
 async def test_helm_test_fails_when_one_of_two_engines_is_dead(gated: Release) -> None:

@@ -9,11 +9,11 @@ import pytest
 from cluster import until
 from jaeger import follow
 from reference import Known
-from release import GRPC, REGISTRY, TAG, Release
 from stacks import running
 
 from orca_client import AsyncOrcaClient
 from orca_local.stack import DEMO_MODEL
+from release import GRPC, REGISTRY, TAG, Release, run_pod
 
 # What a pod of the cluster runs. Its arguments: a target, and the request as JSON.
 CALL = """
@@ -63,10 +63,8 @@ async def tokens_of(client: AsyncOrcaClient, known: Known) -> list[int]:
 async def tokens_in_a_pod(orca: Release, known: Known) -> list[int]:
     """The tokens that the client library gets in a pod, through the Service."""
     kubectl, target = orca.cluster.kubectl, f"{orca.host()}:{GRPC}"
-    image = f"--image={REGISTRY}/orca-endpoint:{TAG}"
     request = json.dumps([known.prompt, len(known.tokens)])
-    command = ["--command", "--", "python", "-c", CALL, target, request]
-    await kubectl("run", "caller", image, "--restart=Never", *command)
+    await run_pod(orca.cluster, "caller", f"{REGISTRY}/orca-endpoint:{TAG}", "python", "-c", CALL, target, request)
     try:
         await kubectl("wait", "pod/caller", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=120s")
         return json.loads(await kubectl("logs", "caller"))

@@ -1,6 +1,20 @@
 """`helm uninstall` leaves nothing but the pool's volume claim, and the notes of the installation say so."""
 
+from pauses import Pauses
+from traffic import Under
+
 from release import Release, Releases
+
+
+async def test_streams_outlive_an_uninstall(orca: Release, traffic: Under, pauses: Pauses) -> None:
+    """The pool's claim stays, and the next installation goes on with what had not ended."""
+    async with traffic(orca) as load:
+        async with load.disturbed("helm uninstall, then helm install with the kept claim") as seen:
+            await orca.uninstall()
+            await orca.install()
+            await orca.healed()
+        pauses(seen)
+    assert load.finished >= 20
 
 
 async def test_nothing_is_left_but_the_claim(orca: Release, releases: Releases) -> None:

@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager, suppress
 
 from cluster import Failed, until
 from pauses import Pauses
-from release import REGISTRY, TAG, Release
 from traffic import Under
+
+from release import REGISTRY, TAG, Release
 
 # Made of the other images by tests/kubernetes/images.sh.
 NEXT = os.environ.get("IMAGE_NEXT", "next")  # tag of the same images with another protocol number
@@ -48,6 +49,19 @@ async def test_to_another_protocol_number_and_back(two_engines: Release, traffic
             await orca.healed(600)
         pauses(seen)
         assert {pod.image for pod in await orca.pods("worker")} == {f"{REGISTRY}/orca-worker:{TAG}"}
+
+
+async def test_to_another_tp_and_pp_and_back(orca: Release, traffic: Under, pauses: Pauses) -> None:
+    """The tokens are the same: the shape is no part of the model."""
+    async with traffic(orca) as load:
+        for tp, pp in ((1, 4), (2, 2)):
+            async with load.disturbed(f"helm upgrade to tp {tp} x pp {pp}") as seen:
+                await orca.upgrade({"tp": tp, "pp": pp})
+                await orca.healed(600)
+                await load.flows()
+            pauses(seen)
+            pods = await orca.pods("worker")
+            assert len(pods) == 4 // tp
 
 
 async def test_to_an_image_that_cannot_form(two_engines: Release, traffic: Under, pauses: Pauses) -> None:

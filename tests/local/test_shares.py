@@ -34,7 +34,7 @@ def test_ranks_share_the_cores(
 
 
 async def test_secrets_go_to_those_that_need_them(tmp_path: Path) -> None:
-    """Environments can be read by whoever may look at a process."""
+    """Environments can be read by every user who may look at a process."""
     key = line_of("research", new_key())
     stack = stack_of(tmp_path, redis_url="redis://:pass-word@127.0.0.1:1/0", api_keys=key)
     known = {role: await stack._environment(role, f"{role}-0") for role in ("endpoint", "scheduler", "supervisor")}

@@ -154,7 +154,7 @@ def swap(old: str, new: str, *names: str) -> Change:
 
 
 def sets(target: str, value: str, *names: str) -> Change:
-    """What `target` is set to becomes `value`. names: that the old value mentions, where it is set several times."""
+    """Sets `target` to `value`. names: that the old value mentions, where it is set several times."""
 
     def at(part: Part) -> Edit:
         def fits(node: ast.AST) -> bool:

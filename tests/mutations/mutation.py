@@ -1,4 +1,4 @@
-"""What a mutation is: a one-line change that breaks a rule, and the test that defends the rule."""
+"""A mutation: a one-line change that breaks a rule, and the test that defends the rule."""
 
 import ast
 from dataclasses import dataclass

@@ -142,7 +142,7 @@ def run_all(chosen: Sequence[Mutation], copy: Copy) -> Counter[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="mutations whose `FILE: NAME` has this regular expression")
-    parser.add_argument("--sample", type=int, default=0, help="so many of them, chosen by chance; 0: all")
+    parser.add_argument("--sample", type=int, default=0, help="this number of them, chosen by chance; 0: all")
     parser.add_argument("--seed", type=int, default=None, help="of the chance; a sample without one prints its own")
     parser.add_argument("--by", default="", help="tests that are run for every mutation, as pytest takes them")
     given = parser.parse_args()

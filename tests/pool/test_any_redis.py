@@ -113,6 +113,24 @@ def test_a_url_of_sentinels_names_the_service() -> None:
     assert Primary("rediss+sentinel://user:word@one,two:7/orca/3", 1.0).url == "rediss://user:word@primary.invalid/3"
 
 
+PASSWORD = "a b/c:d@e"  # no URL could hold it as it is
+
+
+@pytest.mark.parametrize("protected", [True, False], ids=["with a password", "with none yet"])
+async def test_a_password_of_redis_and_its_sentinels(tmp_path: Path, protected: bool) -> None:
+    """It may be given before servers ask for one, so that a release can begin to have one."""
+    with server(tmp_path / "a") as primary, sentinel(tmp_path / "s", primary.port) as port:
+        if protected:
+            Redis(port=port).execute_command("SENTINEL", "SET", "orca", "auth-pass", PASSWORD)
+            for asked in (primary.port, port):
+                Redis(port=asked).execute_command("ACL", "SETUSER", "default", "resetpass", f">{PASSWORD}")
+        for url in (f"redis://127.0.0.1:{primary.port}/0", f"redis+sentinel://127.0.0.1:{port}/orca/0"):
+            await check_reachable(url, 10.0, password=PASSWORD)
+            if protected:
+                with pytest.raises(FailedPrecondition, match=r"Authentication required|no Sentinel names a primary"):
+                    await check_reachable(url, 0.1)
+
+
 async def test_sentinels_at_addresses_of_ipv6(tmp_path: Path) -> None:
     with server(tmp_path / "a") as primary, sentinel(tmp_path / "s", primary.port) as port:
         await check_reachable(f"redis+sentinel://[::1]:1,[::1]:{port}/orca", 5.0)

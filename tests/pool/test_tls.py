@@ -7,14 +7,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from redis.exceptions import ConnectionError
+from replicated import sentinel
 from servers import redis_server
 
 from orca_common.errors import Unavailable
 from orca_common.roles import REDIS, Role
 from orca_local.authority import Authority
 from orca_pool.pool import Pool
+from orca_pool.primary import Primary
+from orca_pool.signing_in import options
 
 
 @asynccontextmanager
@@ -60,6 +65,22 @@ async def test_redis_by_mtls(tmp_path: Path) -> None:
             async with Pool(url, "a") as pool:
                 with pytest.raises(Unavailable):  # no certificate, and an authority that this machine does not know
                     await pool.identity()
+
+
+async def test_sentinels_by_mtls(tmp_path: Path) -> None:
+    """They say where the primary is by TLS, too, and a service cannot pass for one."""
+    authority = Authority(tmp_path / "ca")
+    shown = options("rediss", None, str(authority.issue(Role.SCHEDULER)))
+    with redis_server() as redis, sentinel(tmp_path / "s", redis.port) as plain:
+        async with proxy(plain, authority.issue(REDIS)) as port, proxy(plain, authority.issue(Role.WORKER)) as other:
+            found, connection = Primary(f"rediss+sentinel://localhost:{port}/orca/0", 20.0, shown), SimpleNamespace()
+            await found.direct(connection)
+            assert (connection.host, connection.port) == ("127.0.0.1", redis.port)
+            await found.close()
+            wrong = Primary(f"rediss+sentinel://localhost:{other}/orca/0", 20.0, shown)
+            with pytest.raises(ConnectionError, match="no Sentinel names a primary of orca"):
+                await wrong.direct(SimpleNamespace())
+            await wrong.close()
 
 
 async def test_a_service_cannot_pass_for_redis(tmp_path: Path) -> None:

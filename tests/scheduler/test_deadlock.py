@@ -27,7 +27,7 @@ class OnDemand(Slots):
 
 
 class Naive(Paper):
-    """Whoever finds slots now runs, by arrival; a failure stops no other."""
+    """A request runs when it finds slots now, by arrival; a failure stops no other."""
 
     name = "naive"
 

@@ -84,7 +84,7 @@ SEEDS = range(3300, 4100)
 
 @cache
 def met_in(seed: int) -> tuple[frozenset[tuple[str, str]], str]:
-    """What a storm met, as (state, event), and the state in which it ended. After it everything comes to its end."""
+    """The pairs (state, event) of a storm, and the state in which it ended. After it everything comes to its end."""
     world = storm(random.Random(seed), 100)
     met, end = frozenset(world.met), type(world.term.lifecycle.state).__name__
     world.quiesce()

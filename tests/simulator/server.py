@@ -321,7 +321,7 @@ class Connection:
         self._info = b"run_id:%d" % run_id if args[1] == "server" else b"master_replid:%d" % history
 
     async def read_response(self) -> Any:
-        """What the greeting asked for, then the answer of the present exchange."""
+        """The answer to the greeting, then the answer of the present exchange."""
         if self._info:
             info, self._info = self._info, b""
             return info

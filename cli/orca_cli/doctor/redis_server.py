@@ -4,10 +4,12 @@ import re
 
 from .finding import Finding, counted, fault, listing, ok, unchecked, warning
 from .nodes import SKEW
-from .objects import at, containers, name_of, pod_template
+from .objects import at, by_component, containers, name_of, pod_template
+from .objects import replicas as pods_of
 from .snapshot import Redis, Snapshot, Unknown
 
 OLDEST = (6, 2)  # the first with XADD NOMKSTREAM, which our scripts use
+WAITS = (7, 2)  # the first Redis with WAITAOF
 SLOW = 0.01  # seconds: every iteration of an engine waits for one commit
 FULL = 0.8  # share of maxmemory
 
@@ -95,6 +97,42 @@ def version(snapshot: Snapshot) -> list[Finding]:
         advice = "bring it nearer, or give it more CPU: each iteration waits for a commit"
         findings.append(warning("redis", said, advice))
     return findings or [ok("redis", said)]
+
+
+def replicas(snapshot: Snapshot) -> list[Finding]:
+    """As many replicas follow as there are, and at least as many as clients wait for (redis_replicas)."""
+    redis = known(snapshot)
+    release = snapshot.release
+    waited = release.number("endpoint", "ORCA_REDIS_REPLICAS", 0)
+    servers = release.workload("redis")
+    there = pods_of(servers) - 1 if servers is not None else waited
+    said = f"{redis.replicas} of {counted(there, 'replica')} follow; clients wait for {waited}"
+    number = re.match(r"(\d+)\.(\d+)", redis.version)
+    if waited and redis.server == "redis" and number and (int(number[1]), int(number[2])) < WAITS:
+        why = f"redis {redis.version} cannot say what is on the disk of a replica, and redis_replicas is {waited}"
+        return [fault("replicas", why, "take Redis 7.2 or newer, or Valkey")]
+    advice = "look at the pods of Redis and their logs"
+    if redis.replicas < waited:
+        return [fault("replicas", f"{said}: all streams stand", advice)]
+    if redis.replicas < there:
+        return [warning("replicas", said, advice)]
+    return [ok("replicas", said)]
+
+
+def apart(snapshot: Snapshot) -> list[Finding]:
+    """No node has two servers of Redis, or two Sentinels."""
+    assert not isinstance(snapshot.pods, Unknown)
+    components = by_component(snapshot.pods)
+    findings = []
+    for component in ("redis", "sentinel"):
+        nodes: dict[str, list[str]] = {}
+        for pod in components.get(component, []):
+            nodes.setdefault(str(at(pod, "spec", "nodeName")), []).append(name_of(pod))
+        for node, names in nodes.items():
+            if len(names) > 1:
+                advice = "the chart only wishes for other nodes: add some, or demand them by redis.pod.affinity"
+                findings.append(warning("apart", f"{listing(names)} stand on {node} and die with it", advice))
+    return findings or [ok("apart", "no two servers of Redis share a node")]
 
 
 def durable(snapshot: Snapshot) -> list[Finding]:

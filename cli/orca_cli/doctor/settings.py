@@ -34,7 +34,7 @@ def agree(snapshot: Snapshot) -> list[Finding]:
     """Endpoint and scheduler use the same pool."""
     findings = []
     release = snapshot.release
-    for name in ("ORCA_REDIS_URL", "ORCA_POOL"):
+    for name in ("ORCA_REDIS_URL", "ORCA_REDIS_REPLICAS", "ORCA_POOL"):
         values = {component: release.settings(component).get(name) for component in ("endpoint", "scheduler")}
         if values["endpoint"] != values["scheduler"]:
             said = f"{name} of endpoint and scheduler differ: no request would be served"

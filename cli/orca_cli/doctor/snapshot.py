@@ -82,6 +82,7 @@ class Redis:
     server: str  # redis or valkey
     version: str
     role: str
+    replicas: int  # that follow it now
     appendonly: str
     appendfsync: str
     last_append: str  # ok or err: how the last write to the file went

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Reservation(NamedTuple):
-    """What an engine's policy reserves for a request at its first iteration."""
+    """The numbers by which an engine's policy reserves slots for a request at its first iteration."""
 
     block_size: int  # slots; reserved are whole blocks
     output: bool = True  # slots of all its new tokens too, as in the paper: then it is never preempted

@@ -68,7 +68,7 @@ def roles_of(context: grpc.aio.ServicerContext) -> frozenset[Role]:
 def check_role(method: str, allowed: Mapping[str, frozenset[Role]], roles: frozenset[Role]) -> None:
     """Raises PermissionDenied for a caller that has none of the roles that may call a method.
 
-    allowed: by "/package.Service/Method" or "/package.Service/". Other methods are for nobody.
+    allowed: by "/package.Service/Method" or "/package.Service/". No role may call another method.
     """
     wanted = allowed.get(method, allowed.get(method[: method.rfind("/") + 1], frozenset()))
     if not roles & wanted:

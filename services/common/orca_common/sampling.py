@@ -62,7 +62,7 @@ SAMPLING = by_name(
         0,
         "Divides the logits before the draw. 0 is greedy: always the most probable token.",
     ),
-    Parameter("top_k", "count", Range(1), "all", "Draw among so many of the most probable tokens.", drawn=True),
+    Parameter("top_k", "count", Range(1), "all", "Draw among this number of the most probable tokens.", drawn=True),
     Parameter(
         "top_p",
         "number",
@@ -114,7 +114,7 @@ LOGPROBS = by_name(
         "count",
         Range(high=MAX_TOP),
         0,
-        "So many of the most probable tokens at each place, and each token's logprob.",
+        "This number of the most probable tokens at each place, and each token's logprob.",
     ),
     Parameter(
         "prompt_logprobs",

@@ -42,8 +42,8 @@ device drain_seconds dtype endpoints engines finish_seconds first_gpu gpus_per_p
 kernels local_rank log_level max_batch_size max_body_bytes max_calls max_connections max_detach_grace max_header_bytes
 max_open_calls max_peer_calls max_peer_connections max_prompt_bytes max_prompts max_stop_bytes max_stop_strings
 max_stop_token_ids max_streams max_waiting max_waiting_bytes model other_models policy pool pool_patience port
-ports_kept pp
-rank_port ranks redis_url run_ahead run_dir schedulers served_model_name slots start_timeout status_port tenant_requests
+ports_kept pp rank_port ranks redis_password redis_url run_ahead run_dir schedulers served_model_name slots
+start_timeout status_port tenant_requests
 tenant_waiting_tokens threads tls_dir tp trusted_proxies worker_namespace worker_port worker_statefulset workers
 write_timeout
 """
@@ -222,8 +222,8 @@ def _parsed(kind: type[Settings], arguments: Sequence[str]) -> CliSettingsSource
     known = {flag(name) for name in {"help", *kind.model_fields, *switches}}
     check_names([word.partition("=")[0] for word in arguments if word.startswith("--")], known)
     for name, word in zip(["", *arguments], arguments, strict=False):
-        if has_password(word):
-            given = (word if word.startswith("--") else name).partition("=")[0]
+        given = (word if word.startswith("--") else name).partition("=")[0]
+        if has_password(word) or given == "--redis-password":
             better = f"{variable(given.lstrip('-').replace('-', '_'))} or the file of --config"
             raise SystemExit(f"{given}: everybody could read the password in the list of processes; use {better}")
     source: CliSettingsSource[Any] = CliSettingsSource(
@@ -350,6 +350,8 @@ class PoolSettings(ConnectionSettings):
 
     redis_url: str = "redis://127.0.0.1:6379/0"
     """The Redis of the request pool."""
+    redis_password: str | None = None
+    """Its password where redis_url has none, and that of its Sentinels."""
     pool: str = "default"
     """Name of the release: its keys in Redis begin with `orca:{POOL}:`."""
     redis_replicas: int = Field(default=0, ge=0)

@@ -163,7 +163,7 @@ class ToldHandshake(ssl.SSLObject):
 
 
 class Plaintext:
-    """How the services reach each other without encryption: nobody shows who they are."""
+    """How the services reach each other without encryption and without certificates."""
 
     def channel(self, address: str, role: Role, options: Options) -> grpc.aio.Channel:
         """A channel to a service of this role."""
@@ -183,7 +183,7 @@ class Plaintext:
 
 
 class MutualTls:
-    """The same by mTLS: both sides show certificates, and nobody else can pretend to be a service."""
+    """The same by mTLS: both sides show certificates, and no stranger can pretend to be a service."""
 
     def __init__(self, certificates: Certificates) -> None:
         self.certificates = certificates

@@ -52,7 +52,7 @@ class Work:
         return len(self.record.prompt_ids) + self.record.max_new_tokens
 
     def upfront(self, reservation: Reservation | None) -> int:
-        """Slots that must be free for the request to begin. Without an engine nobody knows more than `max_tokens`."""
+        """Slots that must be free for the request to begin. Without an engine: `max_tokens`."""
         if reservation is None:
             return self.max_tokens
         return reservation.upfront(len(self.record.prompt_ids), self.record.max_new_tokens)

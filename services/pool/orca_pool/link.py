@@ -10,13 +10,11 @@ must not expire behind a storm of attaches.
 """
 
 import asyncio
-import ssl
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 import hiredis
-from redis.asyncio import ConnectionPool, SSLConnection
+from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -32,12 +30,11 @@ from redis.exceptions import (
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from orca_common.errors import ErrorReason, FailedPrecondition, PermissionDenied, Unavailable
-from orca_common.roles import check_redis, dns_names
-from orca_common.tls import AUTHORITY, CERTIFICATE, KEY
+from orca_common.errors import ErrorReason, FailedPrecondition, Unavailable
 
 from .primary import Primary
 from .scripts import Script
+from .signing_in import options, redis_alone
 
 # Error replies of a server that fails over or cannot write now. Some are known by their text alone.
 NOT_NOW = (AskError, ClusterDownError, TryAgainError)
@@ -90,22 +87,31 @@ class Link:
     same server closed, as it does with an idle one after its `timeout`, is made again without a word.
     """
 
-    def __init__(self, url: str, patience: float = 2.0, width: int = 32, tls_dir: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        patience: float = 2.0,
+        width: int = 32,
+        *,
+        password: str | None = None,
+        tls_dir: str | None = None,
+    ) -> None:
         """Connects at the first command. Raises FailedPrecondition for a URL that is none.
 
         patience: seconds that one exchange may take, and seconds that it may wait for its turn. width: exchanges at the
-        same time, blocking reads and renewals not counted. tls_dir: for rediss://; each new connection reads its files.
+        same time, blocking reads and renewals not counted. password: of Redis, where the URL has none, and of its
+        Sentinels. tls_dir: for rediss://; each new connection reads its files.
         """
         try:
-            self._primary = Primary(url, patience)
-            url = self._primary.url
+            signing_in = options(url, password, tls_dir)
+            self._primary = Primary(url, patience, signing_in)
             connections = cast(Any, ConnectionPool).from_url(
-                url,
+                self._primary.url,
                 protocol=2,
                 retry=Retry(NoBackoff(), 0),
                 socket_timeout=None,
                 redis_connect_func=self._on_connect,
-                **_certificates(url, tls_dir),
+                **signing_in,
             )
         except ValueError as error:
             raise FailedPrecondition(f"redis_url: {error}") from None
@@ -263,8 +269,7 @@ class Link:
 
     async def _connect(self, connection: Connection) -> None:
         """Connects to the primary, and signs in. Raises what redis-py raises."""
-        if isinstance(connection, SSLConnection):
-            cast(Any, connection).ssl_context.get().sslobject_class = RedisAlone
+        redis_alone(connection)
         await self._primary.direct(connection)
         await connection.connect()
 
@@ -279,22 +284,3 @@ class Link:
         if self._away or self._server not in (None, server):
             self.generation += 1
         self._away, self._server = False, server
-
-
-class RedisAlone(ssl.SSLObject):
-    """A TLS handshake that fails when a service of ours, and not Redis, is at the other end."""
-
-    def do_handshake(self) -> None:
-        super().do_handshake()
-        try:
-            check_redis(dns_names(self.getpeercert()))
-        except PermissionDenied as error:
-            raise ssl.SSLCertVerificationError(str(error)) from None
-
-
-def _certificates(url: str, tls_dir: str | None) -> dict[str, str]:
-    """redis-py's options for a TLS connection that shows a certificate."""
-    if tls_dir is None or not url.startswith("rediss://"):
-        return {}
-    certificate, key, authority = (str(Path(tls_dir) / name) for name in (CERTIFICATE, KEY, AUTHORITY))
-    return {"ssl_certfile": certificate, "ssl_keyfile": key, "ssl_ca_certs": authority}

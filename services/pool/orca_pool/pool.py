@@ -65,6 +65,7 @@ class Pool:
         redis_url: str,
         pool: str,
         *,
+        password: str | None = None,
         tls_dir: str | None = None,
         constants: Constants = DEFAULTS,
         patience: float = 2.0,
@@ -73,14 +74,15 @@ class Pool:
     ) -> None:
         """Connects at the first operation.
 
-        redis_url: as `primary.Primary` takes it. pool: the release's name. tls_dir: for rediss://, a folder with this
-        service's certificate and the authority (see `orca_common.tls`); without it the machine's authorities count, and
-        no certificate is shown. patience: seconds that one exchange with Redis may take. replicas: what clients hear
-        of is on the disks of so many replicas first. constants: of the settings. lua: only tests give others.
+        redis_url: as `primary.Primary` takes it. pool: the release's name. password: of Redis, where the URL has none,
+        and of its Sentinels. tls_dir: for rediss://, a folder with this service's certificate and the authority (see
+        `orca_common.tls`); without it the machine's authorities count, and no certificate is shown. patience: seconds
+        that an exchange with Redis may take. replicas: this number of replicas have on disk what clients receive.
+        constants: of the settings. lua: only tests give others.
         """
         self._keys = Keys(pool)
         self._replicas = replicas
-        self._link = Link(redis_url, patience, tls_dir=tls_dir)
+        self._link = Link(redis_url, patience, password=password, tls_dir=tls_dir)
         self._scripts = standard(constants) if lua is None else build(lua, constants)
         # Of the engines that this process masters.
         self._listeners = defaultdict[str, Listeners](lambda: Listeners(self._keys.tokens))
@@ -98,6 +100,7 @@ class Pool:
         return cls(
             settings.redis_url,
             settings.pool,
+            password=settings.redis_password,
             tls_dir=settings.tls_dir,
             constants=constants,
             replicas=settings.redis_replicas,

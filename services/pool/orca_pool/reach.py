@@ -11,12 +11,14 @@ from .link import Link, NoAnswer
 from .retry import reached
 
 
-async def check_reachable(redis_url: str, seconds: float, tls_dir: str | None = None) -> None:
+async def check_reachable(
+    redis_url: str, seconds: float, *, password: str | None = None, tls_dir: str | None = None
+) -> None:
     """Asks the Redis of an URL for an answer. Raises FailedPrecondition with a sentence when none comes in time.
 
-    seconds: how long it is asked again and again, because it may be starting. tls_dir: as for `Pool`.
+    seconds: how long it is asked again and again, because it may be starting. password, tls_dir: as for `Pool`.
     """
-    link = Link(redis_url, tls_dir=tls_dir)
+    link = Link(redis_url, password=password, tls_dir=tls_dir)
     told: list[Unavailable] = []
 
     async def ping() -> None:

@@ -1,4 +1,4 @@
-"""What all services have: checkpoints, keys, roles, settings."""
+"""The parts that all services have: checkpoints, keys, roles, settings."""
 
 from mutations.changes import drop, instead, sets, swap
 from mutations.mutation import Mutation

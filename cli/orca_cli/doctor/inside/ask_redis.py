@@ -1,6 +1,6 @@
 """Runs in a pod of the endpoint, or here for --redis-url: asks the pool's Redis about itself, by the pool's own link.
 
-In a pod it uses the pod's own setting redis_url, and prints a line of JSON.
+In a pod it uses the pod's own settings, and prints a line of JSON.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ ROUNDS = 5
 PATIENCE = 3.0
 
 
-async def facts(url: str, tls_dir: str | None = None) -> dict[str, Any]:
-    """Returns the answers to `INFO`, `CONFIG GET` and `TIME`. tls_dir: as for `Pool`. Raises Unavailable."""
-    link = Link(url, PATIENCE, tls_dir=tls_dir)
+async def facts(url: str, *, password: str | None = None, tls_dir: str | None = None) -> dict[str, Any]:
+    """Returns the answers to `INFO`, `CONFIG GET` and `TIME`. password, tls_dir: as for `Pool`. Raises Unavailable."""
+    link = Link(url, PATIENCE, password=password, tls_dir=tls_dir)
     try:
         info = told(await link.command("INFO"))
         settings = {name: await setting(link, name) for name in ("appendfsync", "maxmemory-policy")}
@@ -36,6 +36,7 @@ async def facts(url: str, tls_dir: str | None = None) -> dict[str, Any]:
         "server": "valkey" if "valkey_version" in info else "redis",
         "version": info.get("valkey_version") or info.get("redis_version", ""),
         "role": info.get("role", ""),
+        "replicas": sum("state=online" in value for name, value in info.items() if name.startswith("slave")),
         "appendonly": {"0": "no", "1": "yes"}.get(info.get("aof_enabled", ""), ""),
         "appendfsync": settings["appendfsync"],
         "last_append": info.get("aof_last_write_status", ""),
@@ -65,7 +66,8 @@ async def setting(link: Link, name: str) -> str:
 def main() -> None:
     try:
         settings = PoolSettings.load()
-        print(json.dumps(asyncio.run(facts(settings.redis_url, settings.tls_dir))))
+        found = facts(settings.redis_url, password=settings.redis_password, tls_dir=settings.tls_dir)
+        print(json.dumps(asyncio.run(found)))
     except (OrcaError, ResponseError) as error:
         print(json.dumps({"error": str(error)}))
 

@@ -18,7 +18,7 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a batch may have at most."""
+    """The bounds of a batch."""
 
     max_bs: int  # requests
 

@@ -1,0 +1,114 @@
+"""`redis.mode`: a primary with replicas and Sentinels, or one server; and the password of both."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from helm.chart import DEMO, FOLDER, Rendered, main, merged, render, rendered
+
+from orca_pool import redis_url
+
+PLAIN, SECURED = "Sentinels", "Sentinels, Valkey, a password, certificates"
+SENTINELS = [f"orca-sentinel-{n}.orca-sentinel.serving.svc" for n in range(3)]
+
+
+def told(release: Rendered, component: str) -> dict[str, str]:
+    return release.environment(component)
+
+
+def test_services_ask_the_sentinels() -> None:
+    for service in ("endpoint", "scheduler"):
+        environment = rendered(PLAIN).environment(service)
+        url = redis_url.parse(environment["ORCA_REDIS_URL"])
+        assert (url.scheme, url.path) == ("redis+sentinel", "orca/0")
+        assert url.servers == [(host, 26379) for host in SENTINELS]
+        assert environment["ORCA_REDIS_REPLICAS"] == "1", "what a client has seen is on two disks"
+        assert "ORCA_REDIS_PASSWORD" not in environment
+        secured = rendered(SECURED).environment(service)
+        assert secured["ORCA_REDIS_URL"].startswith("rediss+sentinel://")
+        assert secured["ORCA_REDIS_PASSWORD"] == "from the cluster"
+    release = render(merged(DEMO, {"redis": {"mode": "sentinel"}, "endpoint": {"settings": {"redis_replicas": 2}}}))
+    assert release.environment("endpoint")["ORCA_REDIS_REPLICAS"] == "2"
+
+
+@pytest.mark.parametrize(("option", "servers"), [(PLAIN, 3), (SECURED, 2)])
+def test_servers_and_sentinels_have_names_that_stay(option: str, servers: int) -> None:
+    release = rendered(option)
+    assert release.workloads["redis"]["spec"]["replicas"] == servers
+    assert release.workloads["sentinel"]["spec"]["replicas"] == 3
+    hosts = [f"orca-redis-{n}.serving.svc" for n in range(servers)]
+    for component in ("redis", "sentinel"):
+        environment = release.environment(component)
+        assert (environment["SERVERS"].split(), environment["SENTINELS"].split()) == (hosts, SENTINELS)
+    for host in hosts:
+        service = release.one("Service", host.partition(".")[0])["spec"]
+        assert service["publishNotReadyAddresses"] is True
+        assert "clusterIP" not in service, "an address that stays while the pod is away"
+    headless = release.one("Service", release.workloads["sentinel"]["spec"]["serviceName"])["spec"]
+    assert (headless["clusterIP"], headless["publishNotReadyAddresses"]) == ("None", True)
+
+
+def test_the_mode_can_change() -> None:
+    """These fields cannot be changed in Kubernetes; the first server keeps its claim and its requests."""
+    before, after = (render(merged(DEMO, {"redis": {"mode": mode}})) for mode in ("single", "sentinel"))
+    for field in ("serviceName", "selector", "volumeClaimTemplates"):
+        assert before.workloads["redis"]["spec"][field] == after.workloads["redis"]["spec"][field]
+    assert before.one("Service", "orca-redis") == after.one("Service", "orca-redis")
+    assert after.environment("redis")["SERVERS"].startswith("orca-redis-0.")
+    assert before.pods["worker"] == after.pods["worker"]
+
+
+def test_at_most_one_is_away_at_a_time() -> None:
+    release = rendered(PLAIN)
+    for component in ("redis", "sentinel"):
+        budget = release.one("PodDisruptionBudget", f"orca-{component}")["spec"]
+        assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+        assert "podAntiAffinity" in release.pods[component]["spec"]["affinity"]
+    assert not rendered("nothing but a model").workloads.keys() & {"sentinel"}
+
+
+def test_a_password_is_asked_for_by_all() -> None:
+    release = rendered(SECURED)
+    command = main(release.pods["redis"])["command"]
+    for setting, value in (("--requirepass", "$(REDISCLI_AUTH)"), ("--masterauth", "$(REDISCLI_AUTH)")):
+        assert command[command.index(setting) + 1] == value
+    assert len(release.one("Secret", "orca-redis")["data"]["password"]) > 40
+    single = rendered("a password of a Secret")
+    assert not single.of_kind("Secret")
+    for component, variable in (("redis", "REDISCLI_AUTH"), ("endpoint", "ORCA_REDIS_PASSWORD")):
+        (entry,) = [entry for entry in main(single.pods[component])["env"] if entry["name"] == variable]
+        assert entry["valueFrom"]["secretKeyRef"] == {"name": "pool", "key": "word"}
+    assert "env" not in main(rendered("nothing but a model").pods["redis"])
+
+
+def test_sentinels_show_the_certificate_of_redis() -> None:
+    release = rendered(SECURED)
+    (certificate,) = [c for c in release.of_kind("Certificate") if c["spec"]["secretName"] == "orca-redis-tls"]
+    assert {*SENTINELS, "orca-redis-0.serving.svc", "orca-redis-1.serving.svc"} < set(certificate["spec"]["dnsNames"])
+    (volume,) = [v for v in release.pods["sentinel"]["spec"]["volumes"] if v["name"] == "tls"]
+    assert volume["secret"]["secretName"] == "orca-redis-tls"
+    conf = release.one("ConfigMap", "orca-redis")["data"]["sentinel.conf"].splitlines()
+    assert {"port 0", "tls-port 26379", "tls-replication yes", "tls-auth-clients yes"} < set(conf)
+    assert "sentinel down-after-milliseconds orca 1500" in conf
+    assert "valkey-cli --tls" in release.environment("sentinel")["CLI"]
+
+
+def test_a_change_of_the_scripts_restarts_servers_and_sentinels() -> None:
+    def sums(seconds: float) -> set[str]:
+        release = render(merged(DEMO, {"redis": {"mode": "sentinel"}, "sentinel": {"downAfterSeconds": seconds}}))
+        pods = (release.pods[name]["metadata"]["annotations"] for name in ("redis", "sentinel"))
+        return {annotations["orca.serving/scripts"] for annotations in pods}
+
+    assert len(sums(2)) == 1
+    assert sums(2) != sums(3)
+
+
+@pytest.mark.parametrize("script", sorted((FOLDER / "files").iterdir()), ids=lambda script: script.name)
+def test_scripts_are_of_any_shell(script: Path) -> None:
+    subprocess.run(["sh", "-n", str(script)], check=True)
+
+
+def test_notes_name_the_primary_and_all_claims() -> None:
+    notes = rendered(PLAIN).notes
+    assert "exec orca-sentinel-0 -- redis-cli -p 26379 sentinel get-master-addr-by-name orca" in notes
+    assert "delete pvc -l app.kubernetes.io/name=orca,app.kubernetes.io/instance=orca" in notes

@@ -1,0 +1,111 @@
+"""`redis.mode: sentinel`: the primary is killed again and again under load, and no stream notices more than a pause."""
+
+import os
+
+import pytest
+from cluster import until
+from pauses import Pauses
+from traffic import Under
+
+from release import REGISTRY, TWO_PODS, Release, Releases
+
+ROUNDS = int(os.environ.get("ROUNDS", "10"))
+# Made by tests/kubernetes/images.sh: its Redis is older than WAITAOF.
+VALKEY = {"redis.image": f"{REGISTRY}/valkey:8", "redis.program": "valkey"}
+SENTINELS = TWO_PODS | VALKEY | {"redis.mode": "sentinel", "redis.password.generate": True}
+
+
+@pytest.fixture
+async def watched(releases: Releases) -> Release:
+    return await releases.get(SENTINELS)
+
+
+async def followed(orca: Release, replicas: int = 2) -> None:
+    """Waits until all replicas follow the primary."""
+
+    async def missing() -> str | None:
+        said = await orca.redis("info", "replication")
+        found = said.count("state=online")
+        return None if found == replicas else f"{found} of {replicas} replicas follow: {said}"
+
+    await until(missing)
+
+
+async def another(orca: Release, before: str) -> None:
+    """Waits until another pod is the primary."""
+
+    async def same() -> str | None:
+        return None if await orca.primary() != before else f"{before} is still the primary"
+
+    await until(same)
+
+
+async def test_the_primary_is_killed(watched: Release, traffic: Under, pauses: Pauses) -> None:
+    orca = watched
+    async with traffic(orca) as load:
+        for number in range(1, ROUNDS + 1):
+            await followed(orca)
+            primary = await orca.primary()
+            async with load.disturbed(f"the primary of Redis killed, round {number}") as seen:
+                await orca.cluster.kubectl("delete", "pod", primary, "--grace-period=0", "--force")
+                await another(orca, primary)
+                await orca.healed()
+                await load.flows()
+            pauses(seen)
+    assert load.finished >= 20
+
+
+@pytest.mark.parametrize(
+    ("component", "name"),
+    [("redis", "all servers of Redis restarted, one by one"), ("sentinel", "all Sentinels restarted, one by one")],
+)
+async def test_servers_are_restarted(
+    watched: Release, traffic: Under, pauses: Pauses, component: str, name: str
+) -> None:
+    """The primary hands over before it stops."""
+    orca = watched
+    await followed(orca)
+    async with traffic(orca) as load:
+        async with load.disturbed(name) as seen:
+            await orca.cluster.kubectl("rollout", "restart", f"statefulset/{orca.name}-{component}")
+            await orca.healed(600)
+            await followed(orca)
+        pauses(seen)
+
+
+async def test_all_servers_and_sentinels_are_killed(watched: Release, traffic: Under, pauses: Pauses) -> None:
+    """Their data is on their disks, and so is the name of the primary."""
+    orca = watched
+    async with traffic(orca) as load:
+        async with load.disturbed("all servers of Redis and all Sentinels killed at once") as seen:
+            pods = [pod.name for component in ("redis", "sentinel") for pod in await orca.pods(component)]
+            await orca.cluster.kubectl("delete", "pod", *pods, "--grace-period=0", "--force")
+            await orca.healed(600)
+            await followed(orca)
+            await load.flows()
+        pauses(seen)
+
+
+async def test_an_upgrade_keeps_the_password(watched: Release) -> None:
+    orca = watched
+
+    async def password() -> str:
+        return (await orca.cluster.get("secret", f"{orca.name}-redis"))["data"]["password"]
+
+    before = await password()
+    await orca.upgrade({"endpoint.settings.max_waiting": 77})
+    assert await password() == before
+    await orca.upgrade({})
+    await orca.healed()
+
+
+async def test_one_server_becomes_three(releases: Releases, traffic: Under, pauses: Pauses) -> None:
+    """An upgrade from `redis.mode` single, without a password, to Sentinels with one: the requests stay."""
+    orca = await releases.get(TWO_PODS | VALKEY)
+    async with traffic(orca) as load:
+        async with load.disturbed("helm upgrade from a single Redis to Sentinels with a password") as seen:
+            await orca.upgrade(SENTINELS)
+            await orca.healed(600)
+            await load.flows()
+        pauses(seen)
+    await releases.remove()
