@@ -6,10 +6,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from reference import Known
-from release import Release
 
 from orca_chaos.streams import Streams
 from orca_client import AsyncOrcaClient, Finished, FinishReason, Token
+from release import Release
 
 
 class Traffic(Streams):

@@ -73,19 +73,26 @@ def journal(folder: Path) -> Path:
     lines.append({"note": {"claims": {"1": "first", "2": "second"}}})
 
     def run(iteration: int, claim: int, at: int, phase: str = "increment") -> None:
-        member = [claim, 0, phase, 3, 5, []]
-        batch = ["ScheduleBatch", iteration, [member], [], 3, Stop.POOL]
-        lines.append({"event": ["BatchReturned", 1.0, iteration - 1, [5]], "actions": [batch]})
+        begins = phase == "initiation"
+        members = {"claim": [claim], "row": [0], "start": [0 if begins else 2], "count": [3 if begins else 1]}
+        batch = {"iteration": iteration, "members": members, "admitted": int(begins), "free_rows": [], "reserved": 3}
+        returned = {"now": 1.0, "iteration": iteration - 1, "token_ids": [5]}
+        actions = [["ScheduleBatch", batch | {"stop": Stop.POOL}]]
+        lines.append({"event": ["BatchReturned", returned], "actions": actions})
         times = [
             [0, 0, at, at, at + MS, at + 10 * MS, at + 11 * MS, 40, 64, 0],
             [1, 0, at + MS, at + 2 * MS, at + 12 * MS, at + 20 * MS, at + 21 * MS, 40, 0, 9 * MS],
         ]
         lines.append({"note": {"iteration": iteration, "times": times}})
 
-    lines.append({"event": ["Arrived", 1.0, [[1, 1, 3, 8]]], "actions": []})
+    def arrived(now: float, claim: int) -> None:
+        request = {"claim": claim, "arrival": claim, "input_tokens": 3, "max_new_tokens": 8}
+        lines.append({"event": ["Arrived", {"now": now, "requests": [request]}], "actions": []})
+
+    arrived(1.0, 1)
     run(1, 1, 1000 * MS, "initiation")
     run(2, 1, 1023 * MS)
-    lines.append({"event": ["Arrived", 1.064, [[2, 2, 3, 8]]], "actions": []})
+    arrived(1.064, 2)
     run(3, 2, 1066 * MS, "initiation")
     folder.mkdir(exist_ok=True)
     text = "".join(json.dumps(line) + "\n" for line in lines)

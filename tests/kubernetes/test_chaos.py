@@ -3,6 +3,7 @@
 import sys
 
 from cluster import call
+
 from release import GRPC, Release
 
 ROUNDS, SEED = 5, 1

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 import pytest
 from pauses import Pauses
 from processes import inside, named
-from release import LABELS, Release
 from traffic import Under
+
+from release import LABELS, Release
 
 FROZEN = 60.0  # seconds without an API server: longer than a node's lease and a watch's bookmarks
 

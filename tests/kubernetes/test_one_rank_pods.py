@@ -4,8 +4,9 @@ import asyncio
 
 from pauses import Pauses
 from reference import Known
-from release import TWO_PODS, Releases
 from traffic import Under
+
+from release import TWO_PODS, Releases
 
 ONE_RANK_PODS = TWO_PODS | {"gpusPerPod": 1}
 

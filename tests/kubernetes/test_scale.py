@@ -3,8 +3,9 @@
 import pytest
 from cluster import Failed, until
 from pauses import Pauses
-from release import CHART, Release
 from traffic import Under
+
+from release import CHART, Release
 
 
 async def scale(orca: Release, kind: str, component: str, replicas: int) -> None:

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 from cluster import Cluster, Failed, until
+
 from release import Release, Releases, Values
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from pauses import Pauses
 from reference import Known, Reference
-from release import REGISTRY, TWO_PODS, Release, Releases
 from retrained import retrain
 
 from orca_chaos.streams import Streams
 from orca_client import AsyncOrcaClient, Finished, FinishReason, Token
 from orca_client.errors import Aborted
 from orca_local.stack import DEMO_MODEL
+from release import REGISTRY, TWO_PODS, Release, Releases
 
 ROUNDS = int(os.environ.get("ROUNDS", "1"))
 # Made of the other images by tests/kubernetes/images.sh: they have a fine-tune of the demo model as well.

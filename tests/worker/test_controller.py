@@ -199,7 +199,7 @@ async def test_a_rank_is_ready_while_a_master_runs_its_epoch(rank: Rank, monkeyp
         (0, "its master waits for the engine's other ranks"),
         (3, None),
         (4, "its master waits for the engine's other ranks"),
-        (None, None),  # a master that does not tell yet
+        (3, None),
     ]:
         await run.write(pb.ControlMessage(heartbeat=pb.Heartbeat(number=1, epoch=epoch)))
         await run.read()

@@ -94,7 +94,7 @@ class EndpointApp:
             "renewal": self.delivery.renew(),
             "reader": self.delivery.read(),
             "http": self._http.serve(),
-            "engines": self.endpoint.watch(),
+            "engines": self.endpoint.follow(),
             "health": self._health(),
         }
         self._tasks = [asyncio.create_task(body, name=name) for name, body in work.items()]
@@ -177,6 +177,7 @@ class EndpointApp:
 
     async def _health(self) -> None:
         """Keeps the status of gRPC's health service equal to the status port's, and looks at the connections."""
+        await self.endpoint.watch()
         shown: bool | None = None
         while True:
             ready = self.endpoint.not_ready() is None

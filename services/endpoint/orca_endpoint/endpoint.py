@@ -97,14 +97,23 @@ class Endpoint:
         return None
 
     async def watch(self) -> None:
-        """Learns whether an engine has formed, and how many slots a request is to find there. Ends with its task."""
+        """Waits until an engine has formed."""
+        while not self._formed:
+            await self._look()
+            if not self._formed:
+                await asyncio.sleep(WATCH)
+        log.info("an engine has formed")
+
+    async def follow(self) -> None:
+        """Keeps up with the slots that engines reserve. Ends with its task."""
         while True:
-            identity = await reached(self._pool.identity)
-            if identity is not None and identity.slots > 0:
-                if not self._formed:
-                    log.info("an engine has formed")
-                self._formed, self._reservation = True, identity.reservation
-            await asyncio.sleep(LOOK if self._formed else WATCH)
+            await asyncio.sleep(LOOK)
+            await self._look()
+
+    async def _look(self) -> None:
+        identity = await reached(self._pool.identity)
+        if identity is not None and identity.slots > 0:
+            self._formed, self._reservation = True, identity.reservation
 
     # -- the methods of orca.v1.Orca
     async def generate(

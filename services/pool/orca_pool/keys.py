@@ -27,8 +27,8 @@ tables into docs/pool.md, "Keys".
 |                       |            | (wire.TOKEN), id u32, logprob f32, iteration u64           |                    |
 | tops:ID               | string     | the most probable tokens at the place of each token,       | with its request   |
 |                       |            | append only: 8 bytes each (orca_common.scores), where      |                    |
-|                       |            | `top_logprobs` asks for them                               |                    |
-| prompt:ID             | string     | logprobs of the prompt, where `prompt_logprobs` asks for   | with its request   |
+|                       |            | a request asks for them                                    |                    |
+| prompt:ID             | string     | logprobs of the prompt, where a request asks for           | with its request   |
 |                       |            | them; written with token 0                                 |                    |
 | due                   | sorted set | ids by the moment of a deadline, or of a detach grace's    | with its request   |
 |                       |            | end                                                        |                    |
