@@ -239,7 +239,7 @@ async def test_messages_of_a_client_that_reads_nothing_wait() -> None:
 
 
 async def test_a_client_that_reads_nothing_loses_its_stream() -> None:
-    """The method ends. What waits for the client is C-core's, until the client reads or leaves, and the call counts."""
+    """The method ends. C-core keeps the waiting message until the client reads or leaves, and the call counts."""
     guard = Counting()
     async with serving(write_seconds=0.2, guard=guard) as (server, servicer, _, address):
         async with Http2.connected(address, http2.setting(http2.INITIAL_WINDOW, 0)) as client:

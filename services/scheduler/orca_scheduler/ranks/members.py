@@ -13,9 +13,8 @@ def put_members(message: pb.Iteration, members: Sequence[Member]) -> None:
     message.starts.extend([member.start for member in members])
     message.counts.extend([member.count for member in members])
     message.samples.extend([member.samples for member in members])
-    tokens = [member.token or 0 for member in members]
     if any(member.token is not None for member in members):
-        message.tokens.extend(tokens)
+        message.tokens.extend([member.token or 0 for member in members])
     for member in members:
         if member.new_blocks:
             message.growths.add(row=member.row, blocks=member.new_blocks)
