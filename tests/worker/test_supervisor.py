@@ -479,6 +479,17 @@ async def test_a_fork_server_that_cannot_be_asked_is_ended() -> None:
         await forks.ended
 
 
+async def test_a_fork_server_that_is_killed_leaves_no_connection() -> None:
+    """`orca serve` is ended by a second Ctrl-C: its loop ends before it reads that the fork server has ended."""
+    ours, its = pair()
+    sleeper = os.posix_spawnp("sleep", ["sleep", "inf"], os.environ)  # noqa: ASYNC221
+    forks = ForkServer(Begun(sleeper, ours), [], "INFO")
+    forks.kill()
+    its.close()
+    assert (forks.ended.done(), ours.fileno()) == (False, -1)
+    await forks.ended
+
+
 async def test_a_process_ends_where_many_descriptors_are_open(tmp_path: Path, forks: ForkServer) -> None:
     settings = RankSettings(model=str(make_timed(tmp_path / "model")))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -77,9 +77,11 @@ class ForkServer:
                 raise
 
     def kill(self) -> None:
-        """Ends it; what it has forked lives on."""
+        """Ends the fork server; its processes live on. Closes the connection here: the loop may end before it reads the
+        fork server's end."""
         if not self.ended.done():
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._close()
 
     def _ask(self, said: dict[str, Any], *descriptors: int) -> asyncio.Future[dict[str, Any] | None]:
         """Sends a question. The answer is None when the fork server ends; one that cannot be asked is killed."""
@@ -109,19 +111,23 @@ class ForkServer:
         except OSError:
             said = b""
         if not said:
-            self._loop.remove_reader(self._connection)
+            self._close()
         elif not self._answer.done():
             self._answer.set_result(json.loads(said))
 
     def _reap(self) -> None:
         self._loop.remove_reader(self._pidfd)
-        self._loop.remove_reader(self._connection)
+        self._close()
         why = why_ended(exit_status(self.pid), out_of_memory=memory_limit.kills() > self._oom_kills)
         os.close(self._pidfd)
-        self._connection.close()
         if not self._answer.done():
             self._answer.set_result(None)
         self.ended.set_result(why)
+
+    def _close(self) -> None:
+        if self._connection.fileno() >= 0:
+            self._loop.remove_reader(self._connection)
+            self._connection.close()
 
 
 class Forks:
