@@ -37,7 +37,7 @@ Values = Mapping[str, object]
 
 # 20 streams run in one batch, so that none of them waits in the queue.
 TWO_PODS: dict[str, object] = {
-    "slots": 8192,
+    "engine.slots": 8192,
     "scheduler.settings.max_batch_size": 20,
     "jaeger.enabled": os.environ.get("JAEGER", "true") == "true",
 }
@@ -48,7 +48,7 @@ class Release:
 
     def __init__(self, cluster: Cluster, values: Values, name: str = "orca") -> None:
         self.cluster, self.name, self.values = cluster, name, IMAGES | dict(values)
-        self.pods_per_engine = int(str(values.get("pp", 2))) * 2 // int(str(values.get("gpusPerPod", 2)))
+        self.pods_per_engine = int(str(values.get("engine.pp", 2))) * 2 // int(str(values.get("engine.gpusPerPod", 2)))
 
     # -- helm
 

@@ -101,7 +101,7 @@ async def orca(releases: Releases) -> Release:
 @pytest.fixture
 async def two_engines(releases: Releases) -> Release:
     """Two engines of the main layout."""
-    return await releases.get(TWO_PODS | {"engines": 2})
+    return await releases.get(TWO_PODS | {"engine.count": 2})
 
 
 @pytest.fixture(scope="session")

@@ -56,7 +56,7 @@ async def test_pods_that_make_no_whole_engine_say_so(orca: Release, traffic: Und
 
 async def test_helm_leaves_a_number_alone_that_is_null(orca: Release) -> None:
     """An unrelated upgrade took an engine away. The switch to null keeps the number as well."""
-    free: dict[str, object] = {"engines": "null", "endpoint.replicas": "null"}
+    free: dict[str, object] = {"engine.count": "null", "endpoint.replicas": "null"}
     pods = {"worker": 2 * orca.pods_per_engine, "endpoint": 3}
     await scale(orca, "statefulset", "worker", pods["worker"])
     await scale(orca, "deployment", "endpoint", pods["endpoint"])

@@ -56,7 +56,7 @@ async def test_to_another_tp_and_pp_and_back(orca: Release, traffic: Under, paus
     async with traffic(orca) as load:
         for tp, pp in ((1, 4), (2, 2)):
             async with load.disturbed(f"helm upgrade to tp {tp} x pp {pp}") as seen:
-                await orca.upgrade({"tp": tp, "pp": pp})
+                await orca.upgrade({"engine.tp": tp, "engine.pp": pp})
                 await orca.healed(600)
                 await load.flows()
             pauses(seen)

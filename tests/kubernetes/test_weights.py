@@ -67,7 +67,7 @@ async def test_an_update_to_other_weights(
     releases: Releases, models: list[tuple[Known, Known]], pauses: Pauses, engines: int
 ) -> None:
     """Each engine finishes what it began: nobody hears of the update."""
-    orca = await releases.get(TWO_PODS | OTHER | {"engines": engines})
+    orca = await releases.get(TWO_PODS | OTHER | {"engine.count": engines})
     ends = await updated(orca, models, pauses)
     assert not ends["MODEL_CHANGED"]
     assert ends["old"]
@@ -76,7 +76,7 @@ async def test_an_update_to_other_weights(
 
 async def test_without_time_to_finish(releases: Releases, models: list[tuple[Known, Known]], pauses: Pauses) -> None:
     """One engine that may not finish, and whose rank is killed besides: what has tokens ends MODEL_CHANGED."""
-    orca = await releases.get(TWO_PODS | OTHER | {"engines": 1, "scheduler.settings.finish_seconds": 0})
+    orca = await releases.get(TWO_PODS | OTHER | {"engine.count": 1, "scheduler.settings.finish_seconds": 0})
     ends = await updated(orca, models, pauses, kill=True)
     assert ends["MODEL_CHANGED"]
 
@@ -91,7 +91,7 @@ async def updated(
             async with orca.client(0) as by_service, orca.client(1) as by_pod:
                 async with OfTwoModels([by_service, by_pod], models) as load:
                     async with load.disturbed(
-                        f"helm upgrade to {Path(path).name}, {orca.values['engines']} engines"
+                        f"helm upgrade to {Path(path).name}, {orca.values['engine.count']} engines"
                     ) as seen:
                         await orca.upgrade({"model.path": path})
                         if kill:
