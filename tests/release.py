@@ -64,6 +64,11 @@ class Release:
         """`helm upgrade` to these values besides those of the installation."""
         await self.cluster.helm("upgrade", self.name, *self._chart(values), *_waiting(wait))
 
+    async def change(self, values: Values, flag: str) -> None:
+        """`helm upgrade --wait` to these values, and to those of before by the flag: --reuse-values or its like."""
+        sets = [word for path, value in values.items() for word in ("--set", f"{path}={value}")]
+        await self.cluster.helm("upgrade", self.name, str(CHART), flag, *sets, *_waiting(True))
+
     async def rollback(self) -> None:
         """`helm rollback` to the revision before, without waiting for it."""
         await self.cluster.helm("rollback", self.name)
@@ -217,7 +222,7 @@ class Release:
     async def rank_pids(self, pod: Pod) -> list[int]:
         """The ranks of a worker's pod: their pids inside it."""
         async with grpc.aio.insecure_channel(f"{pod.address}:{SUPERVISOR}") as channel:
-            async for table in SupervisorStub(channel).Watch(pb.WatchRequest(), wait_for_ready=True):
+            async for table in SupervisorStub(channel).Watch(pb.WatchRequest(), wait_for_ready=True, timeout=30):
                 return [rank.pid for rank in table.ranks]
         raise Failed(f"the supervisor of {pod.name} says nothing")
 
