@@ -155,7 +155,7 @@ class Release:
             return f"{self.name}-redis-0"
         asked = ["-p", "26379", "sentinel", "get-master-addr-by-name", "orca"]
         said = await self.cluster.execute(f"{self.name}-sentinel-0", "sh", "-c", f"$CLI {' '.join(asked)}")
-        return said.partition(".")[0]
+        return said.split()[0]
 
     async def redis(self, *command: str) -> str:
         """Asks the primary. Returns what it answers."""

@@ -9,7 +9,7 @@ from helm.chart import DEMO, FOLDER, Rendered, main, merged, render, rendered
 from orca_pool import redis_url
 
 PLAIN, SECURED = "Sentinels", "Sentinels, Valkey, a password, certificates"
-SENTINELS = [f"orca-sentinel-{n}.orca-sentinel.serving.svc" for n in range(3)]
+SENTINELS = [f"orca-sentinel-{n}.orca-sentinel" for n in range(3)]
 
 
 def told(release: Rendered, component: str) -> dict[str, str]:
@@ -36,12 +36,12 @@ def test_servers_and_sentinels_have_names_that_stay(option: str, servers: int) -
     release = rendered(option)
     assert release.workloads["redis"]["spec"]["replicas"] == servers
     assert release.workloads["sentinel"]["spec"]["replicas"] == 3
-    hosts = [f"orca-redis-{n}.serving.svc" for n in range(servers)]
+    hosts = [f"orca-redis-{n}" for n in range(servers)]
     for component in ("redis", "sentinel"):
         environment = release.environment(component)
         assert (environment["SERVERS"].split(), environment["SENTINELS"].split()) == (hosts, SENTINELS)
     for host in hosts:
-        service = release.one("Service", host.partition(".")[0])["spec"]
+        service = release.one("Service", host)["spec"]
         assert service["publishNotReadyAddresses"] is True
         assert "clusterIP" not in service, "an address that stays while the pod is away"
     headless = release.one("Service", release.workloads["sentinel"]["spec"]["serviceName"])["spec"]
@@ -54,7 +54,7 @@ def test_the_mode_can_change() -> None:
     for field in ("serviceName", "selector", "volumeClaimTemplates"):
         assert before.workloads["redis"]["spec"][field] == after.workloads["redis"]["spec"][field]
     assert before.one("Service", "orca-redis") == after.one("Service", "orca-redis")
-    assert after.environment("redis")["SERVERS"].startswith("orca-redis-0.")
+    assert after.environment("redis")["SERVERS"].startswith("orca-redis-0 ")
     assert before.pods["worker"] == after.pods["worker"]
 
 
@@ -84,7 +84,7 @@ def test_a_password_is_asked_for_by_all() -> None:
 def test_sentinels_show_the_certificate_of_redis() -> None:
     release = rendered(SECURED)
     (certificate,) = [c for c in release.of_kind("Certificate") if c["spec"]["secretName"] == "orca-redis-tls"]
-    assert {*SENTINELS, "orca-redis-0.serving.svc", "orca-redis-1.serving.svc"} < set(certificate["spec"]["dnsNames"])
+    assert {*SENTINELS, "orca-redis-0", "orca-redis-1"} < set(certificate["spec"]["dnsNames"])
     (volume,) = [v for v in release.pods["sentinel"]["spec"]["volumes"] if v["name"] == "tls"]
     assert volume["secret"]["secretName"] == "orca-redis-tls"
     conf = release.one("ConfigMap", "orca-redis")["data"]["sentinel.conf"].splitlines()
