@@ -15,8 +15,8 @@ from orca_common.errors import Unavailable
 from orca_common.roles import Role
 from orca_common.tls import transport_of
 from orca_local.authority import Authority
-from orca_worker import relay
-from orca_worker.relay import Neighbour
+from orca_worker.rank import relay
+from orca_worker.rank.relay import Neighbour
 
 
 class Deaf(ControllerServicer):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from orca_kernels.transfer import to_device
 
-from .rows import Adjusted
+from ..iteration.rows import Adjusted
 
 
 def adjust(logits: Tensor, adjusted: Mapping[int, Adjusted], ends: np.ndarray) -> Tensor:

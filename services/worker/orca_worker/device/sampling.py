@@ -15,9 +15,9 @@ from torch import Tensor
 from orca_kernels.transfer import Arriving, to_device
 from orca_kernels.triton.sampling import sample
 
-from .models.model import Output
-from .rows import Adjusted
-from .sampling import choose, not_finite
+from ..iteration.model import Output
+from ..iteration.rows import Adjusted
+from ..sampling.sampling import choose, not_finite
 
 
 def is_cut(requests: np.ndarray, adjusted: Mapping[int, Adjusted], vocabulary: int) -> np.ndarray:

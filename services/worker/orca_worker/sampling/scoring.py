@@ -12,8 +12,8 @@ from torch import Tensor
 from orca_common.scores import MAX_TOP
 from orca_kernels.transfer import to_device
 
-from .batch import Batch
-from .rows import Adjusted
+from ..iteration.batch import Batch
+from ..iteration.rows import Adjusted
 
 PIECE = 128  # places of a prompt whose logits are in memory at once: 26 MB for GPT-2's vocabulary
 

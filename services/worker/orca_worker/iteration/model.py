@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
     from orca_common.checkpoint import Checkpoint
 
-    from ..batch import Batch
-    from ..data_plane import DataPlane
-    from ..device_tokens import DeviceTokens
-    from ..kv import KVManager, KVShape
-    from ..loading import Loading
+    from ..data_plane.plane import DataPlane
     from ..partition import Place, RankShare
+    from .batch import Batch
+    from .device_tokens import DeviceTokens
+    from .kv import KVManager, KVShape
+    from .loading import Loading
 
 
 class Compute(NamedTuple):

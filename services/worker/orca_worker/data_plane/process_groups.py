@@ -32,8 +32,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from .data_plane import PeerLost
-from .partition import Place
+from ..partition import Place
+from .plane import PeerLost
 
 log = logging.getLogger(__name__)
 

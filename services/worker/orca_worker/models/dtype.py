@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from orca_common.errors import FailedPrecondition
 
-from .models.model import Compute
+from ..iteration.model import Compute
 
 if TYPE_CHECKING:
     import torch

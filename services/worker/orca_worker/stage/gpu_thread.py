@@ -17,8 +17,8 @@ from typing import NamedTuple, TypeVar
 from orca.v1 import worker_pb2
 from orca_common.errors import OrcaError, Unavailable
 
-from .data_plane import PeerLost
-from .models.model import Output
+from ..data_plane.plane import PeerLost
+from ..iteration.model import Output
 from .stage import Stage
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ ENVIRONMENT = {
     # gRPC is imported before the fork, and first used after it. To be ready for forks costs it 2 us a message.
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
-RANK, POD = "orca_worker.rank", "orca_worker.pod"  # what forked processes become: their `main` is called
+RANK, POD = "orca_worker.rank.app", "orca_worker.pod.forked"  # what forked processes become: their `main` is called
 
 
 class Begun(NamedTuple):
@@ -48,7 +48,7 @@ def begin(becomes: str = RANK, environment: Mapping[str, str] | None = None) -> 
     connection. `environment`: besides this process's own.
     """
     ours, its = pair()
-    command = [sys.executable, "-P", "-m", "orca_worker.fork_server", str(os.getpid()), becomes]
+    command = [sys.executable, "-P", "-m", "orca_worker.processes.fork_server", str(os.getpid()), becomes]
     streams = [(os.POSIX_SPAWN_DUP2, its.fileno(), 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
     variables = child_environment({**ENVIRONMENT, **(environment or {})})
     with its:

@@ -22,17 +22,17 @@ from torch import Tensor
 from orca_kernels.transfer import to_device
 from orca_kernels.triton.plan import Bounds
 
-from .batch import Batch
-from .data_plane import DataPlane, Loopback
-from .device_inputs import Inputs, host_plan
-from .device_sampling import Tokens, choose_cut, choose_on_device, is_cut
-from .device_tokens import DeviceTokens
+from ..data_plane.plane import DataPlane, Loopback
+from ..iteration.batch import Batch
+from ..iteration.device_tokens import DeviceTokens
+from ..iteration.kv import KVManager
+from ..iteration.model import Output
+from ..partition import Place
+from ..sampling.sampling import Layers, OfStage, score_prompts
+from ..sampling.scoring import tops
 from .graphs import BUCKETS, Recorder, bucket_of
-from .kv import KVManager
-from .models.model import Output
-from .partition import Place
-from .sampling import Layers, OfStage, score_prompts
-from .scoring import tops
+from .inputs import Inputs, host_plan
+from .sampling import Tokens, choose_cut, choose_on_device, is_cut
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Made(NamedTuple):
     hidden: Tensor | None = None  # [T, H], at every stage but the last
     head: Head | None = None
     logits: Tensor | None = None  # [B, V], on the rank that samples
-    chosen: Tensor | None = None  # [3, B], see device_sampling.py
+    chosen: Tensor | None = None  # [3, B], see sampling.py
 
 
 class Recorded(NamedTuple):

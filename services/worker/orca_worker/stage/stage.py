@@ -14,16 +14,16 @@ from orca.v1 import worker_pb2
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition
 
-from .batch import Batch, build_batch, token_count
-from .data_plane import DataPlane, Loopback, PeerLost
-from .fingerprint import fingerprint
-from .kv import KVManager
-from .loading import Loading
-from .memory import SLOTS_OF_NOTHING, free_bytes
-from .models.families import load_model
-from .models.model import Compute, Later, Model, Output
-from .partition import SINGLE, Place
-from .rows import Rows
+from ..data_plane.plane import DataPlane, Loopback, PeerLost
+from ..iteration.batch import Batch, build_batch, token_count
+from ..iteration.kv import KVManager
+from ..iteration.loading import Loading
+from ..iteration.model import Compute, Later, Model, Output
+from ..iteration.rows import Rows
+from ..memory import SLOTS_OF_NOTHING, free_bytes
+from ..models.families import load_model
+from ..models.fingerprint import fingerprint
+from ..partition import SINGLE, Place
 
 if TYPE_CHECKING:
     import numpy as np

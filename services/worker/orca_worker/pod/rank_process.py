@@ -4,9 +4,9 @@ import json
 
 from orca_common.address import split_address
 
-from .forked_process import ForkedProcess
-from .forks import Forked
-from .settings import RankSettings
+from ..processes.forked_process import ForkedProcess
+from ..processes.forks import Forked
+from ..settings import RankSettings
 
 
 class RankProcess(ForkedProcess):

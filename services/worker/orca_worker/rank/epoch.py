@@ -7,10 +7,10 @@ from orca.v1 import worker_pb2
 from orca_common.errors import OrcaError, Unavailable
 from orca_common.tls import Transport
 
-from .data_plane import DataPlane, PeerLost
+from ..data_plane.plane import DataPlane, PeerLost
+from ..data_plane.rendezvous import Rendezvous
 from .membership import Formation
 from .relay import Neighbour
-from .rendezvous import Rendezvous
 
 RELAY_TIMEOUT = 10.0  # seconds for the neighbours to take the relays' streams
 

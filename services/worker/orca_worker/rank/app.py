@@ -1,6 +1,6 @@
 """One rank: a process with one GPU.
 
-    ORCA_MODEL=FOLDER python -m orca_worker.rank
+    ORCA_MODEL=FOLDER python -m orca_worker.rank.app
 
 Prints `{"address": "host:port", "status": "host:port"}` on standard output when it listens. The rank of a pod is forked
 by the pod's fork server, which has imported all this. It takes no settings from the environment, but reads them from
@@ -32,15 +32,15 @@ from orca_common.errors import FailedPrecondition, OrcaError
 from orca_common.telemetry import Telemetry
 from orca_common.tls import transport_of
 
+from ..data_plane.rendezvous import Rendezvous
+from ..iteration.model import Compute
+from ..machine import kernels_needed
+from ..models.dtype import choose_dtype, kernels_are_used
+from ..models.families import check_type, family_of, modules_of
+from ..processes.process import die_with_parent, name_process
+from ..settings import RankSettings
+from ..stage.stage import Stage
 from .controller import Controller
-from .dtype import choose_dtype, kernels_are_used
-from .machine import kernels_needed
-from .models.families import check_type, family_of, modules_of
-from .models.model import Compute
-from .process import die_with_parent, name_process
-from .rendezvous import Rendezvous
-from .settings import RankSettings
-from .stage import Stage
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 from orca_common.address import split_address
 from orca_common.errors import FailedPrecondition
 
-from .data_plane import DataPlane, Loopback
-from .partition import Place
+from ..partition import Place
+from .plane import DataPlane, Loopback
 
 if TYPE_CHECKING:
     import torch

@@ -15,8 +15,8 @@ from torch import Tensor
 from orca_common.bounded_file import open_regular, shown
 from orca_common.errors import FailedPrecondition
 
-from .loading import Loading
-from .partition import Slice
+from ..iteration.loading import Loading
+from ..partition import Slice
 from .weight_files import broken, header_of, weight_files
 
 KEYS = "dtype", "shape", "data_offsets"

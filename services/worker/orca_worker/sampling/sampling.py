@@ -23,14 +23,14 @@ from torch import Tensor
 
 from orca_kernels.transfer import to_device
 
+from ..data_plane.plane import DataPlane
+from ..iteration.batch import Batch
+from ..iteration.device_tokens import DeviceTokens
+from ..iteration.kv import KVManager, KVShape
+from ..iteration.model import Output
+from ..iteration.rows import Adjusted
 from .adjusting import adjust, min_ps
-from .batch import Batch
-from .data_plane import DataPlane
-from .device_tokens import DeviceTokens
 from .host_draw import draw_rows
-from .kv import KVManager, KVShape
-from .models.model import Output
-from .rows import Adjusted
 from .scoring import PromptScores, log_totals, tops
 
 PLAIN: Mapping[int, Adjusted] = {}  # of a batch of plain requests

@@ -27,8 +27,8 @@ from dataclasses import dataclass, replace
 
 from orca_common.errors import FailedPrecondition
 
-from .data_plane import PeerLost
-from .partition import Place
+from ..data_plane.plane import PeerLost
+from ..partition import Place
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ import sys
 
 from orca_common import environment
 
-from . import fork_server, rank, supervisor
-from .beginning import Begun, pair
-from .process import die_with_parent, name_process
-from .settings import SupervisorSettings
+from ..processes import fork_server
+from ..processes.beginning import Begun, pair
+from ..processes.process import die_with_parent, name_process
+from ..rank import app as rank
+from ..settings import SupervisorSettings
+from . import supervisor
 
 NAME = "orca-supervisor"
 

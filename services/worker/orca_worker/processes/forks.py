@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from orca_common.backoff import Backoff
 
-from . import memory_limit
+from .. import memory_limit
 from .beginning import Begun
 from .process import adopting_orphans, exit_status, why_ended
 

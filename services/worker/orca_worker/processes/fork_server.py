@@ -1,17 +1,17 @@
 """A fork server: it imports what processes need, once, and forks each of them.
 
-    python -m orca_worker.fork_server PARENT_PID orca_worker.rank
+    python -m orca_worker.processes.fork_server PARENT_PID orca_worker.rank.app
 
 So a rank starts by a fork instead of an import of torch, and shares the pages of what was imported with the others for
 as long as nobody writes to them. Nothing but imports happens before a fork: one thread, no CUDA, no gRPC in use.
 
-A pod has one, for its ranks. `orca serve` has one for the pods of the machine (`orca_worker.pod`), and each of these
-forks the one for its ranks from itself: torch is imported once a machine.
+A pod has one, for its ranks. `orca serve` has one for the pods of the machine (`orca_worker.pod.forked`), and each of
+these forks the one for its ranks from itself: torch is imported once a machine.
 
 Its standard input is a socket of whole messages. The parent's first message says what to import,
-`{"modules": ["orca_worker.process_groups", ..], "log_level": "INFO"}`, and brings the descriptor of its log. The answer
-says how many seconds that took, `{"warm": 1.2}`. Each message after it brings three descriptors, the standard streams
-of a new process. The answer has the process, `{"pid": 4711}`.
+`{"modules": ["orca_worker.data_plane.process_groups", ..], "log_level": "INFO"}`, and brings the descriptor of its log.
+The answer says how many seconds that took, `{"warm": 1.2}`. Each message after it brings three descriptors, the
+standard streams of a new process. The answer has the process, `{"pid": 4711}`.
 
 A forked process is a child of the fork server's parent, which hears of its end and whose death ends it. The death of
 the fork server ends nothing that it has forked. For the parent adopts orphans: a process in between forks the new one

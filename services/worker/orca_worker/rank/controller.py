@@ -32,9 +32,13 @@ from orca_common.roles import Role
 from orca_common.telemetry import Telemetry, context_of
 from orca_common.tls import Transport
 
-from .data_plane import PeerLost
+from ..data_plane.plane import PeerLost
+from ..data_plane.rendezvous import Rendezvous, Store
+from ..models.families import check_partition
+from ..partition import Place
+from ..stage.gpu_thread import GpuThread
+from ..stage.stage import Memory, Stage
 from .epoch import Epoch
-from .gpu_thread import GpuThread
 from .iterations import Iterations, Origin
 from .lane import Lane, Lanes, Over, end, hearer
 from .membership import (
@@ -51,10 +55,6 @@ from .membership import (
     Membership,
     OpenStore,
 )
-from .models.families import check_partition
-from .partition import Place
-from .rendezvous import Rendezvous, Store
-from .stage import Memory, Stage
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -33,14 +33,14 @@ from orca_common.listening import reserve_port
 from orca_common.roles import Role
 from orca_common.tls import transport_of
 
-from . import memory_limit
-from .beginning import Begun, begin
-from .forks import Forks
-from .machine import check_gpus, compile_kernels, kernels_needed
-from .models.families import check_type, family_of, modules_of
-from .process import why_ended
+from .. import memory_limit
+from ..machine import check_gpus, compile_kernels, kernels_needed
+from ..models.families import check_type, family_of, modules_of
+from ..processes.beginning import Begun, begin
+from ..processes.forks import Forks
+from ..processes.process import why_ended
+from ..settings import RankSettings, SupervisorSettings
 from .rank_process import RankProcess
-from .settings import RankSettings, SupervisorSettings
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from orca_kernels.transfer import fill
 from orca_kernels.triton.plan import Bounds, HostPlan, Plan
 
-from .batch import Batch
-from .device_tokens import NOBODY
-from .kv import KVManager
+from ..iteration.batch import Batch
+from ..iteration.device_tokens import NOBODY
+from ..iteration.kv import KVManager
 
 
 def host_plan(batch: Batch, kv: KVManager, group: int) -> HostPlan:
