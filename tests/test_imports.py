@@ -27,7 +27,7 @@ HOME = {  # import package -> the folder that holds it
 }
 PURE = ("core", "lifecycle", "timers", "share")  # of orca_scheduler
 WORKER = (  # rooms of orca_worker, the lowest first
-    *("settings", "machine", "memory", "memory_limit", "partition", "processes", "data_plane"),
+    *("settings", "machine", "partition", "processes", "data_plane"),
     *("iteration", "sampling", "device", "models", "stage", "rank", "pod", "__main__"),
 )
 IMPURE = {  # modules of the standard library with a clock, chance or the world in them
@@ -139,7 +139,7 @@ RULES = [
         lambda i: ours(
             i,
             *("orca_local", "orca_common", "orca.v1", "orca_pool.reach"),
-            *("orca_worker.processes.beginning", "orca_worker.processes.forks", "orca_worker.processes.forked_process"),
+            *("orca_worker.processes.beginning", "orca_worker.processes.forks"),
             *("orca_worker.models.families", "orca_worker.machine"),
             *(f"{service}.settings" for service in ("orca_endpoint", "orca_scheduler", "orca_worker")),
         ),

@@ -31,7 +31,7 @@ from orca_scheduler.ranks.members import increment, initiation, put_members
 from orca_worker.data_plane.rendezvous import Rendezvous
 from orca_worker.iteration.model import Compute
 from orca_worker.models.families import family_of, modules_of
-from orca_worker.pod.rank_process import RankProcess
+from orca_worker.pod.supervisor import RankProcess
 from orca_worker.processes.beginning import begin
 from orca_worker.processes.forks import ForkServer
 from orca_worker.rank.controller import Controller

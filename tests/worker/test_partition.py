@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from orca_common.checkpoint import read_checkpoint
-from orca_worker.iteration.loading import Loading
+from orca_worker.iteration.model import Loading
 from orca_worker.models.families import topology
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.models.gpt2.slices import slices_of

@@ -25,7 +25,7 @@ from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
 from orca_worker.machine import DRIVER
-from orca_worker.pod.rank_process import RankProcess
+from orca_worker.pod.supervisor import RankProcess
 from orca_worker.processes.beginning import Begun, begin, pair
 from orca_worker.processes.forks import Forked, ForkServer, ForkServerLost
 from orca_worker.processes.process import why_ended

@@ -11,7 +11,7 @@ from worker.driver import Sampled, TinyEngine
 from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import INCREMENT, INITIATION, Case, formed
 from orca_worker.data_plane.plane import DataPlane
-from orca_worker.device.inputs import Inputs, host_plan
+from orca_worker.device.model import Inputs, host_plan
 from orca_worker.iteration.batch import Batch
 from orca_worker.iteration.kv import KVManager
 from orca_worker.iteration.model import Compute

@@ -20,14 +20,14 @@ MUTATIONS = [
     ),
     Mutation(
         "a neighbour is connected to without a bound",
-        "services/worker/orca_worker/rank/relay.py",
+        "services/worker/orca_worker/rank/epoch.py",
         "Neighbour._hold",
         unbound("_transport.connect"),
         "tests/worker/test_relay.py::test_a_neighbour_that_cannot_be_reached_is_given_up",
     ),
     Mutation(
         "a neighbour's answer is waited for without a bound",
-        "services/worker/orca_worker/rank/relay.py",
+        "services/worker/orca_worker/rank/epoch.py",
         "Neighbour._hold",
         unbound("_call.taken"),
         "tests/worker/test_relay.py::test_a_neighbour_that_does_not_answer_is_not_connected",

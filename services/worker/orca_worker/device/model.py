@@ -5,38 +5,166 @@ padded to the next bucket and replayed as a graph. Both run the same function, `
 
 Tokens stay on the device: `_iterate` finds those of increments in the token table, and its sampling writes the next
 ones there. So the next iteration can be launched before the host has read these.
+
+`Inputs` are what the kernels read besides weights and memory. Everything is in two buffers, which two copies fill: the
+plan of attention, and one of int64. Their sizes follow from the bounds alone. So a graph that was captured with them
+can be replayed for any batch that fits: `load` writes the batch's numbers to where the graph reads them. Rows that pad
+belong to no request: they have no tile and no slot, so they see and write no keys and values, and their tokens go to a
+row of the token table that no request has.
+
+Greedy rows and those with a temperature alone are drawn by the kernels, inside a graph where there is one. Rows with
+top-k, top-p or adjustments are drawn by plain torch from the same logits, right after. The host waits for neither,
+unless a row is adjusted.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from orca_kernels.transfer import to_device
-from orca_kernels.triton.plan import Bounds
+from orca_kernels.transfer import Arriving, fill, to_device
+from orca_kernels.triton.plan import Bounds, HostPlan, Plan
+from orca_kernels.triton.sampling import sample
 
 from ..data_plane.plane import DataPlane, Loopback
 from ..iteration.batch import Batch
-from ..iteration.device_tokens import DeviceTokens
+from ..iteration.device_tokens import PADDING, DeviceTokens
 from ..iteration.kv import KVManager
 from ..iteration.model import Output
+from ..iteration.rows import Adjusted
 from ..partition import Place
-from ..sampling.sampling import Layers, OfStage, score_prompts
+from ..sampling.sampling import Layers, OfStage, choose, not_finite, score_prompts
 from ..sampling.scoring import tops
 from .graphs import BUCKETS, Recorder, bucket_of
-from .inputs import Inputs, host_plan
-from .sampling import Tokens, choose_cut, choose_on_device, is_cut
 
 log = logging.getLogger(__name__)
 
 Head = Callable[[Tensor | None], Tensor]  # flat indexes [n] on the device, None: all -> logits [n, V of this rank]
+
+
+def host_plan(batch: Batch, kv: KVManager, group: int) -> HostPlan:
+    """`group`: query heads to a key/value head."""
+    table = kv.block_table(batch.rows, int(batch.ends.max()))
+    return HostPlan(table, batch.query_lengths, batch.contexts, batch.slots, group=group)
+
+
+class Inputs:
+    """Room for a batch of B members with T tokens: `bounds`. Of the members at most B make a token; their numbers come
+    first in what is [B]."""
+
+    plan: Plan
+    given: Tensor  # [T] token ids, or HERE
+    rows_of_tokens: Tensor  # [T]
+    rows: Tensor  # [B] of those that make a token
+    seeds: Tensor  # [B] of random draws, as bits
+    draws: Tensor  # [B] index of each draw
+    last: Tensor | None  # [B] flat index of the token before each new one; None: each token of the batch is one
+
+    def __init__(self, bounds: Bounds, device: torch.device, all_sample: bool = True) -> None:
+        self.plan = Plan(bounds, device)
+        tokens, requests = bounds.tokens, bounds.requests
+        self._sizes = [tokens, tokens, *[requests] * 5]
+        self._room = [-(-n // 2) * 2 for n in self._sizes]  # each begins at a multiple of 16 bytes, as in a plan
+        self._numbers = torch.zeros(sum(self._room), dtype=torch.int64, device=device)
+        parts = [part[:n] for part, n in zip(self._numbers.split(self._room), self._sizes, strict=True)]
+        self.given, self.rows_of_tokens, self.rows, self.seeds, self.draws, self._temperatures, last = parts
+        self.last = None if bounds.increments_only and all_sample else last
+
+    @property
+    def temperatures(self) -> Tensor:
+        """[B] float32; 0: the likeliest token. (They travel as float64 among the numbers.)"""
+        return self._temperatures.view(torch.float64).float()
+
+    def clear(self) -> Inputs:
+        """Nothing but padding."""
+        self.plan.clear()
+        self._fill()
+        return self
+
+    def load(self, batch: Batch, plan: HostPlan, temperatures: np.ndarray) -> Inputs:
+        """temperatures [S] float64: of rows that this sampling draws for. The host does not wait."""
+        self.plan.load(plan)
+        self._fill(
+            batch.token_ids,
+            batch.rows.repeat(batch.query_lengths),
+            batch.rows[batch.sampled],
+            batch.requests["seed"].astype(np.uint64).view(np.int64),
+            batch.draws,
+            temperatures.view(np.int64),
+            batch.last,
+        )
+        return self
+
+    def _fill(self, *values: np.ndarray) -> None:
+        """Writes each part's first numbers; what is behind them is padding."""
+        numbers = np.zeros(sum(self._room), np.int64)
+        ends = list(accumulate(self._room))
+        for rows in (1, 2):
+            numbers[ends[rows] - self._room[rows] : ends[rows]] = PADDING
+        for i, part in enumerate(values):
+            start = ends[i] - self._room[i]
+            numbers[start : start + len(part)] = part
+        fill(self._numbers, torch.from_numpy(numbers))
+
+
+def is_cut(requests: np.ndarray, adjusted: Mapping[int, Adjusted], vocabulary: int) -> np.ndarray:
+    """requests [S] of rows.ROW -> [S] bool: rows that plain torch draws."""
+    top_k, top_p = requests["top_k"], requests["top_p"]
+    cut = (requests["temperature"] > 0) & (((top_k > 0) & (top_k < vocabulary)) | ((top_p > 0) & (top_p < 1)))
+    if adjusted:
+        cut[list(adjusted)] = True
+    return cut
+
+
+def choose_on_device(logits: Tensor, temperatures: Tensor, seeds: Tensor, draws: Tensor) -> Tensor:
+    """Arguments of `sample` -> what `sampling.choose` gives: [3, B] float64, of which the last is NaN where the logits
+    are not finite.
+    """
+    tokens, logprobs = sample(logits, temperatures, seeds, draws)
+    return torch.stack([tokens.double(), logprobs.double(), logprobs.double()])
+
+
+def choose_cut(
+    logits: Tensor, chosen: Tensor, cut: np.ndarray, requests: np.ndarray, draws: np.ndarray,
+    adjusted: Mapping[int, Adjusted],
+) -> None:  # fmt: skip
+    """Puts into `chosen` [3, S or more] what the rows `cut` [S] get. logits [S or more, V]."""
+    where = np.flatnonzero(cut)
+    at = to_device(torch.from_numpy(where), logits.device)
+    theirs = {n: adjusted[i] for n, i in enumerate(where.tolist()) if i in adjusted}
+    rest = choose(logits.index_select(0, at), requests[where], draws[where], theirs)
+    chosen[:2].index_copy_(1, at, rest[:2])
+
+
+class Tokens:
+    """`Later`: what was chosen for a batch, on its way to the host.
+
+    chosen [3, S]; wanted [S] bool: who asks for a log probability.
+    """
+
+    def __init__(self, chosen: Tensor, wanted: np.ndarray) -> None:
+        self._chosen, self._wanted, self._copy = chosen, wanted.tolist(), Arriving(chosen)
+
+    @property
+    def tokens(self) -> Tensor:
+        return self._chosen[0].long()
+
+    def is_there(self) -> bool:
+        return self._copy.is_there()
+
+    def result(self) -> Output:
+        ids, logprobs, finite = self._copy.wait().tolist()
+        asked = [value if want else math.nan for value, want in zip(logprobs, self._wanted, strict=True)]
+        return Output([int(token) for token in ids], asked, not_finite=not_finite(finite))
 
 
 class DeviceLayers(Layers, Protocol):
@@ -57,7 +185,7 @@ class Made(NamedTuple):
     hidden: Tensor | None = None  # [T, H], at every stage but the last
     head: Head | None = None
     logits: Tensor | None = None  # [B, V], on the rank that samples
-    chosen: Tensor | None = None  # [3, B], see sampling.py
+    chosen: Tensor | None = None  # [3, B], see `choose_on_device`
 
 
 class Recorded(NamedTuple):

@@ -13,7 +13,7 @@ from orca_kernels.transfer import to_device
 from .batch import HERE
 from .rows import MAX_ROWS
 
-NOBODY = MAX_ROWS  # the row that padding reads and writes
+PADDING = MAX_ROWS  # the row that padding reads and writes
 
 
 class DeviceTokens:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from orca_common.checkpoint import Checkpoint, model_type, public_name
 from orca_common.errors import FailedPrecondition
 
-from ..iteration.loading import Loading
-from ..iteration.model import Compute, Family, Model
+from ..iteration.model import Compute, Family, Loading, Model
 from ..partition import Place, RankShare
 from .gpt2.family import GPT2Family
 from .timed.family import TimedFamily

@@ -15,7 +15,7 @@ from torch import Tensor
 from orca_common.bounded_file import open_regular, shown
 from orca_common.errors import FailedPrecondition
 
-from ..iteration.loading import Loading
+from ..iteration.model import Loading
 from ..partition import Slice
 from .weight_files import broken, header_of, weight_files
 

@@ -24,7 +24,7 @@ import grpc
 
 from orca.v1 import worker_pb2, worker_pb2_grpc
 from orca_common import service
-from orca_common.address import join_address
+from orca_common.address import join_address, split_address
 from orca_common.backoff import Backoff
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import InvalidArgument, OrcaError, Unavailable
@@ -33,14 +33,13 @@ from orca_common.listening import reserve_port
 from orca_common.roles import Role
 from orca_common.tls import transport_of
 
-from .. import memory_limit
+from .. import machine
 from ..machine import check_gpus, compile_kernels, kernels_needed
 from ..models.families import check_type, family_of, modules_of
 from ..processes.beginning import Begun, begin
-from ..processes.forks import Forks
+from ..processes.forks import Forked, ForkedProcess, Forks
 from ..processes.process import why_ended
 from ..settings import RankSettings, SupervisorSettings
-from .rank_process import RankProcess
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +48,23 @@ ALLOWED = {f"/{SERVICE}/": frozenset({Role.SCHEDULER})}  # who may call, where c
 OPTIONS = [("grpc.max_receive_message_length", 1 << 16), ("grpc.max_concurrent_streams", 100)]
 ASK, ASK_ALL = 1.5, 2.0  # seconds for a rank's status port, and for those of all ranks: a probe may take 3 s
 SLACK = 1.0  # seconds that a rank gets beyond its own drain bound
+
+
+class RankProcess(ForkedProcess):
+    """A process of the fork server's, which becomes a rank with these settings."""
+
+    def __init__(self, forked: Forked, settings: RankSettings) -> None:
+        super().__init__(forked, settings.model_dump(mode="json"))
+        self.status: tuple[str, int] | None = None  # where its status port is, once it listens
+        self.refusal = ""  # why it cannot work with its settings
+
+    def _printed(self, line: str) -> None:
+        if line.startswith('{"address"'):
+            self.status = split_address(json.loads(line)["status"])
+        elif line.startswith('{"refused"'):
+            self.refusal = json.loads(line)["refused"]
+        else:
+            super()._printed(line)
 
 
 class Rank:
@@ -148,12 +164,12 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
         settings = self._of_ranks.model_copy(update={"local_rank": rank.number, "port": rank.port})
         while True:
             rank.process = process = RankProcess(await self._forks.fork(rank.not_started), settings)
-            started, oom_kills = time.monotonic(), memory_limit.kills()
+            started, oom_kills = time.monotonic(), machine.kills()
             about = {"rank": rank.number, "address": rank.address, "rank_pid": process.pid}
             log.info("rank started", extra=about)
             self._publish()
             code = await asyncio.shield(process.ended)
-            rank.ended(why_ended(code, out_of_memory=memory_limit.kills() > oom_kills))
+            rank.ended(why_ended(code, out_of_memory=machine.kills() > oom_kills))
             lived = time.monotonic() - started
             pause = backoff.after(lived)
             what = {"rank": rank.number, "status": code, "lived": lived, "again_in": pause, "why": rank.last_end}

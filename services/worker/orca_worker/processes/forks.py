@@ -4,15 +4,17 @@ import asyncio
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from orca_common.backoff import Backoff
 
-from .. import memory_limit
+from .. import machine
 from .beginning import Begun
 from .process import adopting_orphans, exit_status, why_ended
 
@@ -45,7 +47,7 @@ class ForkServer:
         self._turn = asyncio.Lock()  # one question at a time
         self._is_warm = False
         self.ended: asyncio.Future[str] = self._loop.create_future()  # why, in words
-        self._oom_kills = memory_limit.kills()
+        self._oom_kills = machine.kills()
         self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._reap)
         self._connection.setblocking(False)
@@ -118,7 +120,7 @@ class ForkServer:
     def _reap(self) -> None:
         self._loop.remove_reader(self._pidfd)
         self._close()
-        why = why_ended(exit_status(self.pid), out_of_memory=memory_limit.kills() > self._oom_kills)
+        why = why_ended(exit_status(self.pid), out_of_memory=machine.kills() > self._oom_kills)
         os.close(self._pidfd)
         if not self._answer.done():
             self._answer.set_result(None)
@@ -189,3 +191,52 @@ class Forks:
     def kill(self) -> None:
         """Ends the fork server at once."""
         self._server.kill()
+
+
+class ForkedProcess:
+    """A child of this process, which begins its work when it is told."""
+
+    def __init__(self, forked: Forked, told: Mapping[str, Any]) -> None:
+        """told: becomes a line of JSON on its standard input. A pipe has room for 64 KiB."""
+        self._loop = asyncio.get_running_loop()
+        self.pid, input, self._output = forked
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop.add_reader(self._output, self._read_lines)
+        self._loop.add_reader(self._pidfd, self._reap)
+        self.ended: asyncio.Future[int] = self._loop.create_future()  # its exit status, or minus a signal's number
+        with suppress(BrokenPipeError):  # it has died, and `ended` will say so
+            os.write(input, json.dumps(told).encode() + b"\n")
+        os.close(input)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Sends it a signal. By its descriptor, because its pid may belong to another process by now."""
+        if not self.ended.done():
+            try:
+                signal.pidfd_send_signal(self._pidfd, number)
+            except ProcessLookupError:
+                log.info("process has ended already", extra={"forked_pid": self.pid})
+
+    def _printed(self, line: str) -> None:
+        """It has printed a line."""
+        if line.strip():
+            log.info("process printed", extra={"forked_pid": self.pid, "line": line})
+
+    def _read_lines(self) -> None:
+        """Reads what it has printed. A service prints one line, written at once: where it listens."""
+        printed = os.read(self._output, 65536)
+        if not printed:
+            self._loop.remove_reader(self._output)
+        for line in printed.decode(errors="replace").splitlines():
+            self._printed(line)
+
+    def _reap(self) -> None:
+        left = select.poll()  # select() knows no descriptor above 1,023
+        left.register(self._output)
+        if left.poll(0):
+            self._read_lines()  # its last words
+        self._loop.remove_reader(self._output)
+        self._loop.remove_reader(self._pidfd)
+        status = exit_status(self.pid)
+        os.close(self._output)
+        os.close(self._pidfd)
+        self.ended.set_result(status)

@@ -17,12 +17,11 @@ from orca_common.errors import FailedPrecondition
 from ..data_plane.plane import DataPlane, Loopback, PeerLost
 from ..iteration.batch import Batch, build_batch, token_count
 from ..iteration.kv import KVManager
-from ..iteration.loading import Loading
-from ..iteration.model import Compute, Later, Model, Output
+from ..iteration.model import Compute, Later, Loading, Model, Output
 from ..iteration.rows import Rows
-from ..memory import SLOTS_OF_NOTHING, free_bytes
+from ..machine import SLOTS_OF_NOTHING, free_bytes
 from ..models.families import load_model
-from ..models.fingerprint import fingerprint
+from ..models.weight_files import fingerprint
 from ..partition import SINGLE, Place
 
 if TYPE_CHECKING:

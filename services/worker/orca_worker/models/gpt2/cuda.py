@@ -20,8 +20,7 @@ from orca_kernels.triton.write_kv import write_kv
 
 from ...data_plane.plane import DataPlane
 from ...device.graphs import CudaGraphs
-from ...device.inputs import Inputs
-from ...device.model import DeviceModel, Head
+from ...device.model import DeviceModel, Head, Inputs
 from ...iteration.kv import KVManager, KVShape
 from ...iteration.model import Compute, Model
 from ...partition import Place

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from orca_common.checkpoint import Checkpoint
 
-from ...iteration.loading import Loading
-from ...iteration.model import Compute, Model
+from ...iteration.model import Compute, Loading, Model
 from ...partition import ITEM_BYTES, Place, RankShare
 from ..dtype import kernels_are_used
 from .configuration import GPT2Config

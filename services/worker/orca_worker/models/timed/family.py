@@ -8,8 +8,7 @@ from orca_common.bounded_file import shown
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition
 
-from ...iteration.loading import Loading
-from ...iteration.model import Compute, Model
+from ...iteration.model import Compute, Loading, Model
 from ...partition import Place, RankShare
 
 if TYPE_CHECKING:
