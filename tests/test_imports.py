@@ -147,7 +147,7 @@ RULES = [
         lambda i: ours(
             i,
             *("orca_bench", "orca_worker", "orca_kernels", "orca_local", "orca_lab", "orca_client", "orca_pool"),
-            *("orca_common", "orca.v1", "orca_endpoint.delivery", "orca_scheduler.master.ledger"),
+            *("orca_common", "orca.v1", "orca_endpoint.calls.delivery", "orca_scheduler.master.ledger"),
             *(f"orca_scheduler.{name}" for name in (*PURE, "ranks.members")),
         ),
     ),

@@ -10,10 +10,10 @@ from endpoint.harness import World
 from openai import AsyncOpenAI
 
 from orca.v1.pool_pb2 import PoolRequest
-from orca_endpoint.completion_answer import Choice, Logprobs
-from orca_endpoint.completion_request import parse, seed_of_sample
-from orca_endpoint.completions import best
-from orca_endpoint.events import Token, TopToken
+from orca_endpoint.calls.events import Token, TopToken
+from orca_endpoint.openai.answer import Choice, Logprobs
+from orca_endpoint.openai.completions import best
+from orca_endpoint.openai.request import parse, seed_of_sample
 
 
 @pytest.fixture

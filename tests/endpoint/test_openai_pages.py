@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from orca_common.release import VERSION
-from orca_endpoint.completion_fields import FIELDS, markdown
-from orca_endpoint.openapi import PATHS
+from orca_endpoint.openai.fields import FIELDS, markdown
+from orca_endpoint.openai.openapi import PATHS
 
 ROOT = Path(__file__).parents[2]
 

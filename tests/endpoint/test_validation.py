@@ -11,11 +11,11 @@ from orca.v1 import orca_pb2 as pb
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition, InvalidArgument
-from orca_endpoint.completion_answer import failure
+from orca_endpoint.openai.answer import failure
+from orca_endpoint.requests.threads import Threads
+from orca_endpoint.requests.validation import HTTP_NAMES, Validator, body_digest
 from orca_endpoint.settings import EndpointSettings
-from orca_endpoint.text import Vocabulary
-from orca_endpoint.threads import Threads
-from orca_endpoint.validation import HTTP_NAMES, Validator, body_digest
+from orca_endpoint.text.vocabulary import Vocabulary
 
 
 @pytest.fixture

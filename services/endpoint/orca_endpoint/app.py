@@ -18,14 +18,14 @@ from orca_pool.outage import Outage
 from orca_pool.pool import Pool
 from orca_pool.retry import reached
 
-from .delivery import Delivery
-from .endpoint import Endpoint
-from .grpc_door import GrpcDoor
-from .http_door import HttpDoor
-from .limits import Limits, connections_allowed
-from .native_stderr import keep_python_writing
+from .calls.delivery import Delivery
+from .calls.endpoint import Endpoint
+from .grpc.door import GrpcDoor
+from .http.door import HttpDoor
+from .requests.limits import Limits, connections_allowed
 from .settings import EndpointSettings
-from .text import Vocabulary
+from .text.native_stderr import keep_python_writing
+from .text.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 
