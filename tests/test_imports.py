@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,16 @@ IMPURE = {  # modules of the standard library with a clock, chance or the world 
 }
 
 
+# The rooms of orca_endpoint -> the modules below that each may import, and the libraries that it may not.
+GRPC, HTTP = ("grpc", "grpc_reflection"), ("starlette", "uvicorn")
+ENDPOINT_ROOMS = {
+    "text": ((), (*GRPC, *HTTP)),
+    "requests": (("settings", "text"), (*GRPC, *HTTP)),
+    "calls": (("settings", "text", "requests"), (*GRPC, *HTTP)),
+    "grpc": (("settings", "requests", "calls"), HTTP),
+    "http": (("settings", "requests", "calls"), GRPC),
+    "openai": (("text", "requests", "calls", "http"), GRPC),
+}
 READERS = ("settings.py", "environment.py")  # what may read the environment
 
 
@@ -75,6 +86,13 @@ def ours(found: Import, *allowed: str) -> bool:
 
 def third_party(found: Import, *allowed: str) -> bool:
     return found.top in HOME or found.top in sys.stdlib_module_names or found.within(*allowed)
+
+
+def in_room(found: Import, room: str, below: tuple[str, ...], banned: tuple[str, ...]) -> bool:
+    """Of the endpoint only the room itself and these below it, and none of these libraries."""
+    if found.top == "orca_endpoint":
+        return found.within(*(f"orca_endpoint.{name}" for name in (room, *below)))
+    return not found.within(*banned)
 
 
 RULES = [
@@ -171,6 +189,15 @@ RULES = [
         ),
         modules=PURE,
     ),
+    *[
+        Rule(
+            f"orca_endpoint.{room} -> {', '.join(below) or 'no other room'}; {', '.join(banned)} never",
+            "orca_endpoint",
+            partial(in_room, room=room, below=below, banned=banned),
+            modules=(room,),
+        )
+        for room, (below, banned) in ENDPOINT_ROOMS.items()
+    ],
     *[
         Rule("orca_pool is the only importer of redis", package, lambda i: not i.within("redis", "valkey"))
         for package in HOME
@@ -349,7 +376,7 @@ def test_the_walk_itself(tmp_path: Path) -> None:
         "        from orca.v1 import pool_pb2\n"
         "        from os import path\n"
     )
-    [rule] = [rule for rule in RULES if rule.modules]
+    [rule] = [rule for rule in RULES if rule.modules == PURE]
     lines = [line.partition(":")[2] for line in violations(tmp_path, rule)]
     assert lines == ["1 imports time", "2 imports orca_scheduler", "6 imports orca.v1", "7 imports os"]
     (package / "master.py").write_text("import os\nfrom os import getenv\nprint(os.environ['A'])\n")

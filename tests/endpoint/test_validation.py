@@ -11,7 +11,7 @@ from orca.v1 import orca_pb2 as pb
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition, InvalidArgument
-from orca_endpoint.openai.answer import failure
+from orca_endpoint.http.errors import failure
 from orca_endpoint.requests.threads import Threads
 from orca_endpoint.requests.validation import HTTP_NAMES, Validator, body_digest
 from orca_endpoint.settings import EndpointSettings

@@ -13,7 +13,6 @@ from orca_common.errors import (
     ErrorReason,
     InvalidArgument,
     NotFound,
-    ResourceExhausted,
     Unavailable,
     echo,
 )
@@ -25,6 +24,7 @@ from orca_pool.records import QueueLimits
 from orca_pool.retry import reached
 
 from ..requests.arrivals import Arrivals
+from ..requests.limits import full
 from ..requests.threads import Threads
 from ..requests.validation import Validator
 from ..settings import EndpointSettings
@@ -33,7 +33,6 @@ from .call import Call, CallLimits, Submission
 from .delivery import Delivery
 from .line import Outcome, current_line
 from .recent import Recent
-from .refusals import RETRY_AFTER
 from .span import RequestSpan
 from .transcript import Transcript
 
@@ -259,9 +258,7 @@ class Endpoint:
         if deadline is not None and deadline <= asyncio.get_running_loop().time():
             raise DeadlineExceeded("the deadline that the caller set had passed when the request arrived")
         if self.delivery.count + self._validating >= max_calls:
-            raise ResourceExhausted(
-                f"this endpoint serves {max_calls} streams already", RETRY_AFTER, reason=ErrorReason.ENDPOINT_FULL
-            )
+            raise full(f"this endpoint serves {max_calls} streams already")
 
     def _span(self, request: str, submit: str, carrier: Mapping[str, str]) -> RequestSpan | None:
         """The request's spans, from the arrival of its call on; None when nothing is traced."""

@@ -13,16 +13,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from orca_common.address import join_address
 from orca_common.errors import ErrorReason, InvalidArgument, OrcaError
 from orca_common.telemetry import trace_id_of
 from orca_pool.records import Reason, Times
 
-GRPC, HTTP = "grpc", "http"
-METHODS = "/orca.v1.Orca/"  # of gRPC that have lines: probes and reflection have none
-PROBES = {"/health"}  # of HTTP that have none
 NAME = re.compile(r"[a-z][a-z0-9_.\[\]-]{,63}")  # of a field; whoever sends a text as a name finds it in no log
 CLIENT_GONE = "CLIENT_GONE"
 
@@ -44,6 +38,20 @@ class Outcome:
             self.status, self.reason = "DEADLINE_EXCEEDED", ErrorReason.DEADLINE_PASSED.value
         else:
             self.status, self.reason = "CANCELLED", CLIENT_GONE
+
+
+class Door(Protocol):
+    """A door, as the log and the spans of its calls name it. Attributes are those of OpenTelemetry's conventions."""
+
+    @property
+    def name(self) -> str: ...
+    def arrived(self, method: str) -> dict[str, str]:
+        """Makes a span's attributes of the method that was called."""
+        ...
+
+    def ended(self, outcome: Outcome) -> dict[str, str | int]:
+        """Makes a span's attributes of the status that the client gets."""
+        ...
 
 
 class Served(Protocol):
@@ -68,12 +76,13 @@ class Served(Protocol):
 class CallLine:
     """The line of one call, as it is put together. `peer`: the client's address."""
 
-    def __init__(self, door: str, method: str, peer: str) -> None:
+    def __init__(self, door: Door, method: str, peer: str) -> None:
         self.door, self.method, self.peer = door, method, peer
         self.began = time.time_ns()  # on the wall's clock
         self.requests: list[Served] = []
         self.error: OrcaError | None = None  # that a door has answered
         self.answered: int | None = None  # HTTP status
+        self.left = False  # the client, before it had an answer
         self._began = time.monotonic()
 
     def end(self, error: BaseException | None) -> None:
@@ -93,7 +102,7 @@ class CallLine:
         firsts = [request.first_token for request in requests if request.first_token is not None]
         fields: dict[str, Any] = {
             "method": self.method,
-            "door": self.door,
+            "door": self.door.name,
             "peer": self.peer,
             "status": outcome.status,
             "reason": outcome.reason,
@@ -121,9 +130,8 @@ class CallLine:
         bad = [outcome for outcome in known if outcome.status != "OK"]
         if bad or known:
             return (bad or known)[0]
-        gone = error is not None or (self.door == HTTP and self.answered is None)
         outcome = Outcome(None, None, overdue=False)
-        if not gone:
+        if error is None and not self.left:
             outcome.status, outcome.reason = "OK", "OK"
         return outcome
 
@@ -144,7 +152,8 @@ def note_error(error: OrcaError) -> None:
 
 
 @contextmanager
-def _open(line: CallLine) -> Iterator[CallLine]:
+def opened(line: CallLine) -> Iterator[CallLine]:
+    """Makes a line the current one, and writes it at the end of the block."""
     token = _current.set(line)
     try:
         yield line
@@ -155,34 +164,3 @@ def _open(line: CallLine) -> Iterator[CallLine]:
         line.end(None)
     finally:
         _current.reset(token)
-
-
-@contextmanager
-def grpc_line(method: str, peer: str) -> Iterator[None]:
-    """The line of a gRPC call. peer: the client's address, or its host where a proxy names it."""
-    if not method.startswith(METHODS):
-        yield
-        return
-    with _open(CallLine(GRPC, method.rpartition("/")[2], peer)):
-        yield
-
-
-class LineMiddleware:
-    """Lines of HTTP calls. The outermost middleware: what the others refuse has a line too."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in PROBES:
-            await self._app(scope, receive, send)
-            return
-        host, port = scope["client"] or ("", 0)
-
-        async def watched(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                line.answered = message["status"]
-            await send(message)
-
-        with _open(CallLine(HTTP, f"{scope['method']} {scope['path'][:100]}", join_address(host, port))) as line:
-            await self._app(scope, receive, watched)

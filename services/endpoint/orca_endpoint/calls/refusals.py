@@ -15,7 +15,8 @@ from orca_common.errors import (
 )
 from orca_pool.records import Busy, Reason, Refusal
 
-RETRY_AFTER = 1.0  # seconds until a client should try again after RESOURCE_EXHAUSTED, when nobody knows better
+from ..requests.limits import RETRY_AFTER
+
 RETRY_AT_LEAST = 0.1  # seconds
 
 

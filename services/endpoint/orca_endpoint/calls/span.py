@@ -9,8 +9,7 @@ from orca.v1.pool_pb2 import PoolRequest
 from orca_common.errors import OrcaError
 from orca_common.telemetry import carrier_of, context_of
 
-from ..openai.answer import STATUS
-from .line import CLIENT_GONE, GRPC, CallLine, Outcome
+from .line import CLIENT_GONE, CallLine, Outcome
 
 
 class RequestSpan:
@@ -23,7 +22,7 @@ class RequestSpan:
         self, tracer: Tracer, names: tuple[str, str], carrier: Mapping[str, str], line: CallLine | None, model: str
     ) -> None:
         """carrier: the client's metadata. line: of the call; None outside a door."""
-        self._door = line.door if line is not None else ""
+        self._door = line.door if line is not None else None
         began = line.began if line is not None else None
         attributes = {"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "orca"}
         attributes |= {"gen_ai.request.model": model, "gen_ai.response.model": model}
@@ -86,21 +85,14 @@ class RequestSpan:
             for each in (span, self._submit):
                 if each.is_recording():
                     each.set_status(StatusCode.ERROR, sentence)
-        if self._door == GRPC:
-            span.set_attribute("rpc.response.status_code", outcome.status)
-        elif self._door and outcome.reason != CLIENT_GONE:
-            status = 200 if outcome.status == "OK" else STATUS[outcome.status][0]
-            span.set_attribute("http.response.status_code", status)
+        if self._door is not None:
+            span.set_attributes(self._door.ended(outcome))
         if self._submit.is_recording():
             self._submit.end()
         span.end()
 
 
 def attributes_of(line: CallLine) -> dict[str, str]:
-    """What the conventions say of a call's arrival."""
+    """Makes the attributes of a call's arrival."""
     address, _, port = line.peer.rpartition(":")
-    client = {"client.address": address, "client.port": port}
-    if line.door == GRPC:
-        return {"rpc.system.name": "grpc", "rpc.method": f"orca.v1.Orca/{line.method}", **client}
-    method, _, path = line.method.partition(" ")
-    return {"http.request.method": method, "url.path": path, "http.route": path, "url.scheme": "http", **client}
+    return {**line.door.arrived(line.method), "client.address": address, "client.port": port}

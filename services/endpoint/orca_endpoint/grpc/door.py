@@ -6,19 +6,18 @@ many messages are read at a time, and how long a message may take. It also check
 
 import socket
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext, suppress
 from ipaddress import ip_address
 from typing import Any
 
-from orca_common.api_keys import ApiKeys
+from orca_common.api_keys import AUTHORIZATION, ApiKeys
 from orca_common.errors import ErrorReason, Unavailable
 from orca_common.grpc_server import HEALTH, GrpcServer, Guard, ServerCall
 from orca_common.roles import ANY, Role
 from orca_common.tls import Transport
 
 from ..calls.endpoint import Endpoint
-from ..calls.line import grpc_line
-from ..http.access import check_key
+from ..calls.line import CallLine, Outcome, opened
 from ..requests.limits import Limits
 from ..settings import EndpointSettings
 from .methods import ORCA, OrcaMethods
@@ -29,10 +28,32 @@ from .turns import Turns
 
 # Who may call what, where certificates tell.
 ALLOWED = {f"/{ORCA}/": frozenset({Role.CLIENT}), **{f"/{service}/": ANY for service in REFLECTION}}
+KEYLESS = "/grpc.health.v1.Health/"  # probes have no key; health reports only whether the endpoint serves
 STREAMS = {f"/{ORCA}/Generate", f"/{ORCA}/GenerateText"}  # calls that last
 CONNECTIONS = "gRPC connections"
 FORWARDED = "x-forwarded-for"
 SHORT_ROOM = 2  # times the limits for all others: a host that is full of streams can still cancel and resume them
+
+
+class Grpc:
+    """The gRPC door, as the log and the spans of its calls name it."""
+
+    name = "grpc"
+
+    def arrived(self, method: str) -> dict[str, str]:
+        return {"rpc.system.name": "grpc", "rpc.method": f"{ORCA}/{method}"}
+
+    def ended(self, outcome: Outcome) -> dict[str, str | int]:
+        return {"rpc.response.status_code": outcome.status}
+
+
+GRPC = Grpc()
+
+
+def line_of(call: ServerCall) -> AbstractContextManager[object]:
+    """Opens a call's line in the log. Calls of probes and of reflection have none."""
+    service, _, method = call.method.removeprefix("/").partition("/")
+    return opened(CallLine(GRPC, method, call.peer)) if service == ORCA else nullcontext()
 
 
 class DoorGuard(Guard):
@@ -61,8 +82,9 @@ class DoorGuard(Guard):
     @contextmanager
     def admit(self, call: ServerCall) -> Iterator[None]:
         """Opens a call's line in the log, and checks its key. Raises Unauthenticated."""
-        with grpc_line(call.method, call.peer):
-            check_key(self._keys, call.method, call.metadata)
+        with line_of(call):
+            if not call.method.startswith(KEYLESS):
+                self._keys.tenant_of(call.metadata.get(AUTHORIZATION))
             yield
 
     def reading(self, call: ServerCall) -> AbstractAsyncContextManager[None]:

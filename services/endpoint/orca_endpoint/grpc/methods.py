@@ -14,15 +14,14 @@ from orca.v1.orca_pb2 import (
     GetModelRequest,
     ResumeRequest,
 )
-from orca_common.api_keys import ApiKeys
+from orca_common.api_keys import AUTHORIZATION, ApiKeys
 from orca_common.errors import Cancelled
 from orca_common.grpc_server import ServerCall
 
 from ..calls.call import Call
 from ..calls.endpoint import Endpoint
-from ..http.access import AUTHORIZATION
-from ..http.bodies import IN_LOOP
 from ..requests.limits import Held, Limits
+from ..requests.threads import BODY_IN_LOOP
 from ..requests.validation import MAX_INTERVAL
 from .answers import Encoder, add
 
@@ -102,7 +101,7 @@ class OrcaMethods:
         """
         raw = await on.only()
         held.add(len(raw))
-        if len(raw) <= IN_LOOP:
+        if len(raw) <= BODY_IN_LOOP:
             return on.parsed(kind.FromString, raw)
         return await self._endpoint.large.run(lambda: on.parsed(kind.FromString, raw))
 

@@ -1,4 +1,4 @@
-"""Who may come in: the API key of a call, at both doors, before its body is read; over HTTP the client's role too."""
+"""Who may come in over HTTP: a client by its certificate, and a call by its API key, before its body is read."""
 
 import asyncio
 from collections.abc import Mapping
@@ -7,22 +7,14 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from orca_common.api_keys import ApiKeys
+from orca_common.api_keys import AUTHORIZATION, ApiKeys
 from orca_common.errors import Unauthenticated
 from orca_common.roles import Role, dns_names, roles_in, wrong_role
 
-from ..openai.answer import refused
 from .connection import GuardedConnection
+from .errors import refused
 
-AUTHORIZATION = "authorization"
-OPEN_PATHS = {"/health", "/version", "/docs", "/openapi.json"}  # the same over HTTP, and how to call
-OPEN = "/grpc.health.v1.Health/"  # probes have no key; health tells only whether the endpoint serves
-
-
-def check_key(keys: ApiKeys, path: str, metadata: Mapping[str, str]) -> None:
-    """Raises Unauthenticated for a gRPC call without a valid key."""
-    if not path.startswith(OPEN):
-        keys.tenant_of(metadata.get(AUTHORIZATION))
+OPEN_PATHS = {"/health", "/version", "/docs", "/openapi.json"}  # without a key: probes, and how to call
 
 
 class KeyMiddleware:

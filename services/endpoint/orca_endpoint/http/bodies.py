@@ -8,14 +8,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_common.errors import InvalidArgument, OrcaError
 
-from ..openai.answer import BodyTooLarge, refused
 from ..requests.limits import Held, Limits
-from ..requests.threads import Threads
+from ..requests.threads import BODY_IN_LOOP, Threads
+from .errors import BodyTooLarge, refused
 
 T = TypeVar("T")
 
 DRAINED_BODY = 8  # a body of up to this many times the limit is read and dropped, so that its client hears the refusal
-IN_LOOP = 1 << 16  # bytes; a body up to this size is parsed on the event loop (5 ms at most), a larger one in a thread
 # The parser of JSON lets no other thread run: 100 ns a value. More values than this are refused before it begins.
 MAX_VALUES = 1 << 18
 
@@ -74,7 +73,7 @@ def body_in(scope: Mapping[str, Any]) -> Body:
 async def parsed(body: Body, parse: Callable[[bytes], T], threads: Threads) -> T:
     """What `parse` makes of a body of JSON. A large one is parsed in a thread. Raises what it raises."""
     raw = body.take()
-    if len(raw) <= IN_LOOP:
+    if len(raw) <= BODY_IN_LOOP:
         return parse(raw)
 
     def work() -> T:

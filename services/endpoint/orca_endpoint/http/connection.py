@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from orca_common.address import join_address
 from orca_common.errors import InvalidArgument
 
-from ..openai.answer import failure
+from .errors import failure
 
 PIPELINED = 16  # requests that a client may send ahead on one connection
 

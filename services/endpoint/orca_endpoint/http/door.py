@@ -1,39 +1,25 @@
-"""The HTTP door: OpenAI's API for completions and models, over the same calls as the gRPC door.
-
-Every error is in OpenAI's shape, whoever finds it: a method, the router, the keys, the parser of HTTP.
-"""
+"""The HTTP door: uvicorn within bounds, and the middlewares before each method: its line, its id, its key, its body."""
 
 import asyncio
 import contextlib
 import math
 import socket
-from http import HTTPStatus
 from typing import Any
 
 import uvicorn
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from orca_common.api_keys import ApiKeys
-from orca_common.errors import InvalidArgument, NotFound, OrcaError, echo, internal
 from orca_common.listening import listen
 from orca_common.tls import MutualTls, Transport
 
-from ..calls.endpoint import Endpoint
-from ..calls.line import LineMiddleware, note_error
-from ..openai.answer import failure, refused
-from ..openai.completions import Completions
-from ..openai.pages import Door, Pages
-from ..openai.resumed import ResumedCompletion
-from ..openai.tokens import Tokens
 from ..requests.limits import Limits
+from ..settings import EndpointSettings
 from .access import CertifiedConnection, KeyMiddleware
 from .bodies import BodyMiddleware
 from .connection import ConnectionLimits, GuardedConnection, Place
+from .lines import LineMiddleware
 from .listener import Listener
 from .request_ids import HEADER as REQUEST_ID
 from .request_ids import RequestIds
@@ -45,23 +31,19 @@ class HttpDoor:
     """The HTTP server, on the service's event loop."""
 
     def __init__(
-        self, endpoint: Endpoint, keys: ApiKeys, transport: Transport, limits: Limits, connections: int
+        self,
+        app: ASGIApp,
+        settings: EndpointSettings,
+        keys: ApiKeys,
+        transport: Transport,
+        limits: Limits,
+        connections: int,
     ) -> None:
-        self._endpoint = endpoint
+        """app: the methods. connections: how many it may have at a time."""
+        self._shared = settings.ports_kept
         self._socket: socket.socket | None = None
         self._listener: Listener | None = None
         self._served: asyncio.Event | None = None
-        tokens = Tokens(endpoint)
-        routes = [
-            Door("/v1/completions", Completions(endpoint), "POST"),
-            Door("/v1/completions/{id}", ResumedCompletion(endpoint), "GET", query=True),
-            Door("/tokenize", tokens.tokenize, "POST"),
-            Door("/detokenize", tokens.detokenize, "POST"),
-            *Pages(endpoint).routes(),
-        ]
-        handlers = {HTTPException: answer_http_error, OrcaError: answer_error, Exception: answer_bug}
-        app = Starlette(routes=routes, exception_handlers=handlers)
-        settings = endpoint.settings
         self._transport, self._certificates = transport, settings.client_certificates
         mutual = isinstance(transport, MutualTls)
         self._connection = CertifiedConnection if mutual and self._certificates else GuardedConnection
@@ -90,7 +72,7 @@ class HttpDoor:
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port. Raises Unavailable when the port cannot be had."""
-        self._socket = listen("http_port", host, port, shared=self._endpoint.settings.ports_kept)
+        self._socket = listen("http_port", host, port, shared=self._shared)
         return self._socket.getsockname()[1]
 
     async def serve(self) -> None:
@@ -148,35 +130,3 @@ class Server(uvicorn.Server):
 
     def capture_signals(self) -> Any:
         return contextlib.nullcontext()
-
-
-async def answer_error(request: Request, error: Exception) -> Response:
-    """Starlette's handler of an OrcaError."""
-    assert isinstance(error, OrcaError)
-    return refused(error)
-
-
-async def answer_http_error(request: Request, error: Exception) -> Response:
-    """Starlette's handler of unknown paths and methods: the error in OpenAI's shape."""
-    assert isinstance(error, HTTPException)
-    path = echo(request.url.path)
-    refusal: OrcaError = NotFound(f"{request.method} {path}: {instead(request)}")
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        takes = (error.headers or {}).get("Allow", "another method")
-        refusal = InvalidArgument("method", f"is {request.method}; {path} takes {takes}")
-    note_error(refusal)
-    _, _, body = failure(refusal)
-    return JSONResponse(body, error.status_code, error.headers)
-
-
-def instead(request: Request) -> str:
-    """What to call instead of a path that there is not."""
-    base = echo(str(request.base_url).rstrip("/"))
-    if request.url.path.startswith("/v1/chat"):
-        return f"Orca serves completions, not chats; POST a prompt to {base}/v1/completions"
-    return f"there is no such path; Orca serves completions, at {base}/v1/completions; {base}/docs lists all paths"
-
-
-async def answer_bug(request: Request, error: Exception) -> Response:
-    """Starlette's handler of everything else."""
-    return await answer_error(request, internal(error))

@@ -19,7 +19,7 @@ from orca_common.errors import DeadlineExceeded, InvalidArgument, OrcaError, ech
 
 from ..calls.endpoint import Endpoint
 from ..calls.line import note_error
-from ..openai.answer import failure, refused
+from .errors import failure, refused
 
 TIMEOUT_HEADER = "x-request-timeout"
 DEADLINE_SLACK = 2.0  # seconds

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orca_common.errors import InvalidArgument
 
-from ..openai.answer import refused
+from .errors import refused
 
 HEADER = "X-Request-Id"
 GIVEN = re.compile(r"[!-~]{1,128}")  # visible ASCII

@@ -1,42 +1,20 @@
-"""What the HTTP door tells of itself: the model, its health, its version, its description, and a path's methods."""
+"""`GET` methods that describe the door: its models, its health, its version, and how to call it."""
 
 import time
 from typing import Any
 
-from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
-from orca_common.errors import InvalidArgument, Unavailable
+from orca_common.errors import Unavailable
 from orca_common.release import VERSION
 
 from ..calls.endpoint import Endpoint
+from ..http.routing import MethodRoute
 from .openapi import described, page
 
 NOTHING_ELSE = "default-src 'none'; style-src 'unsafe-inline'"  # the page loads nothing
-
-
-class Door(Route):
-    """A route that answers OPTIONS with its methods. HEAD is allowed where GET only reads."""
-
-    def __init__(self, path: str, endpoint: Any, *methods: str, query: bool = False) -> None:
-        """query: the method looks at the query itself. Else there must be none."""
-        super().__init__(path, endpoint, methods=methods)
-        self.methods: set[str] = {*methods}
-        self._query = query
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] == "OPTIONS":
-            allowed = ", ".join(sorted({*self.methods, "OPTIONS"}))
-            await Response(status_code=204, headers={"Allow": allowed})(scope, receive, send)
-        else:
-            if not self._query:
-                where = "; fields are in the body" if "POST" in self.methods else ""
-                for name in QueryParams(scope["query_string"]):
-                    raise InvalidArgument(name, f"is not known to Orca in a query{where}")
-            await super().handle(scope, receive, send)
 
 
 class Pages:
@@ -48,12 +26,12 @@ class Pages:
 
     def routes(self) -> list[Route]:
         return [
-            Door("/v1/models", self._models, "GET", "HEAD"),
-            Door("/v1/models/{id:path}", self._model, "GET", "HEAD"),
-            Door("/health", self._health, "GET", "HEAD", query=True),  # probes may say what they like
-            Door("/version", self._version, "GET", "HEAD"),
-            Door("/openapi.json", self._openapi, "GET", "HEAD"),
-            Door("/docs", self._docs, "GET", "HEAD"),
+            MethodRoute("/v1/models", self._models, "GET", "HEAD"),
+            MethodRoute("/v1/models/{id:path}", self._model, "GET", "HEAD"),
+            MethodRoute("/health", self._health, "GET", "HEAD", query=True),  # probes may say what they like
+            MethodRoute("/version", self._version, "GET", "HEAD"),
+            MethodRoute("/openapi.json", self._openapi, "GET", "HEAD"),
+            MethodRoute("/docs", self._docs, "GET", "HEAD"),
         ]
 
     async def _models(self, request: Request) -> Response:

@@ -10,7 +10,7 @@ from orca_common.errors import ErrorReason, FailedPrecondition, InvalidArgument
 
 from ..calls.endpoint import Endpoint
 from ..http.bodies import body_in, parsed
-from ..requests.validation import IN_LOOP
+from ..requests.threads import TEXT_IN_LOOP
 from ..text.vocabulary import Vocabulary
 from .body import check_names, get, load, text
 from .request import token_ids
@@ -38,7 +38,7 @@ class Tokens:
             ids = vocabulary.encode(prompt, special)
             return ids, [vocabulary.spell(i) for i in ids] if spelled else None
 
-        ids, names = encoded() if size <= IN_LOOP else await self._endpoint.tokenizing.run(encoded)
+        ids, names = encoded() if size <= TEXT_IN_LOOP else await self._endpoint.tokenizing.run(encoded)
         limit = self._endpoint.checkpoint.max_positions
         return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": names})
 
@@ -51,7 +51,7 @@ class Tokens:
             if i >= vocab_size:
                 raise InvalidArgument(f"tokens[{n}]", f"is {i}, but the vocabulary has {vocab_size} tokens")
         vocabulary = self._vocabulary()
-        few = len(ids) <= IN_LOOP
+        few = len(ids) <= TEXT_IN_LOOP
         texts = vocabulary.texts(ids) if few else await self._endpoint.large.run(lambda: vocabulary.texts(ids))
         return JSONResponse({"prompt": "".join(texts)})
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from orca_common.errors import ErrorReason, ResourceExhausted
 
-from ..calls.refusals import RETRY_AFTER
 from ..settings import EndpointSettings
 
+RETRY_AFTER = 1.0  # seconds until a client should try again after RESOURCE_EXHAUSTED, when nothing better is known
 RESERVED_DESCRIPTORS = 128  # for Redis, files and the status port: connections of clients may not take these
 ROOM = 3 / 4  # of a limit: it counts as refusing until no more than this is used
 

@@ -1,4 +1,4 @@
-"""Threads for large inputs, which would hold up the event loop: so many at a time, and a queue with a size."""
+"""Threads for large inputs, which would hold up the event loop: a fixed number of them, and a queue with a size."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,11 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-from orca_common.errors import ErrorReason, ResourceExhausted, Unavailable
+from orca_common.errors import ErrorReason, Unavailable
 
-from ..calls.refusals import RETRY_AFTER
+from .limits import full
 
 T = TypeVar("T")
+
+# Bytes up to which an input is handled on the event loop; a larger one goes to a thread.
+BODY_IN_LOOP = 1 << 16  # of a message that is parsed (5 ms at most)
+TEXT_IN_LOOP = 2048  # of a text that is tokenized (about 0.5 ms)
 
 
 class Threads:
@@ -32,8 +36,7 @@ class Threads:
         Raises ResourceExhausted when too many wait, Unavailable after `close`.
         """
         if not self._room:
-            sentence = f"{self._most} large inputs are being read here already"
-            raise ResourceExhausted(sentence, RETRY_AFTER, reason=ErrorReason.ENDPOINT_FULL)
+            raise full(f"{self._most} large inputs are being read here already")
         self._room -= 1
         try:
             async with self._free:

@@ -21,13 +21,12 @@ from orca_common.reservation import Reservation
 from ..settings import EndpointSettings
 from ..text.vocabulary import Vocabulary
 from .sampling import sampling_params
-from .threads import Threads
+from .threads import TEXT_IN_LOOP, Threads
 
 MAX_ID = 128
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:~-]+")
 MAX_ATTEMPT = (1 << 53) - 1  # Lua's numbers are exact up to this one
 MAX_INTERVAL = 256  # tokens that may wait for one another
-IN_LOOP = 2048  # bytes; a text up to this size is tokenized on the event loop (about 0.5 ms), a longer one in a thread
 
 # The HTTP door's names of the fields that have other names there. Those of `sampling` have the same without the prefix.
 HTTP_NAMES: Mapping[str, str] = {
@@ -198,7 +197,7 @@ class Validator:
             self._fits(least, request.max_new_tokens, "text", check, "at least ")
         if encoded is None:
             encode = partial(self._vocabulary.encode, text)
-            encoded = encode() if size <= IN_LOOP else await self._threads.run(encode)
+            encoded = encode() if size <= TEXT_IN_LOOP else await self._threads.run(encode)
         if not encoded:
             raise check.error("text", "the prompt has no tokens")
         self._fits(len(encoded), request.max_new_tokens, "text", check)
