@@ -15,7 +15,7 @@ from orca.v1.sampling_pb2 import SamplingParams
 from orca_cli.generate import generate as command
 from orca_client import AsyncOrcaClient, OrcaClient
 from orca_common.sampling import LOGPROBS, SAMPLING, Parameter, Range, markdown
-from orca_endpoint.openai.fields import FIELDS
+from orca_endpoint.openai.completions.request import FIELDS
 from orca_endpoint.openai.request import READERS
 from orca_worker.rows import PLAIN
 

@@ -14,7 +14,7 @@ from orca_common.checkpoint import Checkpoint, read_checkpoint
 from orca_common.errors import Internal, OrcaError
 from orca_common.lanes.connection import Connection
 from orca_common.lanes.server import LaneCall
-from orca_endpoint.openai.request import parse
+from orca_endpoint.openai.completions.request import parse
 from orca_endpoint.requests.threads import Threads
 from orca_endpoint.requests.validation import Validator
 from orca_endpoint.settings import EndpointSettings

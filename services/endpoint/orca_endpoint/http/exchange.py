@@ -17,7 +17,6 @@ from starlette.types import Receive, Scope, Send
 
 from orca_common.errors import DeadlineExceeded, InvalidArgument, OrcaError, echo, internal
 
-from ..calls.endpoint import Endpoint
 from ..calls.line import note_error
 from .errors import failure, refused
 
@@ -27,9 +26,6 @@ DEADLINE_SLACK = 2.0  # seconds
 
 class Exchange(ABC):
     """A method as an ASGI application. A Starlette endpoint would not hear that its client leaves."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = Answer(scope, receive, send)

@@ -1,4 +1,4 @@
-"""From a path to its method. Every error is in OpenAI's shape, whoever finds it: a method, the router, or a bug."""
+"""From a path to its method. Errors of methods, of the router and of bugs are answered in OpenAI's shape."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

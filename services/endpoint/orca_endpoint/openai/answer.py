@@ -1,14 +1,14 @@
-"""OpenAI's answers: from events to JSON, whole or as server-sent events."""
+"""The parts of OpenAI's answers that all methods have: choices, usage, ends, and headers."""
 
-import json
 import math
-import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
 
+from orca_common.errors import Cancelled
 from orca_pool.records import Reason
 
-from ..calls.events import Finished, PromptToken, Token
+from ..calls.events import Accepted, Event, Finished, Prompted, PromptToken, Token
+
+Numbered = AsyncIterator[tuple[int, list[Event]]]  # events that are there together, with the number of their choice
 
 
 def finish_reason(reason: Reason) -> str:
@@ -41,36 +41,10 @@ class Choice:
         logprobs = [token.logprob for token in self.tokens if isinstance(token, Token) and token.logprob is not None]
         return sum(logprobs) / len(logprobs) if logprobs else -math.inf
 
-
-class Logprobs:
-    """Makes OpenAI's `logprobs` of tokens. `spell` gives the text of one token alone."""
-
-    def __init__(self, spell: Callable[[int], str]) -> None:
-        self._spell = spell
-
-    def of(self, places: Sequence[PromptToken | Token], offset: int) -> dict[str, Any]:
-        """Of tokens whose text begins at `offset`."""
-        offsets = []
-        for place in places:
-            offsets.append(offset)
-            offset += len(place.text)
-        return {
-            "tokens": [place.text for place in places],
-            "token_logprobs": [None if place.logprob is None else finite(place.logprob) for place in places],
-            "top_logprobs": [self._top(place) for place in places],
-            "text_offset": offsets,
-        }
-
-    def _top(self, place: PromptToken | Token) -> dict[str, float] | None:
-        """The most probable tokens, the likeliest first, and the token itself: one more when it is not among them."""
-        if place.logprob is None:
-            return None  # the first token of a prompt
-        top: dict[str, float] = {}
-        for one in place.top:
-            top.setdefault(one.text, finite(one.logprob))
-        if all(one.token_id != place.token_id for one in place.top):
-            top.setdefault(self._spell(place.token_id), finite(place.logprob))
-        return top
+    def end(self, event: Finished) -> None:
+        """The end of a choice that is not streamed."""
+        self.texts.append(event.text)
+        self.output_tokens, self.finish = event.output_tokens, finish_reason(event.reason)
 
 
 def finite(logprob: float) -> float:
@@ -78,55 +52,39 @@ def finite(logprob: float) -> float:
     return logprob if logprob > -math.inf else -9999.0
 
 
-class Chunks:
-    """Turns events into server-sent events. Constant parts are made once, so a chunk costs one small json.dumps.
+async def gather(events: Numbered, choices: Sequence[Choice], name: str, keep: bool) -> dict[str, str]:
+    """Fills the choices of an answer that is not streamed, and returns its headers. Raises Cancelled.
 
-    numbered: each event has an id, the number of tokens that the stream has shown by then; only of a single choice.
+    keep: the choices keep their tokens, for logprobs.
     """
-
-    def __init__(self, completion_id: str, model: str, include_usage: bool, numbered: bool) -> None:
-        head = {"id": completion_id, "object": "text_completion", "created": int(time.time()), "model": model}
-        self._head = json.dumps(head)[:-1]
-        self._usage = ',"usage":null' if include_usage else ""
-        self._numbered = numbered
-
-    def text(self, n: int, choice: Choice, text: str, logprobs: dict[str, Any] | None) -> bytes:
-        """The chunk of a text; empty when it has nothing to show."""
-        if not text and logprobs is None:
-            return b""
-        choice.offset += len(text)
-        return self._chunk(n, choice, text, "null" if logprobs is None else json.dumps(logprobs), "null")
-
-    def finished(self, n: int, choice: Choice, event: Finished) -> bytes:
-        return self._chunk(n, choice, event.text, "null", json.dumps(finish_reason(event.reason)))
-
-    def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
-        counts = json.dumps(usage(prompt_tokens, completion_tokens))
-        return f'data: {self._head},"choices":[],"usage":{counts}}}\n\n'.encode()
-
-    def _chunk(self, n: int, choice: Choice, text: str, logprobs: str, reason: str) -> bytes:
-        number = f"id: {choice.shown_tokens}\n" if self._numbered else ""
-        body = f'{{"index":{n},"text":{json.dumps(text)},"logprobs":{logprobs},"finish_reason":{reason}}}'
-        return f'{number}data: {self._head},"choices":[{body}]{self._usage}}}\n\n'.encode()
+    headers: dict[str, str] = {}
+    async for n, piece in events:
+        choice = choices[n]
+        for event in piece:
+            if isinstance(event, Token):
+                choice.texts.append(event.text)
+                if keep:
+                    choice.tokens.append(event)
+            elif isinstance(event, Accepted):
+                choice.input_tokens = event.input_tokens
+                headers = queue_headers(event)
+            elif isinstance(event, Prompted):
+                choice.tokens += event.tokens
+            else:
+                check_whole(event, name)
+                choice.end(event)
+    return headers
 
 
-def completion(
-    completion_id: str, model: str, shown: Iterable[Choice], counts: dict[str, int], logprobs: Logprobs | None
-) -> dict[str, Any]:
-    """The whole answer of a request that does not stream. counts: its usage. logprobs: None when not asked for."""
-    return {
-        "id": completion_id,
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": model,
-        "choices": [
-            {
-                "index": n,
-                "text": "".join(choice.texts),
-                "logprobs": logprobs.of(choice.tokens, 0) if logprobs is not None else None,
-                "finish_reason": choice.finish,
-            }
-            for n, choice in enumerate(shown)
-        ],
-        "usage": counts,
-    }
+def queue_headers(accepted: Accepted) -> dict[str, str]:
+    """Where a request stands when it is accepted: requests before it, and seconds until it begins, if that is known."""
+    headers = {"X-Queue-Position": str(accepted.queue_position)}
+    if accepted.starts_in is not None:
+        headers["X-Queue-Seconds"] = f"{accepted.starts_in:.1f}"
+    return headers
+
+
+def check_whole(event: Finished, name: str) -> None:
+    """Raises Cancelled for a request that was cancelled: OpenAI has no finish_reason for a part of an answer."""
+    if event.reason is Reason.CANCELLED:
+        raise Cancelled(f"request {name} was cancelled")

@@ -1,13 +1,13 @@
-"""The fields of OpenAI's `POST /v1/completions`, and which of them Orca honours: the one list of them.
+"""Fields of bodies in OpenAI's shape, and those that several methods have.
 
-`request.py` refuses what is not here, `openapi` describes it, docs/openai.md shows it as a table, and a test
-holds the list against the types of the `openai` package.
+Each method has one list of its fields. Its reader refuses a field that is not there, `openapi` describes the list,
+docs/openai.md shows it as a table, and a test holds it against the types of the `openai` package.
 """
 
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 from orca_common.sampling import MAX_BIASES, SAMPLING, Parameter
-from orca_common.scores import MAX_TOP
 
 Support = Literal["supported", "refused", "ours"]
 
@@ -20,7 +20,7 @@ class Field(NamedTuple):
     """One field of the body: whether it is honoured, how, and its type as JSON Schema."""
 
     name: str
-    support: Support  # ours: OpenAI has no such field of completions
+    support: Support  # ours: OpenAI's method has no such field
     how: str
     schema: dict[str, Any]
 
@@ -57,42 +57,14 @@ def schema_of(parameter: Parameter) -> dict[str, Any]:
             return INTEGER
 
 
-FIELDS = (
-    Field(
-        "model",
-        "supported",
-        "The name that `GET /v1/models` tells. Absent: whichever is served; where it tells several, one must be named.",
-        STRING,
-    ),
-    Field(
-        "prompt",
-        "supported",
-        "Text, token ids, or a list of either. null is refused: a prompt is needed.",
-        {"oneOf": [STRING, {"type": "array", "items": STRING}, IDS, {"type": "array", "items": IDS}]},
-    ),
-    Field(
-        "best_of",
-        "supported",
-        "So many are generated for each prompt, and the `n` with the highest mean logprob are returned, the best "
-        "first. At least `n`; more than `n` cannot be streamed. All of them are counted in `usage`.",
-        {"type": "integer", "minimum": 1},
-    ),
-    Field("echo", "supported", "The prompt comes before each text, with `logprobs` its logprobs too.", BOOLEAN),
-    Field(
-        "logprobs",
-        "supported",
-        f"0 to {MAX_TOP} (OpenAI: 5): the logprob of each token, and as many of the most probable ones in "
-        "`top_logprobs`.",
-        {"type": "integer", "minimum": 0, "maximum": MAX_TOP},
-    ),
-    Field(
-        "max_tokens",
-        "supported",
-        "16 when absent. 0 with `echo`: the prompt alone.",
-        {"type": "integer", "minimum": 0, "default": 16},
-    ),
-    Field("n", "supported", "Choices for each prompt.", {"type": "integer", "minimum": 1, "default": 1}),
-    Field("stop", "supported", "Up to 16 strings (OpenAI: 4). They are not part of the text.", STRINGS),
+MODEL = Field(
+    "model",
+    "supported",
+    "The name that `GET /v1/models` tells. Absent: whichever is served; where it tells several, one must be named.",
+    STRING,
+)
+STOP = Field("stop", "supported", "Up to 16 strings (OpenAI: 4). They are not part of the text.", STRINGS)
+STREAM = (
     Field("stream", "supported", "Server-sent events, with `data: [DONE]` at the end.", BOOLEAN),
     Field(
         "stream_options",
@@ -104,17 +76,18 @@ FIELDS = (
             "additionalProperties": False,
         },
     ),
-    Field("suffix", "refused", "No model here inserts text. An empty string is accepted.", {"const": ""}),
-    Field("user", "supported", "Goes to the request's span as `orca.user`.", STRING),
-    *(sampling_field(parameter) for parameter in SAMPLING.values()),
-    Field(
-        "metadata",
-        "ours",
-        "Up to 16 strings by name (64 characters; values 512), as OpenAI's other methods have it. They go to the "
-        "request's span as `orca.metadata.NAME`.",
-        {"type": "object", "additionalProperties": STRING, "maxProperties": 16},
-    ),
-    Field("store", "ours", "false alone: nothing is stored. true is refused.", {"const": False}),
+)
+USER = Field("user", "supported", "Goes to the request's span as `orca.user`.", STRING)
+SAMPLED = tuple(sampling_field(parameter) for parameter in SAMPLING.values())
+METADATA = Field(
+    "metadata",
+    "ours",
+    "Up to 16 strings by name (64 characters; values 512), as OpenAI's other methods have it. They go to the "
+    "request's span as `orca.metadata.NAME`.",
+    {"type": "object", "additionalProperties": STRING, "maxProperties": 16},
+)
+STORE = Field("store", "ours", "false alone: nothing is stored. true is refused.", {"const": False})
+OURS = (
     Field("stop_token_ids", "ours", "Generation ends with the first of these tokens.", IDS),
     Field("ignore_eos", "ours", "Go on after the model's end-of-sequence token.", BOOLEAN),
     Field(
@@ -125,10 +98,8 @@ FIELDS = (
     ),
 )
 
-NAMES = frozenset(field.name for field in FIELDS)
 
-
-def markdown() -> str:
-    """The table of docs/openai.md."""
-    rows = [f"| `{field.name}` | {field.support} | {field.how} |" for field in FIELDS]
+def markdown(fields: Iterable[Field]) -> str:
+    """The table of a method's fields in docs/openai.md."""
+    rows = [f"| `{field.name}` | {field.support} | {field.how} |" for field in fields]
     return "\n".join(["| field | | |", "| --- | --- | --- |", *rows])

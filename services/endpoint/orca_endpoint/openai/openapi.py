@@ -6,7 +6,8 @@ from typing import Any
 
 from orca_common.release import VERSION
 
-from .fields import BOOLEAN, FIELDS, IDS, INTEGER, STRING
+from .completions.request import FIELDS
+from .fields import BOOLEAN, IDS, INTEGER, STRING
 
 STREAM = "text/event-stream"
 Schema = dict[str, Any]

@@ -1,34 +1,29 @@
-"""The body of OpenAI's `POST /v1/completions`: from JSON to requests.
+"""The parts of a body that all methods read alike: from JSON to a request without its prompt.
 
-A field that Orca cannot honour is refused by name, never ignored. `completion_fields` lists them all.
+A field that Orca cannot honour is refused by name, never ignored.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
-from orca.v1.orca_pb2 import GenerateRequest, Sampling, TokenIds
+from orca.v1.orca_pb2 import GenerateRequest, Sampling
 from orca_common.errors import InvalidArgument, echo
 from orca_common.sampling import SAMPLING, Kind
 
-from ..requests.validation import HTTP_NAMES
 from .body import as_number, check_names, get, load, number, strings, text
-from .fields import DEFAULT_TEMPERATURE, NAMES
+from .fields import DEFAULT_TEMPERATURE
 
 UINT32 = (1 << 32) - 1
-DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 LONGEST_GRACE = 1e9  # seconds; the validation knows the setting, this is what the message can hold
 METADATA_PAIRS, METADATA_NAME, METADATA_VALUE = 16, 64, 512  # OpenAI's limits
 
-# Fields that are accepted at one value only, with why.
-SINGLE_VALUES: Mapping[str, tuple[Any, str]] = {
-    "suffix": ("", "no model here inserts text"),
-    "store": (False, "nothing is stored"),
-}
+Fixed = Mapping[str, tuple[Any, str]]  # fields that are accepted at one value only: the value, and why
+FIXED: Fixed = {"store": (False, "nothing is stored")}
 
 
 @dataclass(frozen=True)
@@ -40,70 +35,33 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Completion:
+class Asked:
     """A parsed body."""
 
-    samples: list[Sample]  # best_of for each prompt, one prompt after the other
-    n: int  # choices that are shown of each prompt
-    best_of: int
+    samples: list[Sample]  # `each` for each prompt, one prompt after the other
+    each: int  # generations of one prompt
     stream: bool
     include_usage: bool
-    logprobs: int | None  # most probable tokens that are wanted with each token; None: no logprobs at all
-    echo: bool
-    only_prompt: bool  # max_tokens is 0: the one token that every request makes is not shown
     labels: Mapping[str, str]  # attributes of the requests' spans
 
 
-def parse(raw: bytes, max_samples: int) -> Completion:
-    """Raises InvalidArgument that names the field. max_samples: generations that one body may ask for."""
+def read(raw: bytes, known: Collection[str], others: Mapping[str, str], fixed: Fixed = FIXED) -> dict[str, Any]:
+    """Reads the fields of a body that are not null.
+
+    others: a sentence for each field of other methods. Raises InvalidArgument for these, and for unknown fields.
+    """
     body = load(raw)
-    if "messages" in body:
-        raise InvalidArgument("messages", "is a field of chats; Orca serves completions: give a prompt")
-    check_names(body, NAMES)
+    for name, sentence in others.items():
+        if name in body:
+            raise InvalidArgument(name, sentence)
+    check_names(body, known)
     body = {name: value for name, value in body.items() if value is not None}
-    for name, (value, why) in SINGLE_VALUES.items():
+    for name, (value, why) in fixed.items():
         if name in body and (body[name] != value or type(body[name]) is not type(value)):
             raise InvalidArgument(name, f"must be {json.dumps(value)}: {why}")
     if get(body, "model", str, "a string", None) == "":
         raise InvalidArgument("model", "is empty")
-    stream = get(body, "stream", bool, "true or false", False)
-    n, best_of = choices_of(body, stream)
-    echo = get(body, "echo", bool, "true or false", False)
-    logprobs = get(body, "logprobs", int, "an integer", None)
-    if logprobs is not None and logprobs < 0:
-        raise InvalidArgument("logprobs", f"must be at least 0; it is {logprobs}")
-    max_tokens = get(body, "max_tokens", int, "an integer", DEFAULT_MAX_TOKENS)
-    if max_tokens < (0 if echo else 1):
-        raise InvalidArgument("max_tokens", f"must be at least 1, or 0 with echo; it is {max_tokens}")
-    common = request_of(body, max(max_tokens, 1))
-    if logprobs is not None or best_of > n:
-        common.logprobs = True
-    if logprobs is not None:
-        common.top_logprobs, common.prompt_logprobs = min(logprobs, UINT32), echo
-    return Completion(
-        samples=samples_of(body, common, best_of, max_samples),
-        n=n,
-        best_of=best_of,
-        stream=stream,
-        include_usage=include_usage_of(body, stream),
-        logprobs=logprobs,
-        echo=echo,
-        only_prompt=max_tokens == 0,
-        labels=labels_of(body),
-    )
-
-
-def choices_of(body: Mapping[str, Any], stream: bool) -> tuple[int, int]:
-    """n and best_of."""
-    n = get(body, "n", int, "an integer", 1)
-    if n < 1:
-        raise InvalidArgument("n", f"must be at least 1; it is {n}")
-    best_of = get(body, "best_of", int, "an integer", n)
-    if best_of < n:
-        raise InvalidArgument("best_of", f"is {best_of}; it must be at least n, which is {n}")
-    if best_of > n and stream:
-        raise InvalidArgument("best_of", "more than n cannot be streamed: the best are known at the end")
-    return n, best_of
+    return body
 
 
 def include_usage_of(body: Mapping[str, Any], stream: bool) -> bool:
@@ -218,43 +176,13 @@ READERS: Mapping[Kind, Callable[[Mapping[str, Any], str], Any]] = {
 }
 
 
-def samples_of(body: Mapping[str, Any], common: GenerateRequest, best_of: int, limit: int) -> list[Sample]:
-    """`best_of` requests for each prompt. The field is a string, a list of strings, of ids, or of lists of ids."""
-    value = body.get("prompt")
-    if value is None:
-        raise InvalidArgument("prompt", "is missing")
-    if isinstance(value, list) and not value:
-        raise InvalidArgument("prompt", "the prompt is empty")
-    several = isinstance(value, list) and isinstance(value[0], str | list)
-    items = value if several else [value]
-    if len(items) * best_of > limit:
-        if best_of == 1:
-            raise InvalidArgument(
-                "prompt", f"has {len(items)} prompts; at most {limit} are allowed (the server's max_prompts)"
-            )
-        each = f" for each of {len(items)} prompts" if len(items) > 1 else ""
-        problem = f"{best_of}{each} are too many; at most {limit} are allowed together (the server's max_prompts)"
-        raise InvalidArgument("best_of" if "best_of" in body else "n", problem)
-    samples = []
-    for n, item in enumerate(items):
-        field = f"prompt[{n}]" if several else "prompt"
-        names = {**HTTP_NAMES, "text": field, "token_ids.ids": field}
-        for k in range(best_of):
-            request = GenerateRequest()
-            request.CopyFrom(common)
-            if isinstance(item, str):
-                request.text = text(item, field)
-            elif isinstance(item, list):
-                request.token_ids.CopyFrom(TokenIds(ids=token_ids(item, field)))
-            else:
-                one = "must be a string or a list of token ids"
-                raise InvalidArgument(
-                    field, one if several else "must be a string, a list of token ids, or a list of either"
-                )
-            if k and request.sampling.HasField("seed"):
-                request.sampling.seed = seed_of_sample(common.sampling.seed, k)
-            samples.append(Sample(request, names))
-    return samples
+def generation(common: GenerateRequest, k: int) -> GenerateRequest:
+    """Copies a request for the k-th generation of a prompt, which draws with a seed of its own."""
+    request = GenerateRequest()
+    request.CopyFrom(common)
+    if k and request.sampling.HasField("seed"):
+        request.sampling.seed = seed_of_sample(common.sampling.seed, k)
+    return request
 
 
 def seed_of_sample(seed: int, k: int) -> int:

@@ -1,30 +1,37 @@
-"""`GET /v1/completions/{id}`: takes a completion's stream up where it broke, at any endpoint. Ours, not OpenAI's.
+"""`GET .../{id}`: takes the stream of an answer up where it broke, at any endpoint. Ours, not OpenAI's.
 
 `from` is the number of tokens that the client has seen. `Last-Event-ID`, which a browser's EventSource sends by itself,
 is the same and counts before it. `model` is for a proxy that chooses the release by it. The older stream of the
-completion ends with an error.
+answer ends with an error.
 """
+
+from collections.abc import Callable
 
 from starlette.requests import Request
 
 from orca.v1.orca_pb2 import ResumeRequest
 from orca_common.errors import DataLoss, InvalidArgument, NotFound
 
+from ..calls.endpoint import Endpoint
 from ..http.access import tenant_in
 from ..http.bodies import body_in
 from ..http.exchange import Answer, Exchange, deadline_of, until
 from ..http.request_ids import labels_in
-from .answer import Choice, Chunks, Logprobs
+from .answer import Choice
 from .body import check_names
-from .merged import Single
-from .stream import CompletionStream
+from .generations import Single
+from .stream import Chunks, Stream
 
 EVENT_ID = "Last-Event-ID"
 UINT32 = (1 << 32) - 1
 
 
-class ResumedCompletion(Exchange):
+class Resumed(Exchange):
     """The method as an ASGI application."""
+
+    def __init__(self, endpoint: Endpoint, chunks: Callable[[str, bool], Chunks]) -> None:
+        """chunks: makes those of an answer, by its id and whether it has a usage; they are numbered."""
+        self._endpoint, self._chunks = endpoint, chunks
 
     async def _serve(self, request: Request, answer: Answer) -> None:
         endpoint, deadline = self._endpoint, deadline_of(request)
@@ -37,8 +44,7 @@ class ResumedCompletion(Exchange):
         call.label(labels_in(request.scope))
         choice = Choice()
         choice.shown_tokens = from_index
-        chunks = Chunks(wanted.request_id, endpoint.name, include_usage, numbered=True)
-        stream = CompletionStream(answer, chunks, Logprobs(endpoint.spell))
+        stream = Stream(answer, self._chunks(wanted.request_id, include_usage))
         async with Single(call, body_in(request.scope).held) as events, until(deadline):
             try:
                 await stream.write(events, [choice], wanted.request_id)

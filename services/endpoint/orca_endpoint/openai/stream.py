@@ -1,24 +1,56 @@
-"""A completion as server-sent events, from its beginning or from where an earlier stream broke."""
+"""An answer as server-sent events, from its beginning or from where an earlier stream broke."""
 
+import json
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from orca_common.errors import Cancelled
-from orca_pool.records import Reason
-
-from ..calls.events import Accepted, Event, Finished, Prompted, Token
+from ..calls.events import Accepted, Event, Finished
 from ..http.exchange import Answer
-from .answer import Choice, Chunks, Logprobs
-from .merged import Numbered
+from .answer import Choice, Numbered, check_whole, queue_headers, usage
 
 
-class CompletionStream:
-    """Writes events as chunks. Tokens that are there together are one chunk.
+class Chunks(ABC):
+    """Turns events into chunks. Constant parts are made once, so a chunk costs one small json.dumps.
 
-    logprobs: None when no chunk has any. only_prompt: the generated tokens are not shown.
+    A method has a class of its own with the shape of its choices.
     """
 
-    def __init__(self, answer: Answer, chunks: Chunks, logprobs: Logprobs | None, only_prompt: bool = False) -> None:
-        self._answer, self._chunks, self._logprobs, self._only_prompt = answer, chunks, logprobs, only_prompt
+    def __init__(self, name: str, kind: str, model: str, include_usage: bool, numbered: bool) -> None:
+        """name: the answer's id. kind: OpenAI's `object`. numbered: each event has an id, the number of tokens that the
+        stream has shown by then; only of a single choice."""
+        head = {"id": name, "object": kind, "created": int(time.time()), "model": model}
+        self._head = json.dumps(head)[:-1]
+        self._usage = ',"usage":null' if include_usage else ""
+        self._numbered = numbered
+
+    @abstractmethod
+    def begun(self, n: int, choice: Choice) -> bytes:
+        """The chunk of a choice whose request was accepted; empty when there is nothing to show."""
+
+    @abstractmethod
+    def shown(self, n: int, choice: Choice, piece: Sequence[Event]) -> bytes:
+        """The chunks of events that came together, without the end; empty when there is nothing to show."""
+
+    @abstractmethod
+    def finished(self, n: int, choice: Choice, event: Finished) -> bytes:
+        """The last chunk of a choice."""
+
+    def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
+        counts = json.dumps(usage(prompt_tokens, completion_tokens))
+        return f'data: {self._head},"choices":[],"usage":{counts}}}\n\n'.encode()
+
+    def chunk(self, choice: Choice, body: str) -> bytes:
+        """The chunk of a choice. body: the choice as JSON."""
+        number = f"id: {choice.shown_tokens}\n" if self._numbered else ""
+        return f'{number}data: {self._head},"choices":[{body}]{self._usage}}}\n\n'.encode()
+
+
+class Stream:
+    """Writes events as chunks. Tokens that are there together are one chunk."""
+
+    def __init__(self, answer: Answer, chunks: Chunks) -> None:
+        self._answer, self._chunks = answer, chunks
 
     async def write(self, events: Numbered, choices: Sequence[Choice], name: str) -> None:
         """Sends headers with the first event, so that a refusal has its own status. Raises Cancelled."""
@@ -29,50 +61,18 @@ class CompletionStream:
                 choice.input_tokens = first.input_tokens
                 if not self._answer.started:
                     await self._answer.start_stream(queue_headers(first))
-                if self._logprobs is None:
-                    sent = self._chunks.text(n, choice, choice.echoed or "", None)
-            sent += self._tokens(n, choice, piece)
+                sent = self._chunks.begun(n, choice)
+            sent += self._chunks.shown(n, choice, piece)
             if isinstance(last := piece[-1], Finished):
                 check_whole(last, name)
-                if self._only_prompt:
-                    last = Finished(Reason.LENGTH, 0, "", last.times)
                 choice.output_tokens = last.output_tokens
                 sent += self._chunks.finished(n, choice, last)
             if sent:
                 await self._answer.write(sent)
 
-    async def end(self, usage: tuple[int, int] | None) -> None:
-        """usage: tokens of the prompts and of the completions, where they are asked for."""
-        if usage is not None:
-            await self._answer.write(self._chunks.usage(*usage))
+    async def end(self, counts: tuple[int, int] | None) -> None:
+        """counts: tokens of the prompts and of the generations, where they are asked for."""
+        if counts is not None:
+            await self._answer.write(self._chunks.usage(*counts))
         await self._answer.write(b"data: [DONE]\n\n")
         await self._answer.end()
-
-    def _tokens(self, n: int, choice: Choice, piece: Sequence[Event]) -> bytes:
-        """The chunk of the tokens in a piece, after that of an echoed prompt with its logprobs."""
-        sent, logprobs = b"", self._logprobs
-        if logprobs is not None and choice.echoed is not None:
-            for event in piece:
-                if isinstance(event, Prompted):
-                    sent = self._chunks.text(n, choice, choice.echoed, logprobs.of(event.tokens, 0))
-        tokens = [event for event in piece if type(event) is Token]
-        if not tokens or self._only_prompt:
-            return sent
-        choice.shown_tokens = tokens[-1].at + 1
-        shows = logprobs is not None and tokens[0].logprob is not None
-        of_tokens = logprobs.of(tokens, choice.offset) if shows and logprobs is not None else None
-        return sent + self._chunks.text(n, choice, "".join([token.text for token in tokens]), of_tokens)
-
-
-def queue_headers(accepted: Accepted) -> dict[str, str]:
-    """Where a request stands when it is accepted: requests before it, and seconds until it begins, if that is known."""
-    headers = {"X-Queue-Position": str(accepted.queue_position)}
-    if accepted.starts_in is not None:
-        headers["X-Queue-Seconds"] = f"{accepted.starts_in:.1f}"
-    return headers
-
-
-def check_whole(event: Finished, name: str) -> None:
-    """Raises Cancelled for a request that was cancelled: OpenAI has no finish_reason for a part of an answer."""
-    if event.reason is Reason.CANCELLED:
-        raise Cancelled(f"request {name} was cancelled")

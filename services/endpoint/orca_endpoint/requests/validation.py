@@ -28,14 +28,6 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:~-]+")
 MAX_ATTEMPT = (1 << 53) - 1  # Lua's numbers are exact up to this one
 MAX_INTERVAL = 256  # tokens that may wait for one another
 
-# The HTTP door's names of the fields that have other names there. Those of `sampling` have the same without the prefix.
-HTTP_NAMES: Mapping[str, str] = {
-    "text": "prompt",
-    "token_ids.ids": "prompt",
-    "max_new_tokens": "max_tokens",
-    "top_logprobs": "logprobs",
-}
-
 
 @dataclass(frozen=True)
 class Work:

@@ -1,16 +1,53 @@
-"""The calls of an HTTP request with a list of prompts, as one stream of events."""
+"""The generations of one HTTP request: a call each, and their events as one stream."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+from starlette.requests import Request
+
 from ..calls.call import Call
+from ..calls.endpoint import Endpoint
 from ..calls.events import Event
+from ..http.access import tenant_in
+from ..http.request_ids import labels_in
 from ..requests.limits import Held
+from ..requests.validation import MAX_INTERVAL
+from .answer import Numbered
+from .request import Asked
 
 AHEAD = 64  # lists of events that the calls of one request may be ahead of its client
 
-Numbered = AsyncIterator[tuple[int, list[Event]]]  # events that are there together, with the number of their call
+
+async def calls_of(asked: Asked, name: str, endpoint: Endpoint, request: Request, deadline: float | None) -> list[Call]:
+    """Opens a call for each generation. None is left when one is refused, or the client leaves.
+
+    name: the answer's id, by which a stream that breaks is taken up; that of the K-th of several has -K behind it.
+    """
+    carrier, tenant = dict(request.headers), tenant_in(request.scope)
+    calls: list[Call] = []
+    try:
+        for k, sample in enumerate(asked.samples):
+            sample.request.request_id = name if len(asked.samples) == 1 else f"{name}-{k}"
+            if not asked.stream:
+                sample.request.stream_interval = MAX_INTERVAL
+            # The generations of one prompt are tokenized once.
+            encoded = calls[-1].prompt_ids if k % asked.each else None
+            call = await endpoint.generate(
+                sample.request, deadline, carrier, sample.names, tenant=tenant, encoded=encoded
+            )
+            call.label({**labels_in(request.scope), **asked.labels})
+            calls.append(call)
+    except BaseException as error:
+        for call in calls:
+            call.drop(error)
+        raise
+    return calls
+
+
+def together(calls: list[Call], held: Held) -> AbstractAsyncContextManager[Numbered]:
+    """Enters the calls. held: what the request's body holds of the shared bytes, until the pool has all requests."""
+    return Single(calls[0], held) if len(calls) == 1 else Merged(calls, held)
 
 
 class Single:
