@@ -1,5 +1,6 @@
 """`redis.mode`: a primary with replicas and Sentinels, or one server; and the password of both."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -101,6 +102,22 @@ def test_a_change_of_the_scripts_restarts_servers_and_sentinels() -> None:
 
     assert len(sums(2)) == 1
     assert sums(2) != sums(3)
+
+
+@pytest.mark.parametrize(("ordinal", "milliseconds"), [(0, 3000), (1, 3400), (2, 3800)])
+def test_sentinels_miss_the_primary_one_after_the_other(ordinal: int, milliseconds: int, tmp_path: Path) -> None:
+    """Those that miss it at once each vote for themselves: an election that no Sentinel won cost 30 s."""
+    conf = rendered(PLAIN).one("ConfigMap", "orca-redis")["data"]["sentinel.conf"]
+    (tmp_path / "sentinel.conf").write_text(conf)
+    (data := tmp_path / "data").mkdir()
+    script = (FOLDER / "files/sentinel-start.sh").read_text()
+    script = script.replace("/etc/orca/redis", str(tmp_path)).replace("/data", str(data))
+    told = {"HOST": f"orca-sentinel-{ordinal}", "SERVERS": "orca-redis-0 orca-redis-1", "PATH": os.environ["PATH"]}
+    subprocess.run(["sh", "-c", script, "sh", "true"], env=told, check=True)
+    written = (data / "sentinel.conf").read_text().splitlines()
+    assert written[0] == "sentinel monitor orca orca-redis-0 6379 2"
+    assert f"sentinel down-after-milliseconds orca {milliseconds}" in written
+    assert set(conf.split("\n")) - set(written) <= {"sentinel down-after-milliseconds orca 3000", ""}
 
 
 @pytest.mark.parametrize("script", sorted((FOLDER / "files").iterdir()), ids=lambda script: script.name)

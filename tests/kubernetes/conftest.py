@@ -27,8 +27,8 @@ from release import ROOT, TWO_PODS, Release, Releases
 
 HERE = Path(__file__).parent
 # The order of the files: a release that the next file needs too is not installed again. Those with Valkey come last: an
-# older Redis cannot read its files on a volume that is given again. The platform comes first: its user cannot write to what
-# another has left in the claim.
+# older Redis cannot read its files on a volume that is given again. The platform comes first: its user could not write
+# what a release before has left in the claim.
 ORDER = [
     "platform",
     "install",
