@@ -76,7 +76,8 @@ async def test_an_update_to_other_weights(
 
 
 async def rank_killed(orca: Release) -> None:
-    pod = (await orca.pods("worker"))[0]
+    """A rank of the engine that is updated last, or of the only one."""
+    pod = (await orca.pods("worker"))[-1]
     for pid in (await orca.rank_pids(pod))[:1]:
         await orca.kill_inside(pod, pid)
 
@@ -89,7 +90,7 @@ async def test_without_time_to_finish(releases: Releases, models: list[tuple[Kno
 
 
 async def killed_twice(orca: Release) -> None:
-    """A rank is killed while its engine finishes, and the first pod of the new revision as soon as there is one."""
+    """A rank is killed while it serves the old model, and the first pod of the new revision as soon as there is one."""
     old = {pod.uid for pod in await orca.pods("worker")}
     await rank_killed(orca)
     new = ""
