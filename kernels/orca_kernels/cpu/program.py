@@ -113,13 +113,10 @@ class Program:
             raise MemoryError(f"no memory for {len(x)} weights")
         return copy
 
-    def pack_gated(self, gate: Tensor, up: Tensor) -> Packed:
-        """Weights [N, K] of a gate and of what it multiplies, for `linear_gated`: 8 rows of each in turn."""
-        blocks = -(-len(gate) // GATED_COLUMNS)
-        both = gate.new_zeros(2, blocks * GATED_COLUMNS, gate.shape[1])
-        both[0, : len(gate)], both[1, : len(up)] = gate, up
-        both = both.view(2, blocks, GATED_COLUMNS, -1).transpose(0, 1)
-        return self.pack(both.reshape(2 * blocks * GATED_COLUMNS, -1))
+    def pack_gated(self, gate: Tensor, gate_bias: Tensor | None, up: Tensor, up_bias: Tensor | None) -> Packed:
+        """Weights [N, K] and bias [N] of a gate and of what it multiplies, for `linear_gated`: 8 rows of each in turn."""
+        bias = None if gate_bias is None or up_bias is None else in_turn(gate_bias, up_bias)
+        return self.pack(in_turn(gate, up), bias)
 
     # Recording
 
@@ -210,3 +207,11 @@ class Program:
             raise MemoryError(f"no memory for the activations of {rows} tokens")
         whole = (ctypes.c_float * (rows * width.value)).from_address(start)
         return np.ctypeslib.as_array(whole).reshape(rows, width.value)[:, :columns]
+
+
+def in_turn(gate: Tensor, up: Tensor) -> Tensor:
+    """[N, ..] each -> 8 of the one's rows, 8 of the other's, and so on; what is missing to whole eights is 0."""
+    blocks = -(-len(gate) // GATED_COLUMNS)
+    both = gate.new_zeros(2, blocks * GATED_COLUMNS, *gate.shape[1:])
+    both[0, : len(gate)], both[1, : len(up)] = gate, up
+    return both.view(2, blocks, GATED_COLUMNS, -1).transpose(0, 1).reshape(-1, *gate.shape[1:])

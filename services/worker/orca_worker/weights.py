@@ -16,6 +16,7 @@ from orca_common.bounded_file import open_regular, shown
 from orca_common.errors import FailedPrecondition
 
 from .loading import Loading
+from .models.recording import Matrix
 from .partition import Slice
 from .weight_files import broken, header_of, weight_files
 
@@ -36,6 +37,17 @@ class WeightSource(Protocol):
         tensor = self.find(name)
         assert tensor is not None, name
         return tensor
+
+    def matrix(self, matrix: Matrix) -> Tensor:
+        """The weights [out, in] of a linear operation."""
+        parts = [self.get(part.name) for part in matrix.weights]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1 if matrix.transposed else 0)
+        return whole.t() if matrix.transposed else whole
+
+    def bias(self, matrix: Matrix) -> Tensor | None:
+        """Its bias [out]."""
+        parts = [self.get(part.name) for part in matrix.biases]
+        return torch.cat(parts) if parts else None
 
 
 class Entry(NamedTuple):
