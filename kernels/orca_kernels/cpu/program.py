@@ -114,7 +114,7 @@ class Program:
         return copy
 
     def pack_gated(self, gate: Tensor, gate_bias: Tensor | None, up: Tensor, up_bias: Tensor | None) -> Packed:
-        """Weights [N, K] and bias [N] of a gate and of what it multiplies, for `linear_gated`: 8 rows of each in turn."""
+        """Weights [N, K] and bias [N] of a gate and of its partner, for `linear_gated`: 8 rows of each in turn."""
         bias = None if gate_bias is None or up_bias is None else in_turn(gate_bias, up_bias)
         return self.pack(in_turn(gate, up), bias)
 

@@ -218,7 +218,10 @@ void finish(const Gemm& g, int panel, int first, int rows, const float* sums, in
     case Epilogue::greedy: {
       const int n = std::min(PANEL, g.weights->n - column);
       for (int r = 0; r < rows; r++) {
-        const float* y = sums + r * stride;
+        float y[PANEL];
+        std::copy(sums + r * stride, sums + r * stride + PANEL, y);
+        if (g.weights->bias)
+          for (int c = 0; c < PANEL; c++) y[c] += g.weights->bias[column + c];
         if (g.out) std::copy(y, y + n, out + size_t(r) * g.ld);
         const int row = first + r;
         if (std::isnan(g.best[row])) continue;  // NaN is larger than every number: such a row has no token

@@ -20,19 +20,17 @@ from orca_kernels.cpu import program as kernels
 from orca_kernels.cpu.library import BatchPointers
 from orca_kernels.cpu.program import Operand, Packed, Program, Rows
 
-from ..batch import Batch
-from ..data_plane import DataPlane
-from ..kv import KVManager, KVShape
+from ..data_plane.plane import DataPlane
+from ..iteration.batch import Batch
+from ..iteration.kv import KVManager, KVShape
+from ..iteration.model import Compute, Output
 from ..partition import Slice
-from ..sampling import not_finite, sample
-from ..scoring import PIECE as SCORED_PIECE
-from ..scoring import PromptScores
-from ..weights import WeightSource
-from .model import Compute, Output
+from ..sampling.sampling import not_finite, sample
+from ..sampling.scoring import PIECE as SCORED_PIECE
+from ..sampling.scoring import PromptScores
 from .recording import (
     Attend,
     Attention,
-
     Embed,
     Gated,
     Head,
@@ -44,6 +42,7 @@ from .recording import (
     Residual,
 )
 from .rotary import Rotary
+from .weights import WeightSource
 
 # Tokens that run through the layers at once. It bounds the memory of activations, and keeps them in the level-2 cache
 # while each weight is read once a piece.
@@ -302,7 +301,8 @@ class Load:
         return self._program.pack(self._weights.matrix(matrix), self._weights.bias(matrix))
 
     def gated(self, gate: Matrix, up: Matrix) -> Packed:
-        return self._program.pack_gated(*(part for each in (gate, up) for part in (self._weights.matrix(each), self._weights.bias(each))))
+        of = self._weights
+        return self._program.pack_gated(of.matrix(gate), of.bias(gate), of.matrix(up), of.bias(up))
 
     def norm(self, norm: Norm) -> kernels.Norm:
         bias = self._weights.get(norm.bias.name) if norm.bias is not None else None

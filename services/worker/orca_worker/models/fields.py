@@ -51,6 +51,10 @@ class Fields:
         value = self._given.get(name)
         return default if value is None else value
 
+    def has(self, name: str) -> bool:
+        """Whether the file has the field, be it null."""
+        return name in self._given
+
     def part(self, name: str) -> Fields:
         """The object in a field; an empty one where there is no such field."""
         value = self.get(name, {})
@@ -72,9 +76,6 @@ class Fields:
             raise self.refuse(f"gives {name} {shown(value)}, not a number from {least:g} to {most:g}")
         return float(value)
 
-    def epsilon(self, name: str, default: float) -> float:
-        return self.number(name, default)
-
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name, default)
         if type(value) is not bool:
@@ -85,5 +86,7 @@ class Fields:
         """Our name of the activation that a field names."""
         value = self.get(name, default)
         if not isinstance(value, str) or value not in ACTIVATIONS:
-            raise self.refuse(f"asks for the activation {shown(value)}; {self._family} here has {', '.join(ACTIVATIONS)}")
+            raise self.refuse(
+                f"asks for the activation {shown(value)}; {self._family} here has {', '.join(ACTIVATIONS)}"
+            )
         return ACTIVATIONS[value]

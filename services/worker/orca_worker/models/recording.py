@@ -1,7 +1,7 @@
 """A stage of a model as a recording: the operations of one rank, in their order, without torch and without a device.
 
-A family of models records what it is, once (`models/*/layers.py`). Three backends run a recording: compiled kernels on a
-CPU (`cpu.py`), Triton's on a GPU (`cuda.py`), plain torch (`plain.py`). A recording also says which part of each tensor
+A family of models records what it is, once (`models/*/layers.py`). Three backends run a recording: compiled kernels on
+a CPU (`cpu.py`), Triton's on a GPU (`cuda.py`), plain torch (`plain.py`). A recording also says which part of each tensor
 the rank holds (Shoeybi et al., "Megatron-LM", section 3): columns of a linear operation, or rows, whose products are
 summed over the tensor ranks.
 
@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from orca_common.errors import FailedPrecondition
 
-from ..partition import Place, Slice, check_stages, share
+from ..partition import Place, Slice, share
 from .rotary import Rotary
 
 
@@ -38,14 +38,16 @@ class Matrix:
     biases: tuple[Slice, ...] = ()
     transposed: bool = False  # the tensors are kept as [in, out]
 
-    @property
-    def out(self) -> int:
-        return sum(part.size[1 if self.transposed else 0] for part in self.weights)
+    @classmethod
+    def stacked(cls, matrices: Sequence[Matrix]) -> Matrix:
+        """Several that read the same rows, as one: its outputs are theirs, one after the other."""
+        weights = tuple(part for each in matrices for part in each.weights)
+        return cls(weights, tuple(part for each in matrices for part in each.biases))
 
 
 @dataclass(frozen=True)
 class Norm:
-    """LayerNorm or, without a bias, RMSNorm. weight, bias [width]; `plus_one`: the weight is kept less 1."""
+    """LayerNorm or, without a bias, RMSNorm. weight, bias [width]."""
 
     weight: Slice
     bias: Slice | None
@@ -54,7 +56,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Attention:
-    """The attention of one layer, on this rank's heads. A row of q, k and v is [heads | kv_heads | kv_heads] * head_size."""
+    """The attention of one layer, on this rank's heads. A row of qkv has `heads`, `kv_heads` and again `kv_heads` heads."""
 
     layer: int  # of this stage
     heads: int
@@ -141,14 +143,16 @@ Operation = Embed | Normalize | Linear | Gated | Attend | Residual | Head
 
 @dataclass
 class Recording:
-    """What one rank does with a batch. Methods that record raise FailedPrecondition where the model cannot be cut so."""
+    """The operations of one rank. Methods that record raise FailedPrecondition where the model cannot be cut so."""
 
     place: Place
     hidden: int
     vocabulary: int  # tokens, on all ranks
+    positions: int  # of a request, at most
     operations: list[Operation] = field(default_factory=list)
     slices: dict[str, Slice] = field(default_factory=dict)  # every tensor of which the rank holds something, by name
     layers: int = 0  # with keys and values
+    group: int = 1  # query heads to a key/value head
     kv_heads: int = 0
     head_size: int = 0
     _buffers: list[Buffer] = field(default_factory=list)
@@ -217,10 +221,10 @@ class Recording:
         weight = self.slice(name + ".weight", (width,))
         return Norm(weight, self.slice(name + ".bias", (width,)) if bias else None, epsilon)
 
-    def attention(self, heads: int, kv_heads: int, head_size: int, scale: float, **more: object) -> Attention:
+    def attention(self, heads: int, kv_heads: int, head_size: int, scale: float, **more: Any) -> Attention:
         """The attention of the next layer; `more`: fields of Attention."""
         made = replace(Attention(self.layers, heads, kv_heads, head_size, scale), **more)
-        self.layers, self.kv_heads, self.head_size = self.layers + 1, kv_heads, head_size
+        self.layers, self.group, self.kv_heads, self.head_size = self.layers + 1, heads // kv_heads, kv_heads, head_size
         return made
 
     # Recording
@@ -282,9 +286,3 @@ class Recording:
 def columns(heads: range, head_size: int, start: int = 0) -> range:
     """The columns of heads that lie side by side from `start` on."""
     return range(start + heads.start * head_size, start + heads.stop * head_size)
-
-
-__all__ = [
-    "Attend", "Attention", "Buffer", "Embed", "Gated", "Head", "Linear", "Matrix", "Norm", "Normalize", "Operation",
-    "Recording", "Residual", "check_stages", "columns",
-]  # fmt: skip

@@ -7,6 +7,7 @@ from orca_common.checkpoint import Checkpoint
 
 from ..fields import ACTIVATIONS, MAX_LAYERS, MAX_WIDTH, Fields
 
+
 @dataclass(frozen=True)
 class GPT2Config:
     """config.json. What it leaves out has Hugging Face's defaults."""

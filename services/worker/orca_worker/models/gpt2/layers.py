@@ -9,7 +9,7 @@ from .configuration import GPT2Config
 
 def record(config: GPT2Config, place: Place) -> Recording:
     """The stage of a place. Raises FailedPrecondition when the model cannot be cut so."""
-    r = Recording(place, config.hidden, config.vocab_size)
+    r = Recording(place, config.hidden, config.vocab_size, config.positions)
     hidden, size = config.hidden, config.head_size
     heads, _ = r.share_of_heads(config.heads, config.heads)
     inner = r.share_of_inner(config.inner)
