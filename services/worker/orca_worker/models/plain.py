@@ -87,7 +87,7 @@ class Kernels(Protocol):
 
 @dataclass
 class Pass:
-    """A batch on its way through the stage. The hidden states are `x`, plus `update` where the next norm will add it."""
+    """A batch on its way through the stage. The hidden states are `x`, plus `update` until the next norm adds it."""
 
     kernels: Kernels
     all_reduce: Callable[[Tensor], Tensor]

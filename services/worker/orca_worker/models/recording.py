@@ -1,9 +1,9 @@
 """A stage of a model as a recording: the operations of one rank, in their order, without torch and without a device.
 
 A family of models records what it is, once (`models/*/layers.py`). Three backends run a recording: compiled kernels on
-a CPU (`cpu.py`), Triton's on a GPU (`cuda.py`), plain torch (`plain.py`). A recording also says which part of each tensor
-the rank holds (Shoeybi et al., "Megatron-LM", section 3): columns of a linear operation, or rows, whose products are
-summed over the tensor ranks.
+a CPU (`cpu.py`), Triton's on a GPU (`cuda.py`), plain torch (`plain.py`). A recording also says which part of each
+tensor the rank holds (Shoeybi et al., "Megatron-LM", section 3): columns of a linear operation, or rows, whose products
+are summed over the tensor ranks.
 
 Activations are rows [T, width] for the T tokens of a batch (selective batching, paper section 3.2), in buffers that all
 layers use again. The first buffer has the hidden states; they are whole on every rank.
@@ -56,7 +56,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Attention:
-    """The attention of one layer, on this rank's heads. A row of qkv has `heads`, `kv_heads` and again `kv_heads` heads."""
+    """The attention of one layer, on this rank's heads. A row of qkv has all its queries, its keys and its values."""
 
     layer: int  # of this stage
     heads: int

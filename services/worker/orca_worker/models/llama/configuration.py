@@ -8,8 +8,8 @@ from orca_common.checkpoint import Checkpoint
 from ..fields import MAX_LAYERS, MAX_WIDTH, Fields
 from ..rotary import Rotary
 
-# By model_type, where these differ: the name in sentences; q, k and v with a bias though no field says so; heads with norms
-# of their own; a window in all layers, or where `use_sliding_window` and `max_window_layers` say so.
+# By model_type, where these differ: the name in sentences; q, k and v with a bias though no field says so; heads with
+# norms of their own; a window in all layers, or where `use_sliding_window` and `max_window_layers` say so.
 NAMES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen 2", "qwen3": "Qwen 3"}
 BIASED = ("qwen2",)
 HEADS_NORMED = ("qwen3",)
