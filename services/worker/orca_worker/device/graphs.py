@@ -1,7 +1,7 @@
 """CUDA graphs of iterations: a few sizes of batch are captured at start, and each batch runs in the next larger one.
 
 An iteration of increments launches ten kernels a layer, most of them for a few microseconds; a graph launches them all
-at once. What a graph reads and writes lies at fixed places: inputs in `device_inputs`, keys and values in the memory
+at once. What a graph reads and writes lies at fixed places: inputs in `Inputs`, keys and values in the memory
 of the epoch, all else in one private pool that the graphs share. They may share it, because they are replayed one
 after the other on one stream, and each one's results stay allocated.
 
