@@ -33,7 +33,6 @@ from torch import Tensor
 
 from orca_kernels.transfer import Arriving, fill, to_device
 from orca_kernels.triton.plan import Bounds, HostPlan, Plan
-from orca_kernels.triton.sampling import sample
 
 from ..data_plane.plane import DataPlane, Loopback
 from ..iteration.batch import Batch
@@ -125,7 +124,12 @@ def is_cut(requests: np.ndarray, adjusted: Mapping[int, Adjusted], vocabulary: i
     return cut
 
 
-def choose_on_device(logits: Tensor, temperatures: Tensor, seeds: Tensor, draws: Tensor) -> Tensor:
+# Logits [B, V], temperatures [B], seeds and indexes of draws [B] -> tokens [B] int64 and their logprobs [B], NaN where
+# the logits are not finite.
+Sample = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def choose_on_device(sample: Sample, logits: Tensor, temperatures: Tensor, seeds: Tensor, draws: Tensor) -> Tensor:
     """Arguments of `sample` -> what `sampling.choose` gives: [3, B] float64, of which the last is NaN where the logits
     are not finite.
     """
@@ -199,9 +203,11 @@ class Recorded(NamedTuple):
 class DeviceModel(OfStage[DeviceLayers]):
     """`Model` of a stage on a CUDA device. `recorder` None: no graphs."""
 
-    def __init__(self, model: DeviceLayers, place: Place, recorder: Callable[[], Recorder] | None) -> None:
+    def __init__(
+        self, model: DeviceLayers, place: Place, recorder: Callable[[], Recorder] | None, sample: Sample
+    ) -> None:
         super().__init__(model)
-        self._place = place
+        self._place, self._sample = place, sample
         # Tensor ranks add up in the middle of each layer. What NCCL does in a graph, or an abort to it, was never seen.
         self._recorder = recorder if place.tensor_parallel == 1 else None
         self._recorded: dict[int, Recorded] = {}
@@ -246,7 +252,7 @@ class DeviceModel(OfStage[DeviceLayers]):
         logits = plane.gather(end(inputs.last), self.model.vocabulary_shares)
         if logits is None:
             return Made(head=end)
-        chosen = choose_on_device(logits, inputs.temperatures, inputs.seeds, inputs.draws)
+        chosen = choose_on_device(self._sample, logits, inputs.temperatures, inputs.seeds, inputs.draws)
         if self.tokens is not None:
             self.tokens.put(inputs.rows, chosen[0].long())
         return Made(head=end, logits=logits, chosen=chosen)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -18,6 +19,7 @@ from orca_kernels.triton.attention import split_attention
 from orca_kernels.triton.norm import Norm, add_norm
 from orca_kernels.triton.plan import Plan
 from orca_kernels.triton.rope import Rope
+from orca_kernels.triton.sampling import sample
 from orca_kernels.triton.write_kv import HeadNorms, write_kv
 
 from ..data_plane.plane import DataPlane
@@ -26,7 +28,7 @@ from ..device.model import DeviceModel, Head, Inputs
 from ..iteration.kv import KVManager, KVShape
 from ..iteration.model import Compute, Model
 from ..sampling.sampling import HiddenModel, SamplingModel
-from .plain import LoadedAttention, LoadedNorm, Pass, TorchStage
+from .plain import Kernels, LoadedAttention, LoadedNorm, Pass, TorchStage
 
 MAX_HEAD_SIZE = 256  # a row of a tile is in registers
 
@@ -40,7 +42,9 @@ def on_cuda(stage: TorchStage, compute: Compute) -> Model:
         log.warning("no Triton kernels: plain torch", extra={"reason": problem})
         return SamplingModel(stage) if place.is_last else HiddenModel(stage)
     log.info("Triton kernels", extra={"gpu": torch.cuda.get_device_name(stage.device)})
-    return DeviceModel(FusedStage(stage), place, partial(CudaGraphs, stage.device) if compute.graphs else None)
+    return DeviceModel(
+        FusedStage(stage, TritonKernels), place, partial(CudaGraphs, stage.device) if compute.graphs else None, sample
+    )
 
 
 def obstacle(stage: TorchStage) -> str | None:
@@ -59,8 +63,8 @@ class FusedStage:
 
     kernels = "triton"
 
-    def __init__(self, stage: TorchStage) -> None:
-        self._stage, recording = stage, stage.recording
+    def __init__(self, stage: TorchStage, kernels: Callable[[Plan, KVManager], Kernels]) -> None:
+        self._stage, self._kernels, recording = stage, kernels, stage.recording
         self.device, self.max_positions = stage.device, recording.positions
         self.vocabulary_shares, self.group = stage.vocabulary_shares, recording.group
 
@@ -73,8 +77,7 @@ class FusedStage:
 
     def forward(self, inputs: Inputs, ids: Tensor, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | Head:
         plan = inputs.plan
-        kernels = TritonKernels(plan, kv)
-        return self._stage.run(Pass(kernels, plane.all_reduce, ids, plan.positions.clamp(min=0), x))
+        return self._stage.run(Pass(self._kernels(plan, kv), plane.all_reduce, ids, plan.positions.clamp(min=0), x))
 
 
 class TritonKernels:

@@ -85,4 +85,8 @@ class RecordedFamily(Generic[C]):
             from .cuda import on_cuda
 
             return on_cuda(stage, compute), weights.bytes_read
+        if device.type == "cpu" and compute.kernels == "device-loop":
+            from .device_loop import on_cpu
+
+            return on_cpu(stage), weights.bytes_read
         return (SamplingModel(stage) if place.is_last else HiddenModel(stage)), weights.bytes_read
