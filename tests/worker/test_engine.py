@@ -11,7 +11,7 @@ from checkpoints import make_gpt2, make_timed
 from reference import Reference
 from worker.driver import Sampled
 from worker.engines import Broken, Master, in_process, serve
-from worker.test_gpt2 import requests_for
+from worker.test_families import requests_for
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc

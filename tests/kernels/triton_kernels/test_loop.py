@@ -23,8 +23,8 @@ from orca_worker.device import model as device_model
 from orca_worker.device.graphs import BUCKETS, CudaGraphs, Recorder, bucket_of
 from orca_worker.device.model import DeviceModel, Made
 from orca_worker.iteration.model import Compute
-from orca_worker.models.gpt2.cuda import FusedGPT2
-from orca_worker.models.gpt2.model import GPT2
+from orca_worker.models.cuda import FusedStage
+from orca_worker.models.plain import TorchStage
 from orca_worker.partition import SINGLE, Place
 from orca_worker.sampling.sampling import HiddenModel, SamplingModel
 from orca_worker.stage.stage import Stage
@@ -62,8 +62,8 @@ def stage_with(
         patch.setattr(device_model, "BUCKETS", (2, 4))
         held = stage._model
         assert isinstance(held, SamplingModel | HiddenModel)
-        assert isinstance(held.model, GPT2)
-        model = stage._model = DeviceModel(FusedGPT2(held.model), place, make)
+        assert isinstance(held.model, TorchStage)
+        model = stage._model = DeviceModel(FusedStage(held.model), place, make)
         stage.allocate(SLOTS, BLOCK)
         yield stage, model
 

@@ -1,4 +1,4 @@
-"""GPT-2 with the kernels against GPT-2 in plain torch: the same weights, the same batches."""
+"""A recorded stage with the kernels against the same in plain torch: the same weights, the same batches."""
 
 import numpy as np
 import pytest
@@ -16,8 +16,8 @@ from orca_worker.iteration.batch import Batch
 from orca_worker.iteration.kv import KVManager
 from orca_worker.iteration.model import Compute
 from orca_worker.iteration.rows import ROW
-from orca_worker.models.gpt2.cuda import FusedGPT2
-from orca_worker.models.gpt2.model import GPT2
+from orca_worker.models.cuda import FusedStage
+from orca_worker.models.plain import TorchStage
 from orca_worker.partition import Place
 from orca_worker.sampling.sampling import EndOfModel, HiddenModel, SamplingModel, sample
 
@@ -25,17 +25,17 @@ TINY = Shape("tiny", gpt(2, 36, 4, positions=96, vocab_size=211), 1, 1)
 PLAIN = Compute(kernels="torch")  # on a GPU too
 
 
-class Both(GPT2):
+class Both(TorchStage):
     """Runs an iteration in both ways and compares. Keys and values are those of the kernels' way."""
 
-    def __init__(self, model: GPT2) -> None:
+    def __init__(self, model: TorchStage) -> None:
         self.__dict__ = model.__dict__
-        self.fused = FusedGPT2(model)
+        self.fused = FusedStage(model)
         self.mixed = self.iterations = 0
 
     def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | EndOfModel:
         plain = super().forward(batch, kv, plane, x)
-        plan = host_plan(batch, kv, group=1)
+        plan = host_plan(batch, kv, group=self.recording.group)
         inputs = Inputs(plan.bounds, DEVICE).load(batch, plan, np.zeros(len(batch)))
         fused = self.fused.forward(inputs, inputs.given, kv, plane, x)
         self.iterations += 1
@@ -58,7 +58,7 @@ def test_logits_and_hidden_states(place: Place) -> None:
         held = stage._model
         assert isinstance(held, SamplingModel | HiddenModel)
         model = held.model
-        assert isinstance(model, GPT2)
+        assert isinstance(model, TorchStage)
         both = held.model = Both(model)
         if place.is_last:
             TinyEngine(stage, 960, 16, seed=1).run([Sampled([5 + n] * (1 + 8 * n), 3) for n in range(3)])

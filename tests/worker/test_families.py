@@ -21,9 +21,9 @@ from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
 from orca_worker.iteration.batch import Batch
 from orca_worker.iteration.model import Compute
-from orca_worker.models.gpt2.configuration import ACTIVATIONS, GPT2Config
-from orca_worker.models.gpt2.layers import Layer
-from orca_worker.models.gpt2.model import GPT2
+from orca_worker.models.fields import ACTIVATIONS
+from orca_worker.models.gpt2.configuration import GPT2Config
+from orca_worker.models.plain import PlainKernels, TorchStage
 from orca_worker.sampling.sampling import EndOfModel
 from orca_worker.stage.stage import Stage
 
@@ -131,13 +131,13 @@ def test_figure_4_and_5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     shapes: list[tuple[int, ...]] = []
     batches: list[Batch] = []
-    run_layer, run_model = Layer.__call__, GPT2.forward
+    run_norm, run_model = PlainKernels.add_norm, TorchStage.forward
 
-    def layer(self: Layer, x: Tensor, *rest: Any) -> Tensor:
+    def add_norm(self: PlainKernels, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         shapes.append(tuple(x.shape))
-        return run_layer(self, x, *rest)
+        return run_norm(self, x, *rest)
 
-    def forward(self: GPT2, batch: Batch, *rest: Any) -> EndOfModel:
+    def forward(self: TorchStage, batch: Batch, *rest: Any) -> EndOfModel:
         batches.append(batch)
         head = run_model(self, batch, *rest)
         assert not isinstance(head, Tensor)
@@ -148,10 +148,10 @@ def test_figure_4_and_5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
         return at
 
-    monkeypatch.setattr(Layer, "__call__", layer)
-    monkeypatch.setattr(GPT2, "forward", forward)
+    monkeypatch.setattr(PlainKernels, "add_norm", add_norm)
+    monkeypatch.setattr(TorchStage, "forward", forward)
     engine.step([x3, x4], [x1, x2])
-    assert shapes == [(7, 24)] * 2
+    assert shapes == [(7, 24)] * 2 * 2 + [(4, 24)]  # two norms a layer, and that of the head
     (batch,) = batches
     assert batch.query_lengths == [2, 3, 1, 1]
     assert batch.contexts == [0, 0, 3, 1]
