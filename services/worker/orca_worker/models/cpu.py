@@ -218,14 +218,13 @@ class StageOnCPU:
     ) -> None:
         """Runs tokens [start, end) of the flat batch; `selection` of them, from `start` on, go into the head."""
         tokens, hidden = end - start, self.recording.hidden
-        first, after = batch.starts.searchsorted(start, "right") - 1, batch.starts.searchsorted(end)
-        starts = batch.starts[first : after + 1].clip(start, end) - start
-        blocks = kv.block_table(batch.rows[first:after], int(batch.ends.max()))
+        part = batch.between(start, end)
+        blocks = kv.block_table(part.rows, int(batch.ends.max()))
         given = (
             batch.token_ids[start:end],
             batch.positions[start:end],
             batch.slots[start:end],
-            starts,
+            part.starts,
             blocks,
             selection,
         )

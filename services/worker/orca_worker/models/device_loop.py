@@ -25,7 +25,7 @@ from .plain import LoadedAttention, PlainKernels, TorchStage
 
 def on_cpu(stage: TorchStage) -> DeviceModel:
     """The `Model` of a stage. A graph is the same call once more."""
-    return DeviceModel(FusedStage(stage, PlanKernels), stage.recording.place, CalledAgain, sample)
+    return DeviceModel(FusedStage(stage, PlanKernels), stage.recording.place, CalledAgain(), sample)
 
 
 class PlanKernels(PlainKernels):
