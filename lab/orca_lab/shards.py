@@ -46,7 +46,7 @@ from orca_worker.rank.app import open_device
 from orca_worker.sampling.sampling import HiddenModel, SamplingModel
 from orca_worker.stage.stage import Stage
 
-from .roofline import ACCELERATORS, Work, accelerator, work
+from .roofline import IN_TABLES, Work, accelerator, work
 from .shapes import SHAPES, Shape
 
 BLOCK_SIZE = 16
@@ -277,7 +277,7 @@ def measured_table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def floor_table(title: str, shape: Shape, dtype: str, whom: Sequence[Place], todo: Sequence[Case]) -> Table:
-    table = head_of(title, "bytes", "TFLOP", *(f"{one.name}, ms" for one in ACCELERATORS))
+    table = head_of(title, "bytes", "TFLOP", *(f"{one.name}, ms" for one in IN_TABLES))
     for place in whom:
         share = share_of(shape, place, dtype)
         for case in todo:
@@ -286,7 +286,7 @@ def floor_table(title: str, shape: Shape, dtype: str, whom: Sequence[Place], tod
                 *cells(place, share.weight_bytes, case),
                 f"{needed.bytes / 1e9:.2f} GB",
                 f"{needed.flop / 1e12:.2f}",
-                *(f"{needed.floor(one, dtype) * 1e3:.2f}" for one in ACCELERATORS),
+                *(f"{needed.floor(one, dtype) * 1e3:.2f}" for one in IN_TABLES),
             )
     return table
 
