@@ -98,8 +98,11 @@ class FakeGroups(ProcessGroups):
         self._own_store = open_store("127.0.0.1")
         super().__init__(place, 1, ("127.0.0.1", self._own_store.port), "127.0.0.1", device, returns_tokens=False)
 
-    def _new_group(self, purpose: str, store: Store, rank: int, size: int) -> Group:
+    def _new_group(self, store: Store, rank: int, size: int) -> Group:
         return FakeProcessGroup._create_internal(rank, size)
+
+    def _meet(self, group: Group, purpose: str, rank: int, size: int) -> None:
+        """There is no other rank to meet."""
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         x = super().receive(shape, dtype)
