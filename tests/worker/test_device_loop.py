@@ -1,12 +1,14 @@
 """The loop of a GPU on a CPU (`kernels=device-loop`): static inputs, padded buckets, the token table, pieces."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from checkpoints import make_gpt2
 from worker.driver import Sampled, TinyEngine, make_stage
 
+from orca_kernels.triton.plan import Plan
 from orca_worker.device import model as device_model
 from orca_worker.iteration.batch import HERE
 from orca_worker.iteration.device_tokens import DeviceTokens
@@ -54,7 +56,7 @@ def test_many_tokens_run_in_pieces(folder: Path, piece: int, monkeypatch: pytest
     monkeypatch.setattr(device_model, "PIECE", piece)
     most = 0
 
-    def forward(self: cuda.FusedStage, plan: object, ids: torch.Tensor, *rest: object) -> object:
+    def forward(self: cuda.FusedStage, plan: Plan, ids: torch.Tensor, *rest: Any) -> object:
         nonlocal most
         most = max(most, len(ids))
         return plain(self, plan, ids, *rest)

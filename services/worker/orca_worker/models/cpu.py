@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from ..sampling.scoring import PromptScores
 from .recording import (
     Attend,
     Attention,
+    Buffer,
     Embed,
     Gated,
     Head,
@@ -95,11 +96,12 @@ class StageOnCPU:
 
     def _translate(self, weights: WeightSource) -> None:
         program = self.program
-        of_buffer = {
+        of_buffer: dict[Buffer, Any] = {  # Rows or Operand, as the recording says
             buffer: program.operand(buffer.width) if buffer.is_operand else program.rows(buffer.width)
             for buffer in self.recording.buffers
         }
-        self._x, self._sum = of_buffer[self.recording.states], program.rows(self.recording.hidden)
+        self._x: Rows = of_buffer[self.recording.states]
+        self._sum = program.rows(self.recording.hidden)
         load = Load(program, weights, self.dtype)
         for operation in self.recording.operations:
             match operation:
@@ -111,7 +113,7 @@ class StageOnCPU:
                     program.normalize(self._x, load.norm(norm), of_buffer[out], of_head)
                 case Linear(x, matrix, out, None):
                     program.linear(of_buffer[x], load.matrix(matrix), of_buffer[out])
-                case Linear(x, matrix, out, activation):
+                case Linear(x, matrix, out, str(activation)):
                     program.linear_act(of_buffer[x], load.matrix(matrix), of_buffer[out], activation)
                 case Gated(x, gate, up, out, activation):
                     program.linear_gated(of_buffer[x], load.gated(gate, up), of_buffer[out], activation)
