@@ -151,7 +151,7 @@ def prompts(count: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logits_of_the_same_batches_are_near_float64(tmp_path: Path, shape: str) -> None:
-    """By each instruction set of this machine and in plain torch (and by Triton: kernels/triton_kernels/test_stage.py)."""
+    """By each instruction set of this machine and in plain torch. (By Triton: kernels/triton_kernels/test_stage.py.)"""
     folder = make_shape(tmp_path, shape)
     oracle, right = InTransformers(folder, torch.float64), dict[tuple[int, ...], Tensor]()
     for kernels in ("torch", *instruction_sets()):
@@ -361,22 +361,22 @@ ROPE: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_positi
 @pytest.mark.parametrize(
     ("shape", "fields", "sentence"),
     [
-        (LLAMA, {"rope_parameters": {"rope_type": "longrope"}}, 'kind "longrope"; known are default, linear'),
-        (LLAMA, {"rope_parameters": {"rope_type": ["yarn"]}}, r"kind \[.*known are default"),
+        (LLAMA, {"rope_parameters": {"rope_type": "longrope"}}, "kind 'longrope'; known are default, linear"),
+        (LLAMA, {"rope_parameters": {"rope_type": ["yarn"]}}, "kind a list; known are default"),
         (LLAMA, {"rope_parameters": {"rope_type": "linear"}}, "kind linear without factor"),
         (LLAMA, {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "kind llama3 without low_freq_factor"),
         (LLAMA, {"rope_parameters": ROPE | {"factor": 0}}, "factor 0, not a number from"),
         (LLAMA, {"rope_parameters": ROPE | {"beta_fast": 0}}, "beta_fast 0, not a number from"),
         (LLAMA, {"rope_parameters": ROPE | {"original_max_position_embeddings": 0}}, "original_max_position_emb.* 0"),
         (LLAMA, {"rope_parameters": ROPE | {"rope_theta": 1}}, "rope_theta 1, not a number from"),
-        (LLAMA, {"rope_parameters": "yarn"}, 'rope_parameters "yarn", not an object'),
+        (LLAMA, {"rope_parameters": "yarn"}, "rope_parameters 'yarn', not an object"),
         (LLAMA, {"quantization_config": {"bits": 4}}, "quantized weights, which Llama here does not have"),
         (LLAMA, {"num_key_value_heads": 4}, "shares 4 key/value heads among 6 heads"),
         (LLAMA, {"num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": None}, "hidden size of 48 in 7 heads"),
         (LLAMA, {"head_dim": 9}, "turns 9 of 9 elements of a head"),
-        (LLAMA, {"hidden_act": "exp"}, 'activation "exp"; Llama here has gelu'),
-        (LLAMA, {"rms_norm_eps": "small"}, 'rms_norm_eps "small", not a number'),
-        (LLAMA, {"attention_bias": "no"}, 'attention_bias "no", not true or false'),
+        (LLAMA, {"hidden_act": "exp"}, "activation 'exp'; Llama here has gelu"),
+        (LLAMA, {"rms_norm_eps": "small"}, "rms_norm_eps 'small', not a number"),
+        (LLAMA, {"attention_bias": "no"}, "attention_bias 'no', not true or false"),
         (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers 0, not a number from 1"),
         (MISTRAL, {"sliding_window": -1}, "sliding_window -1, not a number from 1"),
         (
@@ -384,7 +384,7 @@ ROPE: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_positi
             {"layer_types": ["sliding_attention"]},
             "layer_types .*, not sliding_attention or full_attention of each",
         ),
-        (QWEN, {"layer_types": ["sliding_attention", "chunked"]}, "layer_types .*chunked"),
+        (QWEN, {"layer_types": ["sliding_attention", "chunked"]}, "layer_types a list, not sliding_attention"),
         (QWEN, {"layer_types": [["sliding_attention"], 7]}, "layer_types"),
         ("neox", {"rotary_pct": 2, "rope_parameters": None}, "rotary_pct 2, not a number from 0 to 1"),
         ("neox", {"num_attention_heads": 5}, "hidden size of 48 in 5 heads"),
@@ -417,8 +417,8 @@ def test_cuts_that_are_not_even_stop_the_start(tmp_path: Path, shape: str, tp: i
 
 
 def test_more_query_heads_a_key_head_than_the_kernels_hold_stop_the_start(tmp_path: Path) -> None:
-    folder = make_shape(tmp_path, LLAMA, num_attention_heads=65, num_key_value_heads=1, head_dim=2)
-    with pytest.raises(FailedPrecondition, match="65 query heads share a key/value head; 64 can.*kernels"):
+    folder = make_shape(tmp_path, LLAMA, hidden_size=130, num_attention_heads=65, num_key_value_heads=1)
+    with pytest.raises(FailedPrecondition, match="65 query heads share a key/value head; 64 can in the"):
         make_stage(folder, 64, 4)
     engine = TinyEngine(make_stage(folder, 64, 4, kernels="torch"), 64, 4)
     engine.run(requests := [Sampled([5, 6, 7], 4)])
@@ -430,9 +430,9 @@ def test_pickled_weights_are_refused_with_the_command_that_converts_them(tmp_pat
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")
-    with pytest.raises(FailedPrecondition, match=r"pytorch_model\.bin.*\n.*python3? -c") as refusal:
+    with pytest.raises(FailedPrecondition, match=r"has its weights in pytorch_model\.bin, a pickle") as refusal:
         make_stage(folder, 64, 4)
-    command = str(refusal.value).rpartition("\n")[2].strip()
+    command = str(refusal.value).partition("as safetensors: ")[2]
     assert command.startswith("python -c ")
     subprocess.run(["bash", "-c", command.replace("python", sys.executable, 1)], check=True, timeout=120)
     assert load_file(folder / "model.safetensors").keys() == weights.keys()
@@ -505,7 +505,7 @@ NEW_FAMILY = {
 
 
 async def test_a_family_is_a_folder_and_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/change.md, "How to add a model family": nothing else is touched, and it runs in every way, on several ranks."""
+    """As docs/change.md, "How to add a model family", says. It runs in all ways and on several ranks."""
     package = tmp_path / "packages/bigram"
     package.mkdir(parents=True)
     for name, text in NEW_FAMILY.items():
