@@ -27,11 +27,23 @@ class Accelerator:
     peak: Mapping[str, float]  # by type of the data, in dense FLOP per second
 
 
-ACCELERATORS = (
-    # float32 is without TF32, which would change tokens: the peak of the vector units
-    Accelerator("NVIDIA H100", 3.35e12, {"bfloat16": 989e12, "float32": 67e12}),  # SXM
-    Accelerator("NVIDIA H200", 4.8e12, {"bfloat16": 989e12, "float32": 67e12}),
+def _peaks(half: float, single: float) -> dict[str, float]:
+    """Of 16-bit types on tensor cores, and of float32 without TF32, which would change tokens: on the vector units."""
+    return {"bfloat16": half, "float16": half, "float32": single}
+
+
+ACCELERATORS = (  # the more special names first
+    Accelerator("NVIDIA H100 PCIe", 2.0e12, _peaks(756e12, 51e12)),
+    Accelerator("NVIDIA H100 NVL", 3.9e12, _peaks(835e12, 60e12)),
+    Accelerator("NVIDIA H100", 3.35e12, _peaks(989e12, 67e12)),  # SXM
+    Accelerator("NVIDIA H200 NVL", 4.8e12, _peaks(835e12, 60e12)),
+    Accelerator("NVIDIA H200", 4.8e12, _peaks(989e12, 67e12)),
+    Accelerator("NVIDIA A100-SXM4-40GB", 1.555e12, _peaks(312e12, 19.5e12)),
+    Accelerator("NVIDIA A100-PCIE-40GB", 1.555e12, _peaks(312e12, 19.5e12)),
+    Accelerator("NVIDIA A100-SXM4-80GB", 2.039e12, _peaks(312e12, 19.5e12)),
+    Accelerator("NVIDIA A100 80GB PCIe", 1.935e12, _peaks(312e12, 19.5e12)),
 )
+IN_TABLES = tuple(one for one in ACCELERATORS if one.name in ("NVIDIA H100", "NVIDIA H200"))
 
 
 def accelerator(device_name: str) -> Accelerator | None:

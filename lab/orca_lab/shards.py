@@ -46,7 +46,7 @@ from orca_worker.rank.app import open_device
 from orca_worker.sampling.sampling import HiddenModel, SamplingModel
 from orca_worker.stage.stage import Stage
 
-from .roofline import ACCELERATORS, Work, accelerator, work
+from .roofline import IN_TABLES, Work, accelerator, work
 from .shapes import SHAPES, Shape
 
 BLOCK_SIZE = 16
@@ -98,8 +98,11 @@ class FakeGroups(ProcessGroups):
         self._own_store = open_store("127.0.0.1")
         super().__init__(place, 1, ("127.0.0.1", self._own_store.port), "127.0.0.1", device, returns_tokens=False)
 
-    def _new_group(self, purpose: str, store: Store, rank: int, size: int) -> Group:
+    def _new_group(self, store: Store, rank: int, size: int) -> Group:
         return FakeProcessGroup._create_internal(rank, size)
+
+    def _meet(self, group: Group, purpose: str, rank: int, size: int) -> None:
+        """There is no other rank to meet."""
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         x = super().receive(shape, dtype)
@@ -277,7 +280,7 @@ def measured_table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def floor_table(title: str, shape: Shape, dtype: str, whom: Sequence[Place], todo: Sequence[Case]) -> Table:
-    table = head_of(title, "bytes", "TFLOP", *(f"{one.name}, ms" for one in ACCELERATORS))
+    table = head_of(title, "bytes", "TFLOP", *(f"{one.name}, ms" for one in IN_TABLES))
     for place in whom:
         share = share_of(shape, place, dtype)
         for case in todo:
@@ -286,7 +289,7 @@ def floor_table(title: str, shape: Shape, dtype: str, whom: Sequence[Place], tod
                 *cells(place, share.weight_bytes, case),
                 f"{needed.bytes / 1e9:.2f} GB",
                 f"{needed.flop / 1e12:.2f}",
-                *(f"{needed.floor(one, dtype) * 1e3:.2f}" for one in ACCELERATORS),
+                *(f"{needed.floor(one, dtype) * 1e3:.2f}" for one in IN_TABLES),
             )
     return table
 

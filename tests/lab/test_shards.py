@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from worker.driver import Sampled, TinyEngine
 
 from orca_lab import shards
-from orca_lab.roofline import ACCELERATORS, Work, accelerator, work
+from orca_lab.roofline import IN_TABLES, Work, accelerator, work
 from orca_lab.shapes import SHAPES, Shape, gpt
 from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, RandomWeights, Row, formed, measure_place, places
 from orca_worker.iteration.model import Compute, Model
@@ -122,7 +122,7 @@ def test_floors() -> None:
     assert h200 is not None
     assert prefill.floor(h200, "bfloat16") == prefill.flop / 989e12
     assert Work(bytes=48 * 10**9, flop=1).floor(h200, "float32") == 0.01
-    assert accelerator("NVIDIA H100 80GB HBM3") is ACCELERATORS[0]
+    assert accelerator("NVIDIA H100 80GB HBM3") is IN_TABLES[0]
     assert accelerator("CPU") is None
 
 
@@ -159,3 +159,14 @@ def test_a_floor_is_shown_beside_its_time(capsys: pytest.CaptureFixture[str]) ->
     assert "5.00" in shown
     assert "4.00 to 7.00" in shown
     assert "80%" in shown
+
+
+@pytest.mark.parametrize(
+    ("device", "bandwidth"),
+    [("NVIDIA H100 80GB HBM3", 3.35e12), ("NVIDIA H100 PCIe", 2.0e12), ("NVIDIA H100 NVL", 3.9e12)],
+)
+def test_an_accelerator_by_the_longest_name_that_fits(device: str, bandwidth: float) -> None:
+    on = accelerator(device)
+    assert on is not None
+    assert on.bandwidth == bandwidth
+    assert set(on.peak) == {"bfloat16", "float16", "float32"}

@@ -22,7 +22,7 @@ from orca_worker.iteration.batch import Batch
 from orca_worker.iteration.kv import KVManager
 from orca_worker.iteration.model import Compute
 from orca_worker.iteration.rows import ROW
-from orca_worker.models.cuda import FusedStage
+from orca_worker.models.cuda import FusedStage, TritonKernels
 from orca_worker.models.plain import TorchStage
 from orca_worker.partition import SINGLE, Place
 from orca_worker.sampling.sampling import EndOfModel, HiddenModel, SamplingModel, sample
@@ -37,14 +37,14 @@ class Both(TorchStage):
 
     def __init__(self, model: TorchStage) -> None:
         self.__dict__ = model.__dict__
-        self.fused = FusedStage(model)
+        self.fused = FusedStage(model, TritonKernels)
         self.mixed = self.iterations = 0
 
     def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | EndOfModel:
         plain = super().forward(batch, kv, plane, x)
         plan = host_plan(batch, kv, group=self.recording.group)
         inputs = Inputs(plan.bounds, DEVICE).load(batch, plan, np.zeros(len(batch)))
-        fused = self.fused.forward(inputs, inputs.given, kv, plane, x)
+        fused = self.fused.forward(inputs.plan, inputs.given, kv, plane, x)
         self.iterations += 1
         self.mixed += 1 < len(batch) < len(batch.token_ids)
         if isinstance(plain, Tensor) or isinstance(fused, Tensor):

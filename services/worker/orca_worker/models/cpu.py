@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from ..sampling.scoring import PromptScores
 from .recording import (
     Attend,
     Attention,
+    Buffer,
     Embed,
     Gated,
     Head,
@@ -98,11 +99,12 @@ class StageOnCPU:
 
     def _translate(self, weights: WeightSource) -> None:
         program = self.program
-        of_buffer = {
+        of_buffer: dict[Buffer, Any] = {  # Rows or Operand, as the recording says
             buffer: program.operand(buffer.width) if buffer.is_operand else program.rows(buffer.width)
             for buffer in self.recording.buffers
         }
-        self._x, self._sum = of_buffer[self.recording.states], program.rows(self.recording.hidden)
+        self._x: Rows = of_buffer[self.recording.states]
+        self._sum = program.rows(self.recording.hidden)
         load = Load(program, weights, self.dtype)
         for operation in self.recording.operations:
             match operation:
@@ -114,7 +116,7 @@ class StageOnCPU:
                     program.normalize(self._x, load.norm(norm), of_buffer[out], of_head)
                 case Linear(x, matrix, out, None):
                     program.linear(of_buffer[x], load.matrix(matrix), of_buffer[out])
-                case Linear(x, matrix, out, activation):
+                case Linear(x, matrix, out, str(activation)):
                     program.linear_act(of_buffer[x], load.matrix(matrix), of_buffer[out], activation)
                 case Gated(x, gate, up, out, activation):
                     program.linear_gated(of_buffer[x], load.gated(gate, up), of_buffer[out], activation)
@@ -221,14 +223,13 @@ class StageOnCPU:
     ) -> None:
         """Runs tokens [start, end) of the flat batch; `selection` of them, from `start` on, go into the head."""
         tokens, hidden = end - start, self.recording.hidden
-        first, after = batch.starts.searchsorted(start, "right") - 1, batch.starts.searchsorted(end)
-        starts = batch.starts[first : after + 1].clip(start, end) - start
-        blocks = kv.block_table(batch.rows[first:after], int(batch.ends.max()))
+        part = batch.between(start, end)
+        blocks = kv.block_table(part.rows, int(batch.ends.max()))
         given = (
             batch.token_ids[start:end],
             batch.positions[start:end],
             batch.slots[start:end],
-            starts,
+            part.starts,
             blocks,
             selection,
         )

@@ -146,7 +146,15 @@ class TorchStage:
         At the last stage: what makes logits of them, at the flat indexes that are wanted.
         """
         ids, positions = (to_device(torch.from_numpy(each), self.device) for each in (batch.token_ids, batch.positions))
-        kernels = PlainKernels(batch, kv, self.recording, positions, self.device)
+        split = SplitAttention(
+            to_device(torch.from_numpy(kv.block_table(batch.rows, int(batch.ends.max()))), self.device),
+            batch.query_lengths,
+            batch.contexts,
+            to_device(torch.from_numpy(batch.slots), self.device),
+            heads=self.recording.kv_heads,
+            block_size=kv.block_size,
+        )
+        kernels = PlainKernels(split, kv, positions)
         end = self.run(Pass(kernels, plane.all_reduce, ids, positions, None if x is None else x.to(self.dtype)))
         if isinstance(end, Tensor):
             return end.float() if end.device.type == "cpu" else end
@@ -267,18 +275,9 @@ def rms_norm(x: Tensor, norm: LoadedNorm) -> Tensor:
 class PlainKernels:
     """`Kernels` of plain torch."""
 
-    def __init__(
-        self, batch: Batch, kv: KVManager, recording: Recording, positions: Tensor, device: torch.device
-    ) -> None:
-        self._kv, self._positions = kv, positions
-        self._split = SplitAttention(
-            to_device(torch.from_numpy(kv.block_table(batch.rows, int(batch.ends.max()))), device),
-            batch.query_lengths,
-            batch.contexts,
-            to_device(torch.from_numpy(batch.slots), device),
-            heads=recording.kv_heads,
-            block_size=kv.block_size,
-        )
+    def __init__(self, split: SplitAttention, kv: KVManager, positions: Tensor) -> None:
+        """positions [T] of the tokens in their requests."""
+        self._split, self._kv, self._positions = split, kv, positions
 
     def add_norm(self, x: Tensor, update: Tensor | None, norm: LoadedNorm) -> tuple[Tensor, Tensor]:
         if update is not None:
