@@ -370,6 +370,11 @@ ROPE: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_positi
         (LLAMA, {"rope_parameters": ROPE | {"original_max_position_embeddings": 0}}, "original_max_position_emb.* 0"),
         (LLAMA, {"rope_parameters": ROPE | {"rope_theta": 1}}, "rope_theta 1, not a number from"),
         (LLAMA, {"rope_parameters": "yarn"}, "rope_parameters 'yarn', not an object"),
+        (
+            LLAMA,
+            {"rope_parameters": {"full_attention": ROPE}},
+            "asks for rotary positions by kind of layer, which Llama",
+        ),
         (LLAMA, {"quantization_config": {"bits": 4}}, "quantized weights, which Llama here does not have"),
         (LLAMA, {"num_key_value_heads": 4}, "shares 4 key/value heads among 6 heads"),
         (LLAMA, {"num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": None}, "hidden size of 48 in 7 heads"),
