@@ -151,10 +151,13 @@ def prompts(count: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logits_of_the_same_batches_are_near_float64(tmp_path: Path, shape: str) -> None:
-    """By each instruction set of this machine and in plain torch. (By Triton: kernels/triton_kernels/test_stage.py.)"""
+    """By each instruction set of this machine, in plain torch and in the loop of a GPU.
+
+    (By Triton: kernels/triton_kernels/test_stage.py.)
+    """
     folder = make_shape(tmp_path, shape)
     oracle, right = InTransformers(folder, torch.float64), dict[tuple[int, ...], Tensor]()
-    for kernels in ("torch", *instruction_sets()):
+    for kernels in ("torch", "device-loop", *instruction_sets()):
         requests = [Sampled(prompt, 4, {"logprobs": True}) for prompt in prompts(5)]
         for tokens, logits in seen_by(make_stage(folder, 400, 16, kernels=kernels), requests):
             if tokens not in right:
