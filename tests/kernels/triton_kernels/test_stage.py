@@ -14,6 +14,7 @@ from worker.logits import InTransformers, seen_by
 from worker.test_families import requests_for
 
 from orca_common.checkpoint import read_checkpoint
+from orca_kernels.triton.sampling import sample as sample_kernel
 from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import INCREMENT, INITIATION, Case, formed
 from orca_worker.data_plane.plane import DataPlane
@@ -86,7 +87,7 @@ def test_logits_of_other_families_are_near_float64(tmp_path: Path, shape: str) -
     held = stage._model
     assert isinstance(held, SamplingModel)
     assert isinstance(held.model, TorchStage)
-    stage._model = DeviceModel(FusedStage(held.model), SINGLE, None)
+    stage._model = DeviceModel(FusedStage(held.model, TritonKernels), SINGLE, None, sample_kernel)
     stage.allocate(400, 16)
     requests = [Sampled(one.prompt, 3, {"logprobs": True}) for one in requests_for(211, 3, seed=3)]
     for tokens, logits in seen_by(stage, requests):
