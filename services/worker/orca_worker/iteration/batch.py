@@ -34,6 +34,7 @@ class Batch:
     requests: np.ndarray  # [S] of rows.ROW: what the rank knows of those
     adjusted: Mapping[int, Adjusted] = field(default_factory=dict)  # of those, by index; empty for plain requests
     scored: Mapping[int, Adjusted] = field(default_factory=dict)  # by member: with parts of prompts to be scored
+    inputs: np.ndarray | None = None  # [B] of a part of a model with an encoder (models/parts.py): its input tokens
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -47,6 +47,8 @@ def obstacle(stage: TorchStage) -> str | None:
     """Why the kernels cannot run this model here; None if they can."""
     if torch.cuda.get_device_capability(stage.device) < (8, 0):
         return "the GPU is older than sm_80"
+    if stage.recording.encoder:
+        return "the model has an encoder"
     if stage.recording.head_size > MAX_HEAD_SIZE:
         return f"a head of {stage.recording.head_size} elements is larger than {MAX_HEAD_SIZE}"
     if not (shutil.which("gcc") or shutil.which("clang")):
@@ -92,7 +94,8 @@ class TritonKernels:
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         return gate_act(gate_up, activation)
 
-    def attend(self, qkv: Tensor, a: LoadedAttention) -> Tensor:
+    def attend(self, qkv: Tensor, a: LoadedAttention, writes: bool) -> Tensor:
+        assert writes, "of a model with an encoder"
         keys, values = self._kv.keys[a.of.layer], self._kv.values[a.of.layer]
         rope = Rope(*a.rotary) if a.rotary is not None else None
         norms = None
@@ -100,3 +103,6 @@ class TritonKernels:
             norms = HeadNorms(a.query_norm.weight, a.key_norm.weight, a.key_norm.epsilon)
         q = write_kv(qkv, keys, values, self._plan, rope, norms=norms)
         return split_attention(q, keys, values, self._plan, a.of.scale, a.of.window).flatten(1)
+
+    def write_kv(self, kv: Tensor, a: LoadedAttention) -> None:
+        raise NotImplementedError("a model with an encoder")
