@@ -39,6 +39,33 @@ def make_t5(folder: Path, *, seed: int, tied: bool = True, **config: Any) -> Pat
     return folder
 
 
+def make_marian(folder: Path, *, seed: int, never: list[list[int]] | None = None, **config: Any) -> Path:
+    """A Marian with random weights. `config` overrides MarianConfig; never: its bad_words_ids."""
+    torch.manual_seed(seed)
+    fields: dict[str, Any] = {
+        "vocab_size": 97,
+        "d_model": 24,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 3,
+        "decoder_attention_heads": 3,
+        "encoder_ffn_dim": 40,
+        "decoder_ffn_dim": 50,
+        "max_position_embeddings": 64,
+        "pad_token_id": 96,
+        "decoder_start_token_id": 96,
+        "eos_token_id": None,
+    }
+    model = MarianMTModel(MarianConfig(**(fields | config)))
+    for name, weight in model.named_parameters():
+        if "embed_positions" not in name:
+            normal(name, weight, 3.0)
+    torch.nn.init.normal_(model.final_logits_bias)
+    model.generation_config.bad_words_ids = never
+    model.save_pretrained(folder)
+    return folder
+
+
 def normal(name: str, weight: Tensor, scale: float) -> None:
     """Biases and norms are 0 and 1 by default, and a test would not notice them."""
     if weight.dim() == 1:
@@ -60,7 +87,10 @@ def step_logits(model: PreTrainedModel, prompt: list[int], made: list[int]) -> T
     start = model.config.decoder_start_token_id
     ids = torch.tensor([prompt])
     decoder_ids = torch.tensor([[start, *made]])
-    return model(ids, torch.ones_like(ids), decoder_input_ids=decoder_ids, use_cache=False).logits[0]
+    logits = model(ids, torch.ones_like(ids), decoder_input_ids=decoder_ids, use_cache=False).logits[0]
+    for (never,) in model.generation_config.bad_words_ids or ():
+        logits[:, never] = -torch.inf
+    return logits
 
 
 def greedy(model: PreTrainedModel, prompt: list[int], new_tokens: int) -> list[int]:
@@ -68,6 +98,3 @@ def greedy(model: PreTrainedModel, prompt: list[int], new_tokens: int) -> list[i
     for _ in range(new_tokens):
         made.append(int(step_logits(model, prompt, made)[-1].argmax()))
     return made
-
-
-__all__ = ["MarianConfig", "greedy", "load", "make_t5", "step_logits"]

@@ -106,6 +106,13 @@ class Program:
             raise MemoryError(f"no memory for packed weights of {n} x {k}")
         return Packed(packed)
 
+    def with_bias(self, packed: Packed, bias: Tensor) -> Packed:
+        """The same weights with another bias [N]: they are in memory once."""
+        bias = bias.float().contiguous()
+        if not (made := self._library.orca_with_bias(self._model, packed, bias.data_ptr())):
+            raise MemoryError(f"no memory for a bias of {len(bias)}")
+        return Packed(made)
+
     def norm(self, weight: Tensor, bias: Tensor | None, epsilon: float) -> Norm:
         return Norm(self._floats(weight), self._floats(bias) if bias is not None else None, epsilon, len(weight))
 

@@ -476,6 +476,16 @@ Packed* orca_pack(Model* model, const void* source, int source_type, int64_t row
   return model->weights.back().get();
 }
 
+// The same weights with another bias [n]: an embedding's table as a head. Null when memory is short.
+Packed* orca_with_bias(Model* model, const Packed* of, const float* bias) {
+  auto packed = std::make_unique<Packed>(*of);
+  packed->bias = static_cast<float*>(model->arena.take(sizeof(float) * packed->panels * PANEL));
+  if (!packed->bias) return nullptr;
+  std::copy(bias, bias + packed->n, packed->bias);
+  model->weights.push_back(std::move(packed));
+  return model->weights.back().get();
+}
+
 // Copies n floats, for norms.
 float* orca_floats(Model* model, const float* source, int n) {
   float* copy = static_cast<float*>(model->arena.take(sizeof(float) * n));

@@ -143,8 +143,8 @@ class StageOnCPU:
                     program.attend(of_buffer[qkv], a, of_buffer[out])
                 case Residual(terms):
                     self._residual([(of_buffer[x], load.matrix(matrix)) for x, matrix in terms])
-                case Head(x, matrix):
-                    program.head(of_buffer[x], load.head(matrix))
+                case Head(x):
+                    program.head(of_buffer[x], load.head(operation))
         self._close_section(None)
 
     def _residual(self, terms: list[tuple[Operand, Packed]]) -> None:
@@ -331,8 +331,9 @@ class Load:
             self._tables[part] = self._program.pack(self._weights.get(part.name))
         return self._tables[part]
 
-    def head(self, matrix: Matrix) -> Packed:
-        return self.matrix(matrix) if matrix.biases else self.table(matrix.weights[0])
+    def head(self, head: Head) -> Packed:
+        table, bias = self.table(head.table), self._weights.head_bias(head)
+        return table if bias is None else self._program.with_bias(table, bias)
 
     def matrix(self, matrix: Matrix) -> Packed:
         return self._program.pack(self._weights.matrix(matrix), self._weights.bias(matrix))

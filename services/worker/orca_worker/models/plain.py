@@ -212,9 +212,9 @@ class TorchStage:
                 return partial(_attend, qkv, self._attention(attention), out, writes)
             case Residual(terms):
                 return partial(_residual, [(x, *self._matrix(matrix)) for x, matrix in terms])
-            case Head(x, matrix):
-                weight, bias = (matrix.weights[0].name, self._weights.bias(matrix))
-                return partial(_head, x, self._table(weight), bias)
+            case Head(x, table):
+                table, bias = self._table(table.name), self._weights.head_bias(operation)
+                return partial(_head, x, table, bias if bias is None else bias.to(table))
 
     def _table(self, name: str) -> Tensor:
         if name not in self._tables:

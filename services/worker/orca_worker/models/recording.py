@@ -159,7 +159,9 @@ class Head:
     """The logits of this rank's share of the vocabulary."""
 
     x: Buffer
-    matrix: Matrix
+    table: Slice  # [V of this rank, hidden]
+    bias: Slice | None  # of as many elements
+    never: tuple[int, ...]  # tokens of the share that are never made: their logits are -infinity
 
 
 Operation = Embed | Normalize | Copy | Linear | Gated | WriteKV | Attend | Residual | Head
@@ -317,11 +319,11 @@ class Recording:
     def residual(self, *terms: tuple[Buffer, Matrix]) -> None:
         self.operations.append(Residual(terms))
 
-    def head(self, x: Buffer, name: str, bias: str | None = None) -> None:
-        """The table of the head, which may be the embedding's."""
-        weight = self.slice(name, (self.vocabulary, self.hidden), 0, [self.tokens])
-        biases = (self.slice(bias, (self.vocabulary,), 0, [self.tokens]),) if bias is not None else ()
-        self.operations.append(Head(x, Matrix((weight,), biases)))
+    def head(self, x: Buffer, name: str, bias: Slice | None = None, never: Sequence[int] = ()) -> None:
+        """The table of the head, which may be the embedding's. never: tokens that are not made."""
+        table = self.slice(name, (self.vocabulary, self.hidden), 0, [self.tokens])
+        mine = tuple(token - self.tokens.start for token in never if token in self.tokens)
+        self.operations.append(Head(x, table, bias, mine))
 
     @property
     def elements(self) -> int:
