@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,16 @@ IMPURE = {  # modules of the standard library with a clock, chance or the world 
 }
 
 
+# The rooms of orca_endpoint -> the modules below that each may import, and the libraries that it may not.
+GRPC, HTTP = ("grpc", "grpc_reflection"), ("starlette", "uvicorn")
+ENDPOINT_ROOMS = {
+    "text": ((), (*GRPC, *HTTP)),
+    "requests": (("settings", "text"), (*GRPC, *HTTP)),
+    "calls": (("settings", "text", "requests"), (*GRPC, *HTTP)),
+    "grpc": (("settings", "requests", "calls"), HTTP),
+    "http": (("settings", "requests", "calls"), GRPC),
+    "openai": (("text", "requests", "calls", "http"), GRPC),
+}
 READERS = ("settings.py", "environment.py")  # what may read the environment
 
 
@@ -79,6 +90,13 @@ def ours(found: Import, *allowed: str) -> bool:
 
 def third_party(found: Import, *allowed: str) -> bool:
     return found.top in HOME or found.top in sys.stdlib_module_names or found.within(*allowed)
+
+
+def in_room(found: Import, room: str, below: tuple[str, ...], banned: tuple[str, ...]) -> bool:
+    """Of the endpoint only the room itself and these below it, and none of these libraries."""
+    if found.top == "orca_endpoint":
+        return found.within(*(f"orca_endpoint.{name}" for name in (room, *below)))
+    return not found.within(*banned)
 
 
 RULES = [
@@ -151,7 +169,7 @@ RULES = [
         lambda i: ours(
             i,
             *("orca_bench", "orca_worker", "orca_kernels", "orca_local", "orca_lab", "orca_client", "orca_pool"),
-            *("orca_common", "orca.v1", "orca_endpoint.delivery", "orca_scheduler.master.ledger"),
+            *("orca_common", "orca.v1", "orca_endpoint.calls.delivery", "orca_scheduler.master.ledger"),
             *(f"orca_scheduler.{name}" for name in (*PURE, "ranks.members")),
         ),
     ),
@@ -185,6 +203,15 @@ RULES = [
             modules=(room,),
         )
         for floor, room in enumerate(WORKER)
+    ],
+    *[
+        Rule(
+            f"orca_endpoint.{room} -> {', '.join(below) or 'no other room'}; {', '.join(banned)} never",
+            "orca_endpoint",
+            partial(in_room, room=room, below=below, banned=banned),
+            modules=(room,),
+        )
+        for room, (below, banned) in ENDPOINT_ROOMS.items()
     ],
     *[
         Rule("orca_pool is the only importer of redis", package, lambda i: not i.within("redis", "valkey"))

@@ -12,7 +12,7 @@ import pytest
 
 from orca.v1 import orca_pb2, pool_pb2, sampling_pb2, worker_pb2
 from orca_common.errors import ErrorReason
-from orca_endpoint.grpc_methods import OrcaMethods
+from orca_endpoint.grpc.methods import OrcaMethods
 from orca_worker.rank.controller import Controller
 
 PROTOS = Path(__file__).parents[1] / "protos"

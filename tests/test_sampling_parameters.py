@@ -15,8 +15,8 @@ from orca.v1.sampling_pb2 import SamplingParams
 from orca_cli.generate import generate as command
 from orca_client import AsyncOrcaClient, OrcaClient
 from orca_common.sampling import LOGPROBS, SAMPLING, Parameter, Range, markdown
-from orca_endpoint.completion_fields import FIELDS
-from orca_endpoint.completion_request import READERS
+from orca_endpoint.openai.completions.request import FIELDS
+from orca_endpoint.openai.request import READERS
 from orca_worker.iteration.rows import PLAIN
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +40,7 @@ RANK = {
 # What names some of them for a reason of its own, and need not know a new one.
 OTHERS = {
     "chaos/orca_chaos/oracle.py": "requests that use them",
-    "services/endpoint/orca_endpoint/completion_fields.py": "those that OpenAI has",
+    "services/endpoint/orca_endpoint/openai/fields.py": "those that OpenAI has",
 }
 
 

@@ -37,7 +37,7 @@ def slow_down(times: float) -> None:
 
 async def run(url: str, case: Case, seconds: float) -> dict[str, Any]:
     """Runs the case for so many seconds, and returns what it found."""
-    from orca_endpoint.delivery import Delivery
+    from orca_endpoint.calls.delivery import Delivery
     from orca_pool.pool import Pool
     from orca_pool.records import Attached, EngineInfo, EngineLoad, Packet, Reason
     from orca_pool.wire import TOKEN

@@ -146,8 +146,8 @@ class SplitAttention:
 class PartAttention:
     """The attention of one batch of the encoder or the decoder of a model that has both, request by request.
 
-    block_table [B, n] int64; query_lengths, firsts [B]: how many tokens each request has in this batch, and the position
-    of the first; inputs [B]: tokens of the encoder, whose keys and values are a request's first ones.
+    block_table [B, n] int64; query_lengths, firsts [B]: how many tokens each request has in this batch, and the
+    position of the first; inputs [B]: tokens of the encoder, whose keys and values are a request's first ones.
     """
 
     def __init__(

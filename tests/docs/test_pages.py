@@ -12,7 +12,7 @@ import pytest
 from docs.pages import PAGES, ROOT
 
 from orca.v1 import orca_pb2
-from orca_endpoint.completion_answer import STATUS
+from orca_endpoint.http.errors import STATUS
 
 DOCS = ROOT / "docs"
 CITED = re.compile(r'(?P<page>docs/[\w/.-]+\.md)(?:[`]*, "(?P<title>[^"]+)")?')

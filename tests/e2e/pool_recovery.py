@@ -18,10 +18,10 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 from servers import redis_server  # noqa: E402
 
 from orca.v1.pool_pb2 import PoolRequest  # noqa: E402
-from orca_endpoint.call import Call, CallLimits  # noqa: E402
-from orca_endpoint.delivery import Delivery  # noqa: E402
-from orca_endpoint.events import Token  # noqa: E402
-from orca_endpoint.transcript import Transcript  # noqa: E402
+from orca_endpoint.calls.call import Call, CallLimits  # noqa: E402
+from orca_endpoint.calls.delivery import Delivery  # noqa: E402
+from orca_endpoint.calls.events import Token  # noqa: E402
+from orca_endpoint.calls.transcript import Transcript  # noqa: E402
 from orca_pool.pool import Pool  # noqa: E402
 from orca_pool.records import Attached, CommitRow, CommittedToken, EngineInfo, Reason  # noqa: E402
 from orca_pool.wire import pack_tokens  # noqa: E402

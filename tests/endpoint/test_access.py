@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2
 from orca.v1 import orca_pb2 as pb
 from orca_client import AsyncOrcaClient, Unauthenticated
 from orca_common.api_keys import line_of, new_key
-from orca_endpoint.call import Call
+from orca_endpoint.calls.call import Call
 
 KEY = new_key()
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from endpoint.harness import World, generation
 
-from orca_endpoint import arrivals
-from orca_endpoint.arrivals import ENOUGH, Arrivals
+from orca_endpoint.requests import arrivals
+from orca_endpoint.requests.arrivals import ENOUGH, Arrivals
 
 
 class Submissions:

@@ -45,7 +45,7 @@ def some(line: dict[str, Any], *names: str) -> tuple[Any, ...]:
 
 
 async def test_grpc(orca: World, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "orca_endpoint.call_line")
+    caplog.set_level("INFO", "orca_endpoint.calls.line")
     async with orca.background(lambda record: [5, 6, 7]):
         await collect(orca.stub.Generate(generation(request_id="r", max_new_tokens=3)))
     line = await one_line(caplog)
@@ -77,7 +77,7 @@ async def test_grpc(orca: World, caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_http(orca: World, http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
     """Also of a body that is none, an unknown path, and a client that leaves."""
-    caplog.set_level("INFO", "orca_endpoint.call_line")
+    caplog.set_level("INFO", "orca_endpoint.calls.line")
     body = {"model": "tiny", "prompt": [[1, 2], [3]], "max_tokens": 2}
     async with orca.background(lambda record: [5, 6]):
         await http.post("/v1/completions", json=body)

@@ -28,8 +28,8 @@ from servers import RedisServer, redis_server
 from tokenizers import decoders
 
 from orca.v1 import orca_pb2 as pb
-from orca_endpoint.call import Call
-from orca_endpoint.delivery import DETACHES, Delivery, Grace
+from orca_endpoint.calls.call import Call
+from orca_endpoint.calls.delivery import DETACHES, Delivery, Grace
 from orca_pool.pool import Pool
 from orca_pool.records import Attached, Claimed, Committed, Reason, Refusal
 from orca_pool.records import Delivery as Entry
@@ -253,7 +253,7 @@ async def test_tokens_that_redis_lost(orca: World, redis: Redis) -> None:
 
 async def test_tokens_that_stay_lost(orca: World, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """DATA_LOSS after the time for healing. The request ends too: nobody would read its tokens."""
-    monkeypatch.setattr("orca_endpoint.call.HEALING", 0.5)
+    monkeypatch.setattr("orca_endpoint.calls.call.HEALING", 0.5)
     call = orca.stub.Generate(generation(request_id="lost", detach_grace=Duration(seconds=60)))
     request = await orca.engine.claim()
     await orca.engine.commit(request, 0, [10, 11, 12])
@@ -373,7 +373,7 @@ async def test_a_call_whose_tokens_were_evicted_does_not_spin(
 ) -> None:
     """A Redis that evicts keys took the tokens of a request that has ended. Its calls end in DATA_LOSS after a few
     looks: one that had shown all but the end, and one that comes later."""
-    monkeypatch.setattr("orca_endpoint.call.HEALING", 0.5)
+    monkeypatch.setattr("orca_endpoint.calls.call.HEALING", 0.5)
     pool, attaches = orca.serving.app._pool, 0
     attach = pool.attach
 
@@ -446,8 +446,8 @@ async def test_an_endpoint_leaves_while_a_stop_waits_for_tokens_that_redis_lost(
     orca: World, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client resumes elsewhere at once, and does not wait here until the tokens are made again."""
-    monkeypatch.setattr("orca_endpoint.call.HEALING", 1.0)
-    monkeypatch.setattr("orca_endpoint.call.HEALING_STEP", 0.01)
+    monkeypatch.setattr("orca_endpoint.calls.call.HEALING", 1.0)
+    monkeypatch.setattr("orca_endpoint.calls.call.HEALING_STEP", 0.01)
     async with serving(orca.redis_url, orca.name, orca.model) as leaving:
         pool = leaving.app._pool
         asked, may_go, ahead = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -483,7 +483,7 @@ async def test_an_endpoint_leaves_while_a_stop_waits_for_tokens_that_redis_lost(
 
 async def test_a_detach_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The old registration is swept by then, which detaches its calls."""
-    monkeypatch.setattr("orca_endpoint.delivery.DETACH_PATIENCE", 0.1)
+    monkeypatch.setattr("orca_endpoint.calls.delivery.DETACH_PATIENCE", 0.1)
     async with Pool("redis://127.0.0.1:9", "away") as pool:
         delivery = Delivery(pool)
         answered = asyncio.get_running_loop().create_future()

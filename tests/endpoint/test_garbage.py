@@ -14,7 +14,7 @@ import pytest
 from endpoint.harness import World, collect, generation, until
 from endpoint.lines import lines_of
 
-from orca_endpoint.bodies import IN_LOOP
+from orca_endpoint.requests.threads import BODY_IN_LOOP
 
 CALLS = 8  # of each kind
 OURS = "orca_endpoint", "orca_pool", "orca.v1"
@@ -66,7 +66,7 @@ async def refused_http_call(orca: World, http: httpx.AsyncClient) -> None:
 
 
 async def large_refused_http_call(orca: World, http: httpx.AsyncClient) -> None:
-    body = {"prompt": "x" * (4 * IN_LOOP), "max_tokens": -3}  # parsed in a thread
+    body = {"prompt": "x" * (4 * BODY_IN_LOOP), "max_tokens": -3}  # parsed in a thread
     assert (await http.post("/v1/completions", json=body)).status_code == 400
 
 
@@ -88,7 +88,7 @@ async def test_a_call_leaves_nothing(
     http: httpx.AsyncClient,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", "orca_endpoint.call_line")
+    caplog.set_level("INFO", "orca_endpoint.calls.line")
     async with orca.background(lambda record: [5, 6, 7]):
         await call(orca, http)
         await until(lambda: len(lines_of(caplog)) == 1)

@@ -41,7 +41,7 @@ from orca_client import OrcaClient
 from orca_client.channels import channel_options
 from orca_common.address import split_address
 from orca_common.errors import ErrorReason, Internal
-from orca_endpoint.events import Accepted, Finished, Token
+from orca_endpoint.calls.events import Accepted, Finished, Token
 from orca_pool.records import Committed, Reason
 
 CODE = grpc.StatusCode
@@ -426,6 +426,8 @@ async def test_a_client_that_leaves_while_it_is_submitted(orca: World) -> None:
         call = orca.stub.Generate(generation(request_id=f"hasty-{n}"))
         await asyncio.sleep(n * 0.0005)
         call.cancel()
+    await orca.stub.GetModel(pb.GetModelRequest())  # it comes after all of them
+    await until(lambda: not orca.serving.app._grpc.clients)
     await orca.serving.quiet()
     for n in range(20):
         assert await orca.pool.cancel(f"hasty-{n}") in {False, None}, "the request was alive"
@@ -460,7 +462,7 @@ async def test_the_same_id_again(orca: World) -> None:
 async def test_an_unknown_request(orca: World, monkeypatch: pytest.MonkeyPatch) -> None:
     error = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="nobody")))
     assert error.code() is CODE.NOT_FOUND
-    monkeypatch.setattr("orca_endpoint.call.HEALING", 0.1)
+    monkeypatch.setattr("orca_endpoint.calls.call.HEALING", 0.1)
     error = await error_of(orca.stub.Resume(pb.ResumeRequest(request_id="nobody", from_index=3)))
     assert (error.code(), reason_of(error)) == (CODE.DATA_LOSS, "TOKENS_LOST"), "three tokens were shown"
     for request, field in [
@@ -665,7 +667,7 @@ async def test_reflection_of_bytes_that_are_no_question(orca: World, version: st
 
 
 async def test_the_log_tells_a_deadline_from_a_client_that_left(orca: World, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "orca_endpoint.call_line")
+    caplog.set_level("INFO", "orca_endpoint.calls.line")
     late = orca.stub.Generate(generation(request_id="late"), timeout=2)
     left = orca.stub.Generate(generation(request_id="left"), timeout=60)
     await left.read()

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca.v1.orca_pb2 import GenerateResponse
-from orca_endpoint.events import Token, TopToken
-from orca_endpoint.grpc_events import Encoder, token_message
+from orca_endpoint.calls.events import Token, TopToken
+from orca_endpoint.grpc.answers import Encoder, token_message
 
 TEXTS = st.sampled_from(["", " a", "ü"])
 TOKENS = st.builds(

@@ -105,7 +105,7 @@ async def test_plain_text_at_the_port_of_tls(
     secured: World, authority: Authority, door: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The HTTP door says what is wrong, to the client and in its log; the client had an empty answer."""
-    caplog.set_level(logging.INFO, "orca_endpoint.listener")
+    caplog.set_level(logging.INFO, "orca_endpoint.http.listener")
     reader, writer = await connected(secured, door)
     host, port = writer.get_extra_info("sockname")
     writer.write(GET)

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from servers import redis_server
 
 from orca_endpoint.app import LEAVE_SECONDS
-from orca_endpoint.delivery import Delivery
+from orca_endpoint.calls.delivery import Delivery
 from orca_pool.pool import Pool
 
 DRAIN, SLACK = 0.2, 4.0  # seconds; the slack is for a busy machine

@@ -27,10 +27,10 @@ import orca_client
 from orca.v1 import orca_pb2 as pb
 from orca_client import AsyncOrcaClient
 from orca_common.errors import InvalidArgument, OrcaError, ResourceExhausted, Unavailable
-from orca_endpoint.bodies import MAX_VALUES, check_values
-from orca_endpoint.limits import Limits
+from orca_endpoint.http.bodies import MAX_VALUES, check_values
+from orca_endpoint.requests.limits import Limits
+from orca_endpoint.requests.threads import Threads
 from orca_endpoint.settings import EndpointSettings
-from orca_endpoint.threads import Threads
 from orca_pool.records import Reason
 
 PATH = "/orca.v1.Orca/Generate"
@@ -462,7 +462,7 @@ async def test_grpc_connections_are_bounded(small: World, caplog: pytest.LogCapt
 
     The log has a line when the door is full, and one when there is room again.
     """
-    caplog.set_level("INFO", "orca_endpoint.limits")
+    caplog.set_level("INFO", "orca_endpoint.requests.limits")
     host, _, port = small.serving.addresses["grpc"].rpartition(":")
     await small.stub.GetModel(pb.GetModelRequest())
     async with asyncio.timeout(10):
@@ -554,7 +554,7 @@ async def test_a_trusted_proxy_names_its_clients(redis_url: str, model: Path, ca
                     found.add(error.code().name)
             assert found == codes
             caplog.clear()
-            with caplog.at_level("INFO", "orca_endpoint.call_line"):
+            with caplog.at_level("INFO", "orca_endpoint.calls.line"):
                 await orca.stub.GetModel(pb.GetModelRequest(), metadata=(("x-forwarded-for", "127.0.0."),))
                 await until(lambda: bool(caplog.records))
             [peer] = [getattr(record, "peer", "") for record in caplog.records]
@@ -569,7 +569,7 @@ def test_trusted_proxies_are_addresses() -> None:
 
 
 async def test_a_limit_that_refuses_has_a_line_when_it_begins_and_ends(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "orca_endpoint.limits")
+    caplog.set_level("INFO", "orca_endpoint.requests.limits")
     limits = Limits(EndpointSettings.load(model="m", max_peer_calls=4))
     for _ in range(2):
         for _ in range(4):
@@ -653,7 +653,7 @@ def test_descriptors_are_kept_in_reserve() -> None:
     """Connections of clients leave some for Redis and for files, whatever the settings say."""
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 328))\n"
-        "from orca_endpoint.limits import connections_allowed\n"
+        "from orca_endpoint.requests.limits import connections_allowed\n"
         "print(connections_allowed(50), connections_allowed(4096), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from orca_endpoint import listener as listeners
-from orca_endpoint.http_connection import ConnectionLimits, Place
-from orca_endpoint.listener import Listener
+from orca_endpoint.http import listener as listeners
+from orca_endpoint.http.connection import ConnectionLimits, Place
+from orca_endpoint.http.listener import Listener
 
 
 class Refusing(socket.socket):

@@ -155,9 +155,8 @@ async def test_a_deadline(orca: World, timeout: str, end: str) -> None:
     async with connected(orca) as client:
         request = http2.message(generation(max_new_tokens=1).SerializeToString())
         client.http.write(headers(http2.call(GENERATE) + http2.header("grpc-timeout", timeout), 1), body(request, 1))
-        claimed = await orca.engine.claim()
-        if end == OK:
-            await orca.engine.answer(claimed, [7])
+        if end == OK:  # on a busy machine the other one's deadline passes before the pool has the request
+            await orca.engine.answer(await orca.engine.claim(), [7])
         assert await client.end_of(1) == end
 
 

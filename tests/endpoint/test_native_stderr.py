@@ -9,16 +9,16 @@ import pytest
 from tokenizers import decoders
 
 from orca_common.errors import Internal
-from orca_endpoint.native_stderr import Descriptor
-from orca_endpoint.tokenizer_file import panics
+from orca_endpoint.text.native_stderr import Descriptor
+from orca_endpoint.text.tokenizer_file import panics
 
 # Python's own lines still come while the library works, as logs of other threads do.
 PROCESS = """
 import sys
 from tokenizers import decoders
 from orca_common.errors import Internal
-from orca_endpoint.native_stderr import keep_python_writing
-from orca_endpoint.tokenizer_file import panics
+from orca_endpoint.text.native_stderr import keep_python_writing
+from orca_endpoint.text.tokenizer_file import panics
 
 keep_python_writing()
 try:

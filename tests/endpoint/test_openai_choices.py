@@ -10,10 +10,12 @@ from endpoint.harness import World
 from openai import AsyncOpenAI
 
 from orca.v1.pool_pb2 import PoolRequest
-from orca_endpoint.completion_answer import Choice, Logprobs
-from orca_endpoint.completion_request import parse, seed_of_sample
-from orca_endpoint.completions import best
-from orca_endpoint.events import Token, TopToken
+from orca_endpoint.calls.events import Token, TopToken
+from orca_endpoint.openai.answer import Choice
+from orca_endpoint.openai.completions.answer import Logprobs
+from orca_endpoint.openai.completions.method import best
+from orca_endpoint.openai.completions.request import parse
+from orca_endpoint.openai.request import seed_of_sample
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from orca_common.release import VERSION
-from orca_endpoint.completion_fields import FIELDS, markdown
-from orca_endpoint.openapi import PATHS
+from orca_endpoint.openai.completions.request import FIELDS
+from orca_endpoint.openai.fields import markdown
+from orca_endpoint.openai.openapi import PATHS
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +39,7 @@ def test_every_field_of_openai_is_supported_or_refused() -> None:
 
 
 def test_the_table_of_the_documentation_is_this_one() -> None:
-    assert markdown() in (ROOT / "docs/openai.md").read_text(), "put completion_fields.markdown() there"
+    assert markdown(FIELDS) in (ROOT / "docs/openai.md").read_text(), "put markdown(FIELDS) there"
 
 
 def test_the_version_is_that_of_the_package() -> None:

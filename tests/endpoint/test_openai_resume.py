@@ -102,7 +102,7 @@ CASES = {
 
 async def test_an_unknown_id_after_some_tokens(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was a status of 500 that told of the pool and of from_index."""
-    monkeypatch.setattr("orca_endpoint.call.HEALING", 0.1)
+    monkeypatch.setattr("orca_endpoint.calls.call.HEALING", 0.1)
     answer = await http.get("/v1/completions/nobody?from=1")
     assert answer.status_code == 404
     sentence = "request nobody: it is not known; it ended too long ago, was lost, or never was"

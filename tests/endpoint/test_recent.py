@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from orca_common.errors import Unavailable
-from orca_endpoint.recent import Recent
+from orca_endpoint.calls.recent import Recent
 
 
 class Asked:

@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from orca_common.errors import ResourceExhausted
-from orca_endpoint.refusals import busy_error, end_error, refusal_error
+from orca_endpoint.calls.refusals import busy_error, end_error, refusal_error
 from orca_pool.records import Busy, Reason, Refusal
 
 CODE = grpc.StatusCode

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from orca_common.errors import FailedPrecondition, Internal
-from orca_endpoint.text import StopMatcher, TextStream, Vocabulary, WindowDetokenizer
+from orca_endpoint.text.vocabulary import StopMatcher, TextStream, Vocabulary, WindowDetokenizer
 
 TOKEN_IDS = st.lists(st.integers(0, VOCABULARY + 3), max_size=80)  # some are beyond the tokenizer's vocabulary
 TEXTS = st.text(alphabet="ab the pool é東😀\n", max_size=60)

@@ -17,9 +17,9 @@ from orca.v1.pool_pb2 import PoolRequest
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.errors import Aborted, Cancelled, DataLoss, DeadlineExceeded, FailedPrecondition, Internal, OrcaError
 from orca_common.scores import TOP
-from orca_endpoint.events import Accepted, Event, Finished, Token
-from orca_endpoint.text import Vocabulary
-from orca_endpoint.transcript import Transcript
+from orca_endpoint.calls.events import Accepted, Event, Finished, Token
+from orca_endpoint.calls.transcript import Transcript
+from orca_endpoint.text.vocabulary import Vocabulary
 from orca_pool.records import Attached, CommittedToken, Finish, Packet, Reason, Times
 
 NAME, ATTEMPT, TIMES = "one", 7, Times(1, 2, 3, 4)

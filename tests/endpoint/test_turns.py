@@ -9,9 +9,9 @@ from endpoint.harness import World, collect, generation, ids_of, until, world
 from http2 import Http2
 
 from orca_common.errors import DeadlineExceeded, ResourceExhausted
-from orca_endpoint import turns
-from orca_endpoint.limits import Refusals
-from orca_endpoint.turns import SHARE, Turns
+from orca_endpoint.grpc import turns
+from orca_endpoint.grpc.turns import SHARE, Turns
+from orca_endpoint.requests.limits import Refusals
 
 PATH, HEALTH = "/orca.v1.Orca/Generate", "/grpc.health.v1.Health/Check"
 DECLARED = (1 << 20) + 5  # bytes of the message that a hostile client begins

@@ -11,11 +11,12 @@ from orca.v1 import orca_pb2 as pb
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition, InvalidArgument
-from orca_endpoint.completion_answer import failure
+from orca_endpoint.http.errors import failure
+from orca_endpoint.openai.completions.request import OUR_NAMES
+from orca_endpoint.requests.threads import Threads
+from orca_endpoint.requests.validation import Validator, body_digest
 from orca_endpoint.settings import EndpointSettings
-from orca_endpoint.text import Vocabulary
-from orca_endpoint.threads import Threads
-from orca_endpoint.validation import HTTP_NAMES, Validator, body_digest
+from orca_endpoint.text.vocabulary import Vocabulary
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ async def test_refused(validator: Validator, case: str) -> None:
 async def test_names_of_the_other_door(validator: Validator) -> None:
     for case, field in [("max_new_tokens 0", "max_tokens"), ("top_p 0", "top_p"), ("unknown token", "prompt[3]")]:
         with pytest.raises(InvalidArgument) as caught:
-            await validator.generate(CASES[case][0], HTTP_NAMES)
+            await validator.generate(CASES[case][0], OUR_NAMES)
         assert caught.value.field == field
 
 

@@ -14,11 +14,11 @@ from orca_common.checkpoint import Checkpoint, read_checkpoint
 from orca_common.errors import Internal, OrcaError
 from orca_common.lanes.connection import Connection
 from orca_common.lanes.server import LaneCall
-from orca_endpoint.completion_request import parse
+from orca_endpoint.openai.completions.request import parse
+from orca_endpoint.requests.threads import Threads
+from orca_endpoint.requests.validation import Validator
 from orca_endpoint.settings import EndpointSettings
-from orca_endpoint.text import Vocabulary
-from orca_endpoint.threads import Threads
-from orca_endpoint.validation import Validator
+from orca_endpoint.text.vocabulary import Vocabulary
 from orca_worker.models.families import check_partition, family_of
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.partition import SINGLE
@@ -120,14 +120,14 @@ def _safetensors(folder: Path) -> Target:
 def _index(folder: Path) -> Target:
     import torch
 
-    from orca_worker.models.gpt2.slices import slices_of
+    from orca_worker.models.gpt2.layers import record
     from orca_worker.models.weights import Weights
 
     folder.mkdir(parents=True)
     (folder / "config.json").write_bytes(corpus("config")[0])
     (folder / "one.safetensors").write_bytes(corpus("safetensors")[0])
     path, device = folder / "model.safetensors.index.json", torch.device("cpu")
-    slices = slices_of(GPT2Config.read(read_checkpoint(folder)), SINGLE)
+    slices = record(GPT2Config.read(read_checkpoint(folder)), SINGLE).slices
 
     def target(raw: bytes) -> None:
         path.write_bytes(raw)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from orca_common.errors import ErrorReason, OrcaError
-from orca_endpoint.events import Accepted, Event, Finished, Token
+from orca_endpoint.calls.events import Accepted, Event, Finished, Token
 from orca_pool.records import Reason
 
 from .processes import Process, World

@@ -9,12 +9,12 @@ from orca_common.errors import OrcaError, Unavailable
 from orca_common.service import LoopPulse, cancel
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Transport
-from orca_endpoint.arrivals import Arrivals
-from orca_endpoint.call import Call, CallLimits, Submission
-from orca_endpoint.delivery import Delivery
-from orca_endpoint.text import Vocabulary
-from orca_endpoint.transcript import Transcript
-from orca_endpoint.validation import Work
+from orca_endpoint.calls.call import Call, CallLimits, Submission
+from orca_endpoint.calls.delivery import Delivery
+from orca_endpoint.calls.transcript import Transcript
+from orca_endpoint.requests.arrivals import Arrivals
+from orca_endpoint.requests.validation import Work
+from orca_endpoint.text.vocabulary import Vocabulary
 from orca_pool.pool import Pool
 from orca_pool.records import NO_LIMITS
 from orca_pool.retry import reached

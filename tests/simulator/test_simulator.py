@@ -10,7 +10,7 @@ import pytest
 from simulator.processes import Violation
 from simulator.simulation import Simulation
 
-from orca_endpoint.delivery import Delivery
+from orca_endpoint.calls.delivery import Delivery
 from orca_scheduler.master.output import Outputs
 from orca_scheduler.scheduler import Scheduler
 

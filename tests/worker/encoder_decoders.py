@@ -30,7 +30,9 @@ def make_t5(folder: Path, *, seed: int, tied: bool = True, **config: Any) -> Pat
         normal(name, weight, 3.0)
     torch.nn.init.normal_(model.shared.weight)
     model.save_pretrained(folder)
-    if not tied:  # transformers 5.23 saves no head of its own, and forgets that there was one: the form of published files
+    if (
+        not tied
+    ):  # transformers 5.23 saves no head of its own, and forgets that there was one: the form of published files
         weights = load_file(folder / "model.safetensors")
         weights["lm_head.weight"] = torch.randn_like(weights["shared.weight"]) * 3
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

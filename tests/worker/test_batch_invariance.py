@@ -15,7 +15,7 @@ from torch import Tensor
 from worker.driver import Sampled, TinyEngine, make_stage
 
 from orca_kernels.cpu.library import instruction_sets
-from orca_worker.models.gpt2 import cpu
+from orca_worker.models import cpu
 
 VOCABULARY, POSITIONS, SLOTS = 211, 64, 64 * 64
 

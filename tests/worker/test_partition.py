@@ -14,7 +14,7 @@ from orca_common.checkpoint import read_checkpoint
 from orca_worker.iteration.model import Loading
 from orca_worker.models.families import topology
 from orca_worker.models.gpt2.configuration import GPT2Config
-from orca_worker.models.gpt2.slices import slices_of
+from orca_worker.models.gpt2.layers import record
 from orca_worker.models.weights import Weights
 from orca_worker.partition import Place, Slice, share
 
@@ -55,7 +55,7 @@ def test_every_element_has_its_place(tmp_path: Path, tp: int, pp: int, tied: boo
     config = GPT2Config.read(read_checkpoint(folder))
     held = {name: torch.zeros(t.shape, dtype=torch.int64) for name, t in tensors.items()}
     for place in places(tp, pp):
-        slices = slices_of(config, place)
+        slices = record(config, place).slices
         for name, part in slices.items():
             index = torch.tensor([i for one in part.ranges for i in one])
             held[name].index_add_(part.axis, index, torch.ones(part.size, dtype=torch.int64))
@@ -81,7 +81,7 @@ def test_a_rank_reads_its_own_bytes_alone(tmp_path: Path, tp: int, pp: int, shar
     checkpoint = read_checkpoint(folder)
     config = GPT2Config.read(checkpoint)
     for place, told in zip(places(tp, pp), topology(checkpoint, tp, pp, "float32"), strict=True):
-        slices = slices_of(config, place)
+        slices = record(config, place).slices
         loading = Loading()
         weights = Weights(folder, "transformer.", slices, torch.float32, torch.device("cpu"), loading)
         assert loading.sentence == f"0% of {loading.whole / 1e6:.1f} MB of weights are read"

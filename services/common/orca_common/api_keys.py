@@ -22,6 +22,7 @@ from .file_version import version_of
 
 log = logging.getLogger(__name__)
 
+AUTHORIZATION = "authorization"  # the header, or gRPC metadata, in which a client sends its key
 LOOK_SECONDS = 1.0  # between looks at whether the file has changed
 MAX_KEY_BYTES = 512  # of a credential that a client sends
 MAX_FILE_BYTES = 1 << 20  # some 10,000 keys

@@ -18,14 +18,15 @@ from orca_pool.outage import Outage
 from orca_pool.pool import Pool
 from orca_pool.retry import reached
 
-from .delivery import Delivery
-from .endpoint import Endpoint
-from .grpc_door import GrpcDoor
-from .http_door import HttpDoor
-from .limits import Limits, connections_allowed
-from .native_stderr import keep_python_writing
+from .calls.delivery import Delivery
+from .calls.endpoint import Endpoint
+from .grpc.door import GrpcDoor
+from .http.door import HttpDoor
+from .openai.methods import methods
+from .requests.limits import Limits, connections_allowed
 from .settings import EndpointSettings
-from .text import Vocabulary
+from .text.native_stderr import keep_python_writing
+from .text.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class EndpointApp:
         self._open.callback(self.endpoint.tokenizing.close)
         self.limits, connections = Limits(settings), connections_allowed(settings.max_connections)
         self._grpc = GrpcDoor(self.endpoint, keys, transport, self.limits, connections)
-        self._http = HttpDoor(self.endpoint, keys, transport, self.limits, connections)
+        self._http = HttpDoor(methods(self.endpoint), settings, keys, transport, self.limits, connections)
         self._open.push_async_callback(self._grpc.stop, 0)
         self._open.push_async_callback(self._http.stop)
         self._starting = "the request pool has not answered yet"

@@ -4,9 +4,9 @@ from mutations.changes import always, drop, gives, instead, never, passes, sets,
 from mutations.mutation import Mutation
 
 SERVICE = "services/endpoint/orca_endpoint"
-DELIVERY = f"{SERVICE}/delivery.py"
-CALL = f"{SERVICE}/call.py"
-TRANSCRIPT = f"{SERVICE}/transcript.py"
+DELIVERY = f"{SERVICE}/calls/delivery.py"
+CALL = f"{SERVICE}/calls/call.py"
+TRANSCRIPT = f"{SERVICE}/calls/transcript.py"
 
 FAULTS = "tests/endpoint/test_faults.py"
 GRPC_TESTS = "tests/endpoint/test_grpc.py"
@@ -165,21 +165,21 @@ MUTATIONS = [
     # Requests and answers.
     Mutation(
         "a request that fills the context is refused",
-        f"{SERVICE}/validation.py",
+        f"{SERVICE}/requests/validation.py",
         "Validator._fits",
         swap(">", ">=", "new"),
         "tests/endpoint/test_validation.py::test_a_request_may_fill_the_context",
     ),
     Mutation(
         "a cancelled stream ends as a whole one",
-        f"{SERVICE}/completion_stream.py",
-        "CompletionStream.write",
+        f"{SERVICE}/openai/stream.py",
+        "Stream.write",
         drop("check_whole"),
         "tests/endpoint/test_http.py::test_a_stream_that_is_cancelled_elsewhere",
     ),
     Mutation(
         "half a message is waited for without a bound",
-        f"{SERVICE}/turns.py",
+        f"{SERVICE}/grpc/turns.py",
         "Turns.turn",
         unbound("_take"),
         "tests/endpoint/test_limits.py::test_half_a_message_is_given_up",

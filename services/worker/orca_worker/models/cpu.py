@@ -29,6 +29,8 @@ from ..partition import Slice
 from ..sampling.sampling import not_finite, sample
 from ..sampling.scoring import PIECE as SCORED_PIECE
 from ..sampling.scoring import PromptScores
+from .parts import parts
+from .positions import Sinusoids
 from .recording import (
     Attend,
     Attention,
@@ -46,8 +48,6 @@ from .recording import (
     Residual,
     WriteKV,
 )
-from .parts import parts
-from .positions import Sinusoids
 from .rotary import Rotary
 from .weights import WeightSource
 
@@ -105,11 +105,12 @@ class StageOnCPU:
 
     def _translate(self, weights: WeightSource) -> None:
         program = self.program
-        of_buffer = {
+        of_buffer: dict[Buffer, Any] = {  # Rows or Operand, as the recording says
             buffer: program.operand(buffer.width) if buffer.is_operand else program.rows(buffer.width)
             for buffer in self.recording.buffers
         }
-        self._x, self._sum = of_buffer[self.recording.states], program.rows(self.recording.hidden)
+        self._x: Rows = of_buffer[self.recording.states]
+        self._sum = program.rows(self.recording.hidden)
         load = Load(program, weights, self.dtype)
         if self.recording.encoder:
             self._record(self.recording.encoder, load, of_buffer)
@@ -130,7 +131,7 @@ class StageOnCPU:
                     program.copy(self._x, self.recording.hidden, of_buffer[out])
                 case Linear(x, matrix, out, None):
                     program.linear(of_buffer[x], load.matrix(matrix), of_buffer[out])
-                case Linear(x, matrix, out, activation):
+                case Linear(x, matrix, out, str(activation)):
                     program.linear_act(of_buffer[x], load.matrix(matrix), of_buffer[out], activation)
                 case Gated(x, gate, up, out, activation):
                     program.linear_gated(of_buffer[x], load.gated(gate, up), of_buffer[out], activation)
@@ -253,17 +254,16 @@ class StageOnCPU:
     ) -> None:
         """Runs tokens [start, end) of the flat batch; `selection` of them, from `start` on, go into the head."""
         tokens, hidden = end - start, self.recording.hidden
-        first, after = batch.starts.searchsorted(start, "right") - 1, batch.starts.searchsorted(end)
-        starts = batch.starts[first : after + 1].clip(start, end) - start
-        blocks = kv.block_table(batch.rows[first:after], int(batch.ends.max()))
+        part = batch.between(start, end)
+        blocks = kv.block_table(part.rows, int(batch.ends.max()))
         given = (
             batch.token_ids[start:end],
             batch.positions[start:end],
             batch.slots[start:end],
-            starts,
+            part.starts,
             blocks,
             selection,
-            batch.inputs[first:after] if batch.inputs is not None else NOTHING,
+            part.inputs if part.inputs is not None else NOTHING,
         )
         numbers = np.concatenate(given, axis=None)  # one array, for each one's address takes a microsecond
         at = list(accumulate((part.nbytes for part in given), initial=numbers.ctypes.data))
@@ -278,7 +278,7 @@ class StageOnCPU:
             starts=at[3],
             blocks=at[4],
             columns=blocks.shape[1],
-            inputs=at[6] if batch.inputs is not None else None,
+            inputs=at[6] if part.inputs is not None else None,
             selected=len(selection),
             selection=at[5],
             keys=keys.data_ptr(),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from functools import partial
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -18,15 +18,16 @@ from orca_kernels.triton.attention import split_attention
 from orca_kernels.triton.norm import Norm, add_norm
 from orca_kernels.triton.plan import Plan
 from orca_kernels.triton.rope import Rope
+from orca_kernels.triton.sampling import sample
 from orca_kernels.triton.write_kv import HeadNorms, write_kv
 
 from ..data_plane.plane import DataPlane
 from ..device.graphs import CudaGraphs
-from ..device.model import DeviceModel, Head, Inputs
+from ..device.model import DeviceModel, Head
 from ..iteration.kv import KVManager, KVShape
 from ..iteration.model import Compute, Model
 from ..sampling.sampling import HiddenModel, SamplingModel
-from .plain import LoadedAttention, LoadedNorm, Pass, TorchStage
+from .plain import Kernels, LoadedAttention, LoadedNorm, Pass, TorchStage
 
 MAX_HEAD_SIZE = 256  # a row of a tile is in registers
 
@@ -40,7 +41,9 @@ def on_cuda(stage: TorchStage, compute: Compute) -> Model:
         log.warning("no Triton kernels: plain torch", extra={"reason": problem})
         return SamplingModel(stage) if place.is_last else HiddenModel(stage)
     log.info("Triton kernels", extra={"gpu": torch.cuda.get_device_name(stage.device)})
-    return DeviceModel(FusedStage(stage), place, partial(CudaGraphs, stage.device) if compute.graphs else None)
+    return DeviceModel(
+        FusedStage(stage, TritonKernels), place, CudaGraphs(stage.device) if compute.graphs else None, sample
+    )
 
 
 def obstacle(stage: TorchStage) -> str | None:
@@ -53,7 +56,18 @@ def obstacle(stage: TorchStage) -> str | None:
         return f"a head of {stage.recording.head_size} elements is larger than {MAX_HEAD_SIZE}"
     if not (shutil.which("gcc") or shutil.which("clang")):
         return "there is no C compiler, with which Triton builds its launcher"
-    return None
+    return failure(stage.device)
+
+
+def failure(device: torch.device) -> str | None:
+    """Why a kernel cannot be compiled or run on a device; None if it can. Triton's errors are of many kinds."""
+    try:
+        x = torch.ones(2, 64, device=device)
+        y, _ = add_norm(x, x, Norm(x[0], None, 0.0, centered=False))
+        right = torch.allclose(y, torch.ones_like(y))
+    except Exception as error:
+        return f"a kernel fails: {error}"
+    return None if right else "a kernel computes something else than it should"
 
 
 class FusedStage:
@@ -61,8 +75,8 @@ class FusedStage:
 
     kernels = "triton"
 
-    def __init__(self, stage: TorchStage) -> None:
-        self._stage, recording = stage, stage.recording
+    def __init__(self, stage: TorchStage, kernels: Callable[[Plan, KVManager], Kernels]) -> None:
+        self._stage, self._kernels, recording = stage, kernels, stage.recording
         self.device, self.max_positions = stage.device, recording.positions
         self.vocabulary_shares, self.group = stage.vocabulary_shares, recording.group
 
@@ -73,10 +87,8 @@ class FusedStage:
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
         return self._stage.incoming(tokens)
 
-    def forward(self, inputs: Inputs, ids: Tensor, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | Head:
-        plan = inputs.plan
-        kernels = TritonKernels(plan, kv)
-        return self._stage.run(Pass(kernels, plane.all_reduce, ids, plan.positions.clamp(min=0), x))
+    def forward(self, plan: Plan, ids: Tensor, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | Head:
+        return self._stage.run(Pass(self._kernels(plan, kv), plane.all_reduce, ids, plan.positions.clamp(min=0), x))
 
 
 class TritonKernels:
@@ -94,8 +106,7 @@ class TritonKernels:
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         return gate_act(gate_up, activation)
 
-    def attend(self, qkv: Tensor, a: LoadedAttention, writes: bool) -> Tensor:
-        assert writes, "of a model with an encoder"
+    def attend(self, qkv: Tensor, a: LoadedAttention) -> Tensor:
         keys, values = self._kv.keys[a.of.layer], self._kv.values[a.of.layer]
         rope = Rope(*a.rotary) if a.rotary is not None else None
         norms = None
@@ -103,6 +114,3 @@ class TritonKernels:
             norms = HeadNorms(a.query_norm.weight, a.key_norm.weight, a.key_norm.epsilon)
         q = write_kv(qkv, keys, values, self._plan, rope, norms=norms)
         return split_attention(q, keys, values, self._plan, a.of.scale, a.of.window).flatten(1)
-
-    def write_kv(self, kv: Tensor, a: LoadedAttention) -> None:
-        raise NotImplementedError("a model with an encoder")

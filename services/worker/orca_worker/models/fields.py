@@ -80,7 +80,9 @@ class Fields:
         """A token of the vocabulary."""
         value = self.get(name, default)
         if type(value) is not int or not 0 <= value < self._checkpoint.vocab_size:
-            raise self.refuse(f"gives {name} {shown(value)}, not a token of a vocabulary of {self._checkpoint.vocab_size}")
+            raise self.refuse(
+                f"gives {name} {shown(value)}, not a token of a vocabulary of {self._checkpoint.vocab_size}"
+            )
         return value
 
     def flag(self, name: str, default: bool) -> bool:

@@ -6,9 +6,9 @@ input tokens, then those of the decoder's own tokens:
     slot 0 .. n - 1   input tokens, written once, in the initiation
     slot n + j        the decoder's token at position j
 
-The decoder's token 0 is the start token, which every decoder of this kind begins with; a token at position p >= n of the
-request is the decoder's token p - n + 1. So a request needs a slot for each input token and for each token that it makes,
-as one of any other model does, and an initiation after a recovery follows the same rule.
+The decoder's token 0 is the start token, with which every decoder of this kind begins. A token at position p >= n of
+the request is the decoder's token p - n + 1. So a request needs a slot for each input token and for each token that it
+makes, as a request of any other model does. An initiation after a recovery follows the same rule.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ from ..iteration.batch import Batch
 from ..iteration.kv import KVManager, KVShape
 from ..partition import Slice
 from ..sampling.sampling import EndOfModel
+from .parts import parts
+from .positions import Sinusoids
 from .recording import (
     Attend,
     Attention,
@@ -39,8 +41,6 @@ from .recording import (
     Residual,
     WriteKV,
 )
-from .parts import parts
-from .positions import Sinusoids
 from .rotary import Rotary
 from .weights import WeightSource
 
@@ -86,12 +86,8 @@ class Kernels(Protocol):
         """gate_up [T, 2 I], the gate first -> activation(gate) * up [T, I]"""
         ...
 
-    def attend(self, qkv: Tensor, a: LoadedAttention, writes: bool) -> Tensor:
-        """Writes keys and values of qkv [T, width] -> [T, heads * head_size]. Without `writes`: q, they are there."""
-        ...
-
-    def write_kv(self, kv: Tensor, a: LoadedAttention) -> None:
-        """Writes keys and values [T, 2 * kv_heads * head_size]."""
+    def attend(self, qkv: Tensor, a: LoadedAttention) -> Tensor:
+        """Writes keys and values of qkv [T, width] -> [T, heads * head_size]"""
         ...
 
 
@@ -171,7 +167,13 @@ class TorchStage:
 
     def _pass(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Pass:
         ids, positions = (to_device(torch.from_numpy(each), self.device) for each in (batch.token_ids, batch.positions))
-        kernels = PlainKernels(batch, kv, self.recording, positions, self.device)
+        blocks = to_device(torch.from_numpy(kv.block_table(batch.rows, int(batch.ends.max()))), self.device)
+        of = batch.query_lengths, batch.contexts
+        slots, heads = to_device(torch.from_numpy(batch.slots), self.device), self.recording.kv_heads
+        split = SplitAttention(blocks, *of, slots, heads=heads, block_size=kv.block_size)
+        kernels = PlainKernels(split, kv, positions)
+        if batch.inputs is not None:
+            kernels = PartKernels(split, kv, positions, PartAttention(blocks, *of, batch.inputs.tolist()))
         return Pass(kernels, plane.all_reduce, ids, positions, None if x is None else x.to(self.dtype))
 
     def run(self, batch: Pass) -> Tensor | Callable[[Tensor | None], Tensor]:
@@ -209,7 +211,7 @@ class TorchStage:
             case WriteKV(rows, attention):
                 return partial(_write_kv, rows, self._attention(attention))
             case Attend(qkv, attention, out, writes):
-                return partial(_attend, qkv, self._attention(attention), out, writes)
+                return partial(_attend if writes else _attend_written, qkv, self._attention(attention), out)
             case Residual(terms):
                 return partial(_residual, [(x, *self._matrix(matrix)) for x, matrix in terms])
             case Head(x, table):
@@ -286,11 +288,17 @@ def _gated(x: Buffer, weight: Tensor, bias: Tensor | None, out: Buffer, activati
 
 
 def _write_kv(kv: Buffer, attention: LoadedAttention, batch: Pass) -> None:
+    assert isinstance(batch.kernels, PartKernels)
     batch.kernels.write_kv(batch.at[kv], attention)
 
 
-def _attend(qkv: Buffer, attention: LoadedAttention, out: Buffer, writes: bool, batch: Pass) -> None:
-    batch.at[out] = batch.kernels.attend(batch.at[qkv], attention, writes)
+def _attend(qkv: Buffer, attention: LoadedAttention, out: Buffer, batch: Pass) -> None:
+    batch.at[out] = batch.kernels.attend(batch.at[qkv], attention)
+
+
+def _attend_written(q: Buffer, attention: LoadedAttention, out: Buffer, batch: Pass) -> None:
+    assert isinstance(batch.kernels, PartKernels)
+    batch.at[out] = batch.kernels.attend_written(batch.at[q], attention)
 
 
 def _residual(terms: Sequence[tuple[Buffer, Tensor, Tensor | None]], batch: Pass) -> None:
@@ -310,18 +318,9 @@ def rms_norm(x: Tensor, norm: LoadedNorm) -> Tensor:
 class PlainKernels:
     """`Kernels` of plain torch."""
 
-    def __init__(
-        self, batch: Batch, kv: KVManager, recording: Recording, positions: Tensor, device: torch.device
-    ) -> None:
-        self._kv, self._positions = kv, positions
-        blocks = to_device(torch.from_numpy(kv.block_table(batch.rows, int(batch.ends.max()))), device)
-        slots = to_device(torch.from_numpy(batch.slots), device)
-        of = batch.query_lengths, batch.contexts, slots
-        heads, block_size = recording.kv_heads, kv.block_size
-        self._split = SplitAttention(blocks, *of, heads=heads, block_size=block_size)
-        self._parts: PartAttention | None = None
-        if batch.inputs is not None:
-            self._parts = PartAttention(blocks, batch.query_lengths, batch.contexts, batch.inputs.tolist())
+    def __init__(self, split: SplitAttention, kv: KVManager, positions: Tensor) -> None:
+        """positions [T] of the tokens in their requests."""
+        self._split, self._kv, self._positions = split, kv, positions
 
     def add_norm(self, x: Tensor, update: Tensor | None, norm: LoadedNorm) -> tuple[Tensor, Tensor]:
         if update is not None:
@@ -337,20 +336,36 @@ class PlainKernels:
         gate, up = gate_up.chunk(2, 1)
         return ACTIVATIONS[activation](gate) * up
 
-    def attend(self, qkv: Tensor, a: LoadedAttention, writes: bool) -> Tensor:
+    def attend(self, qkv: Tensor, a: LoadedAttention) -> Tensor:
         of = a.of
-        q, k, v = qkv.view(len(qkv), -1, of.head_size).split([of.heads, *[of.kv_heads * writes] * 2], 1)
+        q, k, v = qkv.view(len(qkv), -1, of.head_size).split([of.heads, of.kv_heads, of.kv_heads], 1)
         q = q if a.query_norm is None else rms_norm(q, a.query_norm)
         k = k if a.key_norm is None else rms_norm(k, a.key_norm)
         if a.rotary is not None:
             q, k = (turned(each, self._positions, *a.rotary) for each in (q, k))
         keys, values = self._kv.keys[of.layer], self._kv.values[of.layer]
-        if writes:
-            self._split.write(k, v, keys, values)
-        if self._parts is not None:
-            return self._parts(q, keys, values, of.scale, of.sees_input, a.bias).flatten(1)
+        self._split.write(k, v, keys, values)
         return self._split(q, keys, values, of.scale, of.window).flatten(1)
 
+
+class PartKernels(PlainKernels):
+    """Those of a batch of the encoder, or of the decoder, of a model that has both."""
+
+    def __init__(self, split: SplitAttention, kv: KVManager, positions: Tensor, attention: PartAttention) -> None:
+        super().__init__(split, kv, positions)
+        self._attention = attention
+
+    def attend(self, qkv: Tensor, a: LoadedAttention) -> Tensor:
+        q, kv = qkv.split([a.of.heads * a.of.head_size, 2 * a.of.kv_heads * a.of.head_size], 1)
+        self.write_kv(kv, a)
+        return self.attend_written(q, a)
+
     def write_kv(self, kv: Tensor, a: LoadedAttention) -> None:
-        k, v = kv.view(len(kv), 2, -1, a.of.head_size).unbind(1)
+        """Writes keys and values [T, 2 * kv_heads * head_size]."""
+        k, v = kv.unflatten(1, (2, -1, a.of.head_size)).unbind(1)
         self._split.write(k, v, self._kv.keys[a.of.layer], self._kv.values[a.of.layer])
+
+    def attend_written(self, q: Tensor, a: LoadedAttention) -> Tensor:
+        """q [T, heads * head_size] -> the same shape, over keys and values that are there."""
+        q, keys, values = q.unflatten(1, (-1, a.of.head_size)), self._kv.keys[a.of.layer], self._kv.values[a.of.layer]
+        return self._attention(q, keys, values, a.of.scale, a.of.sees_input, a.bias).flatten(1)

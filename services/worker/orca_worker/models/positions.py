@@ -1,4 +1,4 @@
-"""Positions that a table has: sinusoids, added to the embedding, and a bias by distance, added to attention's scores."""
+"""Positions as tables: sinusoids, added to the embedding, and a bias by distance, added to the scores of attention."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from orca_common.checkpoint import Checkpoint
 
@@ -24,8 +24,6 @@ class Configuration(Protocol):
     def layers(self) -> int: ...
 
 
-MODULES = ("orca_worker.sampling.sampling", "orca_worker.models.plain", "orca_worker.models.cpu")  # that `load` imports
-
 C = TypeVar("C", bound=Configuration)
 
 
@@ -37,8 +35,13 @@ class RecordedFamily(Generic[C]):
     record: Callable[[C, Place], Recording]  # raises FailedPrecondition where the model cannot be cut so
     prefix: str  # of tensors' names, in some files
 
-    needs_torch: ClassVar[bool] = True
-    modules: ClassVar[tuple[str, ...]] = MODULES
+    @property
+    def needs_torch(self) -> bool:
+        return True
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return "orca_worker.sampling.sampling", "orca_worker.models.plain", "orca_worker.models.cpu"
 
     def check(self, checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
         config = self.read(checkpoint)
@@ -85,4 +88,8 @@ class RecordedFamily(Generic[C]):
             from .cuda import on_cuda
 
             return on_cuda(stage, compute), weights.bytes_read
+        if device.type == "cpu" and compute.kernels == "device-loop" and not recording.encoder:
+            from .device_loop import on_cpu
+
+            return on_cpu(stage), weights.bytes_read
         return (SamplingModel(stage) if place.is_last else HiddenModel(stage)), weights.bytes_read

@@ -26,7 +26,7 @@ from .rotary import Rotary
 class Buffer(NamedTuple):
     """Rows [T, width]. An operand is read by linear operations alone, so it may be kept as they multiply it."""
 
-    index: int
+    number: int
     width: int
     is_operand: bool
 

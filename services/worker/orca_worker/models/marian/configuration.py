@@ -51,7 +51,9 @@ class MarianConfig:
         if hidden % heads:
             raise fields.refuse(f"cuts a hidden size of {hidden} in {heads} heads")
         if (vocabulary := fields.whole("decoder_vocab_size", checkpoint.vocab_size, 1 << 24)) != checkpoint.vocab_size:
-            raise fields.refuse(f"has vocabularies of {checkpoint.vocab_size} and {vocabulary} tokens; one is supported")
+            raise fields.refuse(
+                f"has vocabularies of {checkpoint.vocab_size} and {vocabulary} tokens; one is supported"
+            )
         for name in ("tie_word_embeddings", "share_encoder_decoder_embeddings"):
             if not fields.flag(name, True):
                 raise fields.lacks(f"several tables of tokens ({name} is false)")

@@ -43,7 +43,9 @@ class T5Config:
         buckets = fields.whole("relative_attention_num_buckets", 32)
         reach = fields.whole("relative_attention_max_distance", 128, MAX_REACH)
         if buckets < 4 or buckets % 2 or reach <= buckets // 2:
-            raise fields.refuse(f"has {buckets} buckets of distances up to {reach}: an even number from 4 to {2 * reach}")
+            raise fields.refuse(
+                f"has {buckets} buckets of distances up to {reach}: an even number from 4 to {2 * reach}"
+            )
         return cls(
             vocab_size=checkpoint.vocab_size,
             positions=checkpoint.max_positions,

@@ -1,0 +1,287 @@
+"""What both doors do: admit requests, open calls, describe the model."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from orca.v1.orca_pb2 import CancelRequest, Engine, GenerateRequest, GetModelResponse, ResumeRequest
+from orca_common.checkpoint import Checkpoint
+from orca_common.errors import (
+    DeadlineExceeded,
+    ErrorReason,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+    echo,
+)
+from orca_common.reservation import Reservation
+from orca_common.telemetry import Telemetry, trace_id_of
+from orca_pool.keys import scoped
+from orca_pool.pool import Pool
+from orca_pool.records import QueueLimits
+from orca_pool.retry import reached
+
+from ..requests.arrivals import Arrivals
+from ..requests.limits import full
+from ..requests.threads import Threads
+from ..requests.validation import Validator
+from ..settings import EndpointSettings
+from ..text.vocabulary import Vocabulary
+from .call import Call, CallLimits, Submission
+from .delivery import Delivery
+from .line import Outcome, current_line
+from .recent import Recent
+from .span import RequestSpan
+from .transcript import Transcript
+
+log = logging.getLogger(__name__)
+
+# A Resume finds room up to so many times `max_calls`: its request runs, and its endpoint may have died. Two full
+# endpoints can so take over from each other.
+RESUME_ROOM = 2
+WATCH = 0.1  # seconds between looks at whether an engine has formed
+LOOK = 5.0  # seconds between looks at what the engines reserve, once one has
+WAITING = 1024  # large inputs that may wait for a thread
+TOKENIZING = 4  # threads that tokenize: the library does without Python's lock
+ENGINES_SECONDS = 1.0  # for which the list of engines is told again
+MODEL_HEADER = "x-gateway-model-name"  # by which proxies choose among releases; docs/models.md
+
+
+class Endpoint:
+    """Serves clients of both doors: checks their requests and opens their calls.
+
+    Towards clients it is not ready, ready or draining.
+    """
+
+    def __init__(
+        self,
+        settings: EndpointSettings,
+        checkpoint: Checkpoint,
+        vocabulary: Vocabulary | None,
+        pool: Pool,
+        delivery: Delivery,
+        telemetry: Telemetry,
+    ) -> None:
+        self.settings, self.checkpoint = settings, checkpoint
+        self.telemetry = telemetry
+        self.name = settings.served_model_name or checkpoint.name
+        self.delivery = delivery
+        self._pool, self.vocabulary = pool, vocabulary
+        # Parsing holds Python's lock, so the loop shares it with one thread only.
+        self.large = Threads("large-inputs", 1, WAITING)
+        self.tokenizing = Threads("tokenizing", TOKENIZING, WAITING)
+        self._validator = Validator(settings, checkpoint, vocabulary, self.tokenizing)
+        self.arrivals = Arrivals()
+        self._engines = Recent(pool.engine_infos, ENGINES_SECONDS)
+        self._limits = CallLimits(settings.pool_patience, settings.call_buffer)
+        self._queue_limits = QueueLimits(
+            settings.max_waiting_bytes, settings.tenant_requests or None, settings.tenant_waiting_tokens or None
+        )
+        self._formed = False  # whether an engine has ever formed
+        self._reservation: Reservation | None = None  # of the engine that formed last
+        self._validating = 0  # requests whose text is being tokenized
+        self.draining = False
+
+    # -- readiness
+    def not_ready(self) -> str | None:
+        """Why no request can be served now; None when requests can be served. Callable from any thread."""
+        if self.draining:
+            return "leaving"
+        if not self.delivery.on_time():
+            return "the request pool does not answer"
+        if not self._formed:
+            return "no engine has formed yet"
+        return None
+
+    async def watch(self) -> None:
+        """Waits until an engine has formed."""
+        while not self._formed:
+            await self._look()
+            if not self._formed:
+                await asyncio.sleep(WATCH)
+        log.info("an engine has formed")
+
+    async def follow(self) -> None:
+        """Keeps up with the slots that engines reserve. Ends with its task."""
+        while True:
+            await asyncio.sleep(LOOK)
+            await self._look()
+
+    async def _look(self) -> None:
+        identity = await reached(self._pool.identity)
+        if identity is not None and identity.slots > 0:
+            self._formed, self._reservation = True, identity.reservation
+
+    # -- the methods of orca.v1.Orca
+    async def generate(
+        self,
+        request: GenerateRequest,
+        deadline: float | None,
+        carrier: Mapping[str, str],
+        names: Mapping[str, str] | None = None,
+        *,
+        tenant: str = "",
+        encoded: Sequence[int] | None = None,
+    ) -> Call:
+        """A call that will submit the request.
+
+        deadline: a moment of the loop's clock. carrier: the caller's metadata, for the trace. names: the caller's names
+        of the request's fields (see `validation`). tenant: whose key the caller sent; empty without keys. encoded: the
+        tokens of its text, where they are known. Raises what the validation raises, and when no call is admitted.
+        """
+        span = self._span("orca.request", "orca.submit", carrier)
+        with refused(span):
+            self._admit(deadline, self.settings.max_calls)
+            self.check_model(request.model)
+            self._validating += 1
+            try:
+                work = await self._validator.generate(request, names, encoded)
+            finally:
+                self._validating -= 1
+        if span is not None:
+            span.validated(work.record)
+        work.record.trace.update(trace_of(span, carrier))
+        return Call(
+            self._pool,
+            self.delivery,
+            self._limits,
+            Transcript(work.record.request_id, self.vocabulary),
+            tenant=tenant,
+            attempt=work.attempt,
+            submission=Submission(
+                work,
+                work.upfront(self._reservation),
+                deadline,
+                self.settings.max_waiting,
+                self._queue_limits,
+                tenant,
+                self.arrivals,
+            ),
+            deadline=deadline,
+            span=span,
+            interval=request.stream_interval,
+        )
+
+    def resume(
+        self, request: ResumeRequest, deadline: float | None, carrier: Mapping[str, str], *, tenant: str = ""
+    ) -> Call:
+        """A call that will attach to a known request. Arguments and errors as in `generate`."""
+        span = self._span("orca.resume", "orca.attach", carrier)
+        with refused(span):
+            self._admit(deadline, RESUME_ROOM * self.settings.max_calls)
+            attempt = self._validator.resume(request)
+        if span is not None:
+            span.named(request.request_id)
+        return Call(
+            self._pool,
+            self.delivery,
+            self._limits,
+            Transcript(request.request_id, self.vocabulary, from_index=request.from_index, digest=request.digest),
+            tenant=tenant,
+            attempt=attempt,
+            deadline=deadline,
+            span=span,
+            interval=request.stream_interval,
+        )
+
+    async def cancel(self, request: CancelRequest, *, tenant: str = "") -> bool:
+        """Cancels a request of a tenant. Whether it was alive.
+
+        Raises NotFound, and Unavailable when the pool stays away.
+        """
+        self._validator.cancel(request)
+        give_up = asyncio.get_running_loop().time() + self.settings.pool_patience
+        alive = await reached(lambda: self._pool.cancel(scoped(tenant, request.request_id)), give_up=give_up)
+        if alive is None:
+            raise NotFound(f"request {request.request_id} is not known; it may have ended long ago")
+        return alive
+
+    async def model(self) -> GetModelResponse:
+        """The model, the limits of what is accepted, and the engines that have formed."""
+        limits, checkpoint = self.settings, self.checkpoint
+        return GetModelResponse(
+            name=self.name,
+            digest=checkpoint.digest,
+            vocab_size=checkpoint.vocab_size,
+            max_positions=checkpoint.max_positions,
+            max_prompt_bytes=limits.max_prompt_bytes,
+            max_stop_strings=limits.max_stop_strings,
+            max_stop_bytes=limits.max_stop_bytes,
+            eos_token_ids=checkpoint.eos_token_ids,
+            has_tokenizer=self.vocabulary is not None,
+            engines=[
+                Engine(
+                    id=info.engine,
+                    tensor_parallel=info.tensor_parallel,
+                    pipeline_parallel=info.pipeline_parallel,
+                    slots=info.slots,
+                    epoch=info.epoch,
+                    weights=info.weights,
+                    policy=info.policy,
+                )
+                for info in await self._engines.get()
+            ],
+        )
+
+    def check_model(self, wanted: str) -> None:
+        """Raises NotFound for another model than the one that is served. Empty: whichever is served.
+
+        Where other releases share the address a model must be named, or InvalidArgument is raised.
+        """
+        others = self.settings.others
+        if wanted == self.name or not (wanted or others):
+            return
+        all_names = ", ".join(repr(name) for name in (self.name, *others))
+        if not wanted:
+            raise InvalidArgument("model", f"is missing; served here: {all_names}")
+        sentence = f"model: {echo(wanted)!r} is not served here; {all_names} {'are' if others else 'is'}"
+        if wanted in others:  # without the header the proxy did not know the way
+            sentence = f"model: {wanted!r} is served by another release; name it in {MODEL_HEADER}, too"
+        raise NotFound(sentence, reason=ErrorReason.UNKNOWN_MODEL)
+
+    # -- text
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token of a prompt; "" without a tokenizer."""
+        return self.vocabulary.texts(ids) if self.vocabulary is not None else [""] * len(ids)
+
+    def spell(self, token_id: int) -> str:
+        """The text of one token alone; "" without a tokenizer."""
+        return self.vocabulary.spell(token_id) if self.vocabulary is not None else ""
+
+    # -- the parts
+    def _admit(self, deadline: float | None, max_calls: int) -> None:
+        """Raises the error of a new call that cannot be served now. max_calls: streams above which it is refused."""
+        if self.draining:
+            raise Unavailable("this endpoint is leaving; call another one", reason=ErrorReason.ENDPOINT_LEAVING)
+        if deadline is not None and deadline <= asyncio.get_running_loop().time():
+            raise DeadlineExceeded("the deadline that the caller set had passed when the request arrived")
+        if self.delivery.count + self._validating >= max_calls:
+            raise full(f"this endpoint serves {max_calls} streams already")
+
+    def _span(self, request: str, submit: str, carrier: Mapping[str, str]) -> RequestSpan | None:
+        """The request's spans, from the arrival of its call on; None when nothing is traced."""
+        if not self.telemetry.enabled:
+            return None
+        return RequestSpan(self.telemetry.tracer, (request, submit), carrier, current_line(), self.name)
+
+
+@contextmanager
+def refused(span: RequestSpan | None) -> Iterator[None]:
+    """Ends the spans of a call that is refused, or whose client leaves, before there is a Call."""
+    try:
+        yield
+    except BaseException as error:
+        if span is not None:
+            span.ended(Outcome(error, None, overdue=False), error)
+        raise
+
+
+def trace_of(span: RequestSpan | None, carrier: Mapping[str, str]) -> dict[str, str]:
+    """The W3C headers that go on with a request: of its span, else the client's, else a new id for the log lines."""
+    if span is not None:
+        return span.carrier
+    if int(trace_id_of(carrier), 16):
+        return {name: carrier[name] for name in ("traceparent", "tracestate") if name in carrier}
+    return {"traceparent": f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00"}

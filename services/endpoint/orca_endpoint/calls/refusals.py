@@ -1,0 +1,101 @@
+"""The pool's refusals and its reasons for an end, as the errors that a client gets."""
+
+from orca_common.errors import (
+    Aborted,
+    AlreadyExists,
+    Cancelled,
+    DeadlineExceeded,
+    ErrorReason,
+    FailedPrecondition,
+    Internal,
+    NotFound,
+    OrcaError,
+    ResourceExhausted,
+    Unavailable,
+)
+from orca_pool.records import Busy, Reason, Refusal
+
+from ..requests.limits import RETRY_AFTER
+
+RETRY_AT_LEAST = 0.1  # seconds
+
+
+def refusal_error(refusal: Refusal, request_id: str, max_tokens: int, largest_engine: int) -> OrcaError:
+    """The error of a submit or an attach that the pool refused.
+
+    max_tokens: slots that the request needs. largest_engine: slots of the largest engine. Only NEVER_FITS needs them.
+    UNREGISTERED never reaches a client: the endpoint registers again. The transcript has the errors of the other two.
+    """
+    match refusal:
+        case Refusal.STALE:
+            return taken_over(request_id)
+        case Refusal.UNKNOWN:
+            return NotFound(f"request {request_id} is not known; it may have ended long ago")
+        case Refusal.OTHER_BODY:
+            return AlreadyExists(f"request_id: {request_id} is in use by a request with another body")
+        case Refusal.NEVER_FITS:
+            return FailedPrecondition(
+                f"request {request_id} needs {max_tokens} slots (input tokens + max_new_tokens); "
+                f"the largest engine has {largest_engine}",
+                reason=ErrorReason.TOO_LARGE,
+            )
+        case Refusal.NO_ENGINE:
+            return Unavailable("no engine has formed yet; try again later", reason=ErrorReason.NO_ENGINE)
+        case Refusal.MEMORY:
+            return ResourceExhausted("the request pool has no memory left; try again later", RETRY_AFTER)
+        case Refusal.UNREGISTERED | Refusal.FEWER_TOKENS | Refusal.OTHER_TOKENS:
+            raise AssertionError("the call answers these itself")
+        case Refusal.FULL | Refusal.TENANT_FULL | Refusal.LATE:
+            raise AssertionError("these come as Busy")
+
+
+def busy_error(busy: Busy, tenant: str) -> ResourceExhausted:
+    """The error of a submit that the pool refused because of what waits already. It says when to try again."""
+    after = RETRY_AFTER if busy.due is None else max(busy.due, RETRY_AT_LEAST)
+    again = f"try again in {after:.1f} s"
+    long = "" if busy.wait is None else f" and {busy.wait:.1f} s long"
+    match busy.why:
+        case Refusal.TENANT_FULL:
+            who = f"tenant {tenant!r}" if tenant else "every caller without a key"
+            return ResourceExhausted(
+                f"{who} has as many requests as it may; {again}", after, reason=ErrorReason.TENANT_FULL
+            )
+        case Refusal.LATE:
+            sentence = (
+                f"the queue is {busy.wait or 0:.1f} s long: the request could not end before its deadline; {again}"
+            )
+            return ResourceExhausted(sentence, after, reason=ErrorReason.QUEUE_LONG)
+        case _:
+            return ResourceExhausted(f"the queue is full{long}; {again}", after)
+
+
+def end_error(reason: Reason, request_id: str, trace_id: str) -> OrcaError:
+    """The error of a stream whose request ended for a reason that `Finished` cannot tell."""
+    match reason:
+        case Reason.ABORTED:
+            return taken_over(request_id)
+        case Reason.DEADLINE:
+            late = "the deadline that its caller set has passed, or could no longer be met"
+            return DeadlineExceeded(f"request {request_id}: {late}")
+        case Reason.DETACHED:
+            sentence = f"request {request_id} was ended: its client had left, and its detach grace is over"
+            return Cancelled(sentence, reason=ErrorReason.CLIENT_LEFT)
+        case Reason.NEVER_FITS:
+            return FailedPrecondition(
+                f"request {request_id} needs more slots than any engine has", reason=ErrorReason.TOO_LARGE
+            )
+        case Reason.MODEL_CHANGED:
+            sentence = f"request {request_id}: the release changed to other weights than made its first tokens"
+            return Aborted(sentence, reason=ErrorReason.MODEL_CHANGED)
+        case Reason.INTERNAL:
+            sentence = f"request {request_id}: engines were lost with it again and again"
+            return Internal(sentence, trace_id, reason=ErrorReason.ENGINES_LOST)
+        case Reason.NOT_FINITE:
+            sentence = f"request {request_id}: the model's logits for its next token are NaN or infinite"
+            return Internal(sentence, trace_id, reason=ErrorReason.LOGITS_NOT_FINITE)
+        case _:
+            raise AssertionError(f"{reason.name} is an end that Finished tells")
+
+
+def taken_over(request_id: str) -> Aborted:
+    return Aborted(f"request {request_id}: a newer call has taken over")

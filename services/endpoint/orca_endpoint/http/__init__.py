@@ -1,0 +1,1 @@
+"""All that any HTTP caller meets: connections, keys, bodies, answers and their errors."""

@@ -1,0 +1,48 @@
+"""Who may come in over HTTP: a client by its certificate, and a call by its API key, before its body is read."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from orca_common.api_keys import AUTHORIZATION, ApiKeys
+from orca_common.errors import Unauthenticated
+from orca_common.roles import Role, dns_names, roles_in, wrong_role
+
+from .connection import GuardedConnection
+from .errors import refused
+
+OPEN_PATHS = {"/health", "/version", "/docs", "/openapi.json"}  # without a key: probes, and how to call
+
+
+class KeyMiddleware:
+    """Refuses HTTP requests without a valid key, in OpenAI's shape. `tenant_in` reads the tenant of those that pass."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app, self._keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if scope["path"] not in OPEN_PATHS:
+                scope["orca.tenant"] = self._keys.tenant_of(Headers(scope=scope).get(AUTHORIZATION))
+        except Unauthenticated as error:
+            await refused(error)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def tenant_in(scope: Mapping[str, Any]) -> str:
+    """The tenant of a request that the KeyMiddleware let pass; empty without keys."""
+    return scope["orca.tenant"]
+
+
+class CertifiedConnection(GuardedConnection):
+    """Refuses what comes over a connection whose certificate has another role than client."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        roles = roles_in(dns_names(transport.get_extra_info("ssl_object").getpeercert()))
+        if Role.CLIENT not in roles:
+            self.app = refused(wrong_role("this door", [Role.CLIENT], roles))

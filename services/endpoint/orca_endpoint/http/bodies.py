@@ -1,0 +1,102 @@
+"""The bodies of HTTP requests: read within bounds of size and memory, parsed without holding up the loop."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from orca_common.errors import InvalidArgument, OrcaError
+
+from ..requests.limits import Held, Limits
+from ..requests.threads import BODY_IN_LOOP, Threads
+from .errors import BodyTooLarge, refused
+
+T = TypeVar("T")
+
+DRAINED_BODY = 8  # a body of up to this many times the limit is read and dropped, so that its client hears the refusal
+# The parser of JSON lets no other thread run: 100 ns a value. More values than this are refused before it begins.
+MAX_VALUES = 1 << 18
+
+
+class Body:
+    """The body of one request, which counts against the limits until it is released."""
+
+    def __init__(self, raw: bytes, held: Held) -> None:
+        self._raw, self.held = raw, held
+
+    def take(self) -> bytes:
+        """The bytes, once: nobody else keeps them."""
+        raw, self._raw = self._raw, b""
+        return raw
+
+
+class BodyMiddleware:
+    """Reads the body of each request, within the limits, before the application sees the request. `body_in` has it."""
+
+    def __init__(self, app: ASGIApp, limits: Limits, max_bytes: int) -> None:
+        self._app, self._limits, self._max_bytes = app, limits, max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with self._limits.call(peer_of(scope)), self._limits.body() as held:
+                scope["orca.body"] = Body(await self._read(Request(scope, receive), held), held)
+                await self._app(scope, receive, send)
+        except ClientDisconnect:
+            pass
+        except OrcaError as error:  # the application answers its own errors
+            await refused(error)(scope, receive, send)
+
+    async def _read(self, request: Request, held: Held) -> bytes:
+        """The body. Raises BodyTooLarge, but reads on first: a client that still sends would not hear the answer."""
+        parts, size = [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size <= self._max_bytes:
+                held.add(len(part))
+                parts.append(part)
+            else:
+                parts.clear()
+                held.release()
+            if size > self._max_bytes * DRAINED_BODY:
+                break
+        if size > self._max_bytes:
+            raise BodyTooLarge(f"body: more than {self._max_bytes} bytes; at most {self._max_bytes} are allowed")
+        return b"".join(parts)
+
+
+def body_in(scope: Mapping[str, Any]) -> Body:
+    """The body of a request that the BodyMiddleware has read."""
+    return scope["orca.body"]
+
+
+async def parsed(body: Body, parse: Callable[[bytes], T], threads: Threads) -> T:
+    """What `parse` makes of a body of JSON. A large one is parsed in a thread. Raises what it raises."""
+    raw = body.take()
+    if len(raw) <= BODY_IN_LOOP:
+        return parse(raw)
+
+    def work() -> T:
+        check_values(raw)
+        return parse(raw)
+
+    return await threads.run(work)
+
+
+def check_values(raw: bytes) -> None:
+    """Raises InvalidArgument for a body with so many values that parsing it would hold up everybody.
+
+    Counts commas outside of strings, and quotes: all of that is a few fast passes over the bytes.
+    """
+    plain = raw.replace(rb"\\", b"").replace(rb"\"", b"")
+    if plain.count(b'"') <= 4 * MAX_VALUES:
+        outside = b"".join(plain.split(b'"')[::2])
+        if outside.count(b",") < MAX_VALUES:
+            return
+    raise InvalidArgument("body", f"has too many values; at most {MAX_VALUES} are allowed")
+
+
+def peer_of(scope: Scope) -> str:
+    """The client's host."""
+    client: Any = scope.get("client")
+    return client[0] if client else ""

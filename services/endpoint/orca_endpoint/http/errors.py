@@ -1,0 +1,67 @@
+"""Errors as HTTP answers: status, headers, and a body in OpenAI's shape."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from orca_common.errors import (
+    ErrorReason,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    OrcaError,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
+
+from ..calls.line import note_error
+
+# HTTP status and OpenAI's error type of each error, by its gRPC status.
+STATUS: Mapping[str, tuple[int, str]] = {
+    "INVALID_ARGUMENT": (400, "invalid_request_error"),
+    "FAILED_PRECONDITION": (400, "invalid_request_error"),
+    "UNAUTHENTICATED": (401, "invalid_request_error"),
+    "PERMISSION_DENIED": (403, "invalid_request_error"),
+    "NOT_FOUND": (404, "invalid_request_error"),
+    "ALREADY_EXISTS": (409, "invalid_request_error"),
+    "ABORTED": (409, "invalid_request_error"),
+    "RESOURCE_EXHAUSTED": (429, "rate_limit_error"),
+    "CANCELLED": (499, "cancelled"),
+    "INTERNAL": (500, "server_error"),
+    "DATA_LOSS": (500, "server_error"),
+    "UNAVAILABLE": (503, "server_error"),
+    "DEADLINE_EXCEEDED": (504, "timeout"),
+}
+
+
+class BodyTooLarge(OrcaError):
+    """The body exceeds the limit: HTTP status 413."""
+
+
+def refused(error: OrcaError) -> JSONResponse:
+    """Makes the HTTP answer of an error, and notes the error in the call's line of the log."""
+    note_error(error)
+    status, headers, body = failure(error)
+    return JSONResponse(body, status, headers)
+
+
+def failure(error: OrcaError) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """HTTP status, headers and body of an error."""
+    status, kind = STATUS.get(error.code.name, (500, "server_error"))
+    headers, code, param = {}, None, None
+    match error:
+        case InvalidArgument() | FailedPrecondition():
+            param = error.field
+        case NotFound(reason=ErrorReason.UNKNOWN_MODEL):
+            param, code = "model", "model_not_found"
+        case Unauthenticated():
+            code, headers["WWW-Authenticate"] = "invalid_api_key", "Bearer"
+        case BodyTooLarge():
+            status, kind = 413, "invalid_request_error"
+        case ResourceExhausted():
+            headers["Retry-After"] = str(max(1, round(error.retry_after)))
+        case Unavailable():
+            headers["Retry-After"] = "1"
+    return status, headers, {"error": {"message": str(error), "type": kind, "param": param, "code": code}}

@@ -1,0 +1,126 @@
+"""One HTTP exchange of a call: a client that may leave, a deadline, an answer that is whole or a stream.
+
+The deadline comes in the header `X-Request-Timeout`, in seconds. A client that closes its connection leaves its call.
+"""
+
+import asyncio
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from orca_common.errors import DeadlineExceeded, InvalidArgument, OrcaError, echo, internal
+
+from ..calls.line import note_error
+from .errors import failure, refused
+
+TIMEOUT_HEADER = "x-request-timeout"
+DEADLINE_SLACK = 2.0  # seconds
+
+
+class Exchange(ABC):
+    """A method as an ASGI application. A Starlette endpoint would not hear that its client leaves."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = Answer(scope, receive, send)
+        try:
+            await while_connected(receive, self._serve(Request(scope, receive), answer))
+        except ClientDisconnect:
+            pass
+        except OrcaError as error:
+            await answer.fail(error)
+        except Exception as error:
+            await answer.fail(internal(error))
+
+    @abstractmethod
+    async def _serve(self, request: Request, answer: "Answer") -> None:
+        """Answers. What it raises is answered as an error."""
+
+
+class Answer:
+    """One HTTP answer: a whole one, or a stream of server-sent events."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self.started = False
+
+    async def start_stream(self, more: dict[str, str]) -> None:
+        """more: headers beside those of every stream."""
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        headers += [(name.lower().encode(), value.encode()) for name, value in more.items()]
+        self.started = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def write(self, chunk: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def whole(self, response: Response) -> None:
+        """Sends a whole answer."""
+        self.started = True
+        await response(self._scope, self._receive, self._send)
+
+    async def fail(self, error: OrcaError) -> None:
+        """Sends the error as the answer, or as the last event of a stream that has begun (no [DONE] follows then)."""
+        if self.started:
+            note_error(error)
+            await self.write(f"data: {json.dumps(failure(error)[2])}\n\n".encode())
+            await self.end()
+        else:
+            await self.whole(refused(error))
+
+
+@asynccontextmanager
+async def until(deadline: float | None) -> AsyncIterator[None]:
+    """Raises DeadlineExceeded some time after the deadline, a moment of the loop's clock.
+
+    The pool ends the request at its deadline. The slack lets the pool be first; this bound holds when the pool is away.
+    (gRPC itself ends a call at its deadline.)
+    """
+    try:
+        async with asyncio.timeout_at(None if deadline is None else deadline + DEADLINE_SLACK):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded("the deadline that X-Request-Timeout set has passed") from None
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Runs work. When the client closes its connection first, cancels the work and raises ClientDisconnect."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.create_task(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        await working
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+        del task, working, leaving  # a task holds its error, whose traceback holds this frame
+
+
+def deadline_of(request: Request) -> float | None:
+    """The deadline that the timeout header asks for, as a moment of the loop's clock."""
+    given = request.headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:  # NaN is not between them either
+        raise InvalidArgument("X-Request-Timeout", f"must be a number of seconds above 0; it is {echo(given)!r}")
+    return asyncio.get_running_loop().time() + seconds

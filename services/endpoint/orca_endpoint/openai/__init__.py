@@ -1,0 +1,1 @@
+"""The methods that are served over HTTP, in OpenAI's shape."""

@@ -1,0 +1,90 @@
+"""The parts of OpenAI's answers that all methods have: choices, usage, ends, and headers."""
+
+import math
+from collections.abc import AsyncIterator, Sequence
+
+from orca_common.errors import Cancelled
+from orca_pool.records import Reason
+
+from ..calls.events import Accepted, Event, Finished, Prompted, PromptToken, Token
+
+Numbered = AsyncIterator[tuple[int, list[Event]]]  # events that are there together, with the number of their choice
+
+
+def finish_reason(reason: Reason) -> str:
+    return "length" if reason is Reason.LENGTH else "stop"
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+class Choice:
+    """One generation for a prompt, as it grows."""
+
+    def __init__(self, echoed: str | None = None) -> None:
+        self.echoed = echoed  # the prompt's text, for a request with echo
+        self.texts: list[str] = [echoed or ""]
+        self.tokens: list[PromptToken | Token] = []  # with echo the prompt's come first
+        self.offset = 0  # characters given out
+        self.input_tokens = self.output_tokens = 0
+        self.finish: str | None = None
+        self.shown_tokens = 0  # tokens that a stream has shown, and so what it resumes from
+
+    @property
+    def mean_logprob(self) -> float:
+        """The mean logprob of the generated tokens."""
+        logprobs = [token.logprob for token in self.tokens if isinstance(token, Token) and token.logprob is not None]
+        return sum(logprobs) / len(logprobs) if logprobs else -math.inf
+
+    def end(self, event: Finished) -> None:
+        """The end of a choice that is not streamed."""
+        self.texts.append(event.text)
+        self.output_tokens, self.finish = event.output_tokens, finish_reason(event.reason)
+
+
+def finite(logprob: float) -> float:
+    """JSON has no infinity: what is impossible gets OpenAI's -9999."""
+    return logprob if logprob > -math.inf else -9999.0
+
+
+async def gather(events: Numbered, choices: Sequence[Choice], name: str, keep: bool) -> dict[str, str]:
+    """Fills the choices of an answer that is not streamed, and returns its headers. Raises Cancelled.
+
+    keep: the choices keep their tokens, for logprobs.
+    """
+    headers: dict[str, str] = {}
+    async for n, piece in events:
+        choice = choices[n]
+        for event in piece:
+            if isinstance(event, Token):
+                choice.texts.append(event.text)
+                if keep:
+                    choice.tokens.append(event)
+            elif isinstance(event, Accepted):
+                choice.input_tokens = event.input_tokens
+                headers = queue_headers(event)
+            elif isinstance(event, Prompted):
+                choice.tokens += event.tokens
+            else:
+                check_whole(event, name)
+                choice.end(event)
+    return headers
+
+
+def queue_headers(accepted: Accepted) -> dict[str, str]:
+    """Where a request stands when it is accepted: requests before it, and seconds until it begins, if that is known."""
+    headers = {"X-Queue-Position": str(accepted.queue_position)}
+    if accepted.starts_in is not None:
+        headers["X-Queue-Seconds"] = f"{accepted.starts_in:.1f}"
+    return headers
+
+
+def check_whole(event: Finished, name: str) -> None:
+    """Raises Cancelled for a request that was cancelled: OpenAI has no finish_reason for a part of an answer."""
+    if event.reason is Reason.CANCELLED:
+        raise Cancelled(f"request {name} was cancelled")

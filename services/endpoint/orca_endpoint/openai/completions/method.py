@@ -1,0 +1,85 @@
+"""`POST /v1/completions`: from the body to the last byte of the answer."""
+
+import secrets
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from orca.v1.orca_pb2 import GenerateRequest
+from orca_pool.records import Reason
+
+from ...calls.endpoint import Endpoint
+from ...calls.events import Event, Finished, Token
+from ...http.bodies import body_in, parsed
+from ...http.exchange import Answer, Exchange, deadline_of, until
+from ..answer import Choice, Numbered, gather, usage
+from ..generations import calls_of, together
+from ..stream import Stream
+from .answer import CompletionChunks, Logprobs, completion
+from .request import parse
+
+
+class Completions(Exchange):
+    """The method as an ASGI application."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    async def _serve(self, request: Request, answer: Answer) -> None:
+        endpoint = self._endpoint
+        deadline = deadline_of(request)
+        body = body_in(request.scope)
+        name = f"cmpl-{secrets.token_hex(12)}"
+        with endpoint.arrivals.coming():
+            asked = await parsed(body, lambda raw: parse(raw, endpoint.settings.max_prompts), endpoint.large)
+            calls = await calls_of(asked, name, endpoint, request, deadline)
+        choices = [Choice(self._text_of(sample.request) if asked.echo else None) for sample in asked.samples]
+        asked.samples.clear()  # long prompts need memory, and the calls have them until the pool does
+        logprobs = Logprobs(endpoint.spell) if asked.logprobs is not None else None
+        async with together(calls, body.held) as came, until(deadline):
+            events = without_tokens(came) if asked.only_prompt else came
+            if asked.stream:
+                numbered = len(calls) == 1
+                chunks = CompletionChunks(name, endpoint.name, asked.include_usage, numbered, logprobs)
+                stream = Stream(answer, chunks)
+                await stream.write(events, choices, name)
+                await stream.end(counted(choices, asked.each) if asked.include_usage else None)
+            else:
+                keep = logprobs is not None or asked.each > asked.n
+                headers = await gather(events, choices, name, keep)
+                shown, counts = best(choices, asked.n, asked.each), usage(*counted(choices, asked.each))
+                whole = completion(name, endpoint.name, shown, counts, logprobs)
+                await answer.whole(JSONResponse(whole, headers=headers))
+
+    def _text_of(self, request: GenerateRequest) -> str:
+        """The text of a prompt: as it was given, or its tokens'."""
+        if request.WhichOneof("prompt") == "text":
+            return request.text
+        return "".join(self._endpoint.texts(request.token_ids.ids))
+
+
+async def without_tokens(events: Numbered) -> Numbered:
+    """Leaves out the one token that every request makes, where the prompt alone is wanted."""
+    async for n, piece in events:
+        kept: list[Event] = [event for event in piece if not isinstance(event, Token)]
+        if kept and isinstance(end := kept[-1], Finished) and end.reason is not Reason.CANCELLED:
+            kept[-1] = Finished(Reason.LENGTH, 0, "", end.times)
+        if kept:
+            yield n, kept
+
+
+def best(choices: Sequence[Choice], n: int, each: int) -> list[Choice]:
+    """The n choices of each prompt, of its `each`: those with the highest mean logprob, the best first."""
+    if each == n:
+        return list(choices)
+    shown: list[Choice] = []
+    for first in range(0, len(choices), each):
+        of_prompt = sorted(choices[first : first + each], key=lambda choice: -choice.mean_logprob)
+        shown += of_prompt[:n]
+    return shown
+
+
+def counted(choices: Sequence[Choice], each: int) -> tuple[int, int]:
+    """Tokens of the prompts, each counted once, and of all that was generated for them."""
+    return sum(c.input_tokens for c in choices[::each]), sum(c.output_tokens for c in choices)

@@ -1,0 +1,154 @@
+"""The body of OpenAI's `POST /v1/completions`: the one list of its fields, and how requests are made of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orca.v1.orca_pb2 import GenerateRequest, TokenIds
+from orca_common.errors import InvalidArgument
+from orca_common.scores import MAX_TOP
+
+from ..body import get, text
+from ..fields import BOOLEAN, IDS, METADATA, MODEL, OURS, SAMPLED, STOP, STORE, STREAM, STRING, USER, Field
+from ..request import FIXED, UINT32, Asked, Sample, generation, include_usage_of, labels_of, read, request_of, token_ids
+
+FIELDS = (
+    MODEL,
+    Field(
+        "prompt",
+        "supported",
+        "Text, token ids, or a list of either. null is refused: a prompt is needed.",
+        {"oneOf": [STRING, {"type": "array", "items": STRING}, IDS, {"type": "array", "items": IDS}]},
+    ),
+    Field(
+        "best_of",
+        "supported",
+        "So many are generated for each prompt, and the `n` with the highest mean logprob are returned, the best "
+        "first. At least `n`; more than `n` cannot be streamed. All of them are counted in `usage`.",
+        {"type": "integer", "minimum": 1},
+    ),
+    Field("echo", "supported", "The prompt comes before each text, with `logprobs` its logprobs too.", BOOLEAN),
+    Field(
+        "logprobs",
+        "supported",
+        f"0 to {MAX_TOP} (OpenAI: 5): the logprob of each token, and as many of the most probable ones in "
+        "`top_logprobs`.",
+        {"type": "integer", "minimum": 0, "maximum": MAX_TOP},
+    ),
+    Field(
+        "max_tokens",
+        "supported",
+        "16 when absent. 0 with `echo`: the prompt alone.",
+        {"type": "integer", "minimum": 0, "default": 16},
+    ),
+    Field("n", "supported", "Choices for each prompt.", {"type": "integer", "minimum": 1, "default": 1}),
+    STOP,
+    *STREAM,
+    Field("suffix", "refused", "No model here inserts text. An empty string is accepted.", {"const": ""}),
+    USER,
+    *SAMPLED,
+    METADATA,
+    STORE,
+    *OURS,
+)
+NAMES = frozenset(field.name for field in FIELDS)
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's default
+OF_CHATS = {"messages": "is a field of chats; Orca serves completions: give a prompt"}
+FIXED_HERE = {"suffix": ("", "no model here inserts text"), **FIXED}
+# Our fields that have other names here. Those of `sampling` have the same without the prefix.
+OUR_NAMES: Mapping[str, str] = {
+    "text": "prompt",
+    "token_ids.ids": "prompt",
+    "max_new_tokens": "max_tokens",
+    "top_logprobs": "logprobs",
+}
+
+
+@dataclass(frozen=True)
+class Completion(Asked):
+    """A parsed body. `each` is its best_of."""
+
+    n: int  # choices that are shown of each prompt
+    logprobs: int | None  # most probable tokens that are wanted with each token; None: no logprobs at all
+    echo: bool
+    only_prompt: bool  # max_tokens is 0: the one token that every request makes is not shown
+
+
+def parse(raw: bytes, max_samples: int) -> Completion:
+    """Raises InvalidArgument that names the field. max_samples: generations that one body may ask for."""
+    body = read(raw, NAMES, OF_CHATS, FIXED_HERE)
+    stream = get(body, "stream", bool, "true or false", False)
+    n, best_of = choices_of(body, stream)
+    echo = get(body, "echo", bool, "true or false", False)
+    logprobs = get(body, "logprobs", int, "an integer", None)
+    if logprobs is not None and logprobs < 0:
+        raise InvalidArgument("logprobs", f"must be at least 0; it is {logprobs}")
+    max_tokens = get(body, "max_tokens", int, "an integer", DEFAULT_MAX_TOKENS)
+    if max_tokens < (0 if echo else 1):
+        raise InvalidArgument("max_tokens", f"must be at least 1, or 0 with echo; it is {max_tokens}")
+    common = request_of(body, max(max_tokens, 1))
+    if logprobs is not None or best_of > n:
+        common.logprobs = True
+    if logprobs is not None:
+        common.top_logprobs, common.prompt_logprobs = min(logprobs, UINT32), echo
+    return Completion(
+        samples=samples_of(body, common, best_of, max_samples),
+        each=best_of,
+        stream=stream,
+        include_usage=include_usage_of(body, stream),
+        labels=labels_of(body),
+        n=n,
+        logprobs=logprobs,
+        echo=echo,
+        only_prompt=max_tokens == 0,
+    )
+
+
+def choices_of(body: Mapping[str, Any], stream: bool) -> tuple[int, int]:
+    """n and best_of."""
+    n = get(body, "n", int, "an integer", 1)
+    if n < 1:
+        raise InvalidArgument("n", f"must be at least 1; it is {n}")
+    best_of = get(body, "best_of", int, "an integer", n)
+    if best_of < n:
+        raise InvalidArgument("best_of", f"is {best_of}; it must be at least n, which is {n}")
+    if best_of > n and stream:
+        raise InvalidArgument("best_of", "more than n cannot be streamed: the best are known at the end")
+    return n, best_of
+
+
+def samples_of(body: Mapping[str, Any], common: GenerateRequest, best_of: int, limit: int) -> list[Sample]:
+    """`best_of` requests for each prompt. The field is a string, a list of strings, of ids, or of lists of ids."""
+    value = body.get("prompt")
+    if value is None:
+        raise InvalidArgument("prompt", "is missing")
+    if isinstance(value, list) and not value:
+        raise InvalidArgument("prompt", "the prompt is empty")
+    several = isinstance(value, list) and isinstance(value[0], str | list)
+    items = value if several else [value]
+    if len(items) * best_of > limit:
+        if best_of == 1:
+            raise InvalidArgument(
+                "prompt", f"has {len(items)} prompts; at most {limit} are allowed (the server's max_prompts)"
+            )
+        each = f" for each of {len(items)} prompts" if len(items) > 1 else ""
+        problem = f"{best_of}{each} are too many; at most {limit} are allowed together (the server's max_prompts)"
+        raise InvalidArgument("best_of" if "best_of" in body else "n", problem)
+    samples = []
+    for n, item in enumerate(items):
+        field = f"prompt[{n}]" if several else "prompt"
+        names = {**OUR_NAMES, "text": field, "token_ids.ids": field}
+        for k in range(best_of):
+            request = generation(common, k)
+            if isinstance(item, str):
+                request.text = text(item, field)
+            elif isinstance(item, list):
+                request.token_ids.CopyFrom(TokenIds(ids=token_ids(item, field)))
+            else:
+                one = "must be a string or a list of token ids"
+                raise InvalidArgument(
+                    field, one if several else "must be a string, a list of token ids, or a list of either"
+                )
+            samples.append(Sample(request, names))
+    return samples

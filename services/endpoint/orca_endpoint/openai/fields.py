@@ -1,0 +1,105 @@
+"""Fields of bodies in OpenAI's shape, and those that several methods have.
+
+Each method has one list of its fields. Its reader refuses a field that is not there, `openapi` describes the list,
+docs/openai.md shows it as a table, and a test holds it against the types of the `openai` package.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
+
+from orca_common.sampling import MAX_BIASES, SAMPLING, Parameter
+
+Support = Literal["supported", "refused", "ours"]
+
+NUMBER, INTEGER, BOOLEAN, STRING = {"type": "number"}, {"type": "integer"}, {"type": "boolean"}, {"type": "string"}
+STRINGS = {"oneOf": [STRING, {"type": "array", "items": STRING}]}
+IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+
+
+class Field(NamedTuple):
+    """One field of the body: whether it is honoured, how, and its type as JSON Schema."""
+
+    name: str
+    support: Support  # ours: OpenAI's method has no such field
+    how: str
+    schema: dict[str, Any]
+
+
+# Sampling parameters that OpenAI has, and what is special about a parameter at this door.
+THEIRS = {"frequency_penalty", "logit_bias", "presence_penalty", "seed", "temperature", "top_p"}
+NOTES = {
+    "temperature": "1 when absent; OpenAI's limit is 2.",
+    "top_k": "-1: all.",
+    "seed": "The first choice draws with the seed itself, each other one with a seed made of it.",
+}
+DEFAULT_TEMPERATURE = 1.0
+
+
+def sampling_field(parameter: Parameter) -> Field:
+    """The field of a sampling parameter, by its table."""
+    name, limits = parameter.name, str(parameter.limits)
+    sentences = [parameter.sentence, limits and f"{limits[0].upper()}{limits[1:]}.", NOTES.get(name)]
+    return Field(
+        name, "supported" if name in THEIRS else "ours", " ".join(filter(None, sentences)), schema_of(parameter)
+    )
+
+
+def schema_of(parameter: Parameter) -> dict[str, Any]:
+    limits = parameter.limits
+    bounds = {"exclusiveMinimum" if limits.above else "minimum": limits.low, "maximum": limits.high}
+    default = DEFAULT_TEMPERATURE if parameter.name == "temperature" else parameter.default
+    match parameter.kind:
+        case "number":
+            return NUMBER | bounds | {"default": default}
+        case "biases":
+            return {"type": "object", "additionalProperties": NUMBER | bounds, "maxProperties": MAX_BIASES}
+        case _:  # -1 is a count, and a seed may be negative
+            return INTEGER
+
+
+MODEL = Field(
+    "model",
+    "supported",
+    "The name that `GET /v1/models` tells. Absent: whichever is served; where it tells several, one must be named.",
+    STRING,
+)
+STOP = Field("stop", "supported", "Up to 16 strings (OpenAI: 4). They are not part of the text.", STRINGS)
+STREAM = (
+    Field("stream", "supported", "Server-sent events, with `data: [DONE]` at the end.", BOOLEAN),
+    Field(
+        "stream_options",
+        "supported",
+        "Only with `stream`. `include_usage`: a last chunk with the usage. `include_obfuscation` must be false.",
+        {
+            "type": "object",
+            "properties": {"include_usage": BOOLEAN, "include_obfuscation": {"const": False}},
+            "additionalProperties": False,
+        },
+    ),
+)
+USER = Field("user", "supported", "Goes to the request's span as `orca.user`.", STRING)
+SAMPLED = tuple(sampling_field(parameter) for parameter in SAMPLING.values())
+METADATA = Field(
+    "metadata",
+    "ours",
+    "Up to 16 strings by name (64 characters; values 512), as OpenAI's other methods have it. They go to the "
+    "request's span as `orca.metadata.NAME`.",
+    {"type": "object", "additionalProperties": STRING, "maxProperties": 16},
+)
+STORE = Field("store", "ours", "false alone: nothing is stored. true is refused.", {"const": False})
+OURS = (
+    Field("stop_token_ids", "ours", "Generation ends with the first of these tokens.", IDS),
+    Field("ignore_eos", "ours", "Go on after the model's end-of-sequence token.", BOOLEAN),
+    Field(
+        "detach_grace",
+        "ours",
+        "Seconds for which the request lives on when its connection breaks, so that it can be taken up again.",
+        {"type": "number", "minimum": 0, "default": 0},
+    ),
+)
+
+
+def markdown(fields: Iterable[Field]) -> str:
+    """The table of a method's fields in docs/openai.md."""
+    rows = [f"| `{field.name}` | {field.support} | {field.how} |" for field in fields]
+    return "\n".join(["| field | | |", "| --- | --- | --- |", *rows])

@@ -1,0 +1,95 @@
+"""The methods of the HTTP door by their paths, and those that describe it: its models, its health, how to call it."""
+
+import time
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from orca_common.errors import Unavailable
+from orca_common.release import VERSION
+
+from ..calls.endpoint import Endpoint
+from ..http.routing import MethodRoute, application
+from .completions.answer import CompletionChunks, Logprobs
+from .completions.method import Completions
+from .openapi import described, page
+from .resumed import Resumed
+from .tokens import Tokens
+
+NOTHING_ELSE = "default-src 'none'; style-src 'unsafe-inline'"  # the page loads nothing
+
+
+def methods(endpoint: Endpoint) -> Starlette:
+    """Makes the application that serves all methods."""
+    tokens = Tokens(endpoint)
+
+    def chunks(name: str, include_usage: bool) -> CompletionChunks:
+        return CompletionChunks(name, endpoint.name, include_usage, True, Logprobs(endpoint.spell))
+
+    routes = [
+        MethodRoute("/v1/completions", Completions(endpoint), "POST"),
+        MethodRoute("/v1/completions/{id}", Resumed(endpoint, chunks), "GET", query=True),
+        MethodRoute("/tokenize", tokens.tokenize, "POST"),
+        MethodRoute("/detokenize", tokens.detokenize, "POST"),
+        *Pages(endpoint).routes(),
+    ]
+    return application(routes, instead)
+
+
+def instead(path: str, base: str) -> str:
+    """Says which path to call instead of an unknown one. base: the door's address."""
+    if path.startswith("/v1/chat"):
+        return f"Orca serves completions, not chats; POST a prompt to {base}/v1/completions"
+    return f"there is no such path; Orca serves completions, at {base}/v1/completions; {base}/docs lists all paths"
+
+
+class Pages:
+    """Methods that describe the door, as endpoints of Starlette."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._created = int(time.time())
+
+    def routes(self) -> list[Route]:
+        return [
+            MethodRoute("/v1/models", self._models, "GET", "HEAD"),
+            MethodRoute("/v1/models/{id:path}", self._model, "GET", "HEAD"),
+            MethodRoute("/health", self._health, "GET", "HEAD", query=True),  # probes may say what they like
+            MethodRoute("/version", self._version, "GET", "HEAD"),
+            MethodRoute("/openapi.json", self._openapi, "GET", "HEAD"),
+            MethodRoute("/docs", self._docs, "GET", "HEAD"),
+        ]
+
+    async def _models(self, request: Request) -> Response:
+        others = [self._card(name) for name in self._endpoint.settings.others]
+        return JSONResponse({"object": "list", "data": [self._own_card(), *others]})
+
+    async def _model(self, request: Request) -> Response:
+        self._endpoint.check_model(request.path_params["id"])
+        return JSONResponse(self._own_card())
+
+    def _own_card(self) -> dict[str, Any]:
+        return self._card(self._endpoint.name) | {"max_model_len": self._endpoint.checkpoint.max_positions}
+
+    def _card(self, name: str) -> dict[str, Any]:
+        """OpenAI's model object."""
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "orca"}
+
+    async def _health(self, request: Request) -> Response:
+        problem = self._endpoint.not_ready()
+        if problem is not None:
+            raise Unavailable(problem)
+        return JSONResponse({"status": "ok"})
+
+    async def _version(self, request: Request) -> Response:
+        return JSONResponse({"version": VERSION})
+
+    async def _openapi(self, request: Request) -> Response:
+        return JSONResponse(described(self._endpoint.name))
+
+    async def _docs(self, request: Request) -> Response:
+        base = str(request.base_url).rstrip("/")
+        return HTMLResponse(page(self._endpoint.name, base), headers={"Content-Security-Policy": NOTHING_ELSE})

@@ -1,0 +1,225 @@
+"""The HTTP door's description: `/openapi.json` for programs, `/docs` for people. Nothing is loaded from elsewhere."""
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from orca_common.release import VERSION
+
+from .completions.request import FIELDS
+from .fields import BOOLEAN, IDS, INTEGER, STRING
+
+STREAM = "text/event-stream"
+Schema = dict[str, Any]
+
+
+def described(name: str) -> Schema:
+    """The OpenAPI document of a door that serves the model of this name."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Orca",
+            "version": VERSION,
+            "description": f"Serves {name}. The completions API is OpenAI's; what is not supported is refused by name.",
+        },
+        "paths": PATHS,
+        "components": {
+            "schemas": SCHEMAS,
+            "responses": {"Error": answer("What was wrong, in OpenAI's shape.", "Error")},
+        },
+    }
+
+
+def reference(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def answer(description: str, schema: str, kind: str = "application/json") -> Schema:
+    return {"description": description, "content": {kind: {"schema": reference(schema)}}}
+
+
+def operation(summary: str, answers: Mapping[str, Schema], body: str | None = None, **more: Any) -> Schema:
+    """One method of a path; `body` names the schema of its body."""
+    found: Schema = {"summary": summary, "responses": {**answers, "default": {"$ref": "#/components/responses/Error"}}}
+    if body is not None:
+        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference(body)}}}
+    return found | more
+
+
+def thing(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+def parameter(name: str, where: str, description: str, schema: Schema, required: bool = False) -> Schema:
+    return {"name": name, "in": where, "description": description, "schema": schema, "required": required}
+
+
+REQUEST_ID = parameter("X-Request-Id", "header", "Your name of this request; it is given back.", STRING)
+POSITIVE = {"type": "number", "exclusiveMinimum": 0}
+TIMEOUT = parameter("X-Request-Timeout", "header", "The request's deadline, in seconds.", POSITIVE)
+EVENT_ID = parameter("Last-Event-ID", "header", "The id of the last event seen; counts before `from`.", INTEGER)
+FROM = parameter("from", "query", "Tokens that were seen; 0 when absent.", {"type": "integer", "minimum": 0})
+USAGE = parameter("include_usage", "query", "A last chunk with the usage.", BOOLEAN)
+MODEL = parameter("model", "query", "The completion's model, for proxies that choose a release by it.", STRING)
+ID = parameter("id", "path", "The completion's id; of one with several choices with -K behind it.", STRING, True)
+
+PATHS: dict[str, Schema] = {
+    "/v1/completions": {
+        "post": operation(
+            "Completes prompts.",
+            {"200": answer("The completion; with `stream` as server-sent events.", "Completion")},
+            "CompletionRequest",
+            parameters=[REQUEST_ID, TIMEOUT],
+        )
+    },
+    "/v1/completions/{id}": {
+        "get": operation(
+            "Takes a completion's stream up where it broke, at any endpoint.",
+            {"200": answer("The rest of the stream, as server-sent events.", "Completion", STREAM)},
+            parameters=[ID, FROM, USAGE, MODEL, EVENT_ID, REQUEST_ID, TIMEOUT],
+        )
+    },
+    "/v1/models": {
+        "get": operation("The models that are served at this address.", {"200": answer("The list.", "Models")})
+    },
+    "/v1/models/{model}": {
+        "get": operation(
+            "The model that is served.",
+            {"200": answer("The model.", "Model")},
+            parameters=[parameter("model", "path", "Its name.", STRING, True)],
+        )
+    },
+    "/tokenize": {
+        "post": operation("The tokens of a prompt.", {"200": answer("The tokens.", "Tokens")}, "TokenizeRequest")
+    },
+    "/detokenize": {
+        "post": operation("The text of tokens.", {"200": answer("The text.", "Text")}, "DetokenizeRequest")
+    },
+    "/health": {
+        "get": operation("Whether requests can be served; 503 says why not.", {"200": answer("Ready.", "Health")})
+    },
+    "/version": {"get": operation("The version of Orca.", {"200": answer("The version.", "Version")})},
+}
+
+SCHEMAS: dict[str, Schema] = {
+    "CompletionRequest": thing(
+        ("prompt",),
+        **{field.name: {**field.schema, "description": field.how} for field in FIELDS},
+    )
+    | {"additionalProperties": False},
+    "Completion": thing(
+        ("id", "object", "created", "model", "choices"),
+        id=STRING,
+        object={"const": "text_completion"},
+        created=INTEGER,
+        model=STRING,
+        choices={"type": "array", "items": reference("Choice")},
+        usage={"anyOf": [reference("Usage"), {"type": "null"}]},
+    ),
+    "Choice": thing(
+        ("index", "text", "logprobs", "finish_reason"),
+        index=INTEGER,
+        text=STRING,
+        logprobs={"anyOf": [reference("Logprobs"), {"type": "null"}]},
+        finish_reason={"enum": ["stop", "length", None]},
+    ),
+    "Logprobs": thing(
+        ("tokens", "token_logprobs", "top_logprobs", "text_offset"),
+        tokens={"type": "array", "items": STRING},
+        token_logprobs={"type": "array", "items": {"type": ["number", "null"]}},
+        top_logprobs={
+            "type": "array",
+            "items": {"type": ["object", "null"], "additionalProperties": {"type": "number"}},
+        },
+        text_offset={"type": "array", "items": INTEGER},
+    ),
+    "Usage": thing(
+        ("prompt_tokens", "completion_tokens", "total_tokens"),
+        prompt_tokens=INTEGER,
+        completion_tokens=INTEGER,
+        total_tokens=INTEGER,
+    ),
+    "Models": thing(("object", "data"), object={"const": "list"}, data={"type": "array", "items": reference("Model")}),
+    "Model": thing(
+        ("id", "object", "created", "owned_by"),
+        id=STRING,
+        object={"const": "model"},
+        created=INTEGER,
+        owned_by=STRING,
+        max_model_len=INTEGER,
+    ),
+    "TokenizeRequest": thing(
+        ("prompt",), model=STRING, prompt=STRING, add_special_tokens=BOOLEAN, return_token_strs=BOOLEAN
+    )
+    | {"additionalProperties": False},
+    "Tokens": thing(
+        ("count", "max_model_len", "tokens", "token_strs"),
+        count=INTEGER,
+        max_model_len=INTEGER,
+        tokens=IDS,
+        token_strs={"type": ["array", "null"], "items": STRING},
+    ),
+    "DetokenizeRequest": thing(("tokens",), model=STRING, tokens=IDS) | {"additionalProperties": False},
+    "Text": thing(("prompt",), prompt=STRING),
+    "Health": thing(("status",), status={"const": "ok"}),
+    "Version": thing(("version",), version=STRING),
+    "Error": thing(
+        ("error",),
+        error=thing(
+            ("message", "type", "param", "code"),
+            message=STRING,
+            type=STRING,
+            param={"type": ["string", "null"]},
+            code={"type": ["string", "null"]},
+        ),
+    ),
+}
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Orca: {name}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b2430; }}
+@media (prefers-color-scheme: dark) {{ body {{ background: #12171e; color: #dfe6ee; }} a {{ color: #8ab8ff; }} }}
+code, pre {{ font: 0.9em ui-monospace, monospace; }}
+pre {{ padding: 1rem; border: 1px solid #8884; border-radius: 6px; white-space: pre-wrap; overflow-wrap: anywhere; }}
+table {{ border-collapse: collapse; width: 100%; }}
+td, th {{ text-align: left; vertical-align: top; padding: 0.35rem 0.8rem 0.35rem 0; border-top: 1px solid #8884; }}
+td:first-child {{ white-space: nowrap; }}
+</style>
+</head>
+<body>
+<h1>Orca serves <code>{name}</code></h1>
+<p>The completions API is OpenAI's. What is not supported is refused by name, never ignored.
+The whole description is <a href="openapi.json">openapi.json</a>.</p>
+<pre>curl {base}/v1/completions -d '{{"model": "{name}", "prompt": "import os", "max_tokens": 8}}'</pre>
+<h2>Paths</h2>
+<table><tr><th>path</th><th>what</th></tr>{paths}</table>
+<h2>Fields of <code>POST /v1/completions</code></h2>
+<table><tr><th>field</th><th></th><th>how</th></tr>{fields}</table>
+</body>
+</html>
+"""
+
+
+def page(name: str, base: str) -> str:
+    """The page for people. base: the door's address as the reader knows it."""
+    paths = "".join(
+        f"<tr><td><code>{method.upper()} {escape(path)}</code></td><td>{escape(found['summary'])}</td></tr>"
+        for path, methods in PATHS.items()
+        for method, found in methods.items()
+    )
+    fields = "".join(
+        f"<tr><td><code>{field.name}</code></td><td>{field.support}</td><td>{sentence(field.how)}</td></tr>"
+        for field in FIELDS
+    )
+    return PAGE.format(name=escape(name), base=escape(base), paths=paths, fields=fields)
+
+
+def sentence(text: str) -> str:
+    """HTML of a text whose code stands in backticks."""
+    parts = [escape(part) for part in text.split("`")]
+    return "".join(f"<code>{part}</code>" if n % 2 else part for n, part in enumerate(parts))

@@ -1,0 +1,190 @@
+"""The parts of a body that all methods read alike: from JSON to a request without its prompt.
+
+A field that Orca cannot honour is refused by name, never ignored.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+
+from orca.v1.orca_pb2 import GenerateRequest, Sampling
+from orca_common.errors import InvalidArgument, echo
+from orca_common.sampling import SAMPLING, Kind
+
+from .body import as_number, check_names, get, load, number, strings, text
+from .fields import DEFAULT_TEMPERATURE
+
+UINT32 = (1 << 32) - 1
+LONGEST_GRACE = 1e9  # seconds; the validation knows the setting, this is what the message can hold
+METADATA_PAIRS, METADATA_NAME, METADATA_VALUE = 16, 64, 512  # OpenAI's limits
+
+Fixed = Mapping[str, tuple[Any, str]]  # fields that are accepted at one value only: the value, and why
+FIXED: Fixed = {"store": (False, "nothing is stored")}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One generation for a prompt as a request, and the caller's names of its fields."""
+
+    request: GenerateRequest
+    names: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A parsed body."""
+
+    samples: list[Sample]  # `each` for each prompt, one prompt after the other
+    each: int  # generations of one prompt
+    stream: bool
+    include_usage: bool
+    labels: Mapping[str, str]  # attributes of the requests' spans
+
+
+def read(raw: bytes, known: Collection[str], others: Mapping[str, str], fixed: Fixed = FIXED) -> dict[str, Any]:
+    """Reads the fields of a body that are not null.
+
+    others: a sentence for each field of other methods. Raises InvalidArgument for these, and for unknown fields.
+    """
+    body = load(raw)
+    for name, sentence in others.items():
+        if name in body:
+            raise InvalidArgument(name, sentence)
+    check_names(body, known)
+    body = {name: value for name, value in body.items() if value is not None}
+    for name, (value, why) in fixed.items():
+        if name in body and (body[name] != value or type(body[name]) is not type(value)):
+            raise InvalidArgument(name, f"must be {json.dumps(value)}: {why}")
+    if get(body, "model", str, "a string", None) == "":
+        raise InvalidArgument("model", "is empty")
+    return body
+
+
+def include_usage_of(body: Mapping[str, Any], stream: bool) -> bool:
+    options = get(body, "stream_options", dict, "an object", None)
+    if options is None:
+        return False
+    if not stream:
+        raise InvalidArgument("stream_options", "is allowed only with stream")
+    prefix = "stream_options."
+    check_names(options, {"include_usage", "include_obfuscation"}, prefix)
+    if get(options, "include_obfuscation", bool, "true or false", False, prefix + "include_obfuscation"):
+        raise InvalidArgument(prefix + "include_obfuscation", "must be false: chunks are not padded")
+    return get(options, "include_usage", bool, "true or false", False, prefix + "include_usage")
+
+
+def labels_of(body: Mapping[str, Any]) -> dict[str, str]:
+    """`user` and `metadata` as attributes of a span."""
+    labels = {}
+    if user := get(body, "user", str, "a string", ""):
+        labels["orca.user"] = text(user, "user")
+    metadata = get(body, "metadata", dict, "an object", {})
+    if len(metadata) > METADATA_PAIRS:
+        raise InvalidArgument("metadata", f"has {len(metadata)} members; at most {METADATA_PAIRS} are allowed")
+    for name, value in metadata.items():
+        field = f"metadata.{text(name, 'metadata')}"
+        if len(name) > METADATA_NAME:
+            raise InvalidArgument(
+                "metadata", f"has a name of {len(name)} characters; at most {METADATA_NAME} are allowed"
+            )
+        if not isinstance(value, str):
+            raise InvalidArgument(field, "must be a string")
+        if len(value) > METADATA_VALUE:
+            raise InvalidArgument(field, f"has {len(value)} characters; at most {METADATA_VALUE} are allowed")
+        labels[f"orca.{field}"] = text(value, field)
+    return labels
+
+
+def token_ids(value: Any, field: str) -> list[int]:
+    if not isinstance(value, list):
+        raise InvalidArgument(field, "must be a list of token ids")
+    for n, item in enumerate(value):
+        if isinstance(item, bool) or not isinstance(item, int):
+            raise InvalidArgument(f"{field}[{n}]", "must be a token id")
+        if not 0 <= item <= UINT32:
+            raise InvalidArgument(f"{field}[{n}]", f"is {echo(str(item), 20)}, which is no token id")
+    return value
+
+
+def request_of(body: Mapping[str, Any], max_tokens: int) -> GenerateRequest:
+    """All of a request but its prompt. Checks ranges that orca.v1 cannot hold; the validation checks the others."""
+    grace = number(body, "detach_grace", 0.0)
+    if not 0 <= grace <= LONGEST_GRACE:
+        raise InvalidArgument("detach_grace", f"must be a number of seconds from 0 on; it is {grace}")
+    duration = Duration()
+    duration.FromMilliseconds(round(grace * 1000))
+    return GenerateRequest(
+        max_new_tokens=min(max_tokens, UINT32),
+        sampling=sampling_of(body),
+        stop=strings(body.get("stop", []), "stop"),
+        stop_token_ids=token_ids(body.get("stop_token_ids", []), "stop_token_ids"),
+        ignore_eos=get(body, "ignore_eos", bool, "true or false", False),
+        model=body.get("model", ""),
+        detach_grace=duration,
+    )
+
+
+def sampling_of(body: Mapping[str, Any]) -> Sampling:
+    """The parameters that change something."""
+    found: dict[str, Any] = {"temperature": DEFAULT_TEMPERATURE}
+    found |= {name: READERS[one.kind](body, name) for name, one in SAMPLING.items() if name in body}
+    return Sampling(**{name: value for name, value in found.items() if value != SAMPLING[name].default})
+
+
+def a_number(body: Mapping[str, Any], name: str) -> float:
+    return as_number(body[name], name)
+
+
+def a_count(body: Mapping[str, Any], name: str) -> int | None:
+    """At least 1; None: as if it were absent."""
+    value = get(body, name, int, "an integer", None)
+    if value == -1:
+        return None
+    if value < 1:
+        raise InvalidArgument(name, f"must be at least 1, or -1 for all; it is {value}")
+    return min(value, UINT32)
+
+
+def a_seed(body: Mapping[str, Any], name: str) -> int:
+    value = get(body, name, int, "an integer", None)
+    if not -(1 << 63) <= value < 1 << 64:
+        raise InvalidArgument(name, "must have at most 64 bits")
+    return value % (1 << 64)
+
+
+def biases(body: Mapping[str, Any], name: str) -> dict[int, float]:
+    found = {}
+    for token_id, value in get(body, name, dict, "an object", {}).items():
+        if not (token_id.isascii() and token_id.isdecimal()) or int(token_id[:11]) > UINT32:
+            raise InvalidArgument(name, f"has the name {token_id[:20]!r}, which is no token id")
+        if int(token_id) in found:
+            raise InvalidArgument(f"{name}[{int(token_id)}]", "comes twice")
+        found[int(token_id)] = as_number(value, f"{name}[{int(token_id)}]")
+    return found
+
+
+# How a sampling parameter of a kind is read: from the body, by its name, which is there.
+READERS: Mapping[Kind, Callable[[Mapping[str, Any], str], Any]] = {
+    "number": a_number,
+    "count": a_count,
+    "seed": a_seed,
+    "biases": biases,
+}
+
+
+def generation(common: GenerateRequest, k: int) -> GenerateRequest:
+    """Copies a request for the k-th generation of a prompt, which draws with a seed of its own."""
+    request = GenerateRequest()
+    request.CopyFrom(common)
+    if k and request.sampling.HasField("seed"):
+        request.sampling.seed = seed_of_sample(common.sampling.seed, k)
+    return request
+
+
+def seed_of_sample(seed: int, k: int) -> int:
+    """The seed of a prompt's k-th generation; that of the first is the caller's own."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{k}".encode()).digest()[:8], "little")

@@ -1,0 +1,74 @@
+"""`GET .../{id}`: takes the stream of an answer up where it broke, at any endpoint. Ours, not OpenAI's.
+
+`from` is the number of tokens that the client has seen. `Last-Event-ID`, which a browser's EventSource sends by itself,
+is the same and counts before it. `model` is for a proxy that chooses the release by it. The older stream of the
+answer ends with an error.
+"""
+
+from collections.abc import Callable
+
+from starlette.requests import Request
+
+from orca.v1.orca_pb2 import ResumeRequest
+from orca_common.errors import DataLoss, InvalidArgument, NotFound
+
+from ..calls.endpoint import Endpoint
+from ..http.access import tenant_in
+from ..http.bodies import body_in
+from ..http.exchange import Answer, Exchange, deadline_of, until
+from ..http.request_ids import labels_in
+from .answer import Choice
+from .body import check_names
+from .generations import Single
+from .stream import Chunks, Stream
+
+EVENT_ID = "Last-Event-ID"
+UINT32 = (1 << 32) - 1
+
+
+class Resumed(Exchange):
+    """The method as an ASGI application."""
+
+    def __init__(self, endpoint: Endpoint, chunks: Callable[[str, bool], Chunks]) -> None:
+        """chunks: makes those of an answer, by its id and whether it has a usage; they are numbered."""
+        self._endpoint, self._chunks = endpoint, chunks
+
+    async def _serve(self, request: Request, answer: Answer) -> None:
+        endpoint, deadline = self._endpoint, deadline_of(request)
+        from_index, include_usage = asked_in(request)
+        model = request.query_params.get("model")
+        if model is not None:
+            endpoint.check_model(model)
+        wanted = ResumeRequest(request_id=request.path_params["id"], from_index=from_index)
+        call = endpoint.resume(wanted, deadline, dict(request.headers), tenant=tenant_in(request.scope))
+        call.label(labels_in(request.scope))
+        choice = Choice()
+        choice.shown_tokens = from_index
+        stream = Stream(answer, self._chunks(wanted.request_id, include_usage))
+        async with Single(call, body_in(request.scope).held) as events, until(deadline):
+            try:
+                await stream.write(events, [choice], wanted.request_id)
+            except DataLoss as error:
+                if call.unknown and not call.accepted:  # gRPC says DATA_LOSS: its clients have surely seen tokens
+                    raise NotFound(str(error)) from None
+                raise
+            await stream.end((choice.input_tokens, choice.output_tokens) if include_usage else None)
+
+
+def asked_in(request: Request) -> tuple[int, bool]:
+    """From which token on, and whether the usage is wanted. Raises InvalidArgument."""
+    given = request.query_params.multi_items()
+    names = [name for name, _ in given]
+    check_names(names, {"from", "include_usage", "model"})
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidArgument(name, "comes twice")
+    values = dict(given)
+    usage = values.get("include_usage", "false")
+    if usage not in {"true", "false"}:
+        raise InvalidArgument("include_usage", "must be true or false")
+    seen = request.headers.get(EVENT_ID)
+    field, text = ("from", values.get("from", "0")) if seen is None else (EVENT_ID, seen)
+    if not (text.isascii() and text.isdecimal() and int(text[:11]) <= UINT32):
+        raise InvalidArgument(field, "must be a number of tokens")
+    return int(text), usage == "true"

@@ -1,0 +1,78 @@
+"""An answer as server-sent events, from its beginning or from where an earlier stream broke."""
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from ..calls.events import Accepted, Event, Finished
+from ..http.exchange import Answer
+from .answer import Choice, Numbered, check_whole, queue_headers, usage
+
+
+class Chunks(ABC):
+    """Turns events into chunks. Constant parts are made once, so a chunk costs one small json.dumps.
+
+    A method has a class of its own with the shape of its choices.
+    """
+
+    def __init__(self, name: str, kind: str, model: str, include_usage: bool, numbered: bool) -> None:
+        """name: the answer's id. kind: OpenAI's `object`. numbered: each event has an id, the number of tokens that the
+        stream has shown by then; only of a single choice."""
+        head = {"id": name, "object": kind, "created": int(time.time()), "model": model}
+        self._head = json.dumps(head)[:-1]
+        self._usage = ',"usage":null' if include_usage else ""
+        self._numbered = numbered
+
+    @abstractmethod
+    def begun(self, n: int, choice: Choice) -> bytes:
+        """The chunk of a choice whose request was accepted; empty when there is nothing to show."""
+
+    @abstractmethod
+    def shown(self, n: int, choice: Choice, piece: Sequence[Event]) -> bytes:
+        """The chunks of events that came together, without the end; empty when there is nothing to show."""
+
+    @abstractmethod
+    def finished(self, n: int, choice: Choice, event: Finished) -> bytes:
+        """The last chunk of a choice."""
+
+    def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
+        counts = json.dumps(usage(prompt_tokens, completion_tokens))
+        return f'data: {self._head},"choices":[],"usage":{counts}}}\n\n'.encode()
+
+    def chunk(self, choice: Choice, body: str) -> bytes:
+        """The chunk of a choice. body: the choice as JSON."""
+        number = f"id: {choice.shown_tokens}\n" if self._numbered else ""
+        return f'{number}data: {self._head},"choices":[{body}]{self._usage}}}\n\n'.encode()
+
+
+class Stream:
+    """Writes events as chunks. Tokens that are there together are one chunk."""
+
+    def __init__(self, answer: Answer, chunks: Chunks) -> None:
+        self._answer, self._chunks = answer, chunks
+
+    async def write(self, events: Numbered, choices: Sequence[Choice], name: str) -> None:
+        """Sends headers with the first event, so that a refusal has its own status. Raises Cancelled."""
+        async for n, piece in events:
+            choice, first = choices[n], piece[0]
+            sent = b""
+            if isinstance(first, Accepted):
+                choice.input_tokens = first.input_tokens
+                if not self._answer.started:
+                    await self._answer.start_stream(queue_headers(first))
+                sent = self._chunks.begun(n, choice)
+            sent += self._chunks.shown(n, choice, piece)
+            if isinstance(last := piece[-1], Finished):
+                check_whole(last, name)
+                choice.output_tokens = last.output_tokens
+                sent += self._chunks.finished(n, choice, last)
+            if sent:
+                await self._answer.write(sent)
+
+    async def end(self, counts: tuple[int, int] | None) -> None:
+        """counts: tokens of the prompts and of the generations, where they are asked for."""
+        if counts is not None:
+            await self._answer.write(self._chunks.usage(*counts))
+        await self._answer.write(b"data: [DONE]\n\n")
+        await self._answer.end()

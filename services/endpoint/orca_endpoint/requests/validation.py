@@ -1,0 +1,239 @@
+"""The checks of requests, for both doors. Each error names the field as the caller wrote it.
+
+A `GenerateRequest` becomes `Work`: the pool's record and what a submit needs beside it. Otherwise InvalidArgument is
+raised, or FailedPrecondition for what this model cannot do.
+"""
+
+import hashlib
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from orca.v1.orca_pb2 import CancelRequest, GenerateRequest, ResumeRequest
+from orca.v1.pool_pb2 import PoolRequest
+from orca_common.checkpoint import Checkpoint
+from orca_common.errors import ErrorReason, FailedPrecondition, InvalidArgument
+from orca_common.reservation import Reservation
+
+from ..settings import EndpointSettings
+from ..text.vocabulary import Vocabulary
+from .sampling import sampling_params
+from .threads import TEXT_IN_LOOP, Threads
+
+MAX_ID = 128
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:~-]+")
+MAX_ATTEMPT = (1 << 53) - 1  # Lua's numbers are exact up to this one
+MAX_INTERVAL = 256  # tokens that may wait for one another
+
+
+@dataclass(frozen=True)
+class Work:
+    """A valid request, ready for the pool."""
+
+    record: PoolRequest
+    body_digest: str  # see `body_digest` below
+    attempt: int
+
+    @property
+    def max_tokens(self) -> int:
+        """Input tokens + max_new_tokens: the slots that the request fills at the end."""
+        return len(self.record.prompt_ids) + self.record.max_new_tokens
+
+    def upfront(self, reservation: Reservation | None) -> int:
+        """Slots that must be free for the request to begin. Without an engine: `max_tokens`."""
+        if reservation is None:
+            return self.max_tokens
+        return reservation.upfront(len(self.record.prompt_ids), self.record.max_new_tokens)
+
+
+class Attempts:
+    """Attempt numbers for callers that send none: the clock in microseconds, always growing."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def next(self) -> int:
+        self._last = max(self._last + 1, time.time_ns() // 1000)
+        return self._last
+
+
+class Validator:
+    """Checks requests against one model and one endpoint's limits."""
+
+    def __init__(
+        self, settings: EndpointSettings, checkpoint: Checkpoint, vocabulary: Vocabulary | None, threads: Threads
+    ) -> None:
+        """threads: tokenize long texts."""
+        self._limits, self._model, self._vocabulary, self._threads = settings, checkpoint, vocabulary, threads
+        self._attempts = Attempts()
+
+    async def generate(
+        self, request: GenerateRequest, names: Mapping[str, str] | None = None, encoded: Sequence[int] | None = None
+    ) -> Work:
+        """The work of a valid request; the caller adds `record.trace`. Raises InvalidArgument, FailedPrecondition, and
+        ResourceExhausted when too many long texts wait.
+
+        names: the caller's names of fields, where they differ from orca.v1's. encoded: the tokens of the request's
+        text, where another request had the same.
+        """
+        check = Fields(names or {})
+        request_id = self._request_id(request.request_id) if request.request_id else f"req-{secrets.token_hex(12)}"
+        attempt = self._attempt(request.attempt)
+        grace = self._grace(request, check)
+        sampling = sampling_params(request, request_id, self._model.vocab_size, check.error)
+        self._endings(request, check)
+        self._interval(request.stream_interval, check)
+        if request.max_new_tokens < 1:
+            raise check.error("max_new_tokens", "must be at least 1")
+        prompt_ids = await self._prompt(request, check, encoded)
+        eos = () if request.ignore_eos else self._model.eos_token_ids
+        record = PoolRequest(
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            max_new_tokens=request.max_new_tokens,
+            sampling=sampling,
+            end_token_ids=sorted({*request.stop_token_ids, *eos}),
+            stop_token_ids=request.stop_token_ids,
+            stop=request.stop,
+            detach_grace=grace,
+        )
+        return Work(record, body_digest(request), attempt)
+
+    def resume(self, request: ResumeRequest) -> int:
+        """Checks a ResumeRequest and returns its attempt. Raises InvalidArgument."""
+        self._request_id(request.request_id)
+        if request.from_index > self._model.max_positions:
+            raise InvalidArgument("from_index", f"must be at most {self._model.max_positions}")
+        if len(request.digest) not in {0, hashlib.sha1().digest_size}:
+            raise InvalidArgument("digest", "must be the 20 bytes of a SHA-1, or empty")
+        self._interval(request.stream_interval, Fields({}))
+        return self._attempt(request.attempt)
+
+    def cancel(self, request: CancelRequest) -> None:
+        """Checks a CancelRequest. Raises InvalidArgument."""
+        self._request_id(request.request_id)
+
+    # -- the parts
+    def _request_id(self, request_id: str) -> str:
+        if not request_id:
+            raise InvalidArgument("request_id", "is missing")
+        if len(request_id) > MAX_ID:
+            raise InvalidArgument("request_id", f"has {len(request_id)} characters; at most {MAX_ID} are allowed")
+        if not REQUEST_ID.fullmatch(request_id):
+            raise InvalidArgument("request_id", "may hold only letters, digits and . _ : ~ -")
+        return request_id
+
+    def _attempt(self, attempt: int) -> int:
+        if attempt > MAX_ATTEMPT:
+            raise InvalidArgument("attempt", f"must be below 2^53; it is {attempt}")
+        return attempt or self._attempts.next()
+
+    def _interval(self, tokens: int, check: "Fields") -> None:
+        if tokens > MAX_INTERVAL:
+            raise check.error("stream_interval", f"is {tokens}; at most {MAX_INTERVAL} are allowed")
+
+    def _grace(self, request: GenerateRequest, check: "Fields") -> float:
+        grace, limit = request.detach_grace, self._limits.max_detach_grace
+        if grace.seconds < 0 or not 0 <= grace.nanos <= 999_999_999:
+            raise check.error("detach_grace", "must not be negative")
+        seconds = grace.seconds + grace.nanos / 1e9
+        if seconds > limit:
+            raise check.error("detach_grace", f"is {seconds:g} s; at most {limit:g} s are allowed")
+        return seconds
+
+    def _endings(self, request: GenerateRequest, check: "Fields") -> None:
+        limits = self._limits
+        if len(request.stop) > limits.max_stop_strings:
+            raise check.error("stop", f"has {len(request.stop)} strings; at most {limits.max_stop_strings} are allowed")
+        for n, stop in enumerate(request.stop):
+            size = len(stop.encode())
+            if size == 0:
+                raise check.error("stop", "is an empty string", n)
+            if size > limits.max_stop_bytes:
+                raise check.error("stop", f"has {size} bytes; at most {limits.max_stop_bytes} are allowed", n)
+        if request.stop and self._vocabulary is None:
+            problem = "stop: this model has no tokenizer.json and so no text; use stop_token_ids"
+            raise FailedPrecondition(problem, "stop", reason=ErrorReason.NO_TOKENIZER)
+        if len(request.stop_token_ids) > limits.max_stop_token_ids:
+            count, limit = len(request.stop_token_ids), limits.max_stop_token_ids
+            raise check.error("stop_token_ids", f"has {count} ids; at most {limit} are allowed")
+        self._known(request.stop_token_ids, "stop_token_ids", check)
+
+    async def _prompt(self, request: GenerateRequest, check: "Fields", encoded: Sequence[int] | None) -> Sequence[int]:
+        kind = request.WhichOneof("prompt")
+        if kind is None:
+            raise check.error("prompt", "is missing: give text or token ids")
+        if kind == "token_ids":
+            field, ids = "token_ids.ids", request.token_ids.ids
+            if not ids:
+                raise check.error(field, "the prompt is empty")
+            self._fits(len(ids), request.max_new_tokens, field, check)
+            self._known(ids, field, check)
+            return ids
+        text = request.text
+        if not text:
+            raise check.error("text", "the prompt is empty")
+        size = len(text.encode())
+        if size > self._limits.max_prompt_bytes:
+            limit = self._limits.max_prompt_bytes
+            raise check.error("text", f"the prompt has {size} bytes; at most {limit} are allowed")
+        if self._vocabulary is None:
+            field = check.name("text")
+            problem = f"{field}: this model has no tokenizer.json; give the prompt as token ids"
+            raise FailedPrecondition(problem, field, reason=ErrorReason.NO_TOKENIZER)
+        if self._vocabulary.longest_token:
+            least = -(-size // self._vocabulary.longest_token)
+            self._fits(least, request.max_new_tokens, "text", check, "at least ")
+        if encoded is None:
+            encode = partial(self._vocabulary.encode, text)
+            encoded = encode() if size <= TEXT_IN_LOOP else await self._threads.run(encode)
+        if not encoded:
+            raise check.error("text", "the prompt has no tokens")
+        self._fits(len(encoded), request.max_new_tokens, "text", check)
+        self._known(encoded, "text", check)
+        return encoded
+
+    def _fits(self, tokens: int, new: int, field: str, check: "Fields", about: str = "") -> None:
+        limit = self._model.max_positions
+        if tokens >= limit:
+            raise check.error(field, f"the prompt has {about}{tokens} tokens; the model has {limit} positions")
+        if tokens + new > limit:
+            allowed = limit - tokens
+            problem = f"is {new}, but the prompt has {about}{tokens} tokens and the model {limit} positions: "
+            raise check.error("max_new_tokens", problem + f"at most {allowed} are allowed")
+
+    def _known(self, ids: Sequence[int], field: str, check: "Fields") -> None:
+        if ids and max(ids) >= self._model.vocab_size:
+            n = next(n for n, i in enumerate(ids) if i >= self._model.vocab_size)
+            problem = f"is {ids[n]}, but the vocabulary has {self._model.vocab_size} tokens"
+            raise check.error(field, problem, n)
+
+
+class Fields:
+    """Makes errors that name the request's fields as the caller does."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+
+    def name(self, field: str) -> str:
+        """What the caller calls a field of ours."""
+        return self._names.get(field) or (field.removeprefix("sampling.") if self._names else field)
+
+    def error(self, field: str, problem: str, position: int | None = None) -> InvalidArgument:
+        name = self.name(field)
+        return InvalidArgument(name if position is None else f"{name}[{position}]", problem)
+
+
+def body_digest(request: GenerateRequest) -> str:
+    """SHA-256 of the request without id, attempt, grace, interval, and model, of which an endpoint serves one.
+
+    Two requests with the same body are the same generation.
+    """
+    body = GenerateRequest()
+    body.CopyFrom(request)
+    for field in ("request_id", "attempt", "detach_grace", "stream_interval", "model"):
+        body.ClearField(field)
+    return hashlib.sha256(body.SerializeToString(deterministic=True)).hexdigest()

@@ -1,0 +1,84 @@
+"""A recorded stage with the kernels against the same in plain torch: the same weights, the same batches."""
+
+import numpy as np
+import pytest
+import torch
+from kernels.device_sampled import sampled_on_device
+from kernels.triton_device import DEVICE
+from torch import Tensor
+from worker.driver import Sampled, TinyEngine
+
+from orca_lab.shapes import Shape, gpt
+from orca_lab.shards import INCREMENT, INITIATION, Case, formed
+from orca_worker.data_plane.plane import DataPlane
+from orca_worker.device.model import Inputs, host_plan
+from orca_worker.iteration.batch import Batch
+from orca_worker.iteration.kv import KVManager
+from orca_worker.iteration.model import Compute
+from orca_worker.iteration.rows import ROW
+from orca_worker.models.cuda import FusedStage, TritonKernels
+from orca_worker.models.plain import TorchStage
+from orca_worker.partition import Place
+from orca_worker.sampling.sampling import EndOfModel, HiddenModel, SamplingModel, sample
+
+TINY = Shape("tiny", gpt(2, 36, 4, positions=96, vocab_size=211), 1, 1)
+PLAIN = Compute(kernels="torch")  # on a GPU too
+
+
+class Both(TorchStage):
+    """Runs an iteration in both ways and compares. Keys and values are those of the kernels' way."""
+
+    def __init__(self, model: TorchStage) -> None:
+        self.__dict__ = model.__dict__
+        self.fused = FusedStage(model, TritonKernels)
+        self.mixed = self.iterations = 0
+
+    def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | EndOfModel:
+        plain = super().forward(batch, kv, plane, x)
+        plan = host_plan(batch, kv, group=self.recording.group)
+        inputs = Inputs(plan.bounds, DEVICE).load(batch, plan, np.zeros(len(batch)))
+        fused = self.fused.forward(inputs.plan, inputs.given, kv, plane, x)
+        self.iterations += 1
+        self.mixed += 1 < len(batch) < len(batch.token_ids)
+        if isinstance(plain, Tensor) or isinstance(fused, Tensor):
+            torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
+            return plain
+        every = np.arange(len(batch.token_ids))
+        torch.testing.assert_close(fused(None), plain(every), rtol=1e-4, atol=1e-4)
+        if inputs.last is not None:
+            torch.testing.assert_close(fused(inputs.last), plain(batch.last), rtol=1e-4, atol=1e-4)
+        return plain
+
+
+@pytest.mark.parametrize("place", [Place(1, 1), Place(1, 2, 0), Place(2, 2, 1)], ids=str)
+def test_logits_and_hidden_states(place: Place) -> None:
+    torch.use_deterministic_algorithms(False)  # it would poison memory of the fake process groups too
+    torch.manual_seed(3)
+    with formed(TINY, place, "float32", DEVICE, 960, PLAIN) as stage:
+        held = stage._model
+        assert isinstance(held, SamplingModel | HiddenModel)
+        model = held.model
+        assert isinstance(model, TorchStage)
+        both = held.model = Both(model)
+        if place.is_last:
+            TinyEngine(stage, 960, 16, seed=1).run([Sampled([5 + n] * (1 + 8 * n), 3) for n in range(3)])
+            assert both.mixed
+        else:
+            for case in (Case(INITIATION, 2, 20), Case(INCREMENT, 2, 20)):
+                stage.run(case.message(TINY.config.vocab_size))
+        assert both.iterations > 1
+
+
+def test_sampling_of_a_mixed_batch() -> None:
+    """Greedy, drawn, and cut by top-k or top-p, beside one another: as in plain torch."""
+    torch.use_deterministic_algorithms(False)  # plain torch, on a GPU, sums as it likes
+    torch.manual_seed(2)
+    logits, requests = torch.randn(12, 3000).mul(3), np.zeros(12, ROW)
+    requests["temperature"] = [0, 0.7, 1.3] * 4
+    requests["top_k"][3:8], requests["top_p"][6:] = 20, 0.8
+    requests["seed"], requests["logprobs"] = np.arange(12), np.arange(12) % 2
+    for rows in (slice(0, 12), slice(0, 3), slice(0, 1)):
+        mine = sampled_on_device(logits[rows].to(DEVICE), requests[rows], np.arange(12)[rows])
+        right = sample(logits[rows], requests[rows], np.arange(12)[rows])
+        assert mine.token_ids == right.token_ids
+        assert mine.logprobs == pytest.approx(right.logprobs, abs=1e-5, nan_ok=True)
