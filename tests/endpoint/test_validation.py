@@ -229,7 +229,7 @@ async def test_a_model_with_an_encoder_has_no_logprobs_of_prompts(validator: Val
     of_t5 = Validator(limits, read_checkpoint(folder), None, threads)
     asked = generation([1, 2], prompt_logprobs=True)
     await validator.generate(asked)
-    with pytest.raises(FailedPrecondition, match=r"^prompt_logprobs: this model has an encoder") as refused:
+    with pytest.raises(FailedPrecondition, match=r"^prompt_logprobs: this model has an encoder"):
         await of_t5.generate(asked)
     with pytest.raises(FailedPrecondition, match=r"^echo: this model has an encoder") as refused:
         await of_t5.generate(asked, OUR_NAMES)
