@@ -59,7 +59,6 @@ def split_and_write(
     H: tl.constexpr,
     BIAS: tl.constexpr,
     HALF: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
 ):
     """Grid: tokens, pieces of H heads of the row from head FIRST on. HALF 0: no rotary embedding."""
@@ -78,15 +77,15 @@ def split_and_write(
             factor = 1.0 / tl.sqrt_rn(tl.sum(x * x, 1) / D + epsilon)
             x = normalized(x, factor, head, d, query_norm, key_norm, HEADS, KV_HEADS, D)
         if HALF > 0:
-            pair = partner(d, HALF, INTERLEAVED)[None, :]
+            pair = partner(d, HALF)[None, :]
             other = tl.load(row + pair, mask=real, other=0.0).to(tl.float32)
             if BIAS:
                 other += tl.load(bias + head[:, None] * D + pair, mask=real, other=0.0).to(tl.float32)
             if NORM:
-                of_pair = partner(d, HALF, INTERLEAVED)
+                of_pair = partner(d, HALF)
                 other = normalized(other, factor, head, of_pair, query_norm, key_norm, HEADS, KV_HEADS, D)
             position = tl.load(positions + token)
-            rotated = turned(x, other, d, position, cosines, sines, HALF, INTERLEAVED)
+            rotated = turned(x, other, d, position, cosines, sines, HALF)
             x = tl.where((head < HEADS + KV_HEADS)[:, None], rotated, x)
         result = x.to(q.dtype.element_ty)
         if FIRST < HEADS:
@@ -140,7 +139,7 @@ def write_kv(
         *((qkv, qkv, 0.0) if norms is None else norms),
         FIRST=first, HEADS=heads, KV_HEADS=kv_heads, BLOCK_SIZE=block_size, D=size,
         D_PADDED=triton.next_power_of_2(size), H=PROGRAM_HEADS, BIAS=bias is not None,
-        HALF=0 if rope is None else rope.half, INTERLEAVED=rope is not None and rope.interleaved,
+        HALF=0 if rope is None else rope.half,
         NORM=norms is not None,
     )  # fmt: skip
     return q

@@ -1,25 +1,33 @@
 """A recorded stage with the kernels against the same in plain torch: the same weights, the same batches."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from checkpoints import SHAPES, make_shape
 from kernels.device_sampled import sampled_on_device
 from kernels.triton_device import DEVICE
 from torch import Tensor
 from worker.driver import Sampled, TinyEngine
+from worker.logits import InTransformers, seen_by
+from worker.test_families import requests_for
 
+from orca_common.checkpoint import read_checkpoint
+from orca_kernels.triton.sampling import sample as sample_kernel
 from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import INCREMENT, INITIATION, Case, formed
 from orca_worker.data_plane.plane import DataPlane
-from orca_worker.device.model import Inputs, host_plan
+from orca_worker.device.model import DeviceModel, Inputs, host_plan
 from orca_worker.iteration.batch import Batch
 from orca_worker.iteration.kv import KVManager
 from orca_worker.iteration.model import Compute
 from orca_worker.iteration.rows import ROW
 from orca_worker.models.cuda import FusedStage, TritonKernels
 from orca_worker.models.plain import TorchStage
-from orca_worker.partition import Place
+from orca_worker.partition import SINGLE, Place
 from orca_worker.sampling.sampling import EndOfModel, HiddenModel, SamplingModel, sample
+from orca_worker.stage.stage import Stage
 
 TINY = Shape("tiny", gpt(2, 36, 4, positions=96, vocab_size=211), 1, 1)
 PLAIN = Compute(kernels="torch")  # on a GPU too
@@ -67,6 +75,24 @@ def test_logits_and_hidden_states(place: Place) -> None:
             for case in (Case(INITIATION, 2, 20), Case(INCREMENT, 2, 20)):
                 stage.run(case.message(TINY.config.vocab_size))
         assert both.iterations > 1
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_of_other_families_are_near_float64(tmp_path: Path, shape: str) -> None:
+    """In the batches of tests/worker/test_families.py, which runs the same on a CPU."""
+    folder = make_shape(tmp_path, shape)
+    oracle = InTransformers(folder, torch.float64)
+    stage = Stage(read_checkpoint(folder), "float32", DEVICE, 400, PLAIN)
+    stage.form(16)
+    held = stage._model
+    assert isinstance(held, SamplingModel)
+    assert isinstance(held.model, TorchStage)
+    stage._model = DeviceModel(FusedStage(held.model, TritonKernels), SINGLE, None, sample_kernel)
+    stage.allocate(400, 16)
+    requests = [Sampled(one.prompt, 3, {"logprobs": True}) for one in requests_for(211, 3, seed=3)]
+    for tokens, logits in seen_by(stage, requests):
+        assert (logits - oracle.logits(tokens)).abs().max() < 2e-4  # logits are about 4, and up to 13
+    assert all(len(request.made) == 3 for request in requests)
 
 
 def test_sampling_of_a_mixed_batch() -> None:

@@ -74,6 +74,9 @@ class StageOnCPU:
     def __init__(self, recording: Recording, weights: WeightSource, dtype: torch.dtype, compute: Compute):
         self.recording, self.place, self.dtype = recording, recording.place, dtype
         self.vocabulary_shares = recording.vocabulary_shares
+        if recording.group > kernels.MAX_GROUP:
+            shared = f"{recording.group} query heads share a key/value head; {kernels.MAX_GROUP} can"
+            raise FailedPrecondition(f"model: {shared} in the compiled kernels; kernels torch runs it")
         try:
             self.program = Program(dtype, compute.threads, compute.kernels)
         except ValueError as error:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from .fields import Fields
 
-LARGEST = 1e12  # of a theta or a factor
+LEAST, LARGEST = 1e-6, 1e12  # of a factor or another number of a scaling
+LEAST_THETA = 2.0
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,15 @@ class Rotary:
         the file says so itself. Raises FailedPrecondition for a kind that is not supported."""
         given = fields.part("rope_parameters" if fields.get("rope_parameters") else "rope_scaling")
         kind = given.get("rope_type", given.get("type", "default"))
-        if kind not in SCALINGS:
+        if not isinstance(kind, str) or kind not in SCALINGS:
             raise fields.refuse(f"asks for rotary positions of the kind {shown(kind)}; known are {', '.join(SCALINGS)}")
-        theta = given.number("rope_theta", fields.number("rope_theta", theta, 1e-6, LARGEST), 1e-6, LARGEST)
+        theta = fields.number("rope_theta", theta, LEAST_THETA, LARGEST)
+        theta = given.number("rope_theta", theta, LEAST_THETA, LARGEST)
         part = given.number("partial_rotary_factor", fields.number("partial_rotary_factor", part))
         numbers = {}
         for name, default in SCALINGS[kind].items():
             if given.get(name) is not None or default is not None:
-                numbers[name] = given.number(name, default, 0.0, LARGEST)
+                numbers[name] = given.number(name, default, LEAST, LARGEST)
             elif name in REQUIRED[kind]:
                 raise fields.refuse(f"asks for rotary positions of the kind {kind} without {name}")
         if kind == "yarn":

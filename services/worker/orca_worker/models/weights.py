@@ -18,7 +18,7 @@ from orca_common.errors import FailedPrecondition
 from ..iteration.model import Loading
 from ..partition import Slice
 from .recording import Head, Matrix
-from .weight_files import broken, header_of, weight_files
+from .weight_files import broken, header_of, missing, weight_files
 
 KEYS = "dtype", "shape", "data_offsets"
 MAX_AXES = 8  # of a stranger's tensor
@@ -122,7 +122,7 @@ class Weights(WeightSource):
             try:
                 self._entries |= read_header(file)
             except FileNotFoundError:
-                raise FailedPrecondition(f"model: {folder} lacks weights in safetensors ({file.name})") from None
+                raise missing(folder, file.name) from None
         self._check_memory()
 
         found = ((self._entry(name), part) for name, part in slices.items())

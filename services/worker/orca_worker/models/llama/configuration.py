@@ -88,6 +88,7 @@ def _windows(fields: Fields, kind: str, layers: int) -> tuple[int, ...]:
     if kinds is None:
         first = fields.whole("max_window_layers", 28, MAX_LAYERS) if fields.get("max_window_layers") != 0 else 0
         return tuple(window if i >= first else 0 for i in range(layers))
-    if not isinstance(kinds, list) or len(kinds) != layers or not {*kinds} <= {"sliding_attention", "full_attention"}:
+    known = ["sliding_attention", "full_attention"]
+    if not isinstance(kinds, list) or len(kinds) != layers or any(each not in known for each in kinds):
         raise fields.refuse(f"gives layer_types {shown(kinds)}, not sliding_attention or full_attention of each layer")
     return tuple(window if each == "sliding_attention" else 0 for each in kinds)

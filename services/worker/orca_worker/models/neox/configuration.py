@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from orca_common.checkpoint import Checkpoint
 
 from ..fields import MAX_LAYERS, MAX_WIDTH, Fields
-from ..rotary import Rotary
+from ..rotary import LARGEST, LEAST_THETA, Rotary
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class NeoXConfig:
         if hidden % heads:
             raise fields.refuse(f"cuts a hidden size of {hidden} in {heads} heads")
         positions, part = checkpoint.max_positions, fields.number("rotary_pct", 0.25)
-        theta = fields.number("rotary_emb_base", 10_000.0, 1e-6, 1e12)
+        theta = fields.number("rotary_emb_base", 10_000.0, LEAST_THETA, LARGEST)
         return cls(
             vocab_size=checkpoint.vocab_size,
             positions=positions,
