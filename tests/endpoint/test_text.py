@@ -8,7 +8,7 @@ import pytest
 from endpoint.harness import VOCABULARY, make_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from orca_common.errors import FailedPrecondition, Internal
 from orca_endpoint.text.vocabulary import StopMatcher, TextStream, Vocabulary, WindowDetokenizer
@@ -155,6 +155,20 @@ def test_byte_level_with_added_tokens(tmp_path: Path) -> None:
     assert text == tokenizer.decode(ids, skip_special_tokens=True)
     assert "im_start" not in text
     assert "<tool>" in text
+
+
+def test_the_end_token_that_a_tokenizer_puts_behind_each_text(tmp_path: Path) -> None:
+    """T5's does, and an encoder expects it. `special` false leaves it out."""
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581the", -1.0), ("\u2581pool", -2.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer.add_special_tokens(["<pad>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = Vocabulary(tmp_path / "tokenizer.json")
+    assert vocabulary.encode("the pool") == [3, 4, 1]
+    assert vocabulary.encode("the pool", special=False) == [3, 4]
+    assert vocabulary.decode([3, 4, 1]) == "the pool"
 
 
 def test_a_panic_of_the_tokenizer_library_is_an_error(tmp_path: Path) -> None:

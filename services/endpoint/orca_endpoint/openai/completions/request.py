@@ -62,6 +62,7 @@ OUR_NAMES: Mapping[str, str] = {
     "token_ids.ids": "prompt",
     "max_new_tokens": "max_tokens",
     "top_logprobs": "logprobs",
+    "prompt_logprobs": "echo",  # with logprobs
 }
 
 
