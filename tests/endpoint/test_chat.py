@@ -263,7 +263,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "top": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "at most 20"),
     "n": ({"n": 33}, "n", "between 1 and 32"),
     "prompt": ({"prompt": "a"}, "prompt", "a chat has messages"),
-    "unknown": ({"mesages": []}, "mesages", "messages"),
+    "unknown": ({"messagez": []}, "messagez", "messages"),
     "temperature": ({"temperature": -1}, "temperature", "between 0 and 100"),
     "long prompt": ({"messages": [{"role": "user", "content": "q " * 400}]}, "messages", "positions"),
 }

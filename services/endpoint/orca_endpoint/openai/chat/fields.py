@@ -78,7 +78,7 @@ FIELDS = (
         "max_completion_tokens",
         "supported",
         "Absent: `max_new_tokens` of the model's `generation_config.json`, or the setting `chat_tokens` (1024); less "
-        "where the model or the engines have no room for so many.",
+        "where the model or the engines have no room for it.",
         COUNT,
     ),
     Field("max_tokens", "supported", "The older name of `max_completion_tokens`.", COUNT),

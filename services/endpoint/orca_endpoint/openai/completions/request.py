@@ -77,8 +77,10 @@ class Completion(Asked):
 
 
 def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING) -> Completion:
-    """Raises InvalidArgument that names the field. max_samples: generations that one body may ask for. defaults: of the
-    model's sampling."""
+    """Raises InvalidArgument with the field's name.
+
+    max_samples: generations that one body may ask for. defaults: of the model's sampling.
+    """
     body = read(raw, NAMES, OF_CHATS, FIXED_HERE)
     stream = get(body, "stream", bool, "true or false", False)
     n, best_of = choices_of(body, stream)
