@@ -27,6 +27,10 @@ HOME = {  # import package -> the folder that holds it
     "orca_cli": "cli",
 }
 PURE = ("core", "lifecycle", "timers", "share")  # of orca_scheduler
+WORKER = (  # rooms of orca_worker, the lowest first
+    *("settings", "machine", "partition", "processes", "data_plane"),
+    *("iteration", "sampling", "device", "models", "stage", "rank", "pod", "__main__"),
+)
 IMPURE = {  # modules of the standard library with a clock, chance or the world in them
     *("asyncio", "concurrent", "contextvars", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "queue"),
     *("random", "sched", "secrets", "select", "selectors", "shutil", "signal", "socket", "subprocess", "sys"),
@@ -153,7 +157,7 @@ RULES = [
         lambda i: ours(
             i,
             *("orca_local", "orca_common", "orca.v1", "orca_pool.reach"),
-            *("orca_worker.beginning", "orca_worker.forks", "orca_worker.forked_process"),
+            *("orca_worker.processes.beginning", "orca_worker.processes.forks"),
             *("orca_worker.models.families", "orca_worker.machine"),
             *(f"{service}.settings" for service in ("orca_endpoint", "orca_scheduler", "orca_worker")),
         ),
@@ -189,6 +193,17 @@ RULES = [
         ),
         modules=PURE,
     ),
+    *[
+        Rule(
+            f"the worker's {room} imports only rooms below it: {', '.join(WORKER[:floor])}",
+            "orca_worker",
+            lambda i, below=WORKER[: floor + 1]: (
+                i.top != "orca_worker" or i.within(*(f"orca_worker.{name}" for name in below))
+            ),
+            modules=(room,),
+        )
+        for floor, room in enumerate(WORKER)
+    ],
     *[
         Rule(
             f"orca_endpoint.{room} -> {', '.join(below) or 'no other room'}; {', '.join(banned)} never",
@@ -322,10 +337,12 @@ STARTS = {
     "orca_cli.main, orca_cli.serving": SLOW | DOORS,
     "orca_endpoint.app": SLOW,
     "orca_scheduler.app": SLOW | {"uvicorn", "tokenizers"},
-    "orca_worker.beginning": SLOW | DOORS | LIGHT,  # the fork server begins when a supervisor has imported no more
-    "orca_worker.supervisor": SLOW | DOORS,
-    "orca_worker.fork_server": (SLOW | DOORS) - {"numpy"},  # it hears what the model needs from its supervisor
-    "orca_worker.rank": (SLOW | DOORS) - {"numpy"},  # torch comes when it is known that the model needs it
+    # the fork server begins when a supervisor has imported no more
+    "orca_worker.processes.beginning": SLOW | DOORS | LIGHT,
+    "orca_worker.pod.supervisor": SLOW | DOORS,
+    # its supervisor tells it which libraries the model needs
+    "orca_worker.processes.fork_server": (SLOW | DOORS) - {"numpy"},
+    "orca_worker.rank.app": (SLOW | DOORS) - {"numpy"},  # torch comes when it is known that the model needs it
 }
 
 
@@ -339,6 +356,11 @@ def test_a_start_imports_nothing_slow(modules: str) -> None:
 def test_no_circle() -> None:
     found = [" <-> ".join(circle) for circle in circles(import_graph(ROOT))]
     assert not found, "modules import each other"
+
+
+def test_every_room_of_the_worker_has_a_floor() -> None:
+    found = (path for path in sources(ROOT, "orca_worker") if path.name != "__init__.py")
+    assert {path.relative_to(ROOT / HOME["orca_worker"]).parts[1].removesuffix(".py") for path in found} == set(WORKER)
 
 
 def test_environment() -> None:

@@ -13,7 +13,7 @@ import pytest
 from orca.v1 import orca_pb2, pool_pb2, sampling_pb2, worker_pb2
 from orca_common.errors import ErrorReason
 from orca_endpoint.grpc.methods import OrcaMethods
-from orca_worker.controller import Controller
+from orca_worker.rank.controller import Controller
 
 PROTOS = Path(__file__).parents[1] / "protos"
 BUF = "1.75.0"  # in the npm registry

@@ -17,7 +17,7 @@ from orca_client import AsyncOrcaClient, OrcaClient
 from orca_common.sampling import LOGPROBS, SAMPLING, Parameter, Range, markdown
 from orca_endpoint.openai.completions.request import FIELDS
 from orca_endpoint.openai.request import READERS
-from orca_worker.rows import PLAIN
+from orca_worker.iteration.rows import PLAIN
 
 ROOT = Path(__file__).parents[1]
 EVERY = {**SAMPLING, **LOGPROBS}
@@ -32,10 +32,10 @@ TOUCHED = {
 }
 # And what the rank does with it: penalties and biases change logits, min-p cuts the draw.
 RANK = {
-    "services/worker/orca_worker/adjusting.py",
-    "services/worker/orca_worker/rows.py",
-    "services/worker/orca_worker/sampling.py",
-    "services/worker/orca_worker/host_draw.py",
+    "services/worker/orca_worker/sampling/adjusting.py",
+    "services/worker/orca_worker/iteration/rows.py",
+    "services/worker/orca_worker/sampling/sampling.py",
+    "services/worker/orca_worker/sampling/host_draw.py",
 }
 # What names some of them for a reason of its own, and need not know a new one.
 OTHERS = {

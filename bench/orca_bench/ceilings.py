@@ -23,7 +23,7 @@ import torch
 
 from orca_kernels.cpu.build import CannotBuild, compiler
 from orca_lab.roofline import Accelerator, accelerator
-from orca_worker.kv import untouched
+from orca_worker.iteration.kv import untouched
 
 READ_BYTES = 400 << 20  # far more than any cache holds
 WAYS = tuple(itertools.product((1, 2, 4, 8), (0, 32)))  # streams of a thread, and cache lines asked for ahead

@@ -15,7 +15,7 @@ from typing import Any
 from orca_common.errors import FailedPrecondition
 from orca_kernels.cpu.cores import cores
 from orca_lab.roofline import Accelerator
-from orca_worker.rank import open_device
+from orca_worker.rank.app import open_device
 
 from .ceilings import at_best, of_device
 from .engine import EngineOptions, chosen_cases

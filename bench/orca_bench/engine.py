@@ -20,11 +20,11 @@ from orca_kernels.cpu.cores import cores
 from orca_local.stack import DEMO_MODEL
 from orca_scheduler.core.core import ScheduleBatch
 from orca_scheduler.ranks.members import put_members
-from orca_worker.dtype import choose_dtype
-from orca_worker.models.model import Compute
+from orca_worker.iteration.model import Compute
+from orca_worker.models.dtype import choose_dtype
 from orca_worker.partition import ITEM_BYTES
-from orca_worker.rank import open_device
-from orca_worker.stage import Stage
+from orca_worker.rank.app import open_device
+from orca_worker.stage.stage import Stage
 
 from .cases import WARM_UP_SEED, Case, fixed, own_cases, pick, read_cases, vocabulary_of
 from .machine import isa, resident_bytes

@@ -95,7 +95,7 @@ def main() -> None:
         environment = child_environment({"ORCA_MODEL": model, "ORCA_LOG_LEVEL": "WARNING", "ORCA_THREADS": "1"})
         if given.model:
             environment["ORCA_DTYPE"] = given.dtype
-        command = [sys.executable, "-m", "orca_worker.rank"]
+        command = [sys.executable, "-m", "orca_worker.rank.app"]
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as rank:
             assert rank.stdout is not None
             address = json.loads(rank.stdout.readline())["address"]

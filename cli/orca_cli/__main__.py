@@ -13,7 +13,7 @@ from orca_cli import stdout
 from orca_cli.settings import quiet_grpc
 
 if TYPE_CHECKING:
-    from orca_worker.beginning import Begun
+    from orca_worker.processes.beginning import Begun
 
 EXTRAS = {"generate": "cli", "bench": "bench"}  # of commands; all others come with the extra `serve`
 
@@ -23,7 +23,7 @@ def begin_forks(arguments: Sequence[str]) -> Begun | None:
     the command has no stack, shows its help, or will say what is not installed."""
     if arguments[:1] not in (["serve"], ["demo"]) or "--help" in arguments or not find_spec("uvloop"):
         return None
-    from orca_worker.beginning import POD, begin
+    from orca_worker.processes.beginning import POD, begin
 
     return begin(POD)
 

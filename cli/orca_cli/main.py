@@ -41,7 +41,10 @@ SERVICES = {  # command -> the module with its main, and what it does
         "orca_scheduler.app",
         "Runs one scheduler: it claims requests, selects batches, and drives the engines.",
     ),
-    "worker": ("orca_worker.supervisor", "Runs one worker pod: a supervisor, and below it a process for each rank."),
+    "worker": (
+        "orca_worker.pod.supervisor",
+        "Runs one worker pod: a supervisor, and below it a process for each rank.",
+    ),
 }
 # timeout(1) and other programs that start one signal it and then its whole group: that is no second Ctrl-C.
 SAME_SECONDS = 0.5

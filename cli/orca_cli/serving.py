@@ -21,8 +21,8 @@ from orca_common.service import in_thread
 from orca_local.run_folder import new_run
 from orca_local.settings import ServeSettings, StackSettings, StateSettings
 from orca_local.stack import DEMO_MODEL, Stack
-from orca_worker.beginning import Begun
 from orca_worker.models.families import check_type
+from orca_worker.processes.beginning import Begun
 
 from .stdout import Lossy
 

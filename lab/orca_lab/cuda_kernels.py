@@ -28,7 +28,7 @@ from orca_kernels.triton.plan import Plan, plan_batch
 from orca_kernels.triton.sampling import greedy, sample
 from orca_kernels.triton.write_kv import write_kv
 from orca_worker.models.gpt2.configuration import GPT2Config
-from orca_worker.rank import open_device
+from orca_worker.rank.app import open_device
 
 from .roofline import Work, accelerator
 from .shapes import SHAPES

@@ -33,18 +33,18 @@ from torch._C._distributed_c10d import FakeProcessGroup, Store
 
 from orca.v1 import worker_pb2
 from orca_scheduler.ranks.members import increment, initiation, put_members
-from orca_worker.data_plane import Loopback
+from orca_worker.data_plane.plane import Loopback
+from orca_worker.data_plane.process_groups import Group, ProcessGroups, open_store
+from orca_worker.iteration.model import Compute, Model
 from orca_worker.models.families import topology
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.models.gpt2.model import GPT2
 from orca_worker.models.gpt2.slices import slices_of
-from orca_worker.models.model import Compute, Model
+from orca_worker.models.weights import WeightSource
 from orca_worker.partition import ITEM_BYTES, Place, RankShare, Slice
-from orca_worker.process_groups import Group, ProcessGroups, open_store
-from orca_worker.rank import open_device
-from orca_worker.sampling import HiddenModel, SamplingModel
-from orca_worker.stage import Stage
-from orca_worker.weights import WeightSource
+from orca_worker.rank.app import open_device
+from orca_worker.sampling.sampling import HiddenModel, SamplingModel
+from orca_worker.stage.stage import Stage
 
 from .roofline import ACCELERATORS, Work, accelerator, work
 from .shapes import SHAPES, Shape

@@ -5,8 +5,7 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from orca_worker.forked_process import ForkedProcess
-from orca_worker.forks import Forked, Forks
+from orca_worker.processes.forks import Forked, ForkedProcess, Forks
 
 from .child import Child
 

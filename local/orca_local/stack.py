@@ -26,10 +26,10 @@ from orca_common.roles import Role
 from orca_common.service import in_thread
 from orca_common.settings import variable
 from orca_common.tls import Certificates, transport_of
-from orca_worker.beginning import POD, Begun, begin
-from orca_worker.forks import Forks
 from orca_worker.machine import check_gpus, compile_kernels, kernels_needed
 from orca_worker.models.families import check_partition, check_type, family_of, modules_of
+from orca_worker.processes.beginning import POD, Begun, begin
+from orca_worker.processes.forks import Forks
 
 from . import embedded_pool, serve_log
 from .child import MODULE, Child, RedisChild

@@ -15,8 +15,8 @@ import torch
 
 from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_endpoint.text.vocabulary import Vocabulary
+from orca_worker.iteration.model import Compute
 from orca_worker.models.families import check_partition, load_model
-from orca_worker.models.model import Compute
 from orca_worker.partition import SINGLE
 
 Case = Callable[[Path], object]

@@ -122,7 +122,7 @@ def _chat_template(folder: Path) -> Target:
 
 
 def _safetensors(folder: Path) -> Target:
-    from orca_worker.weights import read_header
+    from orca_worker.models.weights import read_header
 
     folder.mkdir(parents=True)
     path = folder / "model.safetensors"
@@ -140,7 +140,7 @@ def _index(folder: Path) -> Target:
     import torch
 
     from orca_worker.models.gpt2.slices import slices_of
-    from orca_worker.weights import Weights
+    from orca_worker.models.weights import Weights
 
     folder.mkdir(parents=True)
     (folder / "config.json").write_bytes(corpus("config")[0])

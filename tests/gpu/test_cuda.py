@@ -20,10 +20,10 @@ from orca_lab.roofline import accelerator
 from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, formed, measure_place, places
 from orca_lab.shards import Case as ShardCase
-from orca_worker.models.model import Compute
+from orca_worker.data_plane.process_groups import ProcessGroups, open_store
+from orca_worker.iteration.model import Compute
 from orca_worker.partition import Place
-from orca_worker.process_groups import ProcessGroups, open_store
-from orca_worker.stage import Stage
+from orca_worker.stage.stage import Stage
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,11 +12,11 @@ from iterations import iteration_of
 from orca.v1 import worker_pb2
 from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, formed
-from orca_worker.device_model import DeviceModel
-from orca_worker.graphs import BUCKETS
-from orca_worker.models.model import Compute
+from orca_worker.device.graphs import BUCKETS
+from orca_worker.device.model import DeviceModel
+from orca_worker.iteration.model import Compute
 from orca_worker.partition import SINGLE
-from orca_worker.stage import Stage
+from orca_worker.stage.stage import Stage
 
 pytestmark = [
     pytest.mark.gpu,

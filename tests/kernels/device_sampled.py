@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from orca_kernels.transfer import to_device
-from orca_worker.device_sampling import Tokens, choose_cut, choose_on_device, is_cut
-from orca_worker.models.model import Output
-from orca_worker.rows import Adjusted
-from orca_worker.sampling import PLAIN
-from orca_worker.scoring import tops
+from orca_worker.device.model import Tokens, choose_cut, choose_on_device, is_cut
+from orca_worker.iteration.model import Output
+from orca_worker.iteration.rows import Adjusted
+from orca_worker.sampling.sampling import PLAIN
+from orca_worker.sampling.scoring import tops
 
 
 def sampled_on_device(

@@ -34,7 +34,7 @@ for name in endpoint worker; do
   variant "orca-$name" other true 'COPY other_model other_model'
 done
 variant orca-worker broken \
-  "echo 'raise SystemExit(\"orca-rank: this image never forms; it is for tests of updates\")' > /opt/orca/lib/orca_worker/rank.py"
+  "echo 'raise SystemExit(\"orca-rank: this image never forms; it is for tests of updates\")' > /opt/orca/lib/orca_worker/rank/app.py"
 
 $build -t valkey:8 -f - . <<'DOCKERFILE'
 FROM python:3.11-slim

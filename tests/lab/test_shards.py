@@ -16,12 +16,12 @@ from orca_lab import shards
 from orca_lab.roofline import ACCELERATORS, Work, accelerator, work
 from orca_lab.shapes import SHAPES, Shape, gpt
 from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, RandomWeights, Row, formed, measure_place, places
+from orca_worker.iteration.model import Compute, Model
 from orca_worker.models.gpt2.model import GPT2
 from orca_worker.models.gpt2.slices import slices_of
-from orca_worker.models.model import Compute, Model
 from orca_worker.partition import SINGLE, Place
-from orca_worker.sampling import SamplingModel
-from orca_worker.stage import Stage
+from orca_worker.sampling.sampling import SamplingModel
+from orca_worker.stage.stage import Stage
 
 DEVICE = torch.device("cpu")
 HIDDEN = 48

@@ -7,7 +7,7 @@ the logits are the same bits, so the tokens are equal.
 
 import numpy as np
 
-from orca_worker.sampling import uniform
+from orca_worker.sampling.sampling import uniform
 
 NEAR = 1e-5  # of a probability
 

@@ -14,8 +14,8 @@ from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.checkpoint import read_checkpoint
 from orca_scheduler.core.core import Member
 from orca_scheduler.ranks.members import increment, initiation, put_members
-from orca_worker.models.model import Compute
-from orca_worker.stage import Stage
+from orca_worker.iteration.model import Compute
+from orca_worker.stage.stage import Stage
 
 
 @dataclass

@@ -28,15 +28,15 @@ from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
 from orca_scheduler.core.core import Member
 from orca_scheduler.ranks.members import increment, initiation, put_members
-from orca_worker.beginning import begin
-from orca_worker.controller import Controller
-from orca_worker.forks import ForkServer
+from orca_worker.data_plane.rendezvous import Rendezvous
+from orca_worker.iteration.model import Compute
 from orca_worker.models.families import family_of, modules_of
-from orca_worker.models.model import Compute
-from orca_worker.rank_process import RankProcess
-from orca_worker.rendezvous import Rendezvous
+from orca_worker.pod.supervisor import RankProcess
+from orca_worker.processes.beginning import begin
+from orca_worker.processes.forks import ForkServer
+from orca_worker.rank.controller import Controller
 from orca_worker.settings import RankSettings
-from orca_worker.stage import Stage
+from orca_worker.stage.stage import Stage
 
 BLOCK_SIZE = 4
 LOOPBACK = "127.0.0.1"

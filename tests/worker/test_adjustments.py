@@ -18,9 +18,9 @@ from worker.test_sampling import requests_of
 
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.scores import unpack_prompt, unpack_tops
-from orca_worker import scoring
-from orca_worker.rows import Adjusted
-from orca_worker.sampling import sample
+from orca_worker.iteration.rows import Adjusted
+from orca_worker.sampling import scoring
+from orca_worker.sampling.sampling import sample
 
 VOCABULARY, POSITIONS, SLOTS = 97, 48, 12 * 48
 KERNELS = pytest.mark.parametrize("kernels", ["auto", "torch"])
@@ -217,8 +217,8 @@ def test_a_plain_batch_does_no_work_for_adjustments(folder: Path, monkeypatch: p
     def never(*_: Any) -> None:
         raise AssertionError("work that nobody asked for")
 
-    monkeypatch.setattr("orca_worker.sampling.adjust", never)
-    monkeypatch.setattr("orca_worker.sampling.tops", never)
+    monkeypatch.setattr("orca_worker.sampling.sampling.adjust", never)
+    monkeypatch.setattr("orca_worker.sampling.sampling.tops", never)
     monkeypatch.setattr("orca_worker.models.gpt2.cpu.PromptScores", never)
     engine = TinyEngine(make_stage(folder, SLOTS, 4), SLOTS, 4)
     engine.run([Sampled(prompt, 4, {"temperature": n % 2}) for n, prompt in enumerate(prompts(4, 12))])
@@ -236,7 +236,7 @@ def test_on_a_device_adjusted_rows_take_the_plain_way(monkeypatch: pytest.Monkey
     def kernel(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.tensor(plain.token_ids), torch.tensor(plain.logprobs)
 
-    monkeypatch.setattr("orca_worker.device_sampling.sample", kernel)
+    monkeypatch.setattr("orca_worker.device.model.sample", kernel)
     output = sampled_on_device(logits, table, draws, {1: one})
     expected = sample(logits, table, draws, {1: one})
     assert output.token_ids == expected.token_ids

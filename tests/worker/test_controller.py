@@ -24,12 +24,12 @@ from orca_common.errors import Unavailable
 from orca_common.protocol import PROTOCOL, TERM_METADATA
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
-from orca_worker import lane
-from orca_worker.controller import Controller
-from orca_worker.gpu_thread import GpuThread
-from orca_worker.models.model import Compute
-from orca_worker.rendezvous import Rendezvous
-from orca_worker.stage import Stage
+from orca_worker.data_plane.rendezvous import Rendezvous
+from orca_worker.iteration.model import Compute
+from orca_worker.rank import lane
+from orca_worker.rank.controller import Controller
+from orca_worker.stage.gpu_thread import GpuThread
+from orca_worker.stage.stage import Stage
 
 Stream = Any  # grpc.aio's bidirectional call
 
@@ -340,7 +340,7 @@ async def test_a_report_goes_to_the_lane_that_asked(tmp_path: Path) -> None:
 async def test_iterations_do_not_pile_up(
     tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orca_worker.iterations.MAX_WAITING", 2)
+    monkeypatch.setattr("orca_worker.rank.iterations.MAX_WAITING", 2)
     async with serving(make_timed(tmp_path, seconds=1)) as rank:
         await rank.member()
         run = rank.stub.Run()

@@ -11,10 +11,10 @@ import torch
 from orca_common.errors import FailedPrecondition
 from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import INITIATION, Case, formed
-from orca_worker.data_plane import DataPlane, Loopback, PeerLost
-from orca_worker.models.model import Output
+from orca_worker.data_plane.plane import DataPlane, Loopback, PeerLost
+from orca_worker.data_plane.rendezvous import Rendezvous
+from orca_worker.iteration.model import Output
 from orca_worker.partition import SINGLE, Place
-from orca_worker.rendezvous import Rendezvous
 
 RENDEZVOUS = Rendezvous("127.0.0.1", torch.device("cpu"))
 Pool = ThreadPoolExecutor

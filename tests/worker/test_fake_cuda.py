@@ -22,8 +22,8 @@ from orca_lab.shapes import SHAPES, Shape, gpt
 from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, formed, places, share_of, work_of
 from orca_worker.models.gpt2.model import GPT2
 from orca_worker.partition import Place
-from orca_worker.sampling import HiddenModel, SamplingModel
-from orca_worker.stage import Stage
+from orca_worker.sampling.sampling import HiddenModel, SamplingModel
+from orca_worker.stage.stage import Stage
 
 CUDA = torch.device("cuda", 0)
 TINY = Shape("tiny", gpt(4, 48, 4, positions=64, vocab_size=101), 2, 3)

@@ -19,13 +19,13 @@ from worker.driver import Sampled, TinyEngine, make_stage
 from orca.v1 import worker_pb2
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
-from orca_worker.batch import Batch
+from orca_worker.iteration.batch import Batch
+from orca_worker.iteration.model import Compute
 from orca_worker.models.gpt2.configuration import ACTIVATIONS, GPT2Config
 from orca_worker.models.gpt2.layers import Layer
 from orca_worker.models.gpt2.model import GPT2
-from orca_worker.models.model import Compute
-from orca_worker.sampling import EndOfModel
-from orca_worker.stage import Stage
+from orca_worker.sampling.sampling import EndOfModel
+from orca_worker.stage.stage import Stage
 
 KERNELS = pytest.mark.parametrize("kernels", ["auto", "torch"])
 

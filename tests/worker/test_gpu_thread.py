@@ -9,10 +9,10 @@ import torch
 
 from orca.v1 import worker_pb2
 from orca_common.errors import Unavailable
-from orca_worker.data_plane import Loopback
-from orca_worker.gpu_thread import GpuThread
-from orca_worker.models.model import Output
-from orca_worker.stage import Launched, Stage
+from orca_worker.data_plane.plane import Loopback
+from orca_worker.iteration.model import Output
+from orca_worker.stage.gpu_thread import GpuThread
+from orca_worker.stage.stage import Launched, Stage
 
 PATIENCE = 20  # seconds
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from orca_common.errors import FailedPrecondition
-from orca_worker.kv import KVManager, KVShape
+from orca_worker.iteration.kv import KVManager, KVShape
 
 
 def mapping_of(address: int) -> tuple[str, list[str]]:

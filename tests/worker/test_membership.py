@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from orca_common.errors import FailedPrecondition, OrcaError
-from orca_worker.data_plane import PeerLost
-from orca_worker.membership import (
+from orca_worker.data_plane.plane import PeerLost
+from orca_worker.partition import Place
+from orca_worker.rank.membership import (
     Action,
     Allocate,
     Broken,
@@ -24,7 +25,6 @@ from orca_worker.membership import (
     Membership,
     OpenStore,
 )
-from orca_worker.partition import Place
 
 BLOCK = 4
 FIRST = Formation(Place(1, 2, 0, 0), BLOCK, False, "store:1", ("a:1", "b:1"))

@@ -4,22 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from orca_worker import memory
+from orca_worker import machine
 
 
 def test_files_that_a_container_has_read_do_not_count_as_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that has just read its weights has them in its container's cache as well."""
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    monkeypatch.setattr(memory, "CPU_SHARE", 1 << 40)
-    whole = memory.available_bytes()  # no file: no limit
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "CPU_SHARE", 1 << 40)
+    whole = machine.available_bytes()  # no file: no limit
     stat = "anon 1000000\nfile 7000000\nshmem 1000000\nactive_file 2000000\ninactive_file 4000000\nslab 5\n"
     for name, text in (("memory.current", "8000000\n"), ("memory.stat", stat), ("memory.max", "10000000\n")):
         (tmp_path / name).write_text(text)
-    assert memory.available_bytes() == 10_000_000 - 8_000_000 + 6_000_000
-    assert memory.free_bytes(None, modest=True) == 4_000_000
+    assert machine.available_bytes() == 10_000_000 - 8_000_000 + 6_000_000
+    assert machine.free_bytes(None, modest=True) == 4_000_000
     (tmp_path / "memory.max").write_text("5000000\n")  # it was lowered below what is in use
-    assert memory.available_bytes() == 3_000_000
+    assert machine.available_bytes() == 3_000_000
     (tmp_path / "memory.max").write_text("1000000\n")
-    assert memory.available_bytes() == 0
+    assert machine.available_bytes() == 0
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.available_bytes() == pytest.approx(whole, rel=0.2)
+    assert machine.available_bytes() == pytest.approx(whole, rel=0.2)

@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from orca_common.checkpoint import read_checkpoint
-from orca_worker.loading import Loading
+from orca_worker.iteration.model import Loading
 from orca_worker.models.families import topology
 from orca_worker.models.gpt2.configuration import GPT2Config
 from orca_worker.models.gpt2.slices import slices_of
+from orca_worker.models.weights import Weights
 from orca_worker.partition import Place, Slice, share
-from orca_worker.weights import Weights
 
 CUTS = [(1, 1), (2, 1), (1, 2), (3, 2), (2, 3), (6, 1), (1, 5)]
 SIZES: dict[str, Any] = {"heads": 6, "layers": 5, "hidden": 24, "vocab": 101, "positions": 48, "seed": 1, "n_inner": 50}

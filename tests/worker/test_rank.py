@@ -20,7 +20,7 @@ from orca_worker.settings import RankSettings
 PIPE = asyncio.subprocess.PIPE
 
 
-SUPERVISED = "import os; from orca_worker import rank; rank.main(os.getppid())"
+SUPERVISED = "import os; from orca_worker.rank import app as rank; rank.main(os.getppid())"
 
 
 @asynccontextmanager
@@ -61,10 +61,10 @@ async def test_a_process_that_is_told_nothing_leaves_in_silence() -> None:
 
 FORM = """
 import sys
-from orca_worker import rank
-from orca_worker.rendezvous import Rendezvous
+from orca_worker.rank import app as rank
+from orca_worker.data_plane.rendezvous import Rendezvous
 from orca_worker.models.families import load_model
-from orca_worker.models.model import Compute
+from orca_worker.iteration.model import Compute
 from orca_worker.partition import Place, SINGLE
 checkpoint = rank.prepare(rank.RankSettings.load())
 known = set(sys.modules)
@@ -75,7 +75,7 @@ load_model(checkpoint, SINGLE, "float32", device, Compute())
 print(sorted(set(sys.modules) - known))
 """
 PREPARE = (
-    "import sys; from orca_worker import rank; rank.prepare(rank.RankSettings.load()); print('torch' in sys.modules)"
+    "import sys; from orca_worker.rank import app; app.prepare(app.RankSettings.load()); print('torch' in sys.modules)"
 )
 
 

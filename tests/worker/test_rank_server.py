@@ -20,7 +20,7 @@ from orca_common.protocol import CONTROLLER
 from orca_common.roles import Role
 from orca_common.tls import Certificates, MutualTls, Plaintext, Transport
 from orca_local.authority import Authority
-from orca_worker.controller import ALLOWED, LEAVING
+from orca_worker.rank.controller import ALLOWED, LEAVING
 
 
 async def hello(request: pb.HelloRequest) -> pb.HelloResponse:

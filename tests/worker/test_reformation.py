@@ -18,7 +18,7 @@ from worker.engines import Broken, Master, Process, fork_server, processes
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
-from orca_worker.forks import ForkServer
+from orca_worker.processes.forks import ForkServer
 
 SLOTS = 600
 

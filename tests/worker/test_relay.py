@@ -15,8 +15,8 @@ from orca_common.errors import Unavailable
 from orca_common.roles import Role
 from orca_common.tls import transport_of
 from orca_local.authority import Authority
-from orca_worker import relay
-from orca_worker.relay import Neighbour
+from orca_worker.rank import epoch
+from orca_worker.rank.epoch import Neighbour
 
 
 class Deaf(ControllerServicer):
@@ -35,7 +35,7 @@ class Deaf(ControllerServicer):
 async def test_a_neighbour_that_does_not_answer_is_not_connected(
     answers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "ANSWER", 20.0 if answers else 0.5)
+    monkeypatch.setattr(epoch, "ANSWER", 20.0 if answers else 0.5)
     server, deaf = grpc.aio.server(), Deaf()
     deaf.answers = answers
     add_ControllerServicer_to_server(deaf, server)
@@ -55,7 +55,7 @@ async def test_a_neighbour_that_does_not_answer_is_not_connected(
 
 async def test_a_neighbour_that_cannot_be_reached_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It takes the connection and never answers the handshake, as a process that is frozen, or a dead link."""
-    monkeypatch.setattr(relay, "ANSWER", 0.5)
+    monkeypatch.setattr(epoch, "ANSWER", 0.5)
     certificate = Authority(tmp_path / "ca").issue(Role.WORKER)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"

@@ -14,9 +14,9 @@ from worker.borders import nearest_draws, tokens_near
 from worker.driver import Sampled, TinyEngine, make_stage
 
 from orca.v1.sampling_pb2 import SamplingParams
-from orca_worker import host_draw
-from orca_worker.rows import ROW, Adjusted
-from orca_worker.sampling import _draw, draw_at_once, philox, sample, uniform
+from orca_worker.iteration.rows import ROW, Adjusted
+from orca_worker.sampling import host_draw
+from orca_worker.sampling.sampling import _draw, draw_at_once, philox, sample, uniform
 
 
 def requests_of(*given: dict[str, Any]) -> np.ndarray:

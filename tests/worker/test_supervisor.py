@@ -24,11 +24,11 @@ from iterations import begins, iteration_of
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca_common.protocol import PROTOCOL
-from orca_worker.beginning import Begun, begin, pair
-from orca_worker.forks import Forked, ForkServer, ForkServerLost
 from orca_worker.machine import DRIVER
-from orca_worker.process import why_ended
-from orca_worker.rank_process import RankProcess
+from orca_worker.pod.supervisor import RankProcess
+from orca_worker.processes.beginning import Begun, begin, pair
+from orca_worker.processes.forks import Forked, ForkServer, ForkServerLost
+from orca_worker.processes.process import why_ended
 from orca_worker.settings import RankSettings
 
 OPTIONS = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
@@ -261,7 +261,10 @@ async def test_a_rank_that_dies_with_the_fork_server_comes_back(tmp_path: Path) 
 
 
 async def test_a_frozen_fork_server_is_replaced_when_it_is_needed(tmp_path: Path) -> None:
-    impatient = "from orca_worker import forks, supervisor; forks.ANSWER = 0.3; supervisor.main()"
+    impatient = (
+        "from orca_worker.pod import supervisor; from orca_worker.processes import forks; "
+        "forks.ANSWER = 0.3; supervisor.main()"
+    )
     async with running(make_timed(tmp_path), "-c", impatient) as pod:
         (rank,) = await pod.running()
         forks = await pod.fork_server(rank.pid)
@@ -380,7 +383,7 @@ async def test_a_wrong_setting_stops_the_start_with_a_sentence(
 
 @pytest.mark.parametrize(
     ("module", "setting"),
-    [("orca_worker", "port"), ("orca_worker", "rank_port"), ("orca_worker.rank", "status_port")],
+    [("orca_worker", "port"), ("orca_worker", "rank_port"), ("orca_worker.rank.app", "status_port")],
 )
 async def test_a_taken_port_stops_the_start_with_a_sentence(tmp_path: Path, module: str, setting: str) -> None:
     """One sentence: gRPC wrote of port in a form of its own, and rank_port was a traceback."""

@@ -3,11 +3,11 @@
 `piece_statistics` reads the logits once: each piece's maximum, its first index, and the sum of exp(logit - maximum).
 `greedy_row` merges the pieces in order: the likeliest token (the first of equals) and its log probability.
 
-With a temperature the token is found as `orca_worker.sampling` finds it, by inverting the cumulative distribution in
-the vocabulary's order with a draw of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-SC'11), key seed, counter index. The draw is exact, all of its 53 bits. So a token is a function of seed, index and the
-row's logits. Sums of probabilities are float64, but exponentials are the device's: where the draw falls within a
-float32 rounding of the border of two tokens, another device may choose the other.
+With a temperature the token is found as `orca_worker.sampling.sampling` finds it, by inverting the cumulative
+distribution in the vocabulary's order with a draw of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as
+1, 2, 3", SC'11), key seed, counter index. The draw is exact, all of its 53 bits. So a token is a function of seed,
+index and the row's logits. Sums of probabilities are float64, but exponentials are the device's: where the draw falls
+within a float32 rounding of the border of two tokens, another device may choose the other.
 """
 
 # pyright: reportGeneralTypeIssues=false

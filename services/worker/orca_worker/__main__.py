@@ -2,11 +2,11 @@
 
 import gc
 
-from .beginning import begin
+from .processes.beginning import begin
 
 first = begin()
 gc.disable()  # until `service.run`: modules stay
 
-from .supervisor import main  # noqa: E402 it imports for a third of a second
+from .pod.supervisor import main  # noqa: E402 it imports for a third of a second
 
 main(first=first)

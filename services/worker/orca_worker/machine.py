@@ -1,15 +1,30 @@
-"""What this machine has for a rank, found before torch is imported: GPUs, and compiled kernels for its CPU."""
+"""Finds what this machine has for a rank, without torch: GPUs, compiled kernels for its CPU, memory and its limit."""
+
+from __future__ import annotations
 
 import ctypes
 import runpy
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orca_common.errors import FailedPrecondition
 from orca_kernels.cpu.build import built
 
+if TYPE_CHECKING:
+    import torch
+
+
 DRIVER = "libcuda.so.1"
+
+CPU_SHARE = 1 << 30  # bytes, when no number of slots was asked for: other processes use a CPU's memory too
+GPU_SHARE = 0.9  # of what is free after loading the weights; the rest is for intermediate tensors
+SLOTS_OF_NOTHING = 1 << 20  # slots of a model that keeps nothing for a token
+CGROUP = Path("/sys/fs/cgroup")  # of this container
+
+# cgroup v2, then v1. Both files have a line "oom_kill NUMBER".
+COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/memory.oom_control"))
 
 
 def gpus() -> int:
@@ -49,3 +64,44 @@ def kernels_needed(device: str, kernels: str) -> bool:
 def compile_kernels(tell: Callable[[str], None]) -> None:
     """Compiles the CPU's kernels where they are not, and tells the begin and the end. A failure is told by a rank."""
     built(tell)
+
+
+def free_bytes(device: torch.device | None, modest: bool) -> int:
+    """Bytes that keys and values may use on a device now. `modest`: on a CPU at most CPU_SHARE."""
+    if device is not None and device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE)
+    half = available_bytes() // 2
+    return min(CPU_SHARE, half) if modest else half
+
+
+def available_bytes() -> int:
+    """Bytes of the machine's memory, or of this container's, that are not in use.
+
+    Files that are cached count as free, in the machine's own number too: the kernel drops them when memory is short. A
+    rank that has just read its weights has about as many bytes in its container's cache.
+    """
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(meminfo["MemAvailable"].split()[0]) * 1024
+    try:
+        limit, used, stat = ((CGROUP / name).read_text() for name in ("memory.max", "memory.current", "memory.stat"))
+    except FileNotFoundError:
+        return available
+    if limit.strip() == "max":
+        return available
+    counts = dict(line.split() for line in stat.splitlines())
+    cached = int(counts["active_file"]) + int(counts["inactive_file"])
+    return min(available, max(0, int(limit) - int(used) + cached))
+
+
+def kills() -> int:
+    """How many processes of this pod the kernel has killed for want of memory; 0 where it does not say."""
+    for path in COUNTERS:
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    return 0

@@ -10,16 +10,16 @@ from worker.driver import Sampled, TinyEngine
 
 from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import INCREMENT, INITIATION, Case, formed
-from orca_worker.batch import Batch
-from orca_worker.data_plane import DataPlane
-from orca_worker.device_inputs import Inputs, host_plan
-from orca_worker.kv import KVManager
+from orca_worker.data_plane.plane import DataPlane
+from orca_worker.device.model import Inputs, host_plan
+from orca_worker.iteration.batch import Batch
+from orca_worker.iteration.kv import KVManager
+from orca_worker.iteration.model import Compute
+from orca_worker.iteration.rows import ROW
 from orca_worker.models.gpt2.cuda import FusedGPT2
 from orca_worker.models.gpt2.model import GPT2
-from orca_worker.models.model import Compute
 from orca_worker.partition import Place
-from orca_worker.rows import ROW
-from orca_worker.sampling import EndOfModel, HiddenModel, SamplingModel, sample
+from orca_worker.sampling.sampling import EndOfModel, HiddenModel, SamplingModel, sample
 
 TINY = Shape("tiny", gpt(2, 36, 4, positions=96, vocab_size=211), 1, 1)
 PLAIN = Compute(kernels="torch")  # on a GPU too

@@ -18,15 +18,16 @@ from worker.driver import Sampled, TinyEngine
 from orca.v1 import worker_pb2
 from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import formed
-from orca_worker import device_model, graphs
-from orca_worker.device_model import DeviceModel, Made
-from orca_worker.graphs import BUCKETS, CudaGraphs, Recorder, bucket_of
+from orca_worker.device import graphs
+from orca_worker.device import model as device_model
+from orca_worker.device.graphs import BUCKETS, CudaGraphs, Recorder, bucket_of
+from orca_worker.device.model import DeviceModel, Made
+from orca_worker.iteration.model import Compute
 from orca_worker.models.gpt2.cuda import FusedGPT2
 from orca_worker.models.gpt2.model import GPT2
-from orca_worker.models.model import Compute
 from orca_worker.partition import SINGLE, Place
-from orca_worker.sampling import HiddenModel, SamplingModel
-from orca_worker.stage import Stage
+from orca_worker.sampling.sampling import HiddenModel, SamplingModel
+from orca_worker.stage.stage import Stage
 
 T = TypeVar("T")
 SLOTS, BLOCK = 960, 16
@@ -173,7 +174,9 @@ def test_an_engine_that_forms_again_offers_as_many_slots(monkeypatch: pytest.Mon
         assert shape is not None
         slot_bytes = shape.slot_bytes
         assert len(alive) == 2
-        monkeypatch.setattr("orca_worker.stage.free_bytes", lambda *_, **__: (SLOTS - BLOCK * len(alive)) * slot_bytes)
+        monkeypatch.setattr(
+            "orca_worker.stage.stage.free_bytes", lambda *_, **__: (SLOTS - BLOCK * len(alive)) * slot_bytes
+        )
         for _ in range(2):
             assert stage.form(BLOCK).slots == SLOTS
             stage.allocate(SLOTS, BLOCK)

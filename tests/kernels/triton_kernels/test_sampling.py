@@ -1,4 +1,4 @@
-"""Greedy and drawn tokens against orca_worker.sampling, draws bit for bit."""
+"""Greedy and drawn tokens against orca_worker.sampling.sampling, draws bit for bit."""
 
 import numpy as np
 import pytest
@@ -10,9 +10,9 @@ from kernels.triton_device import DEVICE, TYPES
 
 from orca_kernels.triton.launch import launch
 from orca_kernels.triton.sampling import draw_of, greedy, sample
-from orca_worker.rows import ROW
-from orca_worker.sampling import sample as sample_in_torch
-from orca_worker.sampling import uniform
+from orca_worker.iteration.rows import ROW
+from orca_worker.sampling.sampling import sample as sample_in_torch
+from orca_worker.sampling.sampling import uniform
 
 
 @triton.jit

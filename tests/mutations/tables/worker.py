@@ -6,34 +6,34 @@ from mutations.mutation import Mutation
 MUTATIONS = [
     Mutation(
         "a fork leaks its streams",
-        "services/worker/orca_worker/fork_server.py",
+        "services/worker/orca_worker/processes/fork_server.py",
         "serve",
         drop("os.close", "stream"),
         "tests/worker/test_supervisor.py::test_a_fork_leaves_no_descriptor",
     ),
     Mutation(
         "Ctrl-C ends the fork server",
-        "services/worker/orca_worker/fork_server.py",
+        "services/worker/orca_worker/processes/fork_server.py",
         "run",
         drop("signal.signal"),
         "tests/worker/test_supervisor.py::test_a_fork_server_goes_on_after_ctrl_c",
     ),
     Mutation(
         "a neighbour is connected to without a bound",
-        "services/worker/orca_worker/relay.py",
+        "services/worker/orca_worker/rank/epoch.py",
         "Neighbour._hold",
         unbound("_transport.connect"),
         "tests/worker/test_relay.py::test_a_neighbour_that_cannot_be_reached_is_given_up",
     ),
     Mutation(
         "a neighbour's answer is waited for without a bound",
-        "services/worker/orca_worker/relay.py",
+        "services/worker/orca_worker/rank/epoch.py",
         "Neighbour._hold",
         unbound("_call.taken"),
         "tests/worker/test_relay.py::test_a_neighbour_that_does_not_answer_is_not_connected",
     ),
     *(
-        Mutation(name, "services/worker/orca_worker/kv.py", where, change, f"tests/worker/test_kv.py::{test}")
+        Mutation(name, "services/worker/orca_worker/iteration/kv.py", where, change, f"tests/worker/test_kv.py::{test}")
         for name, where, change, test in (
             (
                 "a row gets a block of another one",
@@ -70,7 +70,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a rank draws with the parameters of nobody",
-        "services/worker/orca_worker/rows.py",
+        "services/worker/orca_worker/iteration/rows.py",
         "Rows.admit",
         sets("draw", "GREEDY", "asked"),
         "tests/e2e/test_tokens.py::test_a_draw_depends_on_seed_and_index_alone",

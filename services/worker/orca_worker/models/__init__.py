@@ -1,1 +1,1 @@
-"""The models, in families: `model.py` says what a model is, `families.py` lists the families."""
+"""The families of models, and their weights. `families.py` lists them; `iteration/model.py` has their interface."""

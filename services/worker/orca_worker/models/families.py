@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from orca_common.checkpoint import Checkpoint, model_type, public_name
 from orca_common.errors import FailedPrecondition
 
-from ..loading import Loading
+from ..iteration.model import Compute, Family, Loading, Model
 from ..partition import Place, RankShare
 from .gpt2.family import GPT2Family
-from .model import Compute, Family, Model
 from .timed.family import TimedFamily
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def load_model(
 def modules_of(checkpoint: Checkpoint) -> tuple[str, ...]:
     """What a rank imports for a model: with torch 1 to 2 s, so it is imported before it is needed."""
     family = family_of(checkpoint)
-    return ("orca_worker.process_groups", *family.modules) if family.needs_torch else ()
+    return ("orca_worker.data_plane.process_groups", *family.modules) if family.needs_torch else ()
 
 
 def check_partition(checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:

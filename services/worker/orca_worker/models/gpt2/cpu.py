@@ -19,15 +19,15 @@ from orca_common.errors import FailedPrecondition
 from orca_kernels.cpu.library import BatchPointers
 from orca_kernels.cpu.program import Attention, Operand, Packed, Program, Rows
 
-from ...batch import Batch
-from ...data_plane import DataPlane
-from ...kv import KVManager, KVShape
+from ...data_plane.plane import DataPlane
+from ...iteration.batch import Batch
+from ...iteration.kv import KVManager, KVShape
+from ...iteration.model import Compute, Output
 from ...partition import Place, share
-from ...sampling import not_finite, sample
-from ...scoring import PIECE as SCORED_PIECE
-from ...scoring import PromptScores
-from ...weights import WeightSource
-from ..model import Compute, Output
+from ...sampling.sampling import not_finite, sample
+from ...sampling.scoring import PIECE as SCORED_PIECE
+from ...sampling.scoring import PromptScores
+from ..weights import WeightSource
 from .configuration import GPT2Config
 
 # Tokens that run through the layers at once. It bounds the memory of activations, and keeps them in the level-2 cache

@@ -18,14 +18,13 @@ from orca_kernels.triton.attention import split_attention
 from orca_kernels.triton.norm import Norm, add_norm
 from orca_kernels.triton.write_kv import write_kv
 
-from ...data_plane import DataPlane
-from ...device_inputs import Inputs
-from ...device_model import DeviceModel, Head
-from ...graphs import CudaGraphs
-from ...kv import KVManager, KVShape
+from ...data_plane.plane import DataPlane
+from ...device.graphs import CudaGraphs
+from ...device.model import DeviceModel, Head, Inputs
+from ...iteration.kv import KVManager, KVShape
+from ...iteration.model import Compute, Model
 from ...partition import Place
-from ...sampling import HiddenModel, SamplingModel
-from ..model import Compute, Model
+from ...sampling.sampling import HiddenModel, SamplingModel
 from . import layers
 from .layers import Layer, LayerNorm
 from .model import GPT2

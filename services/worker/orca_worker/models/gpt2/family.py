@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from orca_common.checkpoint import Checkpoint
 
-from ...dtype import kernels_are_used
-from ...loading import Loading
+from ...iteration.model import Compute, Loading, Model
 from ...partition import ITEM_BYTES, Place, RankShare
-from ..model import Compute, Model
+from ..dtype import kernels_are_used
 from .configuration import GPT2Config
 from .slices import check_cut, slices_of
 
@@ -21,7 +20,7 @@ class GPT2Family:
     """`Family` of `model_type` "gpt2"."""
 
     needs_torch = True
-    modules = ("orca_worker.sampling", "orca_worker.models.gpt2.model", "orca_worker.models.gpt2.cpu")
+    modules = ("orca_worker.sampling.sampling", "orca_worker.models.gpt2.model", "orca_worker.models.gpt2.cpu")
 
     def check(self, checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
         check_cut(GPT2Config.read(checkpoint), tensor_parallel, pipeline_parallel)
@@ -50,8 +49,8 @@ class GPT2Family:
     ) -> tuple[Model, int]:
         import torch
 
-        from ...sampling import HiddenModel, SamplingModel
-        from ...weights import Weights
+        from ...sampling.sampling import HiddenModel, SamplingModel
+        from ..weights import Weights
         from .model import GPT2
 
         assert device is not None

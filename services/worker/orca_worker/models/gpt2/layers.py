@@ -16,7 +16,7 @@ from orca_kernels.reference import SplitAttention
 from orca_kernels.transfer import to_device
 
 from ...partition import Place
-from ...weights import WeightSource
+from ..weights import WeightSource
 from .configuration import GPT2Config
 
 Activation = Callable[[Tensor], Tensor]

@@ -8,12 +8,12 @@ from torch import Tensor
 from orca_kernels.reference import SplitAttention
 from orca_kernels.transfer import to_device
 
-from ...batch import Batch
-from ...data_plane import DataPlane
-from ...kv import KVManager, KVShape
+from ...data_plane.plane import DataPlane
+from ...iteration.batch import Batch
+from ...iteration.kv import KVManager, KVShape
 from ...partition import Place, share
-from ...sampling import EndOfModel
-from ...weights import WeightSource
+from ...sampling.sampling import EndOfModel
+from ..weights import WeightSource
 from .configuration import GPT2Config
 from .layers import Embedding, Head, Layer, hidden_states
 

@@ -8,9 +8,8 @@ from orca_common.bounded_file import shown
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import FailedPrecondition
 
-from ...loading import Loading
+from ...iteration.model import Compute, Loading, Model
 from ...partition import Place, RankShare
-from ..model import Compute, Model
 
 if TYPE_CHECKING:
     import torch

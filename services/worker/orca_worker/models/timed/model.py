@@ -18,11 +18,11 @@ import numpy as np
 from orca_common.checkpoint import Checkpoint
 from orca_common.scores import NOTHING, SCORE, TOP
 
-from ...batch import Batch
-from ...data_plane import DataPlane
-from ...kv import KVManager, KVShape
+from ...data_plane.plane import DataPlane
+from ...iteration.batch import Batch
+from ...iteration.kv import KVManager, KVShape
+from ...iteration.model import Output
 from ...partition import Place
-from ..model import Output
 
 if TYPE_CHECKING:
     import torch

@@ -1,0 +1,306 @@
+"""The data plane between processes, over torch.distributed: NCCL on GPUs, gloo on a CPU.
+
+In each epoch a rank is in up to four process groups, one for each purpose, so that no operation waits for one of
+another kind:
+
+tensor      the tensor ranks of a stage: all-reduces, and the logits to tensor rank 0
+upstream    a pair, this tensor rank of the stage before and of this stage: the hidden states that come
+downstream  a pair, this tensor rank of this stage and of the next one: the hidden states that go
+tokens      the rank that samples and the ranks of the first stage: for a scheduler that runs ahead
+
+Every rank joins its groups in this order.
+
+The GPU thread waits in these operations, and an abort must wake it. NCCL's abort does. In gloo (torch 2.13) neither
+abort() nor shutdown() wakes a thread that waits for a frozen peer. But gloo closes all sockets of a group when a
+receive in it times out. So we leave a gloo group by a receive of nothing with a timeout of a millisecond.
+"""
+
+from __future__ import annotations
+
+import encodings.idna  # noqa: F401  # the first address of a socket would load it, while an epoch forms
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from ..partition import Place
+from .plane import PeerLost
+
+log = logging.getLogger(__name__)
+
+# Bounds of last resort. Before they pass, the master forms a new epoch, which wakes whoever waits in the old one.
+JOIN_TIMEOUT = timedelta(minutes=10)
+WAIT_TIMEOUT = timedelta(hours=2)
+NEVER_SENT = 99  # tag of a receive to which no send belongs
+WILDCARDS = ("", "0.0.0.0", "::")
+
+Group = Any  # ProcessGroupGloo or ProcessGroupNCCL; only what torch.distributed's C++ backends share is used
+
+
+def open_store(host: str) -> TCPStore:
+    """A store on a free port of this address alone.
+
+    A TCPStore that is told a host listens on all interfaces nevertheless. So it is given a socket that listens already.
+    """
+    family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listening = socket.create_server(address[:2], family=family, backlog=1024, dualstack_ipv6=host == "::")
+    port = listening.getsockname()[1]
+    own = "localhost" if host in WILDCARDS else host  # where this process reaches it itself
+    return TCPStore(own, port, None, True, JOIN_TIMEOUT, wait_for_workers=False, master_listen_fd=listening.detach())
+
+
+class ProcessGroups:
+    """`DataPlane` over process groups. `host`: where other ranks reach this one."""
+
+    def __init__(
+        self,
+        place: Place,
+        epoch: int,
+        store: tuple[str, int],
+        host: str,
+        device: torch.device | None,
+        returns_tokens: bool,
+    ) -> None:
+        self._place, self._epoch, self._store, self._host = place, epoch, store, host
+        self._device = device or torch.device("cpu")
+        self._is_gloo = self._device.type == "cpu"
+        self.returns_tokens = returns_tokens
+        self.sent_bytes = self.waited = 0
+        self._lost: str | None = None  # why the plane no longer works
+        self._lock = threading.Lock()  # guards `_groups` and `_lost`
+        self._groups: dict[str, Group] = {}
+        self._woken = threading.Event()  # ends `join`: the groups are there, or the plane was aborted
+        self._expected: dict[str, deque[tuple[Any, Tensor]]] = {"upstream": deque(), "tokens": deque()}  # (work, x)
+        self._sends: deque[tuple[Any, Tensor]] = deque()  # gloo's, oldest first: a send needs its tensor until it ends
+
+    # Coming and going
+
+    def join(self) -> None:
+        """Connects in a thread of its own, because connecting cannot be aborted."""
+        failures: list[Exception] = []
+
+        def connect() -> None:
+            try:
+                self._connect()
+            except Exception as error:
+                failures.append(error)
+            self._woken.set()
+
+        threading.Thread(target=connect, name=f"join-{self._epoch}", daemon=True).start()
+        self._woken.wait()
+        self.check()
+        if failures:
+            raise self._lose(f"the process groups of epoch {self._epoch} cannot be formed: {failures[0]}")
+
+    def _connect(self) -> None:
+        place, groups = self._place, dict[str, Group]()
+        store = TCPStore(*self._store, None, False, timeout=JOIN_TIMEOUT, wait_for_workers=False)
+
+        def join(purpose: str, name: str, rank: int, size: int) -> None:
+            if self._lost is None:
+                groups[purpose] = self._new_group(purpose, PrefixStore(f"{self._epoch}/{name}", store), rank, size)
+
+        tp, stage, rank = place.tensor_parallel, place.stage, place.tensor_rank
+        if tp > 1:
+            join("tensor", f"tensor/{stage}", rank, tp)
+        if not place.is_first:
+            join("upstream", f"pair/{stage - 1}/{rank}", 1, 2)
+        if not place.is_last:
+            join("downstream", f"pair/{stage}/{rank}", 0, 2)
+        if self.returns_tokens and (place.is_first or place.samples):
+            of_stage_0 = rank if place.pipeline_parallel == 1 else rank + 1  # with one stage, rank 0 is the sampler
+            join("tokens", "tokens", 0 if place.samples else of_stage_0, self._token_readers + 1)
+        with self._lock:
+            if self._lost is not None:
+                return
+            self._groups = groups
+
+    @property
+    def _token_readers(self) -> int:
+        """How many ranks of the first stage do not sample."""
+        return self._place.tensor_parallel - (self._place.pipeline_parallel == 1)
+
+    def _new_group(self, purpose: str, store: Store, rank: int, size: int) -> Group:
+        """A group whose ranks have met.
+
+        NCCL's ranks meet in their first operation, which cannot be aborted. So it is done here, in a thread that may be
+        left behind. (Not run: no GPU was at hand.)
+        """
+        if not self._is_gloo:
+            nccl: Any = dist.ProcessGroupNCCL
+            options = nccl.Options()
+            options._timeout = WAIT_TIMEOUT
+            group, x = nccl(store, rank, size, options), torch.zeros(1, device=self._device)
+            if purpose == "tensor":
+                group.allreduce([x])
+            elif rank:
+                group.recv([x], 0, 0)
+            else:
+                for peer in range(1, size):
+                    group.send([x], peer, 0)
+            torch.cuda.synchronize(self._device)
+            return group
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._timeout, options._threads = WAIT_TIMEOUT, 1
+        anywhere = self._host in WILDCARDS
+        options._devices = [gloo.create_default_device() if anywhere else gloo.create_device(hostname=self._host)]
+        return gloo(store, rank, size, options)
+
+    def check(self) -> None:
+        if self._lost is not None:
+            raise PeerLost(self._lost)
+
+    def abort(self, reason: str) -> None:
+        with self._lock:
+            if self._lost is not None:
+                return
+            self._lost = reason
+            groups, self._groups = self._groups, {}
+        self._woken.set()
+        while groups:
+            purpose, group = groups.popitem()
+            # The thread has the last reference to the group, whose destructor may wait for running operations.
+            threading.Thread(target=self._leave, args=[group], name=f"leave-{purpose}", daemon=True).start()
+
+    def _leave(self, group: Group) -> None:
+        """Wakes whoever waits in a group."""
+        if not self._is_gloo:
+            group.abort()
+            return
+        nothing, peer = torch.empty(1), int(group.rank() == 0)
+        try:
+            group.recv([nothing], peer, NEVER_SENT).wait(timedelta(milliseconds=1))
+        except RuntimeError as error:
+            log.debug("a group was left: %s", error)
+
+    def _lose(self, reason: str) -> PeerLost:
+        """Aborts, and returns the error to raise. If the plane was lost before, the first reason counts."""
+        self.abort(reason)
+        assert self._lost is not None
+        return PeerLost(self._lost)
+
+    # Operations
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        tp = self._place.tensor_parallel
+        if tp > 2 and self._is_gloo:
+            # A ring adds in an order that depends on where in x an element lies, so on the rest of the batch. Two
+            # numbers have one order. (NCCL's order is its own: with three and more GPUs a request's last bits are not
+            # those that it has alone.)
+            self.sent_bytes += (tp - 1) * x.nbytes
+            parts = [torch.empty_like(x) for _ in range(tp)]
+            self._do("tensor", lambda group: group.allgather([parts], [x]))
+            for part in parts[1:]:
+                parts[0] += part
+            return parts[0]
+        if tp > 1:
+            self.sent_bytes += 2 * (tp - 1) * x.nbytes // tp  # as in a ring
+            self._do("tensor", lambda group: group.allreduce([x]))
+        return x
+
+    def gather(self, x: Tensor, widths: list[int]) -> Tensor | None:
+        place = self._place
+        if place.tensor_parallel == 1:
+            return x
+        widest = max(widths)
+        if x.shape[1] < widest:
+            x = torch.nn.functional.pad(x, (0, widest - x.shape[1]))
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        if place.tensor_rank:
+            self.sent_bytes += x.nbytes
+            self._do("tensor", lambda group: group.gather([], [x], options))
+            return None
+        parts = [torch.empty_like(x) for _ in widths]
+        self._do("tensor", lambda group: group.gather([parts], [x], options))
+        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
+
+    def expect(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        if not self._place.is_first:
+            self._expect("upstream", torch.empty(shape, dtype=dtype, device=self._device))
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        if self._place.is_first:
+            return None
+        if not self._expected["upstream"]:
+            self.expect(shape, dtype)
+        return self._receive("upstream")
+
+    def send(self, x: Tensor) -> None:
+        x = x.contiguous()
+        self._start("downstream", x, lambda group: group.send([x], 1, 0))
+
+    def send_tokens(self, token_ids: list[int] | Tensor) -> None:
+        x = torch.as_tensor(token_ids, dtype=torch.int32, device=self._device)
+        for reader in range(1, self._token_readers + 1):
+            self._start("tokens", x, lambda group, reader=reader: group.send([x], reader, 0))
+
+    def expect_tokens(self, count: int) -> None:
+        self._expect("tokens", torch.empty(count, dtype=torch.int32, device=self._device))
+
+    def receive_tokens(self) -> Tensor:
+        return self._receive("tokens")
+
+    def _expect(self, purpose: str, x: Tensor) -> None:
+        """Notes that x will be received. With gloo the receive begins here: the sender waits for it, and then x arrives
+        in the background. NCCL's receive is a kernel that spins until x is there, so it must not begin before the GPU's
+        other work.
+        """
+        work = self._begin_receive(purpose, x) if self._is_gloo else None
+        self._expected[purpose].append((work, x))
+
+    def _begin_receive(self, purpose: str, x: Tensor) -> Any:
+        return self._begin(purpose, lambda group: group.recv([x], 0, 0))
+
+    def _receive(self, purpose: str) -> Tensor:
+        """Waits for the oldest expected receive."""
+        work, x = self._expected[purpose].popleft()
+        began = time.monotonic_ns()
+        self._end(purpose, work or self._begin_receive(purpose, x))
+        self.waited += time.monotonic_ns() - began
+        return x
+
+    def _start(self, purpose: str, x: Tensor, operation: Callable[[Group], Any]) -> None:
+        """Begins an operation that sends x, without waiting for it."""
+        self.sent_bytes += x.nbytes
+        work = self._begin(purpose, operation)
+        if self._is_gloo:
+            self._sends.append((work, x))
+            if len(self._sends) > self._most_sends:
+                self._end(purpose, self._sends.popleft()[0])
+
+    @property
+    def _most_sends(self) -> int:
+        """How many sends may be under way. Older ones have arrived: their iterations are no longer in flight."""
+        return (self._place.pipeline_parallel + 2) * (self._token_readers if self._place.samples else 1)
+
+    def _do(self, purpose: str, operation: Callable[[Group], Any]) -> None:
+        """Runs an operation to its end. On a GPU it has only been put in the stream then."""
+        self._end(purpose, self._begin(purpose, operation))
+
+    def _begin(self, purpose: str, operation: Callable[[Group], Any]) -> Any:
+        with self._lock:
+            group = self._groups.get(purpose)
+        if group is None:
+            self.check()
+            raise AssertionError(f"no group {purpose} at {self._place}")
+        try:
+            return operation(group)
+        except RuntimeError as error:
+            raise self._lose(f"a {purpose} operation failed: {error}") from None
+
+    def _end(self, purpose: str, work: Any) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._lose(f"a {purpose} operation failed: {error}") from None

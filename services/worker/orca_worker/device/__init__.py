@@ -1,0 +1,1 @@
+"""Iterations on a CUDA device, whatever the model."""

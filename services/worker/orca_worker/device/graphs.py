@@ -1,0 +1,70 @@
+"""CUDA graphs of iterations: a few sizes of batch are captured at start, and each batch runs in the next larger one.
+
+An iteration of increments launches ten kernels a layer, most of them for a few microseconds; a graph launches them all
+at once. What a graph reads and writes lies at fixed places: inputs in `Inputs`, keys and values in the memory
+of the epoch, all else in one private pool that the graphs share. They may share it, because they are replayed one
+after the other on one stream, and each one's results stay allocated.
+
+**Never run on a GPU: none was at hand.** All but `CudaGraphs` runs in the tests, where an iteration is called again
+instead of replayed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)  # requests; larger batches run without a graph
+WARM_UP = 2  # calls before a capture, in which Triton compiles and cuBLAS takes its memory
+
+
+def bucket_of(requests: int) -> int | None:
+    """The smallest bucket that holds so many requests."""
+    i = bisect_left(BUCKETS, requests)
+    return BUCKETS[i] if i < len(BUCKETS) else None
+
+
+class Recorder(Protocol):
+    """Turns a call into one that does the same on the device again, with what lies at the same places then."""
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the device that all recordings take."""
+        ...
+
+    def record(self, run: Callable[[], T]) -> Callable[[], T]:
+        """Calls `run` a few times -> what replays it, and returns the same results each time, with new contents."""
+        ...
+
+
+class CudaGraphs:
+    """`Recorder` of one CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self.bytes = device, 0
+        self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+
+    def record(self, run: Callable[[], T]) -> Callable[[], T]:
+        """Raises RuntimeError when something in `run` cannot be captured."""
+        before, current = torch.cuda.memory_reserved(self._device), torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for _ in range(WARM_UP):
+                run()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may call CUDA meanwhile: a process group's watchdog asks for its events.
+        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            results = run()
+        current.wait_stream(self._stream)
+        self.bytes += torch.cuda.memory_reserved(self._device) - before
+
+        def replay() -> T:
+            graph.replay()
+            return results
+
+        return replay

@@ -1,0 +1,295 @@
+"""The GPU loop: one iteration on a CUDA device, without waiting for it. **Not run on a GPU yet.**
+
+A batch with initiations is launched kernel by kernel; its work hides the launches. A batch of increments alone is
+padded to the next bucket and replayed as a graph. Both run the same function, `_iterate`, on `Inputs`.
+
+Tokens stay on the device: `_iterate` finds those of increments in the token table, and its sampling writes the next
+ones there. So the next iteration can be launched before the host has read these.
+
+`Inputs` are what the kernels read besides weights and memory. Everything is in two buffers, which two copies fill: the
+plan of attention, and one of int64. Their sizes follow from the bounds alone. So a graph that was captured with them
+can be replayed for any batch that fits: `load` writes the batch's numbers to where the graph reads them. Rows that pad
+belong to no request: they have no tile and no slot, so they see and write no keys and values, and their tokens go to a
+row of the token table that no request has.
+
+Greedy rows and those with a temperature alone are drawn by the kernels, inside a graph where there is one. Rows with
+top-k, top-p or adjustments are drawn by plain torch from the same logits, right after. The host waits for neither,
+unless a row is adjusted.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orca_kernels.transfer import Arriving, fill, to_device
+from orca_kernels.triton.plan import Bounds, HostPlan, Plan
+from orca_kernels.triton.sampling import sample
+
+from ..data_plane.plane import DataPlane, Loopback
+from ..iteration.batch import Batch
+from ..iteration.device_tokens import PADDING, DeviceTokens
+from ..iteration.kv import KVManager
+from ..iteration.model import Output
+from ..iteration.rows import Adjusted
+from ..partition import Place
+from ..sampling.sampling import Layers, OfStage, choose, not_finite, score_prompts
+from ..sampling.scoring import tops
+from .graphs import BUCKETS, Recorder, bucket_of
+
+log = logging.getLogger(__name__)
+
+Head = Callable[[Tensor | None], Tensor]  # flat indexes [n] on the device, None: all -> logits [n, V of this rank]
+
+
+def host_plan(batch: Batch, kv: KVManager, group: int) -> HostPlan:
+    """`group`: query heads to a key/value head."""
+    table = kv.block_table(batch.rows, int(batch.ends.max()))
+    return HostPlan(table, batch.query_lengths, batch.contexts, batch.slots, group=group)
+
+
+class Inputs:
+    """Room for a batch of B members with T tokens: `bounds`. Of the members at most B make a token; their numbers come
+    first in what is [B]."""
+
+    plan: Plan
+    given: Tensor  # [T] token ids, or HERE
+    rows_of_tokens: Tensor  # [T]
+    rows: Tensor  # [B] of those that make a token
+    seeds: Tensor  # [B] of random draws, as bits
+    draws: Tensor  # [B] index of each draw
+    last: Tensor | None  # [B] flat index of the token before each new one; None: each token of the batch is one
+
+    def __init__(self, bounds: Bounds, device: torch.device, all_sample: bool = True) -> None:
+        self.plan = Plan(bounds, device)
+        tokens, requests = bounds.tokens, bounds.requests
+        self._sizes = [tokens, tokens, *[requests] * 5]
+        self._room = [-(-n // 2) * 2 for n in self._sizes]  # each begins at a multiple of 16 bytes, as in a plan
+        self._numbers = torch.zeros(sum(self._room), dtype=torch.int64, device=device)
+        parts = [part[:n] for part, n in zip(self._numbers.split(self._room), self._sizes, strict=True)]
+        self.given, self.rows_of_tokens, self.rows, self.seeds, self.draws, self._temperatures, last = parts
+        self.last = None if bounds.increments_only and all_sample else last
+
+    @property
+    def temperatures(self) -> Tensor:
+        """[B] float32; 0: the likeliest token. (They travel as float64 among the numbers.)"""
+        return self._temperatures.view(torch.float64).float()
+
+    def clear(self) -> Inputs:
+        """Nothing but padding."""
+        self.plan.clear()
+        self._fill()
+        return self
+
+    def load(self, batch: Batch, plan: HostPlan, temperatures: np.ndarray) -> Inputs:
+        """temperatures [S] float64: of rows that this sampling draws for. The host does not wait."""
+        self.plan.load(plan)
+        self._fill(
+            batch.token_ids,
+            batch.rows.repeat(batch.query_lengths),
+            batch.rows[batch.sampled],
+            batch.requests["seed"].astype(np.uint64).view(np.int64),
+            batch.draws,
+            temperatures.view(np.int64),
+            batch.last,
+        )
+        return self
+
+    def _fill(self, *values: np.ndarray) -> None:
+        """Writes each part's first numbers; what is behind them is padding."""
+        numbers = np.zeros(sum(self._room), np.int64)
+        ends = list(accumulate(self._room))
+        for rows in (1, 2):
+            numbers[ends[rows] - self._room[rows] : ends[rows]] = PADDING
+        for i, part in enumerate(values):
+            start = ends[i] - self._room[i]
+            numbers[start : start + len(part)] = part
+        fill(self._numbers, torch.from_numpy(numbers))
+
+
+def is_cut(requests: np.ndarray, adjusted: Mapping[int, Adjusted], vocabulary: int) -> np.ndarray:
+    """requests [S] of rows.ROW -> [S] bool: rows that plain torch draws."""
+    top_k, top_p = requests["top_k"], requests["top_p"]
+    cut = (requests["temperature"] > 0) & (((top_k > 0) & (top_k < vocabulary)) | ((top_p > 0) & (top_p < 1)))
+    if adjusted:
+        cut[list(adjusted)] = True
+    return cut
+
+
+def choose_on_device(logits: Tensor, temperatures: Tensor, seeds: Tensor, draws: Tensor) -> Tensor:
+    """Arguments of `sample` -> what `sampling.choose` gives: [3, B] float64, of which the last is NaN where the logits
+    are not finite.
+    """
+    tokens, logprobs = sample(logits, temperatures, seeds, draws)
+    return torch.stack([tokens.double(), logprobs.double(), logprobs.double()])
+
+
+def choose_cut(
+    logits: Tensor, chosen: Tensor, cut: np.ndarray, requests: np.ndarray, draws: np.ndarray,
+    adjusted: Mapping[int, Adjusted],
+) -> None:  # fmt: skip
+    """Puts into `chosen` [3, S or more] what the rows `cut` [S] get. logits [S or more, V]."""
+    where = np.flatnonzero(cut)
+    at = to_device(torch.from_numpy(where), logits.device)
+    theirs = {n: adjusted[i] for n, i in enumerate(where.tolist()) if i in adjusted}
+    rest = choose(logits.index_select(0, at), requests[where], draws[where], theirs)
+    chosen[:2].index_copy_(1, at, rest[:2])
+
+
+class Tokens:
+    """`Later`: what was chosen for a batch, on its way to the host.
+
+    chosen [3, S]; wanted [S] bool: who asks for a log probability.
+    """
+
+    def __init__(self, chosen: Tensor, wanted: np.ndarray) -> None:
+        self._chosen, self._wanted, self._copy = chosen, wanted.tolist(), Arriving(chosen)
+
+    @property
+    def tokens(self) -> Tensor:
+        return self._chosen[0].long()
+
+    def is_there(self) -> bool:
+        return self._copy.is_there()
+
+    def result(self) -> Output:
+        ids, logprobs, finite = self._copy.wait().tolist()
+        asked = [value if want else math.nan for value, want in zip(logprobs, self._wanted, strict=True)]
+        return Output([int(token) for token in ids], asked, not_finite=not_finite(finite))
+
+
+class DeviceLayers(Layers, Protocol):
+    """The layers of a stage, which read nothing of the host."""
+
+    device: torch.device
+    max_positions: int
+    group: int  # query heads to a key/value head
+
+    def forward(self, inputs: Inputs, ids: Tensor, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | Head:
+        """Token ids [T], hidden states x [T, H] of the stage before -> those of this stage, or what makes logits."""
+        ...
+
+
+class Made(NamedTuple):
+    """What `_iterate` leaves on the device, padding included."""
+
+    hidden: Tensor | None = None  # [T, H], at every stage but the last
+    head: Head | None = None
+    logits: Tensor | None = None  # [B, V], on the rank that samples
+    chosen: Tensor | None = None  # [3, B], see `choose_on_device`
+
+
+class Recorded(NamedTuple):
+    """A bucket: where its inputs go, and what replays it."""
+
+    inputs: Inputs
+    x: Tensor | None  # [bucket, H], at every stage but the first
+    replay: Callable[[], Made]
+
+
+class DeviceModel(OfStage[DeviceLayers]):
+    """`Model` of a stage on a CUDA device. `recorder` None: no graphs."""
+
+    def __init__(self, model: DeviceLayers, place: Place, recorder: Callable[[], Recorder] | None) -> None:
+        super().__init__(model)
+        self._place = place
+        # Tensor ranks add up in the middle of each layer. What NCCL does in a graph, or an abort to it, was never seen.
+        self._recorder = recorder if place.tensor_parallel == 1 else None
+        self._recorded: dict[int, Recorded] = {}
+        self.tokens = DeviceTokens(model.device) if place.is_first else None
+
+    @torch.inference_mode()
+    def prepare(self, kv: KVManager) -> None:
+        """Records all buckets over this memory. If one fails there are no graphs in this epoch; the log says so."""
+        self.release()
+        if self._recorder is None:
+            return
+        recorder, started = self._recorder(), time.monotonic()
+        try:
+            for bucket in reversed(BUCKETS):  # the largest first: the others fit into its memory
+                self._recorded[bucket] = self._record(recorder, bucket, kv)
+        except RuntimeError:
+            self.release()
+            log.warning("no CUDA graphs: kernels are launched one by one", exc_info=True)
+            return
+        seconds = round(time.monotonic() - started, 3)
+        log.info("CUDA graphs", extra={"buckets": BUCKETS, "bytes": recorder.bytes, "seconds": seconds})
+
+    def release(self) -> None:
+        """Drops the recordings, and with the last of them the memory that they share."""
+        self._recorded.clear()
+
+    def _record(self, recorder: Recorder, bucket: int, kv: KVManager) -> Recorded:
+        model = self.model
+        bounds = Bounds.of_increments(bucket, model.max_positions, group=model.group, block_size=kv.block_size)
+        inputs, x = Inputs(bounds, model.device).clear(), None
+        if not self._place.is_first:
+            shape, dtype = model.incoming(bucket)
+            x = torch.zeros(shape, dtype=dtype, device=model.device)
+        return Recorded(inputs, x, recorder.record(partial(self._iterate, inputs, kv, Loopback(), x)))
+
+    def _iterate(self, inputs: Inputs, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Made:
+        """One iteration, of which the host does nothing but launch kernels, the same ones for the same bounds."""
+        ids = inputs.given if self.tokens is None else self.tokens.find(inputs.rows_of_tokens, inputs.given)
+        end = self.model.forward(inputs, ids, kv, plane, x)
+        if isinstance(end, Tensor):
+            return Made(hidden=end)
+        logits = plane.gather(end(inputs.last), self.model.vocabulary_shares)
+        if logits is None:
+            return Made(head=end)
+        chosen = choose_on_device(logits, inputs.temperatures, inputs.seeds, inputs.draws)
+        if self.tokens is not None:
+            self.tokens.put(inputs.rows, chosen[0].long())
+        return Made(head=end, logits=logits, chosen=chosen)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
+        cut = is_cut(batch.requests, batch.adjusted, sum(self.model.vocabulary_shares))
+        temperatures = np.where(cut, 0.0, batch.requests["temperature"])
+        plan = host_plan(batch, kv, self.model.group)
+        recorded = self._recorded_for(batch)
+        if recorded is None:
+            inputs = Inputs(plan.bounds, self.model.device, all_sample=len(batch.sampled) == len(batch))
+            inputs.load(batch, plan, temperatures)
+            made = self._iterate(inputs, kv, plane, x)
+        else:
+            recorded.inputs.load(batch, plan, temperatures)
+            if recorded.x is not None and x is not None:
+                recorded.x[: len(batch)].copy_(x)
+            made = recorded.replay()
+        if made.hidden is not None:
+            # The next replay writes the same memory, and the data plane sends from a stream of its own.
+            return Output([], [], made.hidden if recorded is None else made.hidden[: len(batch)].clone())
+        return self._sampled(batch, plane, made, cut)
+
+    def _recorded_for(self, batch: Batch) -> Recorded | None:
+        """The bucket for a batch in which each token is followed by a new one."""
+        bucket = bucket_of(len(batch)) if len(batch.token_ids) == len(batch.sampled) else None
+        return self._recorded.get(bucket) if bucket is not None else None
+
+    def _sampled(self, batch: Batch, plane: DataPlane, made: Made, cut: np.ndarray) -> Output:
+        n, prompts, head = len(batch.sampled), {}, made.head
+        assert head is not None
+        if batch.scored:
+            at = lambda places: head(to_device(torch.from_numpy(places), self.model.device))  # noqa: E731
+            prompts = score_prompts(at, batch, plane, self.model.vocabulary_shares)
+        if made.logits is None or made.chosen is None or not n:
+            return Output([], [], prompts=prompts)
+        if cut.any():
+            choose_cut(made.logits[:n], made.chosen, cut, batch.requests, batch.draws, batch.adjusted)
+            if self.tokens is not None:
+                rows = to_device(torch.from_numpy(batch.rows[batch.sampled]), self.model.device)
+                self.tokens.put(rows, made.chosen[0, :n].long())
+        later = Tokens(made.chosen[:, :n], batch.requests["logprobs"])
+        if not batch.adjusted and not prompts:
+            return Output([], [], later=later)
+        return later.result()._replace(tops=tops(made.logits[:n], batch.adjusted), prompts=prompts)

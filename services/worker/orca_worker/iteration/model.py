@@ -1,0 +1,148 @@
+"""What the rest of a rank knows of a model, whatever its family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from orca_common.checkpoint import Checkpoint
+
+    from ..data_plane.plane import DataPlane
+    from ..partition import Place, RankShare
+    from .batch import Batch
+    from .device_tokens import DeviceTokens
+    from .kv import KVManager, KVShape
+
+
+class Loading:
+    """Counted by the GPU thread; any thread may ask."""
+
+    def __init__(self) -> None:
+        self.read = 0  # bytes
+        self.whole = 0  # bytes that will be read; 0: not known yet
+
+    @property
+    def sentence(self) -> str | None:
+        """What is being read; None: nothing, or all is read."""
+        read, whole = self.read, self.whole
+        if read >= whole:
+            return None
+        size = f"{whole / 1e9:.1f} GB" if whole >= 1e9 else f"{whole / 1e6:.1f} MB"
+        return f"{read / whole:.0%} of {size} of weights are read"
+
+
+class Compute(NamedTuple):
+    """How a model uses its machine."""
+
+    threads: int = 0  # of a CPU; 0: one for each core that the process may use
+    kernels: str = "auto"  # an instruction set of orca_kernels.cpu; auto: the best; torch: plain torch, none of them
+    graphs: bool = True  # CUDA graphs of increments, on a CUDA device
+
+
+class Later(Protocol):
+    """Tokens that are on their way from the device. Any thread may ask and wait."""
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """[S] int64, on the device: what the device's next work reads. Only until the model runs again."""
+        ...
+
+    def is_there(self) -> bool:
+        """Whether `result` returns at once."""
+        ...
+
+    def result(self) -> Output:
+        """Waits for the device. Raises RuntimeError when it has failed."""
+        ...
+
+
+class Output(NamedTuple):
+    """What one iteration made on this rank."""
+
+    token_ids: list[int]  # [S] of the members that sample, on the rank that samples; empty on the others
+    logprobs: list[float]  # [S]; NaN where none was asked for
+    hidden: torch.Tensor | None = None  # at every stage but the last
+    # Positions in `token_ids` where there is no token, whatever stands there: the logits give no distribution.
+    not_finite: Sequence[int] = ()
+    # Logprobs beyond those of the chosen tokens, in the form of orca_common.scores, for those that ask for them:
+    tops: Mapping[int, bytes] = {}  # the most probable tokens at the place of a token, by position in `token_ids`
+    prompts: Mapping[int, bytes] = {}  # each token of a part of a prompt, by member of the batch
+    later: Later | None = None  # the iteration has been launched, no more; there are no tokens here until it has run
+
+
+class Model(Protocol):
+    """A rank's slice of a model, ready to run. One thread calls it."""
+
+    @property
+    def kv_shape(self) -> KVShape | None:
+        """What it keeps for each token; None: nothing."""
+        ...
+
+    @property
+    def kernels(self) -> str:
+        """What computes it, in words for the log."""
+        ...
+
+    @property
+    def tokens(self) -> DeviceTokens | None:
+        """Where it finds the tokens of increments that come without any; None: the host tells it all tokens."""
+        ...
+
+    def prepare(self, kv: KVManager) -> None:
+        """Called when the memory of keys and values has been allocated, before the first iteration with it."""
+
+    def release(self) -> None:
+        """Frees what `prepare` made. Called before the memory of the next epoch is measured."""
+
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
+        """Shape and type of the hidden states of `tokens` tokens that the stage before sends; None: it sends none."""
+        ...
+
+    def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: torch.Tensor | None) -> Output:
+        """Runs one iteration of this stage's layers on the hidden states `x` of the stage before.
+
+        No rank waits for its device, except the one that samples: it returns when the tokens are on the host, unless it
+        says that they come later.
+        """
+        ...
+
+
+class Family(Protocol):
+    """Models of one `model_type`. Its module imports no torch: supervisors and `orca topology` ask it too."""
+
+    @property
+    def needs_torch(self) -> bool:
+        """Whether even a single rank needs torch."""
+        ...
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """What `load` imports. A rank imports it before it is told to form."""
+        ...
+
+    def check(self, checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
+        """Raises FailedPrecondition with a sentence when the model cannot be cut in this way."""
+        ...
+
+    def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:
+        """What the rank at a place holds."""
+        ...
+
+    def load(
+        self,
+        checkpoint: Checkpoint,
+        place: Place,
+        dtype: str,
+        device: torch.device | None,
+        compute: Compute,
+        loading: Loading,
+    ) -> tuple[Model, int]:
+        """The slice of a place, and how many bytes of weights were read; `loading` tells how many so far.
+
+        `device` is None only if no torch is needed. Raises FailedPrecondition with a sentence when the weights are
+        missing or do not fit.
+        """
+        ...

@@ -1,0 +1,129 @@
+"""The safetensors files of a checkpoint, without torch: one, or several with an index.
+
+A file has three parts: the length of its header (8 bytes, little-endian), the header (JSON with the type, shape and
+byte range of each tensor), and the tensors, row-major.
+
+The fingerprint of a checkpoint's weights: engines with the same one make the same model's tokens.
+
+A model of hundreds of gigabytes is told from its fine-tune in a second, so not all of it can be read. The fingerprint
+covers config.json, the headers of all safetensors files, and of each tensor some bytes: all of a small one, chunks at
+even distances of a large one. Training, merging an adapter and quantising change many numbers of each tensor that they
+touch. A change of a few numbers in a large tensor is seen only in the hub's cache, which names a file by a hash of all
+its bytes.
+"""
+
+import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from orca_common.bounded_file import json_object, open_regular, read_bounded, shown
+from orca_common.checkpoint import CONFIG_BYTES, WEIGHT_NAMES
+from orca_common.errors import FailedPrecondition
+
+# Bounds of what a stranger's file may make a rank read. Headers of published models are below 2 MB.
+HEADER_BYTES, MAX_SHARDS = 16 << 20, 1024
+
+READ_BYTES = 32 << 20  # of a checkpoint's tensors, where they are no more than 8,192
+LEAST_BYTES, CHUNK_BYTES = 4 << 10, 64 << 10  # of a tensor; that lie together
+READERS = 8  # files at a time: a volume on the network answers each read after a while
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that a checkpoint should have; they may be missing.
+
+    Raises FailedPrecondition when its index is wrong.
+    """
+    single, index = (folder / name for name in WEIGHT_NAMES)
+    if index.exists() and not single.exists():
+        return [folder / name for name in shard_names(index)]
+    return [single]
+
+
+def shard_names(index: Path) -> list[str]:
+    """The files that an index names. Raises FileNotFoundError, and FailedPrecondition when it is wrong."""
+    names = json_object(read_bounded(index, HEADER_BYTES), index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise FailedPrecondition(f"model: {index} has no weight_map")
+    for name in names.values():
+        if not isinstance(name, str) or Path(name).name != name or not name.isprintable():
+            raise FailedPrecondition(f"model: {index} names {shown(name)}, which is no file of its folder")
+    files = sorted(set(names.values()))
+    if len(files) > MAX_SHARDS:
+        raise FailedPrecondition(f"model: {index} names {len(files)} files; at most {MAX_SHARDS} are read")
+    return files
+
+
+def header_of(file: Path) -> tuple[int, dict[str, Any]]:
+    """Where the tensors of a file begin, and its header. Raises FileNotFoundError, and FailedPrecondition for a header
+    that is none."""
+    try:
+        with open(open_regular(file), "rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            length = int.from_bytes(opened.read(8), "little")
+            if not 0 < length <= min(size - 8, HEADER_BYTES):
+                limit = f"at most {HEADER_BYTES} are read"
+                raise broken(file, f"a header of {length} bytes in a file of {size}; {limit}")
+            return 8 + length, json_object(opened.read(length), f"the header of {file}")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise broken(file, error.strerror or str(error)) from None
+
+
+def broken(file: Path, problem: str) -> FailedPrecondition:
+    return FailedPrecondition(f"model: the weights in {file.parent} cannot be read ({file.name}: {problem})")
+
+
+def fingerprint(folder: Path) -> str:
+    """16 hexadecimal digits. What is wrong with a file is left to its reader (`weights.Weights`) to say."""
+    whole = hashlib.sha256(read_bounded(folder / "config.json", CONFIG_BYTES))
+    try:
+        files = weight_files(folder)
+    except FailedPrecondition:
+        files = []
+    with ThreadPoolExecutor(READERS) as readers:
+        for found in readers.map(partial(_of_file, most=READ_BYTES // max(len(files), 1)), files):
+            whole.update(found)
+    return whole.hexdigest()[:16]
+
+
+def _of_file(file: Path, most: int) -> bytes:
+    """A hash of its name, its header and about `most` bytes of its tensors."""
+    found, real = hashlib.sha256(file.name.encode()), file.resolve()
+    if real.parent.name == "blobs":  # of the hub's cache
+        found.update(real.name.encode())
+        return found.digest()
+    try:
+        start, header = header_of(file)
+        descriptor = open_regular(file)
+    except (FailedPrecondition, OSError):
+        return b""
+    spans = [info.get("data_offsets") for info in header.values() if isinstance(info, dict)]
+    tensors = [(start + span[0], span[1] - span[0]) for span in spans if _is_span(span)]
+    each = max(most // max(len(tensors), 1), LEAST_BYTES)
+    try:
+        found.update(os.pread(descriptor, start, 0))
+        for begin, size in tensors:
+            if size <= each:
+                found.update(os.pread(descriptor, size, begin))
+                continue
+            chunk = min(CHUNK_BYTES, each // 4)
+            last = each // chunk - 1
+            for number in range(last + 1):
+                found.update(os.pread(descriptor, chunk, begin + number * (size - chunk) // last))
+    finally:
+        os.close(descriptor)
+    return found.digest()
+
+
+def _is_span(value: object) -> TypeGuard[tuple[int, int]]:
+    """Whether these are the two offsets of a tensor, which a stranger may have written."""
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(type(offset) is int for offset in value)
+        and 0 <= value[0] <= value[1] < 1 << 62
+    )

@@ -1,0 +1,154 @@
+"""Reads a rank's own slices of a checkpoint's safetensors.
+
+Only the bytes of the slices are read: one range for a slice of rows, a range in each row for a slice of columns.
+"""
+
+import os
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeGuard
+
+import torch
+from torch import Tensor
+
+from orca_common.bounded_file import open_regular, shown
+from orca_common.errors import FailedPrecondition
+
+from ..iteration.model import Loading
+from ..partition import Slice
+from .weight_files import broken, header_of, weight_files
+
+KEYS = "dtype", "shape", "data_offsets"
+MAX_AXES = 8  # of a stranger's tensor
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class WeightSource(Protocol):
+    """Where a model gets its rank's slices from."""
+
+    def find(self, name: str) -> Tensor | None:
+        """This rank's slice of a tensor, in the model's type and on its device; None if it holds nothing of it."""
+        ...
+
+    def get(self, name: str) -> Tensor:
+        """A tensor of which this rank holds a slice."""
+        tensor = self.find(name)
+        assert tensor is not None, name
+        return tensor
+
+
+class Entry(NamedTuple):
+    """A tensor in a file."""
+
+    file: Path
+    start: int  # of its bytes in the file
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def read_header(file: Path) -> dict[str, Entry]:
+    """The tensors of a file, by name. Raises FileNotFoundError, and FailedPrecondition when the header is wrong."""
+    start, header = header_of(file)
+    room = file.stat().st_size - start
+    entries = {}
+    for name, info in header.items():
+        if name == "__metadata__":
+            continue
+        kind, shape, offsets = ((info.get(key) if isinstance(info, dict) else None) for key in KEYS)
+        if not (isinstance(kind, str) and _numbers(shape, 0, MAX_AXES) and _numbers(offsets, 2, 2)):
+            raise broken(file, f"{shown(name)} needs a type, a shape and two offsets, all whole numbers")
+        dtype, (begin, end) = DTYPES.get(kind), offsets
+        if dtype is None:
+            continue  # not a weight: published GPT-2 checkpoints also hold their causal masks
+        if end - begin != prod(shape) * dtype.itemsize or end > room:
+            bounds = f"{begin} to {end} of {room} bytes"
+            raise broken(file, f"{shown(name)} of shape {shape} lies at {bounds}")
+        entries[name] = Entry(file, start + begin, dtype, tuple(shape))
+    return entries
+
+
+def _numbers(value: object, least: int, most: int) -> TypeGuard[list[int]]:
+    """Whether it is a list of so many whole numbers from 0 on."""
+    return (
+        isinstance(value, list)
+        and least <= len(value) <= most
+        and all(type(number) is int and 0 <= number < 1 << 63 for number in value)
+    )
+
+
+class Weights(WeightSource):
+    """`WeightSource` over a checkpoint folder.
+
+    `slices` are the parts that this rank holds. Names in the files may begin with `prefix`: some published checkpoints
+    have it, others do not. Raises FailedPrecondition when the weights are missing or cannot be read.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        prefix: str,
+        slices: Mapping[str, Slice],
+        dtype: torch.dtype,
+        device: torch.device,
+        loading: Loading | None = None,
+    ) -> None:
+        self._folder, self._prefix, self._slices = folder, prefix, slices
+        self._dtype, self._device = dtype, device
+        self.bytes_read = 0  # of tensors
+        self._loading = loading or Loading()
+        self._entries: dict[str, Entry] = {}
+        for file in weight_files(folder):
+            try:
+                self._entries |= read_header(file)
+            except FileNotFoundError:
+                raise FailedPrecondition(f"model: {folder} lacks weights in safetensors ({file.name})") from None
+        self._check_memory()
+
+        found = ((self._entry(name), part) for name, part in slices.items())
+        self._loading.read = 0
+        self._loading.whole = sum(part.elements * entry.dtype.itemsize for entry, part in found if entry is not None)
+
+    def _entry(self, name: str) -> Entry | None:
+        return self._entries.get(name) or self._entries.get(self._prefix + name)
+
+    def find(self, name: str) -> Tensor | None:
+        """Raises FailedPrecondition when the tensor is missing or has another shape."""
+        part = self._slices.get(name)
+        if part is None:
+            return None
+        entry = self._entry(name)
+        if entry is None:
+            raise FailedPrecondition(f"model: the weights in {self._folder} lack {name}")
+        if entry.shape != part.shape:
+            has, says = list(entry.shape), list(part.shape)
+            raise FailedPrecondition(f"model: {name} in {self._folder} is {has}, config.json says {says}")
+        return self._read(entry, part).to(self._device, self._dtype)
+
+    def _check_memory(self) -> None:
+        """Raises FailedPrecondition when the slices are larger than the machine, before any of them is allocated."""
+        wanted = sum(part.elements for part in self._slices.values()) * self._dtype.itemsize
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if self._device.type == "cpu" and wanted > memory:
+            raise FailedPrecondition(f"model: a rank's weights are {wanted} bytes, this machine has {memory}")
+
+    def _read(self, entry: Entry, part: Slice) -> Tensor:
+        tensor = torch.empty(part.size, dtype=entry.dtype)
+        if not part.elements:
+            return tensor
+        item, filled = entry.dtype.itemsize, 0
+        into = tensor.view(-1).view(torch.uint8).numpy().data
+        file = open_regular(entry.file)
+        try:
+            for first, count in part.runs():
+                start, end = entry.start + first * item, filled + count * item
+                while filled < end:  # one read returns at most 2 GiB on Linux
+                    got = os.preadv(file, [into[filled:end]], start)
+                    if not got:
+                        raise FailedPrecondition(f"model: {entry.file} ends within {part.name}")
+                    filled, start = filled + got, start + got
+        finally:
+            os.close(file)
+        self.bytes_read += filled
+        self._loading.read = self.bytes_read
+        return tensor

@@ -1,0 +1,1 @@
+"""One rank: its process, its controller, its membership in an engine."""

@@ -1,0 +1,56 @@
+"""What some requests ask of the rank that samples, beyond the plain draw: penalties, biases, min-p.
+
+Everything here depends on the request's input tokens alone, which are its prompt and its committed tokens. So a request
+that starts again after a recovery, as an initiation of both, gets the same draws. Rows without adjustments have no
+entry anywhere here, and cost nothing.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orca_kernels.transfer import to_device
+
+from ..iteration.rows import Adjusted
+
+
+def adjust(logits: Tensor, adjusted: Mapping[int, Adjusted], ends: np.ndarray) -> Tensor:
+    """logits [B, V] -> float32 logits [B, V] with the adjustments of some rows; the same tensor when none has any.
+
+    adjusted: by row of the batch. ends [B]: how many input tokens each request has. First the repetition penalty over
+    prompt and output (Keskar et al., "CTRL", section 4.1), then OpenAI's presence and frequency penalties over the
+    output, then the bias.
+    """
+    changed = {n: one for n, one in adjusted.items() if one.changes_logits}
+    if not changed:
+        return logits
+    logits = logits.float().clone()
+    for n, one in changed.items():
+        values, asked, end = logits[n], one.asked, int(ends[n])  # a view of the row
+        if one.repetition != 1:
+            seen = to_device(torch.from_numpy(np.unique(one.tokens[:end])), logits.device)
+            old = values[seen]
+            values[seen] = torch.where(old > 0, old / one.repetition, old * one.repetition)
+        if (asked.presence_penalty or asked.frequency_penalty) and end > one.prompt:
+            ids, counts = np.unique(one.tokens[one.prompt : end], return_counts=True)
+            penalties = (asked.presence_penalty + asked.frequency_penalty * counts).astype(np.float32)
+            values[to_device(torch.from_numpy(ids), logits.device)] -= to_device(
+                torch.from_numpy(penalties), logits.device
+            )
+        if len(one.bias_ids):
+            values[to_device(torch.from_numpy(one.bias_ids), logits.device)] += to_device(
+                torch.from_numpy(one.biases), logits.device
+            )
+    return logits
+
+
+def min_ps(adjusted: Mapping[int, Adjusted], count: int) -> np.ndarray | None:
+    """min_p [count] of the batch's rows, 0 for none; None when no row has one."""
+    if not any(one.asked.min_p for one in adjusted.values()):
+        return None
+    values = np.zeros(count)
+    for n, one in adjusted.items():
+        values[n] = one.asked.min_p
+    return values

@@ -1,0 +1,1 @@
+"""A rank's part of the engine, and the thread that drives its GPU."""

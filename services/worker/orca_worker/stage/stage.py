@@ -1,0 +1,303 @@
+"""A rank's part of the engine, as its GPU thread uses it: the model's slice, its memory, the requests it holds."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from orca.v1 import worker_pb2
+from orca_common.checkpoint import Checkpoint
+from orca_common.errors import FailedPrecondition
+
+from ..data_plane.plane import DataPlane, Loopback, PeerLost
+from ..iteration.batch import Batch, build_batch, token_count
+from ..iteration.kv import KVManager
+from ..iteration.model import Compute, Later, Loading, Model, Output
+from ..iteration.rows import Rows
+from ..machine import SLOTS_OF_NOTHING, free_bytes
+from ..models.families import load_model
+from ..models.weight_files import fingerprint
+from ..partition import SINGLE, Place
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+log = logging.getLogger(__name__)
+
+
+class Memory(NamedTuple):
+    """What a rank's memory holds in an epoch."""
+
+    slots: int
+    free_bytes: int
+    slot_bytes: int
+
+
+class Owed(NamedTuple):
+    """An iteration whose S tokens are still to come back on the data plane."""
+
+    rows: np.ndarray  # [S]
+    claims: np.ndarray  # [S]
+
+
+class Unread(NamedTuple):
+    """An iteration whose S tokens are on the device, or on their way from there."""
+
+    rows: np.ndarray  # [S]
+    claims: np.ndarray  # [S]
+    later: Later
+
+
+class Launched(NamedTuple):
+    """An iteration that has been run or, where the output comes later, put on the device. Any thread may read it."""
+
+    output: Output
+    plane: DataPlane
+    times: worker_pb2.StageTimes
+
+    def read(self) -> Output:
+        """Waits for the output, if it comes later. Raises as `Stage.launch` does."""
+        if self.output.later is None:
+            return self.output
+        with as_peer_lost(self.plane):
+            output = self.output.later.result()
+        self.times.computed = self.times.sent = time.time_ns()
+        return output
+
+
+@contextmanager
+def as_peer_lost(plane: DataPlane) -> Iterator[None]:
+    """Raises PeerLost for whatever happened on a plane that no longer works."""
+    try:
+        yield
+        plane.check()  # an abort ends a GPU's operations without an error, and leaves garbage
+    except PeerLost:
+        raise
+    except Exception:
+        plane.check()  # a device's error may be the consequence of an abort
+        raise
+
+
+class WeightsChanged(Exception):
+    """The checkpoint was written over. This rank's process must end: the next one tells the new weights."""
+
+
+class Stage:
+    """Forms and runs iterations. Only the GPU thread calls it, except for `rows.held`, `samples` and `loading`.
+
+    `weights` is the fingerprint of those that it reads. `max_slots` bounds the slots that are offered. `load` makes the
+    model's slice of a place, of weights without a fingerprint; without it the checkpoint is read.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: str,
+        device: torch.device | None,
+        max_slots: int | None,
+        compute: Compute,
+        load: Callable[[Place], tuple[Model, int]] | None = None,
+    ) -> None:
+        self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
+        self._max_slots, self._compute = max_slots, compute
+        self._load_model = load or (lambda place: load_model(checkpoint, place, dtype, device, compute, self.loading))
+        self.loading = Loading()
+        self._of_folder = load is None
+        self.weights = self._fingerprint()
+        self._model: Model | None = None
+        self._place = SINGLE  # of the model
+        self._plane: DataPlane = Loopback()
+        self._kv = KVManager(None)
+        self._owed: deque[Owed] = deque()
+        self._unread: deque[Unread] = deque()
+        self.rows = Rows()
+
+    @property
+    def samples(self) -> bool:
+        """Whether this rank makes the tokens. Any thread may ask."""
+        return self._place.samples
+
+    def form(self, block_size: int, place: Place = SINGLE, plane: DataPlane | None = None) -> Memory:
+        """Drops all rows and memory, loads the rank's slice unless it is loaded, joins the other ranks.
+
+        Returns what the memory holds. Raises PeerLost, or FailedPrecondition when the weights do not fit.
+        """
+        self.rows.clear()
+        self._owed.clear()
+        self._unread.clear()
+        self._kv.release()
+        if self._model is None or self._place != place:
+            self._model = None  # frees its memory before the new one is loaded
+            self._model, self._place = self._load(place), place
+            self._kv = KVManager(self._model.kv_shape)
+        self._model.release()
+        self._plane = plane if plane is not None else Loopback()
+        self._plane.join()
+        shape = self._model.kv_shape
+        free = free_bytes(self._device, modest=self._max_slots is None)
+        slot_bytes = shape.slot_bytes if shape is not None else 0
+        slots = free // slot_bytes if slot_bytes else SLOTS_OF_NOTHING
+        if self._max_slots is not None:
+            slots = min(slots, self._max_slots)
+        return Memory(slots - slots % block_size, free, slot_bytes)
+
+    def _load(self, place: Place) -> Model:
+        if self._device is not None:
+            import torch
+
+            if self._compute.threads:
+                torch.set_num_threads(self._compute.threads)
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # this thread's current device
+        started = time.monotonic()
+        model, bytes_read = self._load_model(place)
+        if self._fingerprint() != self.weights:
+            raise WeightsChanged(f"other weights than this rank has told lie in {self._checkpoint.folder} now")
+        gc.collect()
+        gc.freeze()  # the model stays: no later collection needs to look at it
+        log.info(
+            "model loaded",
+            extra={
+                "model": self._checkpoint.name,
+                "dtype": self._dtype,
+                "kernels": model.kernels,
+                "stage": place.stage,
+                "tensor_rank": place.tensor_rank,
+                "bytes_read": bytes_read,
+                "seconds": round(time.monotonic() - started, 3),
+            },
+        )
+        return model
+
+    def _fingerprint(self) -> str:
+        return fingerprint(self._checkpoint.folder) if self._of_folder else ""
+
+    def allocate(self, slots: int, block_size: int) -> None:
+        """Allocates the Attention K/V manager's memory, and lets the model get ready for it."""
+        self._kv.allocate(slots, block_size)
+        if self._model is not None:
+            self._model.prepare(self._kv)
+
+    def run(self, iteration: worker_pb2.Iteration, times: worker_pb2.StageTimes | None = None) -> Output:
+        """Launches one iteration and waits for its output."""
+        return self.launch(iteration, times).read()
+
+    def launch(
+        self,
+        iteration: worker_pb2.Iteration,
+        times: worker_pb2.StageTimes | None = None,
+        following: worker_pb2.Iteration | None = None,
+    ) -> Launched:
+        """Runs one iteration: forgets the rows that ended, takes in the new ones, runs the layers, keeps their tokens.
+
+        On a GPU it does not wait for them. Fills in its part of `times`. `following` is the next iteration, if it has
+        come already: its hidden states may then arrive while this one computes. Raises PeerLost when the data plane
+        failed, anything else when this rank did.
+        """
+        times = times if times is not None else worker_pb2.StageTimes()
+        times.stage, times.tensor_rank = self._place.stage, self._place.tensor_rank
+        sent_before, waited_before = self._plane.sent_bytes, self._plane.waited
+        self._plane.check()
+        try:
+            with as_peer_lost(self._plane):
+                return Launched(self._run(iteration, times, following), self._plane, times)
+        finally:
+            times.data_bytes = self._plane.sent_bytes - sent_before
+            times.waited = self._plane.waited - waited_before
+
+    def _run(
+        self,
+        iteration: worker_pb2.Iteration,
+        times: worker_pb2.StageTimes,
+        following: worker_pb2.Iteration | None,
+    ) -> Output:
+        model, plane, checkpoint = self._model, self._plane, self._checkpoint
+        assert model is not None
+        self.rows.free(iteration.free_rows)
+        self._kv.free(iteration.free_rows)
+        for admission in iteration.admissions:
+            self.rows.admit(admission)
+            self._kv.free((admission.row,))
+        for growth in iteration.growths:
+            self._kv.grow(growth.row, growth.blocks, growth.shared)
+        if not iteration.tokens:
+            self._collect(self._going_on(iteration))
+        going_on = iteration.rows[len(iteration.admissions) :]
+        needed = self._place.samples and not self.rows.adjusted.keys().isdisjoint(going_on)
+        self._learn(wait=needed)
+        batch = build_batch(
+            iteration,
+            self.rows,
+            self._kv,
+            checkpoint.vocab_size,
+            checkpoint.max_positions,
+            tokens_on_device=model.tokens is not None and not needed,
+        )
+        incoming = model.incoming(len(batch.token_ids))
+        x = plane.receive(*incoming) if incoming is not None else None
+        times.started = time.time_ns()
+        upcoming = model.incoming(token_count(following)) if following is not None else None
+        if upcoming is not None:
+            plane.expect(*upcoming)
+        output = model.run(batch, self._kv, plane, x)
+        times.computed = time.time_ns()
+        if output.hidden is not None:
+            plane.send(output.hidden)
+        if plane.returns_tokens and len(batch.sampled):
+            self._return_tokens(batch, output)
+        self.rows.advance(batch.rows, batch.ends)
+        if output.token_ids:
+            self.rows.made(batch.rows[batch.sampled], output.token_ids)
+        if output.later is not None:
+            self._unread.append(Unread(batch.rows[batch.sampled], batch.requests["claim"], output.later))
+        times.sent = time.time_ns()
+        return output
+
+    def _return_tokens(self, batch: Batch, output: Output) -> None:
+        """Sends the sampled tokens to the first stage, whose next iteration may come without them."""
+        if self._place.samples:
+            self._plane.send_tokens(output.later.tokens if output.later is not None else output.token_ids)
+        elif self._place.is_first:
+            self._owed.append(Owed(batch.rows[batch.sampled], batch.requests["claim"]))
+            self._plane.expect_tokens(len(batch.sampled))
+
+    def _going_on(self, iteration: worker_pb2.Iteration) -> list[int]:
+        """The rows of an iteration that run a token behind those of their admission."""
+        table = self.rows.table
+        starts = zip(iteration.rows, iteration.starts, strict=False)
+        return [row for row, start in starts if row < len(table) and start >= table["admitted"][row]]
+
+    def _collect(self, rows: Sequence[int]) -> None:
+        """Receives the tokens that `rows` continue from, and all that were owed before those.
+
+        Also receives what must have arrived by now, because no master has more than `pp` iterations in flight. It would
+        pile up if no increment ever needed it.
+        """
+        place, owed = self._place, self._owed
+        if rows and place.is_first and not (place.samples or self._plane.returns_tokens):
+            raise FailedPrecondition("increments without tokens: this epoch does not return them to the first stage")
+        wanted = set(rows)
+        last = max((i for i, one in enumerate(owed) if not wanted.isdisjoint(one.rows.tolist())), default=-1)
+        on_device = self._model.tokens if self._model is not None else None
+        for _ in range(max(last + 1, len(owed) - place.pipeline_parallel)):
+            one, tokens = owed.popleft(), self._plane.receive_tokens()
+            if on_device is not None:
+                on_device.learn(one.rows, tokens, self.rows.still(one.rows, one.claims))
+            else:
+                self.rows.learn(one.rows, one.claims, tokens.tolist())
+                self._plane.check()  # plain torch on a GPU: an aborted receive has left garbage
+
+    def _learn(self, wait: bool) -> None:
+        """Takes in what has come from the device since; with `wait` all that will.
+
+        The host needs its tokens for adjusted requests, whose penalties depend on them.
+        """
+        while self._unread and (wait or self._unread[0].later.is_there()):
+            one = self._unread.popleft()
+            self.rows.learn(one.rows, one.claims, one.later.result().token_ids)
