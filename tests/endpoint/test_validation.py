@@ -27,7 +27,7 @@ def validator(model: Path) -> Validator:
 
 def made(folder: Path, vocabulary: Vocabulary | None) -> Validator:
     threads = Threads("tokenizing", 1, 8)
-    chats = Chats(None, threads, 1 << 20)
+    chats = Chats(None, threads, 1 << 20, 1024)
     return Validator(EndpointSettings(model=str(folder)), read_checkpoint(folder), vocabulary, threads, chats)
 
 

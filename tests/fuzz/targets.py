@@ -167,7 +167,7 @@ def _endpoint(folder: Path) -> tuple[Validator, EndpointSettings]:
     settings = EndpointSettings(model=str(folder))
     checkpoint: Checkpoint = read_checkpoint(folder)
     threads = Threads("tokenizing", 1, 8)
-    chats = Chats(read_chat_template(folder), threads, settings.max_prompt_bytes)
+    chats = Chats(read_chat_template(folder), threads, settings.max_prompt_bytes, settings.chat_tokens)
     return Validator(settings, checkpoint, Vocabulary(folder / "tokenizer.json"), threads, chats), settings
 
 
@@ -227,8 +227,8 @@ def _chats(folder: Path, runner: asyncio.Runner) -> Target:
     validator, settings = _endpoint(folder)
 
     async def check(raw: bytes) -> None:
-        for sample in parse_chat(raw, settings.max_prompts, settings.chat_tokens).samples:
-            await validator.generate(sample.request, sample.names, room=settings.chat_tokens)
+        for sample in parse_chat(raw, settings.max_prompts).samples:
+            await validator.generate(sample.request, sample.names)
 
     def target(raw: bytes) -> None:
         with suppress(OrcaError):

@@ -78,7 +78,8 @@ class Endpoint:
         # Parsing and chat templates hold Python's lock, so the loop shares it with one thread only.
         self.large = Threads("large-inputs", 1, WAITING)
         self.tokenizing = Threads("tokenizing", TOKENIZING, WAITING)
-        self._chats = Chats(template, self.large, settings.max_prompt_bytes)
+        chat_tokens = defaults.max_new_tokens or settings.chat_tokens
+        self._chats = Chats(template, self.large, settings.max_prompt_bytes, chat_tokens)
         self._validator = Validator(settings, checkpoint, vocabulary, self.tokenizing, self._chats)
         self.arrivals = Arrivals()
         self._engines = Recent(pool.engine_infos, ENGINES_SECONDS)
@@ -88,7 +89,7 @@ class Endpoint:
         )
         self._formed = False  # whether an engine has ever formed
         self._reservation: Reservation | None = None  # of the engine that formed last
-        self._slots = 0  # of the largest engine; 0: none has formed
+        self._slots: int | None = None  # of the largest engine
         self._validating = 0  # requests whose text is being tokenized
         self.draining = False
 
@@ -132,23 +133,20 @@ class Endpoint:
         *,
         tenant: str = "",
         encoded: Sequence[int] | None = None,
-        fit: bool = False,
     ) -> Call:
         """A call that will submit the request.
 
         deadline: a moment of the loop's clock. carrier: the caller's metadata, for the trace. names: the caller's names
         of the request's fields (see `validation`). tenant: whose key the caller sent; empty without keys. encoded: the
-        tokens of its prompt, where they are known. fit: the caller did not say how long the answer may be, so it is cut
-        to the room that model and engines have. Raises what the validation raises, and when no call is admitted.
+        tokens of its prompt, where they are known. Raises what the validation raises, and when no call is admitted.
         """
-        room = (self._slots or self.checkpoint.max_positions) if fit else None
         span = self._span("orca.request", "orca.submit", carrier)
         with refused(span):
             self._admit(deadline, self.settings.max_calls)
             self.check_model(request.model)
             self._validating += 1
             try:
-                work = await self._validator.generate(request, names, encoded, room)
+                work = await self._validator.generate(request, names, encoded, self._slots)
             finally:
                 self._validating -= 1
         if span is not None:

@@ -6,7 +6,7 @@ A field that Orca cannot honour is refused by name, never ignored.
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -42,7 +42,6 @@ class Asked:
     stream: bool
     include_usage: bool
     labels: Mapping[str, str]  # attributes of the requests' spans
-    fit: bool = field(default=False, kw_only=True)  # the body does not say how long an answer may be
 
 
 def read(raw: bytes, known: Collection[str], others: Mapping[str, str], fixed: Fixed = FIXED) -> dict[str, Any]:

@@ -21,9 +21,11 @@ Error = Callable[..., InvalidArgument]  # of a field, what is wrong with it, and
 class Chats:
     """Makes texts of conversations, for a model with a chat template or without one."""
 
-    def __init__(self, template: ChatTemplate | None, threads: Threads, max_bytes: int) -> None:
-        """threads: render. max_bytes: of a prompt's text, and so characters of what a template may make."""
+    def __init__(self, template: ChatTemplate | None, threads: Threads, max_bytes: int, tokens: int) -> None:
+        """threads: render. max_bytes: of a prompt's text, and so characters of what a template may make. tokens: of the
+        answer to a chat that does not say how long it may be."""
         self._template, self._threads, self._max_bytes = template, threads, max_bytes
+        self.tokens = tokens
 
     @property
     def possible(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a model's generation_config.json says of sampling, for requests of OpenAI's methods that say nothing."""
+"""Reads a model's generation_config.json: the sampling of requests of OpenAI's methods that say nothing."""
 
 from collections.abc import Mapping
 from contextlib import suppress

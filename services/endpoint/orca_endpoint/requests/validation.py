@@ -88,8 +88,8 @@ class Validator:
         ResourceExhausted when too many long texts wait.
 
         names: the caller's names of fields, where they differ from orca.v1's. encoded: the tokens of the request's
-        text, where another request had the same. room: tokens that prompt and answer may have together, for a request
-        whose caller did not say how long the answer may be: `max_new_tokens` is lowered to what the prompt leaves.
+        prompt, where another request had the same. room: tokens that prompt and answer may have together in an engine,
+        for a chat that does not say how long its answer may be.
         """
         check = Fields(names or {})
         request_id = self._request_id(request.request_id) if request.request_id else f"req-{secrets.token_hex(12)}"
@@ -98,17 +98,18 @@ class Validator:
         sampling = sampling_params(request, request_id, self._model.vocab_size, check.error)
         self._endings(request, check)
         self._interval(request.stream_interval, check)
-        if request.max_new_tokens < 1:
+        new, is_chat = request.max_new_tokens, request.WhichOneof("prompt") == "chat"
+        if new < 1 and not is_chat:
             raise check.error("max_new_tokens", "must be at least 1")
-        prompt_ids = await self._prompt(request, check, encoded, request.max_new_tokens if room is None else 1)
-        if room is not None:
-            left = min(room, self._model.max_positions) - len(prompt_ids)
-            request.max_new_tokens = max(min(request.max_new_tokens, left), 1)
+        prompt_ids = await self._prompt(request, check, encoded, new or 1)
+        if not new:
+            left = min(room or self._model.max_positions, self._model.max_positions) - len(prompt_ids)
+            new = max(min(self._chats.tokens, left), 1)
         eos = () if request.ignore_eos else self._model.eos_token_ids
         record = PoolRequest(
             request_id=request_id,
             prompt_ids=prompt_ids,
-            max_new_tokens=request.max_new_tokens,
+            max_new_tokens=new,
             sampling=sampling,
             end_token_ids=sorted({*request.stop_token_ids, *eos}),
             stop_token_ids=request.stop_token_ids,

@@ -28,8 +28,7 @@ class Chats(Exchange):
         body = body_in(request.scope)
         name = f"chatcmpl-{secrets.token_hex(12)}"
         with endpoint.arrivals.coming():
-            limits = endpoint.settings.max_prompts, endpoint.settings.chat_tokens
-            parse_body = partial(parse, max_samples=limits[0], max_tokens=limits[1], defaults=endpoint.defaults)
+            parse_body = partial(parse, max_samples=endpoint.settings.max_prompts, defaults=endpoint.defaults)
             asked = await parsed(body, parse_body, endpoint.large)
             calls = await calls_of(asked, name, endpoint, request, deadline)
         choices = [Choice() for _ in asked.samples]

@@ -27,7 +27,7 @@ OUR_NAMES: Mapping[str, str] = {
 MEMBERS = {"role", "content", "name"}  # of a message; a tool's has one more
 CALL = "tool_call_id"
 NO_MEMBERS = {  # of OpenAI's messages
-    "audio": "is refused: no model here hears or speaks",
+    "audio": "is refused: messages are text alone",
     "function_call": "is refused: tools are not built yet",
     "refusal": "is refused: give its text as content",
     "tool_calls": "is refused: tools are not built yet",
@@ -41,12 +41,8 @@ class Conversation(Asked):
     logprobs: bool
 
 
-def parse(raw: bytes, max_samples: int, max_tokens: int, defaults: Defaults = MODEL_SAYS_NOTHING) -> Conversation:
-    """Raises InvalidArgument that names the field.
-
-    max_samples: generations that one body may ask for. max_tokens: of an answer, where neither the body nor the model's
-    defaults say.
-    """
+def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING) -> Conversation:
+    """Raises InvalidArgument that names the field. max_samples: generations of one body. defaults: the model's."""
     body = read(raw, NAMES, OF_OTHERS, FIXED)
     stream = get(body, "stream", bool, "true or false", False)
     check_format(body)
@@ -59,8 +55,8 @@ def parse(raw: bytes, max_samples: int, max_tokens: int, defaults: Defaults = MO
         raise InvalidArgument("top_logprobs", f"must be at least 0; it is {top}")
     if top and not logprobs:
         raise InvalidArgument("top_logprobs", "is allowed only with logprobs")
-    asked, name = tokens_of(body)
-    common = request_of(body, asked or defaults.max_new_tokens or max_tokens, defaults.sampling)
+    max_tokens, name = tokens_of(body)
+    common = request_of(body, max_tokens, defaults.sampling)
     common.chat.CopyFrom(chat_of(body))
     common.logprobs, common.top_logprobs = logprobs, min(top, UINT32)
     names = {**OUR_NAMES, "max_new_tokens": name}
@@ -71,12 +67,11 @@ def parse(raw: bytes, max_samples: int, max_tokens: int, defaults: Defaults = MO
         include_usage=include_usage_of(body, stream),
         labels=labels_of(body),
         logprobs=logprobs,
-        fit=asked is None,
     )
 
 
-def tokens_of(body: Mapping[str, Any]) -> tuple[int | None, str]:
-    """The tokens of an answer that the body allows, None where it does not say, and the name of that field."""
+def tokens_of(body: Mapping[str, Any]) -> tuple[int, str]:
+    """The tokens of an answer that the body allows, 0 where it does not say, and the name of that field."""
     name = "max_tokens" if "max_tokens" in body else "max_completion_tokens"
     given = {one: get(body, one, int, "an integer", None) for one in ("max_completion_tokens", "max_tokens")}
     found = {value for value in given.values() if value is not None}
@@ -86,7 +81,7 @@ def tokens_of(body: Mapping[str, Any]) -> tuple[int | None, str]:
     asked = given[name]
     if asked is not None and asked < 1:
         raise InvalidArgument(name, f"must be at least 1; it is {asked}")
-    return asked, name
+    return asked or 0, name
 
 
 def check_format(body: Mapping[str, Any]) -> None:

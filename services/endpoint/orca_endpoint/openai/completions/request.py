@@ -79,7 +79,7 @@ class Completion(Asked):
 def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING) -> Completion:
     """Raises InvalidArgument with the field's name.
 
-    max_samples: generations that one body may ask for. defaults: of the model's sampling.
+    max_samples: generations of one body. defaults: of the model's sampling.
     """
     body = read(raw, NAMES, OF_CHATS, FIXED_HERE)
     stream = get(body, "stream", bool, "true or false", False)
