@@ -121,7 +121,7 @@ class BaseClient(ABC, Generic[S]):
 
         prompt: text, token ids, or the messages of a chat, each with role and content, for the model's chat template.
         max_new_tokens: 0 with messages is as many as the model or the server says. template_kwargs: variables for the
-        template. temperature: 0 is greedy. top_logprobs: each Token has so many of the most probable tokens at its
+        template. temperature: 0 is greedy. top_logprobs: each Token has this number of the most probable tokens at its
         place. prompt_logprobs: a Prompt comes before the first Token. logit_bias: token id -> what is added to its
         logit. `orca.proto` says what each parameter does. timeout: seconds for the whole request, with all its
         resumptions. detach_grace: seconds for which the request lives on without a call, so that it can be resumed.
