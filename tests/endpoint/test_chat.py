@@ -26,7 +26,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% if shout is defined %}{{ shout | tojson }}{% endif %}{% endif %}"
 )
 GENERATION = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
-USER = {"role": "user", "content": "the pool"}
+USER: Any = {"role": "user", "content": "the pool"}
 
 
 def make_chat_model(folder: Path, template: str | None = TEMPLATE, **generation: Any) -> Path:

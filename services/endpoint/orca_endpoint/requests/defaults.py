@@ -25,7 +25,8 @@ class Defaults:
 
     def message(self) -> Sampling:
         """The parameters as a message."""
-        return Sampling(**dict(self.sampling))
+        given: dict[str, Any] = dict(self.sampling)
+        return Sampling(**given)
 
 
 MODEL_SAYS_NOTHING = Defaults()

@@ -7,7 +7,7 @@ and on the length of its text.
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -190,7 +190,7 @@ def size_of(factor: Any) -> int:
 class Generation(Extension):
     """The block tag `generation`, which marks the assistant's tokens for training: its body is shown as it is."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012  # jinja2 wants a set here
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -251,7 +251,7 @@ class TooSlow(BaseException):
 
 
 @contextmanager
-def bounded(seconds: float) -> Any:
+def bounded(seconds: float) -> Iterator[None]:
     """Raises TooSlow when the block takes more of this thread's processor time.
 
     Python calls the clock at the steps of the block: no template can go on without it, and it costs some 0.1 us a step.
