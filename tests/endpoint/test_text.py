@@ -75,6 +75,32 @@ def test_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
     assert stream.flush() == ""
 
 
+SENTENCEPIECE = ["the pool", "  the pool", " the", "東京 😀 the é", "😺😺", "naïve\n\n the", "the</s>pool", "a\u0000b"]
+
+
+@pytest.mark.parametrize("text", SENTENCEPIECE)
+def test_a_sentencepiece_text_comes_as_it_went(tmp_path: Path, text: str) -> None:
+    """With merges, special tokens, a space put before the text, and bytes for all that the vocabulary lacks."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    names += ["▁", "t", "h", "e", "p", "o", "▁t", "▁th", "▁the", "▁p", "▁▁", "é", "東"]
+    merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e"), ("▁", "p"), ("▁", "▁")]
+    ids = {name: i for i, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(ids, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(parts)  # type: ignore[arg-type]
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = Vocabulary(tmp_path / "tokenizer.json")
+    stream, tokens = TextStream(vocabulary, ()), vocabulary.encode(text, special=False)
+    pieces = [stream.push(i)[0] for i in tokens] + [stream.flush()]
+    assert "".join(pieces) == tokenizer.decode(tokens) == text.replace("</s>", " ")
+    assert "\ufffd" not in "".join(pieces)
+    assert (vocabulary.token_bytes(ids["<0xE6>"]), vocabulary.spell(ids["<0xE6>"])) == (b"\xe6", "bytes:\\xe6")
+    assert vocabulary.token_bytes(ids["▁the"]) == b" the"
+    assert vocabulary.token_bytes(ids["</s>"]) == b"</s>"
+
+
 def test_a_long_run_of_broken_bytes_is_given_out(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
     """The window is bounded: a model that never completes a character does not cost more and more per token."""
     byte = tokenizer.token_to_id("\u0122")  # 0x80 in the byte alphabet: never a character's first byte
