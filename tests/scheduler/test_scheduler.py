@@ -12,6 +12,7 @@ import pytest
 from servers import RedisServer, redis_server
 
 from orca.v1.pool_pb2 import PoolRequest
+from orca_common.metrics import Metrics
 from orca_common.service import LoopPulse, StatusPort, cancel
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
@@ -75,10 +76,10 @@ async def bench(looks: bool = True) -> AsyncIterator[Bench]:
     """looks: whether it looks at the leases by itself."""
     with redis_server() as redis:
         async with Pool(redis.url, "bench", patience=2) as pool:
-            settings, pulse = SchedulerSettings(workers=NOWHERE), LoopPulse()
-            scheduler = Scheduler("me", pool, Told(), settings, Telemetry("test"), pulse, Plaintext())
+            settings, pulse, metrics = SchedulerSettings(workers=NOWHERE), LoopPulse(), Metrics("scheduler")
+            scheduler = Scheduler("me", pool, Told(), settings, Telemetry("test"), pulse, Plaintext(), metrics)
             engines = lambda: {"engines": scheduler.engines()}  # noqa: E731
-            status = StatusPort("127.0.0.1", 0, scheduler.unready, pulse.alive, engines)
+            status = StatusPort("127.0.0.1", 0, scheduler.unready, pulse.alive, engines, metrics)
             running = asyncio.create_task(scheduler.run() if looks else asyncio.Event().wait())
             try:
                 yield Bench(redis, pool, scheduler, status)
