@@ -3,8 +3,8 @@
 docs/hooks/metrics.py writes the table into docs/metrics.md.
 
 A value has one writer, the service's event loop, and is read by the status port's thread at a scrape. So it needs no
-lock: a counter takes 0.2 us and a histogram 0.4 us, where prometheus-client's own take 0.9 us and 1.9 us, and an endpoint
-observes a gap for each token of each stream. prometheus-client makes the text of it.
+lock: a counter takes 0.2 us and a histogram 0.4 us, where prometheus-client's own take 0.9 us and 1.9 us, and an
+endpoint observes a gap for each token of each stream. prometheus-client makes the text of it.
 """
 
 from bisect import bisect_left
@@ -195,8 +195,8 @@ TABLE = (
         "histogram",
         AT_SCHEDULER,
         "Parts of an iteration. scheduler: the scheduler's own work. control: the control message's way to the first "
-        "stage and the tokens' way back. data: what the slowest rank of each stage took to hand its result on. compute: "
-        "what the slowest rank of each stage computed.",
+        "stage, and the tokens' way back. data: the time of each stage's slowest rank to hand its result on. "
+        "compute: the time of each stage's slowest rank to compute.",
         {"engine": ENGINE, "part": ("scheduler", "control", "data", "compute")},
         ITERATION,
     ),

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from orca.v1 import worker_pb2 as pb
-from orca_common.metrics import Metrics
+from orca_common.metrics import CAUSES, Metrics
 
 SECOND = 1e9  # nanoseconds
 
@@ -33,7 +33,7 @@ class EngineMetrics:
         self._tokens = metrics.counter("orca_engine_tokens_total", engine)
         self._commit = metrics.histogram("orca_commit_seconds", engine)
         self._violations = metrics.counter("orca_invariant_violations_total", engine)
-        self._metrics, self._engine = metrics, engine
+        self._recoveries = {cause: metrics.counter("orca_recoveries_total", engine, cause) for cause in CAUSES}
         self._flights: dict[int, Flight] = {}
         self._in_flight = 0
         self._since = 0.0  # until when the active time is counted, while a batch is in flight
@@ -47,7 +47,7 @@ class EngineMetrics:
         self._flights[iteration] = Flight(time.time_ns())
 
     def returned(self, iteration: int, ago: float, stepped: float, now: float) -> None:
-        """A batch's tokens came `ago` seconds ago, at `now`. The core took `stepped` seconds to make the next batches."""
+        """A batch's tokens came `ago` seconds ago, at `now`. The core took `stepped` seconds to make the next one."""
         self._scheduler.observe(stepped)
         self._active.add(max(now - self._since, 0.0))
         self._since, self._in_flight = now, self._in_flight - 1
@@ -97,7 +97,7 @@ class EngineMetrics:
         """The running engine's ranks were given up: what is in flight will not return."""
         self._flights.clear()
         self._in_flight = 0
-        self._metrics.counter("orca_recoveries_total", self._engine, cause).add()
+        self._recoveries[cause].add()
 
     def violated(self, count: int) -> None:
         """The core has broken invariants."""
