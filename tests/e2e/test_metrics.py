@@ -1,4 +1,4 @@
-"""What a running stack reports at /metrics is what happened to it."""
+"""A running stack reports at /metrics the things that happened to it."""
 
 import asyncio
 import os

@@ -337,6 +337,7 @@ async def test_tokens_of_an_engine_that_was_lost_are_not_taken() -> None:
         await this.submit("r", [1, 2], 2)
         iteration = await this.iteration()
         master = this.master
+        master.lifecycle.lost_by = "gone"
         master._tell_core(EngineLost(master._now))
         report = pb.IterationReport(epoch=iteration.epoch, number=iteration.number, token_ids=[7])
         master._returned.append(Returned(master._now, report))

@@ -1,4 +1,4 @@
-"""What a scheduler's metrics read at each scrape: its engines as they are, and the queue (`orca_common.metrics`)."""
+"""A scheduler's gauges, read at each scrape: its engines as they are, and the queue (`orca_common.metrics`)."""
 
 from collections.abc import Callable, Iterable
 

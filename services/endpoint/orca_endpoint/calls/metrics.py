@@ -1,4 +1,4 @@
-"""What an endpoint counts and measures of its calls (the table is `orca_common.metrics`)."""
+"""An endpoint's metrics of its calls (the table is in `orca_common.metrics`)."""
 
 import time
 from collections.abc import Callable
@@ -69,8 +69,8 @@ class CallMetrics:
 class Meter:
     """One call's part of these values.
 
-    Each token and each end of a request is counted once, whoever takes its stream up: by the call that follows the
-    request when it comes. A call follows a request that it submitted, or that lived when it attached; the tokens that
+    Each token and each end of a request is counted once, however often its stream is resumed: by the call that
+    follows the request when it comes. A call follows a request that it submitted, or that lived when it attached; the tokens that
     were there by then were counted by the call before it. Only a call whose submission was new has a time to the first
     token.
     """

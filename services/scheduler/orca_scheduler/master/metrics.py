@@ -1,4 +1,4 @@
-"""What a scheduler counts and measures of an engine (the table is `orca_common.metrics`)."""
+"""A scheduler's metrics of an engine (the table is in `orca_common.metrics`)."""
 
 import time
 from collections.abc import Sequence
