@@ -69,9 +69,9 @@ class CallMetrics:
 class Meter:
     """One call's part of these values.
 
-    Each token and each end of a request is counted once, however often its stream is resumed: by the call that
-    follows the request when it comes. A call follows a request that it submitted, or that lived when it attached; the tokens that
-    were there by then were counted by the call before it. Only a call whose submission was new has a time to the first
+    Each token and each end of a request is counted once, however often its stream is resumed: by the call that follows
+    the request when it comes. A call follows a request that it submitted, or that lived when it attached; tokens that
+    were there by then were counted by the call before. Only a call whose submission was new has a time to the first
     token.
     """
 
