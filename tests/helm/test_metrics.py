@@ -72,7 +72,10 @@ def test_an_endpoint_picker_can_read_an_endpoint() -> None:
 
 
 def test_labels_of_a_pod_win_over_the_picker_s() -> None:
-    values = {"metrics": {"router": {"enabled": True}}, "endpoint": {"pod": {"labels": {"llm-d.ai/engine-type": None}}}}
+    values = {
+        "metrics": {"router": {"enabled": True}},
+        "endpoint": {"pod": {"labels": {"llm-d.ai/engine-type": "ours"}}},
+    }
     labels = render(merged(DEMO, values)).pods["endpoint"]["metadata"]["labels"]
-    assert "llm-d.ai/engine-type" not in labels
+    assert labels["llm-d.ai/engine-type"] == "ours"
     assert labels["inference.networking.k8s.io/engine-type"] == "orca"
