@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -38,13 +38,24 @@ class Scrape:
     """All samples of some services: those of the same name and labels are added."""
 
     def __init__(self, *addresses: str) -> None:
+        """Scrapes these status ports."""
         self._samples: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
         for address in addresses:
-            for family in text_string_to_metric_families(scraped(address)):
-                for sample in family.samples:
-                    of_name = self._samples.setdefault(sample.name, {})
-                    labels = tuple(sorted(sample.labels.items()))
-                    of_name[labels] = of_name.get(labels, 0.0) + sample.value
+            self._add(scraped(address))
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """The samples of a text."""
+        made = cls()
+        made._add(text)
+        return made
+
+    def _add(self, text: str) -> None:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                of_name = self._samples.setdefault(sample.name, {})
+                labels = tuple(sorted(sample.labels.items()))
+                of_name[labels] = of_name.get(labels, 0.0) + sample.value
 
     def value(self, name: str, **labels: str) -> float:
         """The sum of all samples of a name that have these labels, whatever others they have."""

@@ -1,4 +1,4 @@
-"""What the chart makes for Prometheus, Grafana and endpoint pickers."""
+"""The chart's objects for Prometheus, Grafana and endpoint pickers."""
 
 import json
 from typing import Any
