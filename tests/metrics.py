@@ -63,6 +63,9 @@ class Scrape:
         assert found, f"there is no {name} with {labels}"
         return sum(found)
 
+    def has(self, name: str) -> bool:
+        return bool(self._samples.get(name))
+
     def nonzero(self, name: str, label: str) -> dict[str, float]:
         """The samples of a name that are not 0, by the value of one label."""
         return {dict(given)[label]: value for given, value in self._samples[name].items() if value}

@@ -18,7 +18,7 @@ IN_THE_IMAGES = "/opt/orca/demo_model"  # where they have the demo model
 # The chart's values at the top; helm refuses all others.
 NAMES = """
 apiKeys commonAnnotations commonLabels device dtype endpoint engines extraObjects fullnameOverride gateway global
-gpuResource gpusPerNode gpusPerPod image ingress jaeger model nameOverride networkPolicy placement pod pp redis
+gpuResource gpusPerNode gpusPerPod image ingress jaeger metrics model nameOverride networkPolicy placement pod pp redis
 scheduler sentinel slots test tls tp tracing wait worker
 """
 VALUES = frozenset(NAMES.split())

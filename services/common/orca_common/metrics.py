@@ -329,17 +329,19 @@ class Metrics(Collector):
         for row in self._rows.values():
             match row.kind:
                 case "counter":
-                    family = CounterMetricFamily(row.name.removesuffix("_total"), row.sentence, labels=row.labels)
+                    family = CounterMetricFamily(
+                        row.name.removesuffix("_total"), row.sentence, labels=tuple(row.labels)
+                    )
                     for labels, counter in list(self._counters.get(row.name, {}).items()):
                         family.add_metric(labels, counter.value)
                     for labels, value in self._reading(row):
                         family.add_metric(labels, value)
                 case "gauge":
-                    family = GaugeMetricFamily(row.name, row.sentence, labels=row.labels)
+                    family = GaugeMetricFamily(row.name, row.sentence, labels=tuple(row.labels))
                     for labels, value in self._reading(row):
                         family.add_metric(labels, value)
                 case "histogram":
-                    family = HistogramMetricFamily(row.name, row.sentence, labels=row.labels)
+                    family = HistogramMetricFamily(row.name, row.sentence, labels=tuple(row.labels))
                     bounds = [*map(floatToGoString, row.buckets), "+Inf"]
                     for labels, histogram in list(self._histograms.get(row.name, {}).items()):
                         counts = list(accumulate(histogram.counts))
