@@ -156,15 +156,15 @@ def check_journals(run_dir: Path) -> None:
         assert core.memory.reserved == 0, f"{path.name}: slots are reserved at the end"
 
 
-async def main(rounds: int, seed: int, tp: int, pp: int, run_ahead: int, dtype: str) -> None:
+async def main(rounds: int, seed: int, tp: int, pp: int, run_ahead: int, dtype: str, kernels: str) -> None:
     draw = random.Random(seed)
     done: list[Recovery] = []
     with tempfile.TemporaryDirectory(prefix="orca-kill-rounds-") as temporary:
         folder = Path(temporary)
         model = make_model(folder / "model")
         run = folder / "run"
-        settings = {"tp": tp, "pp": pp, "max_batch_size": MAX_BS, "run_ahead": run_ahead, "dtype": dtype}
-        async with running(run, model, **settings) as stack:
+        numbers = {"tp": tp, "pp": pp, "max_batch_size": MAX_BS, "run_ahead": run_ahead}
+        async with running(run, model, **numbers, dtype=dtype, kernels=kernels) as stack:
             lab = Rounds(stack, model, draw, dtype)
             for n in range(rounds):
                 # Each rank in turn, with SIGKILL and with SIGSTOP; every eighth round hits another rank too.
@@ -195,5 +195,6 @@ if __name__ == "__main__":
     parser.add_argument("--pp", type=int, default=2)
     parser.add_argument("--run-ahead", type=int, default=0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--kernels", default="auto", help="those of a rank; device-loop: the loop of a GPU")
     given = parser.parse_args()
-    asyncio.run(main(given.rounds, given.seed, given.tp, given.pp, given.run_ahead, given.dtype))
+    asyncio.run(main(given.rounds, given.seed, given.tp, given.pp, given.run_ahead, given.dtype, given.kernels))

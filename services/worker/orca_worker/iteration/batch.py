@@ -6,6 +6,7 @@ model run on the flat tokens.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,15 @@ from .kv import KVManager
 from .rows import Adjusted, Rows
 
 HERE = -1  # in place of a token that the device has in its token table
+
+
+class Part(NamedTuple):
+    """Consecutive tokens of a batch, of b of its members."""
+
+    tokens: slice  # flat indexes in the batch
+    rows: np.ndarray  # [b]
+    starts: np.ndarray  # [b + 1] index in the part of each member's first token, and the number of tokens
+    contexts: list[int]  # [b] earlier tokens of each member, those before the part among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,14 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def between(self, start: int, end: int) -> Part:
+        """The members of which flat tokens [start, end) are a part, and that part."""
+        first, after = self.starts.searchsorted(start, "right") - 1, self.starts.searchsorted(end)
+        starts = self.starts[first : after + 1].clip(start, end) - start
+        earlier = start - self.starts[first]  # tokens of the first member before the part
+        contexts = [self.contexts[first] + int(earlier), *self.contexts[first + 1 : after]]
+        return Part(slice(start, end), self.rows[first:after], starts, contexts)
 
     @property
     def last(self) -> np.ndarray:

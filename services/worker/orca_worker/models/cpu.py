@@ -1,4 +1,4 @@
-"""GPT-2 on a CPU: one stage as a program of the compiled kernels.
+"""A recorded stage on a CPU, as a program of the compiled kernels.
 
 Every kernel computes a row by the same operations in the same order, whatever else is in the batch. So a request's
 logits are the same bits alone, in any batch, as increments or as an initiation after a recovery, in one piece or
@@ -9,26 +9,41 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from orca_common.errors import FailedPrecondition
+from orca_kernels.cpu import program as kernels
 from orca_kernels.cpu.library import BatchPointers
-from orca_kernels.cpu.program import Attention, Operand, Packed, Program, Rows
+from orca_kernels.cpu.program import Operand, Packed, Program, Rows
 
-from ...data_plane.plane import DataPlane
-from ...iteration.batch import Batch
-from ...iteration.kv import KVManager, KVShape
-from ...iteration.model import Compute, Output
-from ...partition import Place, share
-from ...sampling.sampling import not_finite, sample
-from ...sampling.scoring import PIECE as SCORED_PIECE
-from ...sampling.scoring import PromptScores
-from ..weights import WeightSource
-from .configuration import GPT2Config
+from ..data_plane.plane import DataPlane
+from ..iteration.batch import Batch
+from ..iteration.kv import KVManager, KVShape
+from ..iteration.model import Compute, Output
+from ..partition import Slice
+from ..sampling.sampling import not_finite, sample
+from ..sampling.scoring import PIECE as SCORED_PIECE
+from ..sampling.scoring import PromptScores
+from .recording import (
+    Attend,
+    Attention,
+    Buffer,
+    Embed,
+    Gated,
+    Head,
+    Linear,
+    Matrix,
+    Norm,
+    Normalize,
+    Recording,
+    Residual,
+)
+from .rotary import Rotary
+from .weights import WeightSource
 
 # Tokens that run through the layers at once. It bounds the memory of activations, and keeps them in the level-2 cache
 # while each weight is read once a piece.
@@ -43,23 +58,23 @@ class Section(NamedTuple):
     sums: Rows | None
 
 
-class GPT2OnCPU:
+class StageOnCPU:
     """`Model` of one stage. Raises FailedPrecondition when the machine does not run the kernels that are asked for."""
 
     tokens = None
 
-    def __init__(self, config: GPT2Config, place: Place, weights: WeightSource, dtype: torch.dtype, compute: Compute):
-        self.config, self.place, self.dtype = config, place, dtype
-        self.heads = config.heads // place.tensor_parallel
-        self.vocabulary_shares = [
-            len(share(config.vocab_size, place.tensor_parallel, rank)) for rank in range(place.tensor_parallel)
-        ]
+    def __init__(self, recording: Recording, weights: WeightSource, dtype: torch.dtype, compute: Compute):
+        self.recording, self.place, self.dtype = recording, recording.place, dtype
+        self.vocabulary_shares = recording.vocabulary_shares
+        if recording.group > kernels.MAX_GROUP:
+            shared = f"{recording.group} query heads share a key/value head; {kernels.MAX_GROUP} can"
+            raise FailedPrecondition(f"model: {shared} in the compiled kernels; kernels torch runs it")
         try:
             self.program = Program(dtype, compute.threads, compute.kernels)
         except ValueError as error:
             raise FailedPrecondition(str(error)) from None
         self._sections: list[Section] = []
-        self._record(weights)
+        self._translate(weights)
 
     @property
     def kernels(self) -> str:
@@ -68,11 +83,11 @@ class GPT2OnCPU:
 
     @property
     def kv_shape(self) -> KVShape:
-        layers = len(self.place.layers(self.config.layers))
-        return KVShape(layers, self.heads, self.config.head_size, self.dtype, torch.device("cpu"))
+        of = self.recording
+        return KVShape(of.layers, of.kv_heads, of.head_size, self.dtype, torch.device("cpu"))
 
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
-        return ((tokens, self.config.hidden), torch.float32) if not self.place.is_first else None
+        return ((tokens, self.recording.hidden), torch.float32) if not self.place.is_first else None
 
     def prepare(self, kv: KVManager) -> None:
         pass
@@ -80,60 +95,51 @@ class GPT2OnCPU:
     def release(self) -> None:
         pass
 
-    # Recording
+    # Translation
 
-    def _record(self, weights: WeightSource) -> None:
-        program, config, place = self.program, self.config, self.place
-        hidden, inner = config.hidden, len(place.tensor_share(config.inner))
-        attention = self.heads * config.head_size
-        self._x, self._sum = program.rows(hidden), program.rows(hidden)
-        qkv = program.rows(3 * attention)
-        normed, attended, middle = program.operand(hidden), program.operand(attention), program.operand(inner)
-
-        embedding = None
-        if place.is_first:
-            embedding = program.pack(weights.get("wte.weight"))
-            first_token = place.tensor_share(config.vocab_size).start
-            program.embed(self._x, embedding, first_token, weights.find("wpe.weight"))
-            self._all_reduce(self._x)
-        for layer, index in enumerate(place.layers(config.layers)):
-            name = f"h.{index}."
-            scale = config.head_size**-0.5 if config.scale_attention else 1.0
-            if config.scale_by_layer:
-                scale /= index + 1
-            a = Attention(layer, self.heads, 1, config.head_size, self.dtype, scale)
-            self._norm(weights, name + "ln_1", normed)
-            program.linear(normed, self._pack(weights, name + "attn.c_attn"), qkv)
-            program.write_kv(qkv, a)
-            program.attend(qkv, a, attended)
-            self._residual(attended, self._pack(weights, name + "attn.c_proj"))
-            self._norm(weights, name + "ln_2", normed)
-            program.linear_act(normed, self._pack(weights, name + "mlp.c_fc"), middle, config.activation)
-            self._residual(middle, self._pack(weights, name + "mlp.c_proj"))
-        if place.is_last:
-            self._norm(weights, "ln_f", normed, selected=True)
-            if not config.tied:
-                head = program.pack(weights.get("lm_head.weight"))
-            else:
-                head = embedding if embedding is not None else program.pack(weights.get("wte.weight"))
-            program.head(normed, head)
+    def _translate(self, weights: WeightSource) -> None:
+        program = self.program
+        of_buffer: dict[Buffer, Any] = {  # Rows or Operand, as the recording says
+            buffer: program.operand(buffer.width) if buffer.is_operand else program.rows(buffer.width)
+            for buffer in self.recording.buffers
+        }
+        self._x: Rows = of_buffer[self.recording.states]
+        self._sum = program.rows(self.recording.hidden)
+        load = Load(program, weights, self.dtype)
+        for operation in self.recording.operations:
+            match operation:
+                case Embed(table, first_token, scale, positions):
+                    learned = weights.get(positions.name) if positions is not None else None
+                    program.embed(self._x, load.table(table), first_token, learned, scale)
+                    self._all_reduce(self._x)
+                case Normalize(out, norm, of_head):
+                    program.normalize(self._x, load.norm(norm), of_buffer[out], of_head)
+                case Linear(x, matrix, out, None):
+                    program.linear(of_buffer[x], load.matrix(matrix), of_buffer[out])
+                case Linear(x, matrix, out, str(activation)):
+                    program.linear_act(of_buffer[x], load.matrix(matrix), of_buffer[out], activation)
+                case Gated(x, gate, up, out, activation):
+                    program.linear_gated(of_buffer[x], load.gated(gate, up), of_buffer[out], activation)
+                case Attend(qkv, attention, out):
+                    a = load.attention(attention)
+                    program.write_kv(of_buffer[qkv], a)
+                    program.attend(of_buffer[qkv], a, of_buffer[out])
+                case Residual(terms):
+                    self._residual([(of_buffer[x], load.matrix(matrix)) for x, matrix in terms])
+                case Head(x, matrix):
+                    program.head(of_buffer[x], load.head(matrix))
         self._close_section(None)
 
-    def _norm(self, weights: WeightSource, name: str, out: Operand, selected: bool = False) -> None:
-        norm = self.program.norm(weights.get(name + ".weight"), weights.get(name + ".bias"), self.config.epsilon)
-        self.program.normalize(self._x, norm, out, selected)
-
-    def _pack(self, weights: WeightSource, name: str) -> Packed:
-        return self.program.pack(weights.get(name + ".weight").t(), weights.find(name + ".bias"))
-
-    def _residual(self, x: Operand, weights: Packed) -> None:
-        """The hidden states += x W, summed over the tensor ranks."""
+    def _residual(self, terms: list[tuple[Operand, Packed]]) -> None:
+        """The hidden states += all x W, summed over the tensor ranks."""
         if self.place.tensor_parallel == 1:
-            self.program.linear_add(x, weights, self._x)
-        else:
-            self.program.linear(x, weights, self._sum)
-            self._all_reduce(self._sum)
-            self.program.add(self._x, self._sum)
+            for x, weights in terms:
+                self.program.linear_add(x, weights, self._x)
+            return
+        for i, (x, weights) in enumerate(terms):
+            (self.program.linear_add if i else self.program.linear)(x, weights, self._sum)
+        self._all_reduce(self._sum)
+        self.program.add(self._x, self._sum)
 
     def _all_reduce(self, x: Rows) -> None:
         if self.place.tensor_parallel > 1:
@@ -148,7 +154,7 @@ class GPT2OnCPU:
     def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
         needs_logits = np.count_nonzero(batch.requests["likeliest"]) < len(batch.sampled)
         results = Results(len(batch.sampled), self.vocabulary_shares[self.place.tensor_rank] if needs_logits else 0)
-        states = None if self.place.is_last else torch.empty(len(batch.token_ids), self.config.hidden)
+        states = None if self.place.is_last else torch.empty(len(batch.token_ids), self.recording.hidden)
         prompts = PromptScores(batch) if batch.scored and self.place.is_last else None
         length = SCORED_PIECE if prompts is not None and len(prompts.places) else PIECE
         for start in range(0, len(batch.token_ids), length):
@@ -158,7 +164,7 @@ class GPT2OnCPU:
             else:
                 self._run_piece(batch, kv, plane, x, start, end, results)
             if states is not None:
-                states[start:end] = torch.from_numpy(self.program.view(self._x, end - start, self.config.hidden))
+                states[start:end] = torch.from_numpy(self.program.view(self._x, end - start, self.recording.hidden))
         if states is not None:
             return Output([], [], states)
         output = self._sample(batch, plane, results) if len(batch.sampled) else Output([], [])
@@ -216,15 +222,14 @@ class GPT2OnCPU:
         results: Results,
     ) -> None:
         """Runs tokens [start, end) of the flat batch; `selection` of them, from `start` on, go into the head."""
-        tokens, hidden = end - start, self.config.hidden
-        first, after = batch.starts.searchsorted(start, "right") - 1, batch.starts.searchsorted(end)
-        starts = batch.starts[first : after + 1].clip(start, end) - start
-        blocks = kv.block_table(batch.rows[first:after], int(batch.ends.max()))
+        tokens, hidden = end - start, self.recording.hidden
+        part = batch.between(start, end)
+        blocks = kv.block_table(part.rows, int(batch.ends.max()))
         given = (
             batch.token_ids[start:end],
             batch.positions[start:end],
             batch.slots[start:end],
-            starts,
+            part.starts,
             blocks,
             selection,
         )
@@ -268,7 +273,7 @@ class GPT2OnCPU:
         place = self.place
         largest, index = results.best, results.index
         if place.tensor_parallel > 1:
-            first = place.tensor_share(self.config.vocab_size).start
+            first = self.recording.tokens.start
             mine = np.stack([results.best.astype(np.float64), index + first], 1)  # exact in float64
             of_all = plane.gather(torch.from_numpy(mine), [2] * place.tensor_parallel)
             if of_all is None:
@@ -278,6 +283,50 @@ class GPT2OnCPU:
             largest, index = pairs[np.arange(len(pairs)), winner].T
             index = index.astype(np.int64)
         return Output(index.tolist(), [math.nan] * len(largest), not_finite=not_finite(largest.tolist()))
+
+
+class Load:
+    """Loads weights into a program. A table that is both embedding and head is packed once."""
+
+    def __init__(self, program: Program, weights: WeightSource, dtype: torch.dtype) -> None:
+        self._program, self._weights, self._dtype = program, weights, dtype
+        self._tables: dict[Slice, Packed] = {}
+        self._rotary: dict[Rotary, kernels.Rotary] = {}
+
+    def table(self, part: Slice) -> Packed:
+        if part not in self._tables:
+            self._tables[part] = self._program.pack(self._weights.get(part.name))
+        return self._tables[part]
+
+    def head(self, matrix: Matrix) -> Packed:
+        return self.matrix(matrix) if matrix.biases else self.table(matrix.weights[0])
+
+    def matrix(self, matrix: Matrix) -> Packed:
+        return self._program.pack(self._weights.matrix(matrix), self._weights.bias(matrix))
+
+    def gated(self, gate: Matrix, up: Matrix) -> Packed:
+        of = self._weights
+        return self._program.pack_gated(of.matrix(gate), of.bias(gate), of.matrix(up), of.bias(up))
+
+    def norm(self, norm: Norm) -> kernels.Norm:
+        bias = self._weights.get(norm.bias.name) if norm.bias is not None else None
+        return self._program.norm(self._weights.get(norm.weight.name), bias, norm.epsilon)
+
+    def attention(self, a: Attention) -> kernels.Attention:
+        if a.rotary is not None and a.rotary not in self._rotary:
+            self._rotary[a.rotary] = kernels.Rotary(*(table.contiguous() for table in a.rotary.tables()))
+        return kernels.Attention(
+            a.layer,
+            a.kv_heads,
+            a.heads // a.kv_heads,
+            a.head_size,
+            self._dtype,
+            a.scale,
+            a.window,
+            None if a.rotary is None else self._rotary[a.rotary],
+            None if a.query_norm is None else self.norm(a.query_norm),
+            None if a.key_norm is None else self.norm(a.key_norm),
+        )
 
 
 def ending(batch: Batch, start: int, end: int) -> tuple[int, int]:
