@@ -55,8 +55,8 @@ def test_every_document_is_valid(version: str) -> None:
 
 def test_every_shape_is_valid() -> None:
     for shape in SHAPES:
-        worker = render(merged(DEMO, shape)).workloads["worker"]
-        ranks = shape["engines"] * shape["pp"] * shape["tp"]
+        worker = render(merged(DEMO, {"engine": shape})).workloads["worker"]
+        ranks = shape["count"] * shape["pp"] * shape["tp"]
         assert worker["spec"]["replicas"] == ranks / shape.get("gpusPerPod", shape["tp"])
         kubernetes_validate.validate(worker, "1.34", strict=True)
 

@@ -68,11 +68,6 @@ class Attention:
     query_norm: Norm | None = None  # of each head, before the rotation
     key_norm: Norm | None = None
 
-    @property
-    def width(self) -> int:
-        """Of a row of q, k and v."""
-        return (self.heads + 2 * self.kv_heads) * self.head_size
-
 
 @dataclass(frozen=True)
 class Embed:
