@@ -13,6 +13,7 @@ from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition, InvalidArgument
 from orca_endpoint.http.errors import failure
 from orca_endpoint.openai.completions.request import OUR_NAMES
+from orca_endpoint.requests.forms import FormCompiler
 from orca_endpoint.requests.threads import Threads
 from orca_endpoint.requests.validation import Validator, body_digest
 from orca_endpoint.settings import EndpointSettings
@@ -26,6 +27,7 @@ def validator(model: Path) -> Validator:
         read_checkpoint(model),
         Vocabulary(model / "tokenizer.json"),
         Threads("tokenizing", 1, 8),
+        FormCompiler(read_checkpoint(model)),
     )
 
 
@@ -185,9 +187,8 @@ def test_the_same_body() -> None:
 
 async def test_without_a_tokenizer(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "ids", tokenizer=False)
-    validator = Validator(
-        EndpointSettings(model=str(folder)), read_checkpoint(folder), None, Threads("tokenizing", 1, 8)
-    )
+    checkpoint, threads = read_checkpoint(folder), Threads("tokenizing", 1, 8)
+    validator = Validator(EndpointSettings(model=str(folder)), checkpoint, None, threads, FormCompiler(checkpoint))
     with pytest.raises(FailedPrecondition, match="no tokenizer"):
         await validator.generate(pb.GenerateRequest(text="a", max_new_tokens=1))
     with pytest.raises(FailedPrecondition, match=r"^prompt\[1\]: this model has no tokenizer") as refused:

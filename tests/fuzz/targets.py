@@ -15,6 +15,7 @@ from orca_common.errors import Internal, OrcaError
 from orca_common.lanes.connection import Connection
 from orca_common.lanes.server import LaneCall
 from orca_endpoint.openai.completions.request import parse
+from orca_endpoint.requests.forms import FormCompiler
 from orca_endpoint.requests.threads import Threads
 from orca_endpoint.requests.validation import Validator
 from orca_endpoint.settings import EndpointSettings
@@ -146,7 +147,8 @@ def _endpoint(folder: Path) -> tuple[Validator, EndpointSettings]:
     (folder / "tokenizer.json").write_bytes(corpus("tokenizer")[0])
     settings = EndpointSettings(model=str(folder))
     checkpoint: Checkpoint = read_checkpoint(folder)
-    return Validator(settings, checkpoint, Vocabulary(folder / "tokenizer.json"), Threads("tokenizing", 1, 8)), settings
+    vocabulary, threads = Vocabulary(folder / "tokenizer.json"), Threads("tokenizing", 1, 8)
+    return Validator(settings, checkpoint, vocabulary, threads, FormCompiler(checkpoint)), settings
 
 
 def _message(folder: Path, kind: type[Message], check: Callable[[Validator, Any], object]) -> Target:

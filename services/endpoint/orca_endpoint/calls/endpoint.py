@@ -24,6 +24,7 @@ from orca_pool.records import QueueLimits
 from orca_pool.retry import reached
 
 from ..requests.arrivals import Arrivals
+from ..requests.forms import FormCompiler
 from ..requests.limits import full
 from ..requests.threads import Threads
 from ..requests.validation import Validator
@@ -72,7 +73,8 @@ class Endpoint:
         # Parsing holds Python's lock, so the loop shares it with one thread only.
         self.large = Threads("large-inputs", 1, WAITING)
         self.tokenizing = Threads("tokenizing", TOKENIZING, WAITING)
-        self._validator = Validator(settings, checkpoint, vocabulary, self.tokenizing)
+        self.forms = FormCompiler(checkpoint)
+        self._validator = Validator(settings, checkpoint, vocabulary, self.tokenizing, self.forms)
         self.arrivals = Arrivals()
         self._engines = Recent(pool.engine_infos, ENGINES_SECONDS)
         self._limits = CallLimits(settings.pool_patience, settings.call_buffer)

@@ -14,12 +14,14 @@ from functools import partial
 
 from orca.v1.orca_pb2 import CancelRequest, GenerateRequest, ResumeRequest
 from orca.v1.pool_pb2 import PoolRequest
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import ErrorReason, FailedPrecondition, InvalidArgument
 from orca_common.reservation import Reservation
 
 from ..settings import EndpointSettings
 from ..text.vocabulary import Vocabulary
+from .forms import FormCompiler
 from .sampling import sampling_params
 from .threads import TEXT_IN_LOOP, Threads
 
@@ -64,9 +66,15 @@ class Validator:
     """Checks requests against one model and one endpoint's limits."""
 
     def __init__(
-        self, settings: EndpointSettings, checkpoint: Checkpoint, vocabulary: Vocabulary | None, threads: Threads
+        self,
+        settings: EndpointSettings,
+        checkpoint: Checkpoint,
+        vocabulary: Vocabulary | None,
+        threads: Threads,
+        forms: FormCompiler,
     ) -> None:
         """threads: tokenize long texts."""
+        self._forms = forms
         self._limits, self._model, self._vocabulary, self._threads = settings, checkpoint, vocabulary, threads
         self._attempts = Attempts()
 
@@ -89,6 +97,12 @@ class Validator:
         if request.max_new_tokens < 1:
             raise check.error("max_new_tokens", "must be at least 1")
         prompt_ids = await self._prompt(request, check, encoded)
+        form = request.WhichOneof("form")
+        if form is not None:
+            if request.ignore_eos:
+                raise check.error("ignore_eos", f"must be false with {check.name(form)}, whose end is such a token")
+            sampling = sampling if sampling is not None else SamplingParams()
+            sampling.grammar = await self._forms.grammar(form, getattr(request, form), check)
         eos = () if request.ignore_eos else self._model.eos_token_ids
         record = PoolRequest(
             request_id=request_id,
@@ -222,8 +236,9 @@ class Fields:
         """What the caller calls a field of ours."""
         return self._names.get(field) or (field.removeprefix("sampling.") if self._names else field)
 
-    def error(self, field: str, problem: str, position: int | None = None) -> InvalidArgument:
-        name = self.name(field)
+    def error(self, field: str, problem: str, position: int | None = None, place: str = "") -> InvalidArgument:
+        """place: inside of the field, as ".properties.name"."""
+        name = self.name(field) + place
         return InvalidArgument(name if position is None else f"{name}[{position}]", problem)
 
 
