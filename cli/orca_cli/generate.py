@@ -14,7 +14,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -65,6 +65,10 @@ def generate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per event.")] = False,
     token_ids: Annotated[str | None, typer.Option(help='A prompt as token ids, as in "1,2,3".')] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Each prompt is a user's message, for the model's chat template.")
+    ] = False,
+    system: Annotated[str, typer.Option(help="With --chat: the system's message before it.")] = "",
     timeout: Annotated[float | None, typer.Option(min=0, help="Seconds that each request may take.")] = None,
     model: Annotated[str, typer.Option(help="The model, where several are served at one address.")] = "",
     tls_dir: Annotated[
@@ -79,7 +83,13 @@ def generate(
     for option, given_option in shown.items():
         if given_option and not as_json:
             raise typer.BadParameter("is shown only with --json", param_hint=option)
+    if system and not chat:
+        raise typer.BadParameter("goes only with --chat", param_hint="--system")
+    if chat and token_ids is not None:
+        raise typer.BadParameter("is no message of a chat", param_hint="--token-ids")
     given = prompts_of(prompts or [], token_ids)
+    if chat:
+        given = [messages_of(system, str(prompt)) for prompt in given]
     arguments = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
@@ -103,16 +113,8 @@ def generate(
         "model": model,
     }
     from orca_cli.generating import generate_all  # it imports the client, which other commands do without
-    from orca_client import tls_credentials
 
-    option = "--tls-dir"
-    try:
-        credentials = tls_credentials(tls_dir) if tls_dir is not None else None
-        option = "--api-key-file"
-        secrets = {"credentials": credentials, "api_key": read_key(api_key_file) if api_key_file is not None else None}
-    except OSError as error:
-        typer.echo(f"{option}: {error.filename}: {error.strerror}", err=True)
-        raise typer.Exit(1) from None
+    secrets = secrets_of(tls_dir, api_key_file)
     try:
         failures = asyncio.run(generate_all(address or ["127.0.0.1:50051"], given, arguments, as_json, secrets))
     except KeyboardInterrupt:
@@ -123,7 +125,27 @@ def generate(
         raise typer.Exit(1)
 
 
-def prompts_of(prompts: Sequence[str], token_ids: str | None) -> list[str | list[int]]:
+def secrets_of(tls_dir: Path | None, api_key_file: Path | None) -> dict[str, Any]:
+    """The client's `credentials` and `api_key`. Raises Exit with a sentence for a file that cannot be read."""
+    from orca_client import tls_credentials
+
+    option = "--tls-dir"
+    try:
+        credentials = tls_credentials(tls_dir) if tls_dir is not None else None
+        option = "--api-key-file"
+        return {"credentials": credentials, "api_key": read_key(api_key_file) if api_key_file is not None else None}
+    except OSError as error:
+        typer.echo(f"{option}: {error.filename}: {error.strerror}", err=True)
+        raise typer.Exit(1) from None
+
+
+def messages_of(system: str, user: str) -> list[dict[str, str]]:
+    """A conversation that begins: the system's message, unless it is empty, and the user's."""
+    before = [{"role": "system", "content": system}] if system else []
+    return [*before, {"role": "user", "content": user}]
+
+
+def prompts_of(prompts: Sequence[str], token_ids: str | None) -> list[Any]:
     """The prompts of a command line. A line break at the very end of stdin is not part of the prompt."""
     if token_ids is not None:
         if prompts:

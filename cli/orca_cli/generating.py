@@ -30,7 +30,7 @@ from orca_client.reach import NOBODY
 
 from .stdout import drop
 
-Prompt = str | list[int]
+Prompt = str | list[int] | list[dict[str, str]]  # text, token ids, or the messages of a chat
 HELLO_TIMEOUT = 5.0  # seconds for the first answer of an endpoint; later outages are waited out
 PANEL_WIDTH = 40  # columns that each of several prompts gets at least
 
@@ -67,13 +67,8 @@ async def generate_all(
     async with made as client:
         try:
             spells = (await client.get_model(timeout=HELLO_TIMEOUT, model=arguments.get("model", ""))).has_tokenizer
-        except Unauthenticated as error:
-            return [f"{', '.join(addresses)}: {error} (--api-key-file FILE)"]
-        except Unreachable as error:
-            return [f"{error}; `orca serve` starts a server" if str(error).endswith(NOBODY) else str(error)]
         except OrcaError as error:
-            said = "" if error.reason else "no answer from "  # a reason is the server's word: it has answered
-            return [f"{said}{', '.join(addresses)}: {error}"]
+            return [no_hello(error, addresses)]
         output = output_for(prompts, spells, as_json)
         try:
             async with asyncio.TaskGroup() as group:
@@ -90,6 +85,17 @@ async def generate_all(
     if unwritten:
         return [f"stdout {unwritten}; the requests were cancelled"]
     return told_once(failures, len(prompts))
+
+
+def no_hello(error: OrcaError, addresses: Sequence[str]) -> str:
+    """Returns a sentence on a server whose first answer was an error, or did not come."""
+    if isinstance(error, Unreachable):
+        return f"{error}; `orca serve` starts a server" if str(error).endswith(NOBODY) else str(error)
+    said = (
+        "" if error.reason or isinstance(error, Unauthenticated) else "no answer from "
+    )  # the server's word is a reason
+    how = " (--api-key-file FILE)" if isinstance(error, Unauthenticated) else ""
+    return f"{said}{', '.join(addresses)}: {error}{how}"
 
 
 def strerror(errors: ExceptionGroup[OSError]) -> str | None:
@@ -148,7 +154,10 @@ def piece(event: Event, spells: bool) -> str:
 
 
 def title(prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else ",".join(map(str, prompt))
+    if isinstance(prompt, str):
+        return prompt
+    last = prompt[-1] if prompt else 0
+    return last["content"] if isinstance(last, dict) else ",".join(map(str, prompt))
 
 
 class JsonLines:

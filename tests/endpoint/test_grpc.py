@@ -426,6 +426,8 @@ async def test_a_client_that_leaves_while_it_is_submitted(orca: World) -> None:
         call = orca.stub.Generate(generation(request_id=f"hasty-{n}"))
         await asyncio.sleep(n * 0.0005)
         call.cancel()
+    await orca.stub.GetModel(pb.GetModelRequest())  # it comes after all of them
+    await until(lambda: not orca.serving.app._grpc.clients)
     await orca.serving.quiet()
     for n in range(20):
         assert await orca.pool.cancel(f"hasty-{n}") in {False, None}, "the request was alive"

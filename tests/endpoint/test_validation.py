@@ -13,6 +13,7 @@ from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition, InvalidArgument
 from orca_endpoint.http.errors import failure
 from orca_endpoint.openai.completions.request import OUR_NAMES
+from orca_endpoint.requests.chats import Chats
 from orca_endpoint.requests.forms import FormCompiler
 from orca_endpoint.requests.threads import Threads
 from orca_endpoint.requests.validation import Validator, body_digest
@@ -22,13 +23,15 @@ from orca_endpoint.text.vocabulary import Vocabulary
 
 @pytest.fixture
 def validator(model: Path) -> Validator:
-    return Validator(
-        EndpointSettings(model=str(model)),
-        read_checkpoint(model),
-        Vocabulary(model / "tokenizer.json"),
-        Threads("tokenizing", 1, 8),
-        FormCompiler(read_checkpoint(model)),
-    )
+    return made(model, Vocabulary(model / "tokenizer.json"))
+
+
+def made(folder: Path, vocabulary: Vocabulary | None) -> Validator:
+    threads = Threads("tokenizing", 1, 8)
+    chats = Chats(None, threads, 1 << 20, 1024)
+    checkpoint = read_checkpoint(folder)
+    forms = FormCompiler(checkpoint)
+    return Validator(EndpointSettings(model=str(folder)), checkpoint, vocabulary, threads, chats, forms)
 
 
 def sampling(**fields: float) -> pb.GenerateRequest:
@@ -187,8 +190,7 @@ def test_the_same_body() -> None:
 
 async def test_without_a_tokenizer(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "ids", tokenizer=False)
-    checkpoint, threads = read_checkpoint(folder), Threads("tokenizing", 1, 8)
-    validator = Validator(EndpointSettings(model=str(folder)), checkpoint, None, threads, FormCompiler(checkpoint))
+    validator = made(folder, None)
     with pytest.raises(FailedPrecondition, match="no tokenizer"):
         await validator.generate(pb.GenerateRequest(text="a", max_new_tokens=1))
     with pytest.raises(FailedPrecondition, match=r"^prompt\[1\]: this model has no tokenizer") as refused:

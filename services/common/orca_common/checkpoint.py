@@ -13,7 +13,10 @@ from .errors import FailedPrecondition
 INDEX = "model.safetensors.index.json"
 WEIGHT_NAMES = ("model.safetensors", INDEX)
 # What a service may read of a checkpoint, as patterns of file names.
-TOKENIZER_FILES = ("config.json", "generation_config.json", "tokenizer.json")
+TOKENIZER_FILES = (
+    *("config.json", "generation_config.json", "tokenizer.json"),
+    *("tokenizer_config.json", "chat_template.jinja", "additional_chat_templates/*.jinja"),
+)
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 # Bounds of what a stranger's checkpoint may make a service read. Those of published models are far below.
 CONFIG_BYTES, TOKENIZER_BYTES = 1 << 20, 64 << 20

@@ -10,6 +10,7 @@ keeps it for good.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from .errors import OrcaError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+EXCERPT = re.compile(r"\s*([0-9]+ \|.*|\^+)?")  # a line of an error that shows the form again
 KEPT = 64  # compiled forms
 # Between the parts of JSON: a space, or a line break with an indent. Without a bound some models write nothing else. A
 # schema may ask for another one: {"x-guidance": {"whitespace_pattern": ..}}.
@@ -127,7 +129,8 @@ def open_tokenizer(make: type[LLTokenizer], file: Path, vocab_size: int, eos: Se
 def check(matcher: LLMatcher) -> None:
     """Raises FormError when a matcher has failed, now or before."""
     if matcher.is_error():
-        raise FormError(matcher.get_error().partition("<non-verbose/>")[0].strip()[:SAID])
+        lines = matcher.get_error().partition("<non-verbose/>")[0].splitlines()
+        raise FormError(" ".join(line.strip() for line in lines if not EXCERPT.fullmatch(line))[:SAID])
 
 
 @contextmanager

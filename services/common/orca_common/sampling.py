@@ -52,6 +52,7 @@ class Parameter(NamedTuple):
     default: float | str  # a number, or in words
     sentence: str
     drawn: bool = False  # a part of the draw, so that it changes nothing for a greedy request
+    by_model: bool = False  # a model's generation_config.json may give it, for OpenAI's methods
 
 
 def by_name(*parameters: Parameter) -> Mapping[str, Parameter]:
@@ -66,8 +67,17 @@ SAMPLING = by_name(
         Range(0, 100),
         0,
         "Divides the logits before the draw. 0 is greedy: always the most probable token.",
+        by_model=True,
     ),
-    Parameter("top_k", "count", Range(1), "all", "Draw among this number of the most probable tokens.", drawn=True),
+    Parameter(
+        "top_k",
+        "count",
+        Range(1),
+        "all",
+        "Draw among this number of the most probable tokens.",
+        drawn=True,
+        by_model=True,
+    ),
     Parameter(
         "top_p",
         "number",
@@ -75,6 +85,7 @@ SAMPLING = by_name(
         1,
         "Draw among the most probable tokens that together reach this share.",
         drawn=True,
+        by_model=True,
     ),
     Parameter("seed", "seed", Range(), "made from the request id", "The same seed gives the same text.", drawn=True),
     Parameter(
@@ -84,6 +95,7 @@ SAMPLING = by_name(
         0,
         "Drop tokens less probable than this share of the most probable one.",
         drawn=True,
+        by_model=True,
     ),
     Parameter(
         "repetition_penalty",
@@ -91,6 +103,7 @@ SAMPLING = by_name(
         Range(0, 100, above=True),
         1,
         "Divides the logits of the tokens of prompt and output where they are above 0, and multiplies them elsewhere.",
+        by_model=True,
     ),
     Parameter(
         "presence_penalty", "number", Range(-2, 2), 0, "Subtracted once from the logit of each token of the output."

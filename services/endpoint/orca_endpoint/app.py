@@ -23,8 +23,10 @@ from .calls.endpoint import Endpoint
 from .grpc.door import GrpcDoor
 from .http.door import HttpDoor
 from .openai.methods import methods
+from .requests.defaults import Defaults, read_defaults
 from .requests.limits import Limits, connections_allowed
 from .settings import EndpointSettings
+from .text.chat_template import ChatTemplate, read_chat_template
 from .text.native_stderr import keep_python_writing
 from .text.vocabulary import Vocabulary
 
@@ -68,12 +70,16 @@ class EndpointApp:
         self._open.callback(pulse.close)
         status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive, self._calls)
         self._open.callback(status.close)
-        self._checkpoint, self.vocabulary = await service.in_thread(self._read_model)  # perhaps a download
+        self._checkpoint, self.vocabulary, template, defaults = await service.in_thread(
+            self._read_model  # perhaps a download
+        )
         telemetry = Telemetry("orca-endpoint", secrets.token_hex(4))
         self._open.callback(telemetry.close)
         self._pool = Pool.of(settings)
         self.delivery = Delivery(self._pool)
-        self.endpoint = Endpoint(settings, self._checkpoint, self.vocabulary, self._pool, self.delivery, telemetry)
+        self.endpoint = Endpoint(
+            settings, self._checkpoint, self.vocabulary, template, defaults, self._pool, self.delivery, telemetry
+        )
         self._open.push_async_callback(self._pool.close)
         self._open.push_async_callback(self.delivery.close)
         self._open.callback(self.endpoint.large.close)
@@ -103,10 +109,11 @@ class EndpointApp:
         self._starting = None
         return {name: join_address(settings.host, port) for name, port in ports.items()}
 
-    def _read_model(self) -> tuple[Checkpoint, Vocabulary | None]:
+    def _read_model(self) -> tuple[Checkpoint, Vocabulary | None, ChatTemplate | None, Defaults]:
         checkpoint = read_checkpoint(resolve_model(self._settings.model))
-        tokenizer = checkpoint.tokenizer_file
-        return checkpoint, Vocabulary(tokenizer) if tokenizer else None
+        tokenizer, folder = checkpoint.tokenizer_file, checkpoint.folder
+        vocabulary = Vocabulary(tokenizer) if tokenizer else None
+        return checkpoint, vocabulary, read_chat_template(folder), read_defaults(folder)
 
     def _not_ready(self) -> str | None:
         return self._starting or self.endpoint.not_ready()
