@@ -98,7 +98,7 @@ def test_greedy_answers_are_the_likeliest_of_all_allowed_tokens(tmp_path: Path, 
     for regex, longest in SMALL.items():
         strings = language(regex, longest)
         starts = {one[:n] for one in strings for n in range(len(one) + 1)}
-        prompts = [[chance.randrange(end) for _ in range(chance.randint(1, 9))] for _ in range(4)]
+        prompts = [[chance.randrange(end) for _ in range(chance.randint(1, 9))] for _ in range(8)]
         asked = [Sampled(prompt, 10, {"grammar": as_grammar("regex", regex)}) for prompt in prompts]
         engine.run([*asked, Sampled([1, 2], 10)])
         for request in asked:

@@ -34,7 +34,7 @@ ROW = np.dtype(
 
 
 class Constraint(Protocol):
-    """What holds an answer to its form."""
+    """Holds an answer to its form."""
 
     def allowed(self) -> np.ndarray | None:
         """Waits for the mask of the next token, [V] bool. None: no token can follow."""
