@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 
 logging.disable_progress_bar()
@@ -50,6 +50,113 @@ def make_gpt2(
     if tokenizer:
         assert vocab >= 256
         make_tokenizer(special).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+# Odd shapes of the other families, by name: model_type and what its config.json says beyond ODD.
+ODD: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 70,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "vocab_size": 211,
+    "max_position_embeddings": 64,
+}
+ODD_GPTJ: dict[str, Any] = {
+    "n_embd": 48,
+    "n_layer": 2,
+    "n_head": 6,
+    "n_inner": 70,
+    "vocab_size": 211,
+    "n_positions": 64,
+}
+
+
+def rope(kind: str, **more: float) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1000.0, **more}}
+
+
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama, 2 K/V heads": ("llama", ODD | {"num_key_value_heads": 2}),
+    "llama, tied, biases, 1 K/V head, large heads": (
+        "llama",
+        ODD
+        | {"num_key_value_heads": 1, "head_dim": 10, "tie_word_embeddings": True}
+        | {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"},
+    ),
+    "llama, 3 heads": ("llama", ODD | {"num_attention_heads": 3, "num_key_value_heads": 3}),
+    "llama, 5 heads": (
+        "llama",
+        ODD | {"hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 1, "intermediate_size": 33},
+    ),
+    "llama, 10 heads": (
+        "llama",
+        ODD | {"hidden_size": 40, "num_attention_heads": 10, "num_key_value_heads": 5, "num_hidden_layers": 3},
+    ),
+    "llama, long positions of Llama 3": (
+        "llama",
+        ODD
+        | rope(
+            "llama3",
+            rope_theta=500.0,
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=16,
+        ),
+    ),
+    "llama, linear positions": ("llama", ODD | rope("linear", factor=4.0)),
+    "llama, YaRN": ("llama", ODD | rope("yarn", factor=4.0, original_max_position_embeddings=16)),
+    "llama, YaRN with its numbers": (
+        "llama",
+        ODD
+        | rope("yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=8.0, beta_slow=2.0, mscale=0.7)
+        | {"num_key_value_heads": 3},
+    ),
+    "mistral, a window": ("mistral", ODD | {"num_key_value_heads": 3, "sliding_window": 7}),
+    "mistral, no window": ("mistral", ODD | {"num_key_value_heads": 1, "sliding_window": None}),
+    "qwen2, a window in the upper layer": (
+        "qwen2",
+        ODD | {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "qwen2, tied": ("qwen2", ODD | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
+    "qwen3, large heads": ("qwen3", ODD | {"num_key_value_heads": 2, "head_dim": 12}),
+    "qwen3, windows of some layers": (
+        "qwen3",
+        ODD
+        | {"num_key_value_heads": 1, "head_dim": 6, "num_hidden_layers": 3, "use_sliding_window": True}
+        | {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "neox": ("gpt_neox", ODD | {"rotary_pct": 0.5}),
+    "neox, in series, tied": (
+        "gpt_neox",
+        ODD | {"use_parallel_residual": False, "attention_bias": False, "tie_word_embeddings": True, "rotary_pct": 1.0},
+    ),
+    "gptj": ("gptj", ODD_GPTJ | {"rotary_dim": 6}),
+    "gptj, whole heads": ("gptj", ODD_GPTJ | {"n_head": 3, "rotary_dim": 16, "activation_function": "relu"}),
+}
+
+
+def make_shape(folder: Path, shape: str, *, seed: int = 3, shards: bool = False, **config: Any) -> Path:
+    """A checkpoint of one of SHAPES with random weights, of which `config` overrides fields.
+
+    Matrices have a standard deviation of 3 / sqrt(inputs), with which greedy streams differ; norms and biases are not
+    those of a model that has not been trained. `shards`: several safetensors files and an index.
+    """
+    kind, fields = SHAPES[shape]
+    fields = {"bos_token_id": None, "eos_token_id": None, **fields, **config}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **fields)).float()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0, 3 / parameter.shape[1] ** 0.5, generator=generator)
+            else:
+                is_norm = name.endswith("weight")
+                values = torch.rand(parameter.shape, generator=generator) - 0.5
+                parameter.copy_(values / 2 + is_norm)
+    model.save_pretrained(folder, max_shard_size="20KB" if shards else "1GB")
+    assert (folder / "model.safetensors.index.json").exists() == shards
     return folder
 
 

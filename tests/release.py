@@ -37,7 +37,7 @@ Values = Mapping[str, object]
 
 # 20 streams run in one batch, so that none of them waits in the queue.
 TWO_PODS: dict[str, object] = {
-    "slots": 8192,
+    "engine.slots": 8192,
     "scheduler.settings.max_batch_size": 20,
     "jaeger.enabled": os.environ.get("JAEGER", "true") == "true",
 }
@@ -48,7 +48,7 @@ class Release:
 
     def __init__(self, cluster: Cluster, values: Values, name: str = "orca") -> None:
         self.cluster, self.name, self.values = cluster, name, IMAGES | dict(values)
-        self.pods_per_engine = int(str(values.get("pp", 2))) * 2 // int(str(values.get("gpusPerPod", 2)))
+        self.pods_per_engine = int(str(values.get("engine.pp", 2))) * 2 // int(str(values.get("engine.gpusPerPod", 2)))
 
     # -- helm
 
@@ -63,6 +63,11 @@ class Release:
     async def upgrade(self, values: Values, *, wait: bool = True) -> None:
         """`helm upgrade` to these values besides those of the installation."""
         await self.cluster.helm("upgrade", self.name, *self._chart(values), *_waiting(wait))
+
+    async def change(self, values: Values, flag: str) -> None:
+        """`helm upgrade --wait` to these values, and to those of before by the flag: --reuse-values or its like."""
+        sets = [word for path, value in values.items() for word in ("--set", f"{path}={value}")]
+        await self.cluster.helm("upgrade", self.name, str(CHART), flag, *sets, *_waiting(True))
 
     async def rollback(self) -> None:
         """`helm rollback` to the revision before, without waiting for it."""
@@ -150,7 +155,7 @@ class Release:
             return f"{self.name}-redis-0"
         asked = ["-p", "26379", "sentinel", "get-master-addr-by-name", "orca"]
         said = await self.cluster.execute(f"{self.name}-sentinel-0", "sh", "-c", f"$CLI {' '.join(asked)}")
-        return said.partition(".")[0]
+        return said.split()[0]
 
     async def redis(self, *command: str) -> str:
         """Asks the primary. Returns what it answers."""
@@ -217,7 +222,7 @@ class Release:
     async def rank_pids(self, pod: Pod) -> list[int]:
         """The ranks of a worker's pod: their pids inside it."""
         async with grpc.aio.insecure_channel(f"{pod.address}:{SUPERVISOR}") as channel:
-            async for table in SupervisorStub(channel).Watch(pb.WatchRequest(), wait_for_ready=True):
+            async for table in SupervisorStub(channel).Watch(pb.WatchRequest(), wait_for_ready=True, timeout=30):
                 return [rank.pid for rank in table.ranks]
         raise Failed(f"the supervisor of {pod.name} says nothing")
 

@@ -9,12 +9,21 @@ from collections.abc import Iterable
 
 from orca_common.checkpoint import Checkpoint
 from orca_lab.roofline import Accelerator, Work, work
-from orca_worker.models.families import topology
-from orca_worker.models.gpt2.configuration import GPT2Config
-from orca_worker.partition import ITEM_BYTES
+from orca_worker.models.families import family_of
+from orca_worker.models.recorded import RecordedFamily
+from orca_worker.models.recording import Recording
+from orca_worker.partition import ITEM_BYTES, SINGLE
 
 from .cases import Case
 from .schedule import shapes, slots_for
+
+
+def recorded(checkpoint: Checkpoint) -> Recording | None:
+    """The whole model's recording; None for a family that records nothing."""
+    family = family_of(checkpoint)
+    if not isinstance(family, RecordedFamily):
+        return None
+    return family.record(family.read(checkpoint), SINGLE)
 
 
 def iteration_work(checkpoint: Checkpoint, dtype: str, requests: Iterable[tuple[int, int]]) -> Work | None:
@@ -22,10 +31,8 @@ def iteration_work(checkpoint: Checkpoint, dtype: str, requests: Iterable[tuple[
 
     `requests`: (tokens before this iteration, tokens in it) of each request.
     """
-    if checkpoint.model_type != "gpt2":
-        return None
-    [whole] = topology(checkpoint, 1, 1, dtype)
-    return work(GPT2Config.read(checkpoint), whole, ITEM_BYTES[dtype], requests)
+    whole = recorded(checkpoint)
+    return None if whole is None else work(whole, ITEM_BYTES[dtype], requests)
 
 
 def case_floor(

@@ -23,13 +23,13 @@ from orca_common.errors import FailedPrecondition
 from orca_kernels.reference import SplitAttention
 from orca_lab.roofline import Accelerator, Work
 from orca_scheduler.ranks.members import increment, initiation, put_members
-from orca_worker.models.gpt2.configuration import GPT2Config
+from orca_worker.models.recording import Attend, Gated, Head, Linear, Recording, Residual
 from orca_worker.partition import ITEM_BYTES
 
 from .cases import fixed, vocabulary_of
 from .ceilings import Ceilings, Probe, at_best, of_device
 from .engine import Engine, EngineOptions
-from .floors import iteration_work
+from .floors import iteration_work, recorded
 from .schedule import BLOCK_SIZE, Shape
 
 # (requests, tokens before the iteration) of decoding iterations, and the tokens of one initiation
@@ -59,10 +59,11 @@ class Timed:
     best: Accelerator | None
 
 
-def data_of(engine: Engine) -> tuple[GPT2Config, int, torch.dtype]:
-    """The model's shape; bytes and type of an element."""
-    dtype = engine.options.dtype
-    return GPT2Config.read(engine.checkpoint), ITEM_BYTES[dtype], getattr(torch, dtype)
+def data_of(engine: Engine) -> tuple[Recording, int, torch.dtype]:
+    """The whole model; bytes and type of an element."""
+    dtype, recording = engine.options.dtype, recorded(engine.checkpoint)
+    assert recording is not None
+    return recording, ITEM_BYTES[dtype], getattr(torch, dtype)
 
 
 def iterations(engine: Engine) -> Iterator[Subject]:
@@ -104,16 +105,8 @@ def products(engine: Engine) -> Iterator[Subject]:
     The weights of one product stay in a cache if it runs again at once, and would then be read faster than an iteration
     can read them. So each repetition takes the next of several copies.
     """
-    config, item, kind = data_of(engine)
-    hidden, inner = config.hidden, config.inner
-    matrices = {
-        "qkv": (hidden, 3 * hidden),
-        "merge": (hidden, hidden),
-        "up": (hidden, inner),
-        "down": (inner, hidden),
-        "head": (hidden, config.vocab_size),
-    }
-    for name, (inputs, outputs) in matrices.items():
+    recording, item, kind = data_of(engine)
+    for name, (inputs, outputs) in matrices_of(recording).items():
         weight = torch.randn(outputs, inputs, device=engine.device).to(kind)
         weights = [weight.clone() for _ in range(max(2, COPIES // weight.nbytes))]
         for tokens in (1, 32):
@@ -121,6 +114,26 @@ def products(engine: Engine) -> Iterator[Subject]:
             moved = item * (inputs * outputs + tokens * (inputs + outputs))
             needed = Work(moved, 2 * tokens * inputs * outputs)
             yield Subject(f"torch product {name} x {tokens}", needed, rotating(x, weights))
+
+
+def matrices_of(recording: Recording) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of each product of the first layer, and of the head."""
+    attended = {operation.out for operation in recording.operations if isinstance(operation, Attend)}
+    found: dict[str, tuple[int, int]] = {}
+    for operation in recording.operations:
+        match operation:
+            case Linear(x, _, out, activation):
+                found.setdefault("qkv" if activation is None else "up", (x.width, out.width))
+            case Gated(x, _, _, out):
+                found.setdefault("gate and up", (x.width, 2 * out.width))
+            case Residual(terms):
+                for x, _ in terms:
+                    found.setdefault("merge" if x in attended else "down", (x.width, recording.hidden))
+            case Head(x):
+                found["head"] = (x.width, recording.vocabulary)
+            case _:
+                pass
+    return found
 
 
 def rotating(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> Callable[[], object]:
@@ -131,18 +144,19 @@ def rotating(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> Callable[[], o
 
 def attentions(engine: Engine) -> Iterator[Subject]:
     """Split attention of one layer's decoding iteration, planned before, in plain torch."""
-    config, item, kind = data_of(engine)
-    heads, size = config.heads, config.head_size
+    recording, item, kind = data_of(engine)
+    heads, group, size = recording.kv_heads, recording.group, recording.head_size
     for batch, context in DECODES:
         blocks = -(-(context + 1) // BLOCK_SIZE)
         table = torch.arange(batch * blocks, device=engine.device).view(batch, blocks)
         slots = table[:, context // BLOCK_SIZE] * BLOCK_SIZE + context % BLOCK_SIZE
         plan = SplitAttention(table, [1] * batch, [context] * batch, slots, heads=heads, block_size=BLOCK_SIZE)
         cache = torch.randn(2, batch * blocks, heads, BLOCK_SIZE, size, device=engine.device).to(kind)
-        q, k, v = torch.randn(3, batch, heads, size, device=engine.device).to(kind)
+        q = torch.randn(batch, heads * group, size, device=engine.device).to(kind)
+        k, v = torch.randn(2, batch, heads, size, device=engine.device).to(kind)
         plan.write(k, v, *cache)
         kept = batch * (context + 1) * heads * size  # elements of the keys, and of the values
-        needed = Work(item * 2 * kept, 4 * kept)
+        needed = Work(item * 2 * kept, 4 * kept * group)
         yield Subject(f"torch attention {batch} x {context}", needed, partial(plan, q, *cache, size**-0.5))
 
 
@@ -196,7 +210,7 @@ def subject_line(subject: Subject, timed: Timed, where: Mapping[str, Any]) -> di
 def lines(options: EngineOptions, only: str = "", seconds: float = TIMED) -> Iterator[dict[str, Any]]:
     """First the machine's ceilings, then each subject whose name contains `only`. Raises FailedPrecondition."""
     checkpoint = options.checkpoint()
-    if checkpoint.model_type != "gpt2":
+    if recorded(checkpoint) is None:
         raise FailedPrecondition(f"model: the kernels of {checkpoint.model_type} are not known to the bench")
     largest = max(*(batch * (context + 1 + BLOCK_SIZE) for batch, context in DECODES), PREFILL + 1 + BLOCK_SIZE)
     engine = Engine(options, checkpoint, largest - largest % BLOCK_SIZE)

@@ -17,11 +17,13 @@ from orca_scheduler.lifecycle.places import Shape
 IN_THE_IMAGES = "/opt/orca/demo_model"  # where they have the demo model
 # The chart's values at the top; helm refuses all others.
 NAMES = """
-apiKeys commonAnnotations commonLabels device dtype endpoint engines extraObjects fullnameOverride gateway global
-gpuResource gpusPerNode gpusPerPod image ingress jaeger model nameOverride networkPolicy placement pod pp redis
-scheduler sentinel slots test tls tp tracing wait worker
+apiKeys commonAnnotations commonLabels endpoint engine extraObjects fullnameOverride gateway global image ingress jaeger
+metrics model nameOverride networkPolicy pod redis scheduler sentinel test tls tracing wait worker
 """
 VALUES = frozenset(NAMES.split())
+# Names that values of `engine` had when they stood at the top, and those of today.
+SAME = ("tp", "pp", "gpusPerPod", "gpusPerNode", "dtype", "device", "gpuResource", "slots", "placement")
+MOVED = {"engines": "count"} | {name: name for name in SAME}
 SOURCES = ("path", "claim", "download", "image", "hub")
 ONE_SOURCE = "model: exactly one of path, claim, download, image and hub says where the checkpoint is"
 
@@ -58,10 +60,10 @@ class EngineValues:
         """How each engine is formed. Raises FailedPrecondition with the chart's sentence."""
         per_pod = self.gpus_per_pod or self.tp
         if self.tp % per_pod:
-            raise FailedPrecondition(f"gpusPerPod: {per_pod} is no divisor of tp, {self.tp}")
+            raise FailedPrecondition(f"engine.gpusPerPod: {per_pod} is no divisor of tp, {self.tp}")
         if self.gpus_per_node is not None and per_pod > self.gpus_per_node:
             raise FailedPrecondition(
-                f"gpusPerPod: a pod of {per_pod} ranks fits on no node, "
+                f"engine.gpusPerPod: a pod of {per_pod} ranks fits on no node, "
                 f"which has {self.gpus_per_node} GPUs (gpusPerNode)"
             )
         return Shape(self.tp, self.pp, per_pod, block_size=1)
@@ -82,18 +84,23 @@ def read_values(files: Iterable[Path]) -> EngineValues:
             raise FailedPrecondition(f"--values: {file} cannot be read as YAML ({error})") from None
         if not isinstance(found, dict | None):
             raise FailedPrecondition(f"--values: {file} holds no map of values")
-        unknown = next((name for name in found or {} if name not in VALUES), None)
+        old = [name for name, value in (found or {}).items() if name in MOVED and value is not None]
+        if old:
+            new = ", ".join(f"engine.{MOVED[name]}" for name in old)
+            raise FailedPrecondition(f"--values: {file}: {', '.join(old)}: named {new} now")
+        unknown = next((name for name in found or {} if name not in VALUES | MOVED.keys()), None)
         if unknown is not None:
             raise FailedPrecondition(f"--values: {file}: {unknown}: the chart has no such value")
         values = _merged(values, found or {})
     source, model = _model(values.get("model") or {})
+    engine = values.get("engine") or {}
     return EngineValues(
-        tp=_count(values, "tp") or 1,
-        pp=_count(values, "pp") or 1,
-        engines=1 if (engines := _count(values, "engines", least=0)) is None else engines,
-        gpus_per_pod=_count(values, "gpusPerPod"),
-        gpus_per_node=_count(values, "gpusPerNode"),
-        dtype=str(values.get("dtype", "auto")),
+        tp=_count(engine, "tp") or 1,
+        pp=_count(engine, "pp") or 1,
+        engines=1 if (engines := _count(engine, "count", least=0)) is None else engines,
+        gpus_per_pod=_count(engine, "gpusPerPod"),
+        gpus_per_node=_count(engine, "gpusPerNode"),
+        dtype=str(engine.get("dtype", "auto")),
         source=source,
         model=model,
     )
@@ -107,12 +114,12 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return both
 
 
-def _count(values: Mapping[str, Any], name: str, least: int = 1) -> int | None:
-    value = values.get(name)
+def _count(engine: Mapping[str, Any], name: str, least: int = 1) -> int | None:
+    value = engine.get(name)
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise FailedPrecondition(f"{name}: a whole number of at least {least} is needed, it is {value!r}")
+        raise FailedPrecondition(f"engine.{name}: a whole number of at least {least} is needed, it is {value!r}")
     return value
 
 

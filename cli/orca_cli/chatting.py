@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from orca_client import Finished, Message, OrcaClient, OrcaError, Token, Unreachable
+from orca_client import Finished, Message, OrcaClient, OrcaError, Token, Unauthenticated, Unreachable
 
-from .generating import HELLO_TIMEOUT, no_hello
+from .generating import HELLO_TIMEOUT
 
 PROMPT = "> "
 
@@ -29,8 +29,12 @@ def talk(
     with client:
         try:
             model = client.get_model(timeout=HELLO_TIMEOUT, model=arguments["model"])
+        except Unauthenticated as error:
+            return f"{error} (--api-key-file FILE)"
+        except Unreachable as error:
+            return f"{error}; `orca serve` starts a server"
         except OrcaError as error:
-            return no_hello(error, addresses)
+            return str(error)
         if not model.has_chat_template:
             return f"{model.name} has no chat template; `orca generate` completes prompts"
         arguments = {**model.sampling_defaults, **arguments}

@@ -67,8 +67,13 @@ async def generate_all(
     async with made as client:
         try:
             spells = (await client.get_model(timeout=HELLO_TIMEOUT, model=arguments.get("model", ""))).has_tokenizer
+        except Unauthenticated as error:
+            return [f"{', '.join(addresses)}: {error} (--api-key-file FILE)"]
+        except Unreachable as error:
+            return [f"{error}; `orca serve` starts a server" if str(error).endswith(NOBODY) else str(error)]
         except OrcaError as error:
-            return [no_hello(error, addresses)]
+            said = "" if error.reason else "no answer from "  # a reason is the server's word: it has answered
+            return [f"{said}{', '.join(addresses)}: {error}"]
         output = output_for(prompts, spells, as_json)
         try:
             async with asyncio.TaskGroup() as group:
@@ -85,17 +90,6 @@ async def generate_all(
     if unwritten:
         return [f"stdout {unwritten}; the requests were cancelled"]
     return told_once(failures, len(prompts))
-
-
-def no_hello(error: OrcaError, addresses: Sequence[str]) -> str:
-    """Returns a sentence on a server whose first answer was an error, or did not come."""
-    if isinstance(error, Unreachable):
-        return f"{error}; `orca serve` starts a server" if str(error).endswith(NOBODY) else str(error)
-    said = (
-        "" if error.reason or isinstance(error, Unauthenticated) else "no answer from "
-    )  # the server's word is a reason
-    how = " (--api-key-file FILE)" if isinstance(error, Unauthenticated) else ""
-    return f"{said}{', '.join(addresses)}: {error}{how}"
 
 
 def strerror(errors: ExceptionGroup[OSError]) -> str | None:

@@ -7,5 +7,5 @@ ask() {
 
 # Prints the host of the primary that at least two Sentinels name.
 named() {
-  ask sentinel get-master-addr-by-name orca | grep -E '^[a-z0-9.-]+[.]svc$' | sort | uniq -d
+  ask sentinel get-master-addr-by-name orca | grep -E '^[a-z][a-z0-9-]*$' | sort | uniq -d
 }

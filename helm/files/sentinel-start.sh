@@ -3,6 +3,7 @@
 set -eu
 umask 077
 file=/data/sentinel.conf
+late=$((${HOST##*-} * 400)) # milliseconds: Sentinels that miss the primary at once all vote for themselves, and elect none
 learnt='^sentinel (myid|monitor|current-epoch|config-epoch|leader-epoch|known-replica|known-sentinel) '
 case "${REDISCLI_AUTH:-}" in
   *[!A-Za-z0-9!$%\&*+,./:\;=?@^_~-]*) echo 'password: a Sentinel cannot keep one with spaces, quotes, backslashes or #'; exit 1 ;;
@@ -14,7 +15,7 @@ case " $SERVERS " in
 esac
 {
   grep -E "$learnt" "$file" 2>/dev/null || echo "sentinel monitor orca ${SERVERS%% *} 6379 2"
-  cat /etc/orca/redis/sentinel.conf
+  awk -v late="$late" '/^sentinel down-after-milliseconds / { $NF += late } { print }' /etc/orca/redis/sentinel.conf
   if [ -n "${REDISCLI_AUTH:-}" ]; then
     printf 'requirepass %s\nsentinel sentinel-pass %s\n' "$REDISCLI_AUTH" "$REDISCLI_AUTH"
     printf 'sentinel auth-user orca default\nsentinel auth-pass orca %s\n' "$REDISCLI_AUTH"

@@ -1,10 +1,24 @@
 {{/* What must fit together. A misuse stops the render with one sentence. The sentences about tp and pp are the workers'. */}}
 
 {{- define "orca.checks" -}}
+{{- $old := list -}}
+{{- $new := list -}}
+{{- range $name := list "tp" "pp" "engines" "gpusPerPod" "gpusPerNode" "dtype" "device" "gpuResource" "slots" "placement" -}}
+{{- if and (hasKey $.Values $name) (not (kindIs "invalid" (get $.Values $name))) -}}
+{{- $old = append $old $name -}}
+{{- $new = append $new (printf "engine.%s" (eq $name "engines" | ternary "count" $name)) -}}
+{{- end -}}
+{{- end -}}
+{{- if $old -}}
+{{- $hint := .Release.IsUpgrade | ternary (printf "; --reset-then-reuse-values with %s=null forgets the old" (join "=null," $old)) "" -}}
+{{- fail (printf "%s: named %s now%s" (join ", " $old) (join ", " $new) $hint) -}}
+{{- end -}}
+
 {{- $values := .Values -}}
 {{- $model := $values.model -}}
-{{- $tp := int $values.tp -}}
-{{- $pp := int $values.pp -}}
+{{- $engine := $values.engine -}}
+{{- $tp := int $engine.tp -}}
+{{- $pp := int $engine.pp -}}
 {{- $perPod := include "orca.gpusPerPod" . | int -}}
 
 {{- $kinds := list "path" "claim" "download" "image" "hub" -}}
@@ -30,11 +44,11 @@
 {{- end -}}
 
 {{- if mod $tp $perPod -}}
-{{- fail (printf "gpusPerPod: %d is no divisor of tp, %d" $perPod $tp) -}}
+{{- fail (printf "engine.gpusPerPod: %d is no divisor of tp, %d" $perPod $tp) -}}
 {{- end -}}
-{{- with $values.gpusPerNode -}}
+{{- with $engine.gpusPerNode -}}
 {{- if gt $perPod (int .) -}}
-{{- fail (printf "gpusPerPod: a pod of %d ranks fits on no node, which has %d GPUs (gpusPerNode)" $perPod (int .)) -}}
+{{- fail (printf "engine.gpusPerPod: a pod of %d ranks fits on no node, which has %d GPUs (gpusPerNode)" $perPod (int .)) -}}
 {{- end -}}
 {{- end -}}
 {{- with $model.numHeads -}}

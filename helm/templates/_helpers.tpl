@@ -70,11 +70,11 @@ annotations:
 {{/* -- The engine -- */}}
 
 {{- define "orca.gpusPerPod" -}}
-{{ .Values.gpusPerPod | default .Values.tp | int }}
+{{ .Values.engine.gpusPerPod | default .Values.engine.tp | int }}
 {{- end -}}
 
 {{- define "orca.podsPerEngine" -}}
-{{ div (mul .Values.pp .Values.tp) (include "orca.gpusPerPod" . | int) }}
+{{ div (mul .Values.engine.pp .Values.engine.tp) (include "orca.gpusPerPod" . | int) }}
 {{- end -}}
 
 {{/*

@@ -15,12 +15,13 @@
 
 {{/*
 Names of the servers and the Sentinels in DNS. Each server has a Service of its own: an address that stays, and refuses at once
-while the pod is away. The first one is the first primary.
+while the pod is away. The first one is the first primary. The names are short, so that a resolver finds them in the namespace,
+where it looks first: a Sentinel does nothing while it waits, and with `.NAMESPACE.svc` it asked three times.
 */}}
 {{- define "orca.redisHosts" -}}
 {{- $hosts := list -}}
 {{- range until (include "orca.redisServers" . | int) -}}
-{{- $hosts = append $hosts (printf "%s-%d.%s.svc" (include "orca.name" (list $ "redis")) . $.Release.Namespace) -}}
+{{- $hosts = append $hosts (printf "%s-%d" (include "orca.name" (list $ "redis")) .) -}}
 {{- end -}}
 {{ join " " $hosts }}
 {{- end -}}
@@ -28,7 +29,7 @@ while the pod is away. The first one is the first primary.
 {{- define "orca.sentinelHosts" -}}
 {{- $name := include "orca.name" (list . "sentinel") -}}
 {{- $hosts := list -}}
-{{- range until 3 }}{{ $hosts = append $hosts (printf "%s-%d.%s.%s.svc" $name . $name $.Release.Namespace) }}{{ end -}}
+{{- range until 3 }}{{ $hosts = append $hosts (printf "%s-%d.%s" $name . $name) }}{{ end -}}
 {{ join " " $hosts }}
 {{- end -}}
 
@@ -134,10 +135,8 @@ while the pod is away. The first one is the first primary.
     secretKeyRef: {{ . }}
 {{- end }}
 {{- if include "orca.sentinels" $root }}
-- name: POD_NAME
-  valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: HOST
-  value: $(POD_NAME).{{ $root.Release.Namespace }}.svc
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: SERVERS
   value: {{ include "orca.redisHosts" $root }}
 - name: SENTINELS
@@ -214,7 +213,10 @@ sentinel.conf: |
 {{- end }}
 {{- end -}}
 
-{{/* The file that a Sentinel gets at each start. Names stay when a pod gets another address, and stand in certificates. */}}
+{{/*
+The file that a Sentinel gets at each start. Names stay when a pod gets another address, and stand in certificates. Sentinels
+that elected none of them try again after twice the failover's timeout.
+*/}}
 {{- define "orca.sentinelConf" -}}
 {{- $milliseconds := mulf .Values.sentinel.downAfterSeconds 1000 | int -}}
 port 26379
@@ -223,7 +225,7 @@ protected-mode no
 sentinel resolve-hostnames yes
 sentinel announce-hostnames yes
 sentinel down-after-milliseconds orca {{ $milliseconds }}
-sentinel failover-timeout orca 15000
+sentinel failover-timeout orca 6000
 sentinel parallel-syncs orca {{ .Values.redis.replicas }}
 {{- range include "orca.redisTls" (list . "26379") | fromJsonArray | chunk 2 }}
 {{ join " " . }}

@@ -79,14 +79,14 @@ class SplitAttention:
 
     def _piece(
         self, block_table: Tensor, piece: list[tuple[int, int]], starts: list[int]
-    ) -> tuple[Tensor, int, int, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, int, int, Tensor, Tensor | None]:
         device = self._head.device
         shortest, longest = piece[0][0], piece[-1][0]
         requests = to_device(torch.tensor([request for _, request in piece]), device)
         rows = to_device(torch.tensor([starts[request] for _, request in piece]), device)
+        tokens = to_device(torch.tensor([tokens for tokens, _ in piece]), device)
         padding = None  # [b, longest - shortest]: true after a request's last token
         if longest > shortest:
-            tokens = to_device(torch.tensor([tokens for tokens, _ in piece]), device)
             table = block_table[requests]
             n_blocks = -(-tokens // self._block_size)
             real = torch.arange(table.shape[1], device=device) < n_blocks[:, None]
@@ -94,7 +94,7 @@ class SplitAttention:
             padding = torch.arange(shortest, longest, device=device) >= tokens[:, None]
         else:
             table = block_table[requests]
-        return rows, shortest, longest, self._pages(table, longest), padding
+        return rows, tokens, shortest, longest, self._pages(table, longest), padding
 
     def write(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> None:
         """Writes the batch's keys and values, each [T, heads, D], to their slots in a layer's cache."""
@@ -102,32 +102,83 @@ class SplitAttention:
         keys.view(-1, size).index_copy_(0, self._targets, k.reshape(-1, size))
         values.view(-1, size).index_copy_(0, self._targets, v.reshape(-1, size))
 
-    def __call__(self, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        """q [T, heads, D] -> [T, heads, D]. The batch's own keys and values must have been written."""
-        heads, size = q.shape[1:]
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int = 0) -> Tensor:
+        """q [T, group * heads, D] -> the same shape. The batch's own keys and values must have been written.
+
+        `group` query heads in a row share one of the `heads` of keys and values. window: keys that a query sees at
+        most, its own among them; 0: all.
+        """
+        heads, size = self._heads, q.shape[2]
+        group = q.shape[1] // heads
         flat = (keys.shape[0] * heads, self._block_size * size)
         keys, values = keys.view(flat), values.view(flat)
         out = torch.empty_like(q)
         for start, length, context, pages in self._initiations:
             k = keys.index_select(0, pages).view(heads, -1, size)[:, : context + length]
             v = values.index_select(0, pages).view(heads, -1, size)[:, : context + length]
+            k, v = (each.repeat_interleave(group, 0) if group > 1 else each for each in (k, v))
             mask = None
-            if context:
+            if context or 0 < window < length:
                 seen = torch.arange(context + length, device=q.device)
                 mask = seen <= seen[context:, None]  # [length, context + length]
+                if window:
+                    mask &= seen > seen[context:, None] - window
             part = q[start : start + length].transpose(0, 1)  # [heads, length, D]
             part = scaled_dot_product_attention(
                 part[None], k[None], v[None], attn_mask=mask, is_causal=mask is None, scale=scale
             )
             out[start : start + length] = part[0].transpose(0, 1)
-        for rows, shortest, longest, pages, padding in self._pieces:
+        for rows, tokens, shortest, longest, pages, padding in self._pieces:
             k = keys.index_select(0, pages).view(len(rows), heads, -1, size)[:, :, :longest].float()
             v = values.index_select(0, pages).view(len(rows), heads, -1, size)[:, :, :longest].float()
-            scores = torch.matmul(q[rows].unsqueeze(2).float(), k.transpose(2, 3)).mul_(scale)  # [b, heads, 1, longest]
+            queries = q[rows].view(len(rows), heads, group, size).float()
+            scores = torch.matmul(queries, k.transpose(2, 3)).mul_(scale)  # [b, heads, group, longest]
+            if 0 < window < longest:
+                before = torch.arange(longest, device=q.device) < tokens[:, None] - window
+                scores.masked_fill_(before[:, None, None], -torch.inf)
             if padding is not None:
                 scores[..., shortest:].masked_fill_(padding[:, None, None], -torch.inf)
                 v[:, :, shortest:].masked_fill_(padding[:, None, :, None], 0)  # 0 * NaN of stale memory would be NaN
-            out[rows] = torch.matmul(scores.softmax(-1), v).squeeze(2).to(q.dtype)
+            out[rows] = torch.matmul(scores.softmax(-1), v).view(len(rows), -1, size).to(q.dtype)
+        return out
+
+
+class PartAttention:
+    """The attention of one batch of the encoder or the decoder of a model that has both, request by request.
+
+    block_table [B, n] int64; query_lengths, firsts [B]: how many tokens each request has in this batch, and the
+    position of the first; inputs [B]: tokens of the encoder, whose keys and values are a request's first ones.
+    """
+
+    def __init__(
+        self, block_table: Tensor, query_lengths: Sequence[int], firsts: Sequence[int], inputs: Sequence[int]
+    ) -> None:
+        self._members = list(zip(block_table, query_lengths, firsts, inputs, strict=True))
+
+    def __call__(
+        self, q: Tensor, keys: Tensor, values: Tensor, scale: float, sees_input: bool, bias: Tensor | None
+    ) -> Tensor:
+        """q [T, heads, D], caches [n_blocks, heads, block_size, D] -> the same shape as q.
+
+        sees_input: a query sees all keys of the encoder's tokens; else those behind them up to its own. bias [heads,
+        2 * reach + 1] float32: added to a score by key - query, from -reach on, and the outermost beyond.
+        """
+        out, start = torch.empty_like(q), 0
+        for blocks, length, first, inputs in self._members:
+            begin, end = (0, inputs) if sees_input else (inputs, inputs + first + length)
+            at = torch.arange(begin, end, device=q.device)
+            block, offset = blocks[at // keys.shape[2]], at % keys.shape[2]
+            k, v = (cache[block, :, offset].transpose(0, 1).float() for cache in (keys, values))  # [heads, keys, D]
+            queries = q[start : start + length].transpose(0, 1).float()
+            scores = queries @ k.transpose(1, 2) * scale
+            distance = (at - begin) - torch.arange(first, first + length, device=q.device)[:, None]
+            if bias is not None:
+                reach = bias.shape[1] // 2
+                scores = scores + bias[:, distance.clamp(-reach, reach) + reach]
+            if not sees_input:
+                scores = scores.masked_fill(distance > 0, -torch.inf)
+            out[start : start + length] = (scores.softmax(-1) @ v).transpose(0, 1).to(q.dtype)
+            start += length
         return out
 
 
@@ -139,12 +190,23 @@ def split_attention(
     query_lengths: Sequence[int],
     contexts: Sequence[int],
     scale: float,
+    window: int = 0,
 ) -> Tensor:
     """`SplitAttention` in one call, over caches [n_blocks, heads, block_size, D] that hold all keys and values.
 
-    q [T, heads, D] -> [T, heads, D].
+    q [T, group * heads, D] -> the same shape.
     """
     _, heads, block_size, _ = keys.shape
     slots = torch.empty(0, dtype=torch.int64, device=q.device)
     plan = SplitAttention(block_table, query_lengths, contexts, slots, heads=heads, block_size=block_size)
-    return plan(q, keys, values, scale)
+    return plan(q, keys, values, scale, window)
+
+
+def turned(x: Tensor, positions: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotary positions: turns elements j and j + half of each head of x [T, heads, D] by the angles that tables
+    [.., half] float32 have at positions [T] -> [T, heads, D]."""
+    half = cosines.shape[1]
+    cosine, sine = cosines[positions][:, None], sines[positions][:, None]
+    a, b, rest = x[..., :half].float(), x[..., half : 2 * half].float(), x[..., 2 * half :]
+    both = torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1)
+    return torch.cat([both.to(x.dtype), rest], -1)

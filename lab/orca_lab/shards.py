@@ -38,15 +38,15 @@ from orca_worker.data_plane.process_groups import Group, ProcessGroups, open_sto
 from orca_worker.iteration.model import Compute, Model
 from orca_worker.models.families import topology
 from orca_worker.models.gpt2.configuration import GPT2Config
-from orca_worker.models.gpt2.model import GPT2
-from orca_worker.models.gpt2.slices import slices_of
+from orca_worker.models.gpt2.layers import record
+from orca_worker.models.plain import TorchStage
 from orca_worker.models.weights import WeightSource
 from orca_worker.partition import ITEM_BYTES, Place, RankShare, Slice
 from orca_worker.rank.app import open_device
 from orca_worker.sampling.sampling import HiddenModel, SamplingModel
 from orca_worker.stage.stage import Stage
 
-from .roofline import ACCELERATORS, Work, accelerator, work
+from .roofline import IN_TABLES, Work, accelerator, work
 from .shapes import SHAPES, Shape
 
 BLOCK_SIZE = 16
@@ -70,7 +70,8 @@ class RandomWeights(WeightSource):
             return None
         tensor = torch.empty(part.size, dtype=self._dtype, device=self._device).normal_(std=self._spread)
         self.bytes_made += tensor.nbytes
-        return tensor + 1 if name.endswith(("ln_1.weight", "ln_2.weight", "ln_f.weight")) else tensor
+        is_norm = name.endswith(".weight") and len(part.shape) == 1
+        return tensor + 1 if is_norm else tensor
 
 
 def load_random(
@@ -78,13 +79,14 @@ def load_random(
 ) -> tuple[Model, int]:
     """A model with random weights, and the bytes of its weights. The counterpart of `load_model`."""
     kind = getattr(torch, dtype)
-    weights = RandomWeights(slices_of(config, place), kind, device)
-    model = GPT2(config, place, weights, kind, device)
+    recording = record(config, place)
+    weights = RandomWeights(recording.slices, kind, device)
+    stage = TorchStage(recording, weights, kind, device)
     if device.type == "cuda" and torch.cuda.is_available() and compute.kernels != "torch":
-        from orca_worker.models.gpt2.cuda import on_cuda
+        from orca_worker.models.cuda import on_cuda
 
-        return on_cuda(model, place, compute), weights.bytes_made
-    return (SamplingModel(model) if place.is_last else HiddenModel(model)), weights.bytes_made
+        return on_cuda(stage, compute), weights.bytes_made
+    return (SamplingModel(stage) if place.is_last else HiddenModel(stage)), weights.bytes_made
 
 
 class FakeGroups(ProcessGroups):
@@ -96,8 +98,11 @@ class FakeGroups(ProcessGroups):
         self._own_store = open_store("127.0.0.1")
         super().__init__(place, 1, ("127.0.0.1", self._own_store.port), "127.0.0.1", device, returns_tokens=False)
 
-    def _new_group(self, purpose: str, store: Store, rank: int, size: int) -> Group:
+    def _new_group(self, store: Store, rank: int, size: int) -> Group:
         return FakeProcessGroup._create_internal(rank, size)
+
+    def _meet(self, group: Group, purpose: str, rank: int, size: int) -> None:
+        """There is no other rank to meet."""
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         x = super().receive(shape, dtype)
@@ -226,7 +231,7 @@ def measure_place(
             iteration = case.message(shape.config.vocab_size)
             stage.run(iteration, times)
             seconds = measure(stage, iteration, device, repetitions)
-            needed = work_of(shape, share, dtype, case)
+            needed = work_of(shape, place, dtype, case)
             floor = needed.floor(on, dtype) if on is not None else None
             kv_bytes = case.slots * share.slot_bytes
             rows.append(Row(place, case, share.weight_bytes, kv_bytes, times.data_bytes, seconds, needed, floor))
@@ -238,8 +243,8 @@ def share_of(shape: Shape, place: Place, dtype: str) -> RankShare:
     return topology(checkpoint, place.tensor_parallel, place.pipeline_parallel, dtype)[place.index]
 
 
-def work_of(shape: Shape, share: RankShare, dtype: str, case: Case) -> Work:
-    return work(shape.config, share, ITEM_BYTES[dtype], case.requests)
+def work_of(shape: Shape, place: Place, dtype: str, case: Case) -> Work:
+    return work(record(shape.config, place), ITEM_BYTES[dtype], case.requests)
 
 
 # What is shown
@@ -275,21 +280,21 @@ def measured_table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def floor_table(title: str, shape: Shape, dtype: str, whom: Sequence[Place], todo: Sequence[Case]) -> Table:
-    table = head_of(title, "bytes", "TFLOP", *(f"{one.name}, ms" for one in ACCELERATORS))
+    table = head_of(title, "bytes", "TFLOP", *(f"{one.name}, ms" for one in IN_TABLES))
     for place in whom:
         share = share_of(shape, place, dtype)
         for case in todo:
-            needed = work_of(shape, share, dtype, case)
+            needed = work_of(shape, place, dtype, case)
             table.add_row(
                 *cells(place, share.weight_bytes, case),
                 f"{needed.bytes / 1e9:.2f} GB",
                 f"{needed.flop / 1e12:.2f}",
-                *(f"{needed.floor(one, dtype) * 1e3:.2f}" for one in ACCELERATORS),
+                *(f"{needed.floor(one, dtype) * 1e3:.2f}" for one in IN_TABLES),
             )
     return table
 
 
-def record(shape: Shape, dtype: str, device: torch.device, rows: Sequence[Row]) -> str:
+def as_json(shape: Shape, dtype: str, device: torch.device, rows: Sequence[Row]) -> str:
     """The circumstances and every repetition, as JSON."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     circumstances = {"model": asdict(shape), "dtype": dtype, "device": name, "torch": torch.__version__}
@@ -333,7 +338,7 @@ def main() -> None:
         )
     )
     if given.json is not None:
-        given.json.write_text(record(shape, given.dtype, device, rows))
+        given.json.write_text(as_json(shape, given.dtype, device, rows))
 
 
 if __name__ == "__main__":

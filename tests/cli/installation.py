@@ -17,7 +17,7 @@ from orca_cli.doctor.objects import Release, at, component_of, name_of, pod_temp
 from orca_cli.doctor.snapshot import Attempt, Inside, Redis, Renewal, Server, Snapshot
 
 CHART = Path(__file__).parents[2] / "helm"
-GPUS = {"model": {"path": "/models/m"}, "tp": 2, "pp": 2, "engines": 2, "image": {"tag": "1.2.3"}}
+GPUS = {"model": {"path": "/models/m"}, "engine": {"tp": 2, "pp": 2, "count": 2}, "image": {"tag": "1.2.3"}}
 NOW = 1_800_000_000.0
 REVISION = "orca-worker-7d4f"
 REDIS = Redis(

@@ -33,7 +33,7 @@ def test_a_healthy_installation_has_no_fault() -> None:
 
 
 def test_without_gpus() -> None:
-    values = {"model": {"path": "/m"}, "tp": 2, "pp": 2, "device": "cpu", "image": {"tag": "a"}}
+    values = {"model": {"path": "/m"}, "engine": {"tp": 2, "pp": 2, "device": "cpu"}, "image": {"tag": "a"}}
     bad = [finding for finding in examine(healthy(values)) if finding.level is not Level.OK]
     assert [finding.check for finding in bad] == ["outside"], bad
 
@@ -549,7 +549,7 @@ def test_clocks_of_pods() -> None:
 def test_everything_is_asked() -> None:
     """Each arrow of the design has its tries in a healthy installation, with tracing too."""
     values = {
-        "model": {"path": "/m"}, "tp": 2, "pp": 2, "device": "cpu", "image": {"tag": "a"},
+        "model": {"path": "/m"}, "engine": {"tp": 2, "pp": 2, "device": "cpu"}, "image": {"tag": "a"},
         "tracing": {"otlpEndpoint": "http://collector.monitoring:4317"},
     }  # fmt: skip
     snapshot = healthy(values)

@@ -89,9 +89,17 @@ async def test_figure_8a(tmp_path: Path, run_ahead: int) -> None:
     assert sum(waiting) / len(waiting) < 0.5
 
 
-@pytest.mark.parametrize("case", [token_grid.Case("demo", 3, 2), token_grid.Case("odd", 2, 2, 1)], ids=str)
+CASES = [
+    token_grid.Case("demo", 3, 2),
+    token_grid.Case("odd", 2, 2, 1),
+    token_grid.Case("llama", 2, 2),
+    token_grid.Case("qwen3", 1, 2, max_bs=8),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
 async def test_tokens(tmp_path: Path, case: token_grid.Case) -> None:
-    """The layout of Figure 6, and uneven shards with a run-ahead. `make distributed` runs the whole grid."""
+    """The layout of Figure 6, uneven shards with a run-ahead, other families. `make distributed` runs the grid."""
     await token_grid.check(case, tmp_path, 1)
 
 

@@ -1,8 +1,10 @@
-"""Greedy float32 tokens of whole stacks equal transformers', for tp x pp in {1, 2, 3} x {1, 2, 4}, run-ahead 0 and 1.
+"""Greedy float32 tokens of whole stacks equal transformers'.
+
+GPT-2 for tp x pp in {1, 2, 3} x {1, 2, 4}, run-ahead 0 and 1; the other families for {1, 2} x {1, 2}, max_bs 1, 3, 8.
 
     python tests/e2e/token_grid.py [--sample N] [--seed 1]
 
-The models are the demo model and a random one, whose sizes no number of ranks divides. Requests arrive at random.
+The models are the demo model and random ones, whose sizes no number of ranks divides. Requests arrive at random.
 """
 
 import argparse
@@ -17,14 +19,23 @@ from typing import Any, NamedTuple
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
-from checkpoints import make_gpt2  # noqa: E402
+from checkpoints import make_gpt2, make_shape  # noqa: E402
 from reference import Known, Reference  # noqa: E402
 from stacks import Running, running  # noqa: E402
 
 from orca_local.stack import DEMO_MODEL  # noqa: E402
 
-REQUESTS, MAX_BS = 16, 3
 MODELS = ("demo", "odd")
+SHAPES = {  # of checkpoints.py
+    "llama": "llama, tied, biases, 1 K/V head, large heads",
+    "llama-10-heads": "llama, 10 heads",
+    "mistral": "mistral, a window",
+    "qwen2": "qwen2, a window in the upper layer",
+    "qwen3": "qwen3, windows of some layers",
+    "neox": "neox",
+    "gptj": "gptj",
+}
+ONE_RANK = ("llama-10-heads", "mistral")  # 5 and 3 K/V heads: no two ranks share them
 
 
 class Case(NamedTuple):
@@ -32,6 +43,11 @@ class Case(NamedTuple):
     tp: int
     pp: int
     run_ahead: int = 0
+    max_bs: int = 3
+
+    @property
+    def requests(self) -> int:
+        return 40 if self.model in SHAPES else 16
 
 
 class Asked(NamedTuple):
@@ -41,7 +57,14 @@ class Asked(NamedTuple):
     at: float
 
 
-GRID = [Case(*case) for case in product(MODELS, (1, 2, 3), (1, 2, 4), (0, 1))]
+GRID = [
+    *(Case(*case) for case in product(MODELS, (1, 2, 3), (1, 2, 4), (0, 1))),
+    *(
+        Case(model, tp, pp, max_bs=max_bs)
+        for model, tp, pp, max_bs in product(SHAPES, (1, 2), (1, 2), (1, 3, 8))
+        if tp == 1 or model not in ONE_RANK
+    ),
+]
 
 
 def make_odd(folder: Path) -> Path:
@@ -49,19 +72,22 @@ def make_odd(folder: Path) -> Path:
     return make_gpt2(folder, heads=6, layers=5, hidden=42, vocab=211, positions=96, seed=3, n_inner=50)
 
 
-def requests_for(reference: Reference, draw: random.Random) -> list[Asked]:
+def requests_for(reference: Reference, draw: random.Random, count: int) -> list[Asked]:
     """Random requests at random moments."""
-    moments = accumulate(draw.expovariate(1 / 0.02) for _ in range(REQUESTS))
+    moments = accumulate(draw.expovariate(1 / 0.02) for _ in range(count))
     return [Asked(known, at) for known, at in zip(reference.random(draw, (1, 40), (1, 24)), moments, strict=False)]
 
 
 async def check(case: Case, folder: Path, seed: int) -> None:
     """Runs one case on a stack of its own. Raises AssertionError when a token differs."""
     draw = random.Random(f"{seed} {case}")
-    model = make_odd(folder / "model") if case.model == "odd" else DEMO_MODEL
-    asked = requests_for(Reference(model), draw)
+    if case.model in SHAPES:
+        model = make_shape(folder / "model", SHAPES[case.model])
+    else:
+        model = make_odd(folder / "model") if case.model == "odd" else DEMO_MODEL
+    asked = requests_for(Reference(model), draw, case.requests)
     run = folder / "run"
-    numbers: dict[str, Any] = {"max_batch_size": MAX_BS, "block_size": 4, "run_ahead": case.run_ahead}
+    numbers: dict[str, Any] = {"max_batch_size": case.max_bs, "block_size": 4, "run_ahead": case.run_ahead}
     async with running(run, model, tp=case.tp, pp=case.pp, **numbers) as stack:
         assert len([p for p in stack.processes() if p["role"] == "rank"]) == case.tp * case.pp
         got = await asyncio.gather(*(answer(stack, request) for request in asked))
@@ -81,7 +107,8 @@ async def main(sample: int | None, seed: int) -> None:
         with tempfile.TemporaryDirectory(prefix="orca-grid-") as folder:
             await check(case, Path(folder), seed)
         ahead = ", one ahead" if case.run_ahead else ""
-        print(f"{case.model} model, tp {case.tp} x pp {case.pp}{ahead}: {REQUESTS} requests equal", end=" ")
+        where = f"tp {case.tp} x pp {case.pp}, max_bs {case.max_bs}{ahead}"
+        print(f"{case.model} model, {where}: {case.requests} requests equal", end=" ")
         print(f"({time.monotonic() - started:.1f} s)", flush=True)
     print(f"{len(cases)} of {len(GRID)} passed")
 

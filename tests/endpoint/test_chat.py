@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx2 as httpx
 import pytest
-from endpoint.harness import World, generation, make_model, serving, until, world
+from endpoint.harness import World, field_of, generation, make_model, serving, until, world
 from endpoint.test_openai_resume import Events
 from google.protobuf.message import Message
 from openai import AsyncOpenAI, BadRequestError
@@ -414,3 +415,46 @@ def test_generation_config(
             read_defaults(tmp_path)
     else:
         assert read_defaults(tmp_path) == Defaults(sampling, tokens)
+
+
+async def test_messages_over_grpc(orca: World, client: AsyncOpenAI) -> None:
+    """The same prompt as over HTTP. A retry with the same id and body is the same request."""
+    script = Recorder(encode(orca, "holds"))
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="the pool")], template_kwargs='{"shout": 1}')
+    request = pb.GenerateRequest(request_id="mine", chat=chat, max_new_tokens=64)
+    async with orca.background(script):
+        answer = await orca.stub.GenerateText(request)
+        again = await orca.stub.GenerateText(request)
+        await orca.stub.GenerateText(pb.GenerateRequest(chat=chat))
+    assert (answer.text, again.text) == ("holds", "holds")
+    first, unbounded = script.records
+    prompt = encode(orca, "<|end|><user>the pool\n<assistant>1")
+    assert list(first.prompt_ids) == list(unbounded.prompt_ids) == prompt
+    assert unbounded.max_new_tokens == 200 - len(prompt), "what the engine has room for"
+
+
+@pytest.mark.parametrize(
+    ("chat", "field", "part"),
+    [
+        (pb.Chat(), "chat.messages", "at least one"),
+        (pb.Chat(messages=[pb.ChatMessage(role="king")]), "chat.messages[0]", "'king'"),
+        (pb.Chat(messages=[pb.ChatMessage(role="user")], template_kwargs="["), "chat.template_kwargs", "not JSON"),
+        (
+            pb.Chat(messages=[pb.ChatMessage(role="user")], template_kwargs="[1]"),
+            "chat.template_kwargs",
+            "a JSON object",
+        ),
+        (
+            pb.Chat(messages=[pb.ChatMessage(role="user")], template_kwargs='{"chat_template": "x"}'),
+            "chat.template_kwargs",
+            "the model's own",
+        ),
+        (pb.Chat(messages=[pb.ChatMessage(role="user", content="q " * 400)]), "chat.messages", "positions"),
+    ],
+)
+async def test_what_is_refused_over_grpc(orca: World, chat: pb.Chat, field: str, part: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await orca.stub.GenerateText(pb.GenerateRequest(chat=chat, max_new_tokens=4))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert field_of(refused.value) == field
+    assert part in (refused.value.details() or "")

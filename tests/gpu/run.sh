@@ -31,7 +31,7 @@ fi
 
 status=0
 # The kernels first: without them no token is right. Neither they nor this part of the script have run on a GPU yet.
-timeout 200 "$PYTHON" -m pytest tests/kernels/triton_kernels tests/gpu/test_triton.py tests/gpu/test_graphs.py -rs -p no:cacheprovider \
+timeout 240 "$PYTHON" -m pytest tests/kernels/triton_kernels tests/gpu/test_triton.py tests/gpu/test_graphs.py -rs -n 12 -p no:cacheprovider \
     --durations=5 "${warnings[@]}" 2>&1 | tee "$OUT/kernels.log" || status=1
 timeout 60 "$PYTHON" -m orca_lab.cuda_kernels --model gpt3-13b --dtype float16 2>&1 | tee "$OUT/kernels.jsonl" || status=1
 # What graphs are worth: the iterations of a whole 13B, replayed and launched kernel by kernel.

@@ -86,6 +86,7 @@ def test_memory_is_offered(tmp_path: Path) -> None:
     assert 0 < memory.slots * memory.slot_bytes <= memory.free_bytes < torch.cuda.mem_get_info(CUDA)[1]
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_host_of_an_earlier_stage_does_not_wait(dtype: str) -> None:
     """CUDA itself refuses each call that would wait for the device. (tests/worker/test_fake_cuda.py says the same.)"""
@@ -117,7 +118,8 @@ def test_nccl_of_one_rank() -> None:
     """A group as a rank makes it, of this rank alone: NCCL refuses two ranks on one GPU (before 2.30)."""
     store = open_store("127.0.0.1")
     plane = ProcessGroups(Place(2, 1), 1, ("127.0.0.1", store.port), "127.0.0.1", CUDA, returns_tokens=False)
-    group = plane._new_group("tensor", store, 0, 1)
+    group = plane._new_group(store, 0, 1)
+    plane._meet(group, "tensor", 0, 1)
     x = torch.arange(4.0, device=CUDA)
     group.allreduce([x]).wait()
     assert x.tolist() == [0, 1, 2, 3]

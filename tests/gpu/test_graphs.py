@@ -82,6 +82,7 @@ def test_tokens_with_graphs_and_without() -> None:
     assert made[0] == made[1]
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 def test_the_host_waits_nowhere_but_where_it_reads_tokens(stage: Stage) -> None:
     """CUDA itself refuses each call that would wait. Five iterations are launched before the first one is read."""
     stage.run(Case(INITIATION, BATCH, PROMPT).message(WIDE.config.vocab_size))

@@ -64,7 +64,10 @@ OPTIONS = {
     "nothing but a model": Options(DEMO),
     "values-cpu.yaml": Options(values_file("values-cpu.yaml")),
     "a claim, float32, spread": Options(
-        {"model": {"claim": {"name": "weights", "path": "gpt2"}}, "dtype": "float32", "placement": "spread"},
+        {
+            "model": {"claim": {"name": "weights", "path": "gpt2"}},
+            "engine": {"dtype": "float32", "placement": "spread"},
+        },
         frozenset({"PersistentVolumeClaim/weights"}),
     ),
     "a claim of one node, the tokenizer from the hub": Options(
@@ -104,7 +107,7 @@ OPTIONS = {
         merged(
             DEMO,
             {
-                "slots": 1048576,
+                "engine": {"slots": 1048576},
                 "endpoint": {"settings": {"max_waiting": 1000000, "pool_patience": 2.5}, "replicas": 3},
                 "scheduler": {"settings": {"max_batch_size": 32, "run_ahead": 1}, "journals": {"enabled": True}},
                 "worker": {"settings": {"threads": 4, "log_level": "DEBUG"}},
@@ -149,6 +152,24 @@ OPTIONS = {
         merged(DEMO, {"redis": {"password": {"secret": {"name": "pool", "key": "word"}}}}), frozenset({"Secret/pool"})
     ),
     "a collector": Options(merged(DEMO, {"tracing": {"otlpEndpoint": "http://collector.monitoring:4319"}})),
+    "metrics": Options(
+        merged(
+            DEMO,
+            {
+                "metrics": {
+                    "podMonitor": {"enabled": True, "interval": "1s", "labels": {"release": "prometheus"}},
+                    "rules": {"enabled": True, "labels": {"release": "prometheus"}},
+                    "dashboard": {"enabled": True},
+                    "router": {"enabled": True},
+                },
+                "networkPolicy": {
+                    "metricsClients": [
+                        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+                    ]
+                },
+            },
+        )
+    ),
     "a hook that waits": Options(merged(DEMO, {"wait": {"enabled": True, "timeoutSeconds": 900}})),
     "Jaeger": Options(
         merged(
@@ -272,7 +293,7 @@ OPTIONS = {
         merged(
             DEMO,
             {
-                "engines": None,
+                "engine": {"count": None},
                 "commonLabels": {"cost-center": "7", "app.kubernetes.io/component": "stolen"},
                 "commonAnnotations": {"team": "ours"},
                 "extraObjects": [
@@ -312,10 +333,10 @@ OPTIONS = {
 }
 
 
-# How engines may be formed: the block of values that all else follows from.
+# How engines may be formed: the block `engine` of the values, which all else follows from.
 SHAPES = [
-    *({"tp": tp, "pp": pp, "engines": engines} for tp, pp, engines in product((1, 2, 4, 8), (1, 2, 4), (1, 2, 3))),
-    *({"tp": tp, "pp": 2, "engines": 2, "gpusPerPod": per_pod} for tp, per_pod in ((2, 1), (4, 1), (4, 2), (8, 4))),
+    *({"tp": tp, "pp": pp, "count": count} for tp, pp, count in product((1, 2, 4, 8), (1, 2, 4), (1, 2, 3))),
+    *({"tp": tp, "pp": 2, "count": 2, "gpusPerPod": per_pod} for tp, per_pod in ((2, 1), (4, 1), (4, 2), (8, 4))),
 ]
 
 

@@ -31,7 +31,7 @@ ARROWS: set[Arrow] = {
     ("scheduler", WORLD, 6443),
     *DNS,
 }
-SHAPE = {"tp": 2, "pp": 2}
+SHAPE = {"engine": {"tp": 2, "pp": 2}}
 
 
 def matches(peer: Object, other: str, labels: Object) -> bool:

@@ -135,8 +135,9 @@ def test_what_is_mounted_is_there(option: str) -> None:
         needed |= needs(pod)
     made = {f"Secret/{thing['spec']['secretName']}" for thing in release.of_kind("Certificate")}
     made |= {f"{kind}/{t['metadata']['name']}" for kind in ("ServiceAccount", "Secret") for t in release.of_kind(kind)}
-    # Those of the test are extraObjects.
-    made |= {f"ConfigMap/{t['metadata']['name']}" for t in release.of_kind("ConfigMap") if "labels" in t["metadata"]}
+    # Those of the test are extraObjects; Grafana and endpoint pickers read those of the metrics.
+    maps = [t for t in release.of_kind("ConfigMap") if "labels" in t["metadata"] and component(t) != "metrics"]
+    made |= {f"ConfigMap/{t['metadata']['name']}" for t in maps}
     assert needed - made == OPTIONS[option].external
     assert made <= needed
 
@@ -228,7 +229,7 @@ def test_the_hook_and_the_test_wait_for_the_rollout() -> None:
 
 
 def test_the_workers_say_how_many_pods_make_an_engine() -> None:
-    release = render(merged(DEMO, {"tp": 4, "pp": 2, "gpusPerPod": 2}))
+    release = render(merged(DEMO, {"engine": {"tp": 4, "pp": 2, "gpusPerPod": 2}}))
     annotations = {"orca.serving/pods-per-engine": "4", "orca.serving/shape": "tp4-pp2-gpus2"}
     assert release.workloads["worker"]["metadata"]["annotations"] == annotations
 
@@ -242,7 +243,7 @@ def test_a_worker_that_ends_says_why_to_kubernetes(option: str) -> None:
 
 
 def test_budgets_never_block_a_drain() -> None:
-    release = render(merged(DEMO, {"tp": 4, "pp": 2, "gpusPerPod": 2, "engines": 3}))
+    release = render(merged(DEMO, {"engine": {"tp": 4, "pp": 2, "gpusPerPod": 2, "count": 3}}))
     budgets = {component(budget): budget["spec"] for budget in release.of_kind("PodDisruptionBudget")}
     assert {name: budget["maxUnavailable"] for name, budget in budgets.items()} == {
         "endpoint": 1,
@@ -266,7 +267,7 @@ def test_doors_stay_open_during_an_update() -> None:
     [
         {"endpoint": {"image": "other:2", "replicas": 5, "settings": {"max_waiting": 7}, "drainSeconds": 99}},
         {"scheduler": {"image": "other:2", "settings": {"max_batch_size": 7}, "journals": {"enabled": True}}},
-        {"engines": 2},
+        {"engine": {"count": 2}},
         {"redis": {"image": "redis:8"}, "networkPolicy": {"enabled": False}, "ingress": {"enabled": True}},
     ],
     ids=["endpoint", "scheduler", "engines", "others"],
@@ -303,7 +304,7 @@ def test_values_of_all_pods_and_of_one() -> None:
 
 @pytest.mark.parametrize(("placement", "kind"), [("pack", "podAffinity"), ("spread", "podAntiAffinity")])
 def test_placement(placement: str, kind: str) -> None:
-    release = render(merged(DEMO, {"placement": placement}))
+    release = render(merged(DEMO, {"engine": {"placement": placement}}))
     ((found, wishes),) = release.pods["worker"]["spec"]["affinity"].items()
     (wish,) = wishes["preferredDuringSchedulingIgnoredDuringExecution"]
     assert found == kind
@@ -314,11 +315,11 @@ def test_placement(placement: str, kind: str) -> None:
 
 def test_memory_is_counted() -> None:
     memory = {"rank": 1000, "forkServer": 300, "shm": 200}
-    shape = merged(DEMO, {"tp": 4, "worker": {"memory": memory}})
+    shape = merged(DEMO, {"engine": {"tp": 4}, "worker": {"memory": memory}})
     resources = main(render(shape).pods["worker"])["resources"]
     assert resources["requests"]["memory"] == resources["limits"]["memory"] == f"{4 * 1000 + 300 + 200 + 256}Mi"
     assert resources["limits"]["nvidia.com/gpu"] == 4
-    other = merged(shape, {"device": "cpu", "worker": {"resources": {"limits": {"memory": "9Gi"}}}})
+    other = merged(shape, {"engine": {"device": "cpu"}, "worker": {"resources": {"limits": {"memory": "9Gi"}}}})
     assert main(render(other).pods["worker"])["resources"]["limits"] == {"memory": "9Gi"}
 
 

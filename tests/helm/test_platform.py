@@ -10,13 +10,13 @@ UIDS = ("runAsUser", "runAsGroup", "fsGroup")
 
 def test_replicas_that_are_null_are_left_to_the_cluster() -> None:
     """Helm sets what it renders at each upgrade, and so undid `kubectl scale`."""
-    values = {"engines": None, "endpoint": {"replicas": None}, "scheduler": {"replicas": None}}
+    values = {"engine": {"count": None}, "endpoint": {"replicas": None}, "scheduler": {"replicas": None}}
     release = render(merged(DEMO, values))
     for name in SERVICES:
         assert "replicas" not in release.workloads[name]["spec"]
     assert "kubectl -n serving scale statefulset orca-worker" in release.notes
-    assert "--reset-then-reuse-values --set engines=2" in render(DEMO).notes
-    none = render(merged(DEMO, {"engines": 0, "endpoint": {"replicas": 0}}))
+    assert "--reset-then-reuse-values --set engine.count=2" in render(DEMO).notes
+    none = render(merged(DEMO, {"engine": {"count": 0}, "endpoint": {"replicas": 0}}))
     assert none.workloads["worker"]["spec"]["replicas"] == none.workloads["endpoint"]["spec"]["replicas"] == 0
 
 

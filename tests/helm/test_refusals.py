@@ -14,13 +14,13 @@ HUB = {"name": "openai-community/gpt2"}
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"tp": 4, "gpusPerPod": 3}, "gpusPerPod: 3 is no divisor of tp, 4"),
+        ({"engine": {"tp": 4, "gpusPerPod": 3}}, "engine.gpusPerPod: 3 is no divisor of tp, 4"),
         (
-            {"tp": 8, "gpusPerNode": 4},
-            "gpusPerPod: a pod of 8 ranks fits on no node, which has 4 GPUs (gpusPerNode)",
+            {"engine": {"tp": 8, "gpusPerNode": 4}},
+            "engine.gpusPerPod: a pod of 8 ranks fits on no node, which has 4 GPUs (gpusPerNode)",
         ),
-        ({"tp": 4, "model": {"numHeads": 6}}, "tp 4: 6 heads cannot be shared evenly by 4 tensor ranks"),
-        ({"pp": 5, "model": {"numLayers": 4}}, "pp 5: 4 layers are too few for 5 stages"),
+        ({"engine": {"tp": 4}, "model": {"numHeads": 6}}, "tp 4: 6 heads cannot be shared evenly by 4 tensor ranks"),
+        ({"engine": {"pp": 5}, "model": {"numLayers": 4}}, "pp 5: 4 layers are too few for 5 stages"),
         (
             {"model": {"path": None}},
             f"{ONE_SOURCE}; none is given",
@@ -104,10 +104,13 @@ def test_what_does_not_fit_together(values: dict[str, Any], sentence: str) -> No
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"tp": 0}, "at '/tp': minimum: got 0, want 1"),
-        ({"pp": "two"}, "at '/pp': got string, want integer"),
-        ({"dtype": "float8"}, "at '/dtype': value must be one of 'auto', 'bfloat16', 'float16', 'float32'"),
-        ({"device": "auto"}, "at '/device': value must be one of 'cuda', 'cpu'"),
+        ({"engine": {"tp": 0}}, "at '/engine/tp': minimum: got 0, want 1"),
+        ({"engine": {"pp": "two"}}, "at '/engine/pp': got string, want integer"),
+        (
+            {"engine": {"dtype": "float8"}},
+            "at '/engine/dtype': value must be one of 'auto', 'bfloat16', 'float16', 'float32'",
+        ),
+        ({"engine": {"device": "auto"}}, "at '/engine/device': value must be one of 'cuda', 'cpu'"),
         ({"enginess": 2}, "at '': additional properties 'enginess' not allowed"),
         (
             {"endpoint": {"settings": {"max_wait": 2}}},

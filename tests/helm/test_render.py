@@ -12,7 +12,11 @@ from helm.chart import DEMO, FOLDER, OPTIONS, SHAPES, merged, render, rendered
 from kubernetes_validate import utils
 
 VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36")
-FOREIGN = ("cert-manager.io/", "gateway.networking.k8s.io/")  # whose schemas kubernetes-validate does not have
+FOREIGN = (
+    "cert-manager.io/",
+    "gateway.networking.k8s.io/",
+    "monitoring.coreos.com/",
+)  # whose schemas kubernetes-validate does not have
 IMAGE_VOLUMES = ("1.33", "1.34", "1.35", "1.36")
 
 
@@ -51,8 +55,8 @@ def test_every_document_is_valid(version: str) -> None:
 
 def test_every_shape_is_valid() -> None:
     for shape in SHAPES:
-        worker = render(merged(DEMO, shape)).workloads["worker"]
-        ranks = shape["engines"] * shape["pp"] * shape["tp"]
+        worker = render(merged(DEMO, {"engine": shape})).workloads["worker"]
+        ranks = shape["count"] * shape["pp"] * shape["tp"]
         assert worker["spec"]["replicas"] == ranks / shape.get("gpusPerPod", shape["tp"])
         kubernetes_validate.validate(worker, "1.34", strict=True)
 

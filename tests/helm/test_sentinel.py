@@ -1,5 +1,6 @@
 """`redis.mode`: a primary with replicas and Sentinels, or one server; and the password of both."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from helm.chart import DEMO, FOLDER, Rendered, main, merged, render, rendered
 from orca_pool import redis_url
 
 PLAIN, SECURED = "Sentinels", "Sentinels, Valkey, a password, certificates"
-SENTINELS = [f"orca-sentinel-{n}.orca-sentinel.serving.svc" for n in range(3)]
+SENTINELS = [f"orca-sentinel-{n}.orca-sentinel" for n in range(3)]
 
 
 def told(release: Rendered, component: str) -> dict[str, str]:
@@ -36,12 +37,12 @@ def test_servers_and_sentinels_have_names_that_stay(option: str, servers: int) -
     release = rendered(option)
     assert release.workloads["redis"]["spec"]["replicas"] == servers
     assert release.workloads["sentinel"]["spec"]["replicas"] == 3
-    hosts = [f"orca-redis-{n}.serving.svc" for n in range(servers)]
+    hosts = [f"orca-redis-{n}" for n in range(servers)]
     for component in ("redis", "sentinel"):
         environment = release.environment(component)
         assert (environment["SERVERS"].split(), environment["SENTINELS"].split()) == (hosts, SENTINELS)
     for host in hosts:
-        service = release.one("Service", host.partition(".")[0])["spec"]
+        service = release.one("Service", host)["spec"]
         assert service["publishNotReadyAddresses"] is True
         assert "clusterIP" not in service, "an address that stays while the pod is away"
     headless = release.one("Service", release.workloads["sentinel"]["spec"]["serviceName"])["spec"]
@@ -54,7 +55,7 @@ def test_the_mode_can_change() -> None:
     for field in ("serviceName", "selector", "volumeClaimTemplates"):
         assert before.workloads["redis"]["spec"][field] == after.workloads["redis"]["spec"][field]
     assert before.one("Service", "orca-redis") == after.one("Service", "orca-redis")
-    assert after.environment("redis")["SERVERS"].startswith("orca-redis-0.")
+    assert after.environment("redis")["SERVERS"].startswith("orca-redis-0 ")
     assert before.pods["worker"] == after.pods["worker"]
 
 
@@ -84,7 +85,7 @@ def test_a_password_is_asked_for_by_all() -> None:
 def test_sentinels_show_the_certificate_of_redis() -> None:
     release = rendered(SECURED)
     (certificate,) = [c for c in release.of_kind("Certificate") if c["spec"]["secretName"] == "orca-redis-tls"]
-    assert {*SENTINELS, "orca-redis-0.serving.svc", "orca-redis-1.serving.svc"} < set(certificate["spec"]["dnsNames"])
+    assert {*SENTINELS, "orca-redis-0", "orca-redis-1"} < set(certificate["spec"]["dnsNames"])
     (volume,) = [v for v in release.pods["sentinel"]["spec"]["volumes"] if v["name"] == "tls"]
     assert volume["secret"]["secretName"] == "orca-redis-tls"
     conf = release.one("ConfigMap", "orca-redis")["data"]["sentinel.conf"].splitlines()
@@ -103,7 +104,23 @@ def test_a_change_of_the_scripts_restarts_servers_and_sentinels() -> None:
     assert sums(2) != sums(3)
 
 
-@pytest.mark.parametrize("script", sorted((FOLDER / "files").iterdir()), ids=lambda script: script.name)
+@pytest.mark.parametrize(("ordinal", "milliseconds"), [(0, 3000), (1, 3400), (2, 3800)])
+def test_sentinels_miss_the_primary_one_after_the_other(ordinal: int, milliseconds: int, tmp_path: Path) -> None:
+    """Those that miss it at once each vote for themselves: an election that no Sentinel won cost 30 s."""
+    conf = rendered(PLAIN).one("ConfigMap", "orca-redis")["data"]["sentinel.conf"]
+    (tmp_path / "sentinel.conf").write_text(conf)
+    (data := tmp_path / "data").mkdir()
+    script = (FOLDER / "files/sentinel-start.sh").read_text()
+    script = script.replace("/etc/orca/redis", str(tmp_path)).replace("/data", str(data))
+    told = {"HOST": f"orca-sentinel-{ordinal}", "SERVERS": "orca-redis-0 orca-redis-1", "PATH": os.environ["PATH"]}
+    subprocess.run(["sh", "-c", script, "sh", "true"], env=told, check=True)
+    written = (data / "sentinel.conf").read_text().splitlines()
+    assert written[0] == "sentinel monitor orca orca-redis-0 6379 2"
+    assert f"sentinel down-after-milliseconds orca {milliseconds}" in written
+    assert set(conf.split("\n")) - set(written) <= {"sentinel down-after-milliseconds orca 3000", ""}
+
+
+@pytest.mark.parametrize("script", sorted((FOLDER / "files").glob("*.sh")), ids=lambda script: script.name)
 def test_scripts_are_of_any_shell(script: Path) -> None:
     subprocess.run(["sh", "-n", str(script)], check=True)
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 from helm.chart import DEMO, FOLDER, SHAPES, merged, render
+from helm_python import HelmRenderError
 from typer.testing import CliRunner
 
-from orca_cli.chart_values import VALUES, EngineValues, read_values
+from orca_cli.chart_values import MOVED, VALUES, EngineValues, read_values
 from orca_cli.main import app
 from orca_cli.topology import pods_of
 from orca_common.settings import KNOWN, variable
@@ -32,7 +33,7 @@ def title(shape: dict[str, int]) -> str:
 
 def as_rendered(shape: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The map, from what the rendered pods are told and how many there are."""
-    release = render(merged(DEMO, shape))
+    release = render(merged(DEMO, {"engine": shape}))
     loaded: dict[str, Any] = {}
     for service, kind in (("scheduler", SchedulerSettings), ("worker", SupervisorSettings)):
         for name in KNOWN:
@@ -76,7 +77,7 @@ def as_shown(shape: dict[str, int], folder: Path) -> list[str]:
 
 def values_of(shape: dict[str, int], folder: Path) -> Path:
     file = folder / "values.yaml"
-    file.write_text(yaml.safe_dump(shape))
+    file.write_text(yaml.safe_dump({"engine": shape}))
     return file
 
 
@@ -127,10 +128,13 @@ def test_the_values_of_the_demo() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"tp": 4, "gpusPerPod": 3}, "gpusPerPod: 3 is no divisor of tp, 4"),
-        ({"tp": 8, "gpusPerNode": 4}, "gpusPerPod: a pod of 8 ranks fits on no node, which has 4 GPUs (gpusPerNode)"),
-        ({"tp": 4}, "tp 4: 6 heads cannot be shared evenly by 4 tensor ranks"),
-        ({"pp": 5}, "pp 5: 4 layers are too few for 5 stages"),
+        ({"engine": {"tp": 4, "gpusPerPod": 3}}, "engine.gpusPerPod: 3 is no divisor of tp, 4"),
+        (
+            {"engine": {"tp": 8, "gpusPerNode": 4}},
+            "engine.gpusPerPod: a pod of 8 ranks fits on no node, which has 4 GPUs (gpusPerNode)",
+        ),
+        ({"engine": {"tp": 4}}, "tp 4: 6 heads cannot be shared evenly by 4 tensor ranks"),
+        ({"engine": {"pp": 5}}, "pp 5: 4 layers are too few for 5 stages"),
         (
             {"model": {"path": None}},
             "model: exactly one of path, claim, download, image and hub says where the checkpoint is; none is given",
@@ -144,7 +148,7 @@ def test_the_values_of_the_demo() -> None:
             {"model": {"path": None, "claim": {"name": "a"}}},
             "model: the checkpoint of model.claim is not on this machine; --model names a copy of it",
         ),
-        ({"tp": 0}, "tp: a whole number of at least 1 is needed, it is 0"),
+        ({"engine": {"tp": 0}}, "engine.tp: a whole number of at least 1 is needed, it is 0"),
     ],
 )
 def test_the_command_refuses_what_the_chart_refuses(values: dict[str, Any], sentence: str, tmp_path: Path) -> None:
@@ -156,8 +160,8 @@ def test_the_command_refuses_what_the_chart_refuses(values: dict[str, Any], sent
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     absent, broken, text = (tmp_path / name for name in ("absent.yaml", "broken.yaml", "text.yaml"))
-    broken.write_text("tp: [")
-    text.write_text("tp")
+    broken.write_text("engine: [")
+    text.write_text("engine")
     for file, complaint in (
         (absent, "cannot be read (No such file or directory)"),
         (broken, "cannot be read as YAML"),
@@ -171,10 +175,23 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 def test_a_value_that_the_chart_does_not_have(tmp_path: Path) -> None:
     """helm refuses it; the table looked right."""
-    assert set(json.loads((FOLDER / "values.schema.json").read_text())["properties"]) == VALUES
+    assert set(json.loads((FOLDER / "values.schema.json").read_text())["properties"]) == VALUES | MOVED.keys()
     file = tmp_path / "values.yaml"
     file.write_text("tpp: 3")
     assert topology(FOLDER / "values-cpu.yaml", file) == (1, f"--values: {file}: tpp: the chart has no such value")
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_an_old_name_is_refused_with_the_new_one(old: str, tmp_path: Path) -> None:
+    """By the command and by the chart. A null, which forgets it in an upgrade, is taken."""
+    sentence = f"{old}: named engine.{MOVED[old]} now"
+    file = tmp_path / "values.yaml"
+    file.write_text(f"{old}: 1")
+    assert topology(FOLDER / "values-cpu.yaml", file) == (1, f"--values: {file}: {sentence}")
+    with pytest.raises(HelmRenderError) as refused:
+        render(merged(DEMO, {old: 1}))
+    assert str(refused.value).rstrip('"').endswith(sentence)
+    assert render(merged(DEMO, {old: None})).objects == render(DEMO).objects
 
 
 def test_options_come_before_files() -> None:

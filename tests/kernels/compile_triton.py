@@ -23,13 +23,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from orca_kernels.triton.activation import bias_act, swiglu
+from orca_kernels.triton.activation import bias_act, gate_act
 from orca_kernels.triton.attention import split_attention
 from orca_kernels.triton.norm import Norm, add_norm
 from orca_kernels.triton.plan import Plan, plan_batch
-from orca_kernels.triton.rope import Rope, rotary
+from orca_kernels.triton.rope import Rope
 from orca_kernels.triton.sampling import sample
-from orca_kernels.triton.write_kv import write_kv
+from orca_kernels.triton.write_kv import HeadNorms, write_kv
 
 META = torch.device("meta")
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -100,13 +100,18 @@ def batch(lengths: list[int], contexts: list[int], group: int) -> Plan:
     return plan_batch(table, lengths, contexts, slots, group=group, device=META)
 
 
-def attention(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
-    """One split, many splits, and a batch with an initiation."""
+def attention(heads: int, kv_heads: int, size: int, dtype: torch.dtype, window: int = 0, turned: bool = False) -> None:
+    """One split, many splits, and a batch with an initiation. `turned`: norms of heads and rotary positions."""
+    rope, norms = None, None
+    if turned:
+        table, weight = (torch.empty(n, dtype=dtype, device=META) for n in ((2048, size // 2), (size,)))
+        rope, norms = Rope(table.float(), table.float()), HeadNorms(weight, weight, 1e-6)
     keys = torch.empty((1000, kv_heads, BLOCK_SIZE, size), dtype=dtype, device=META)
     for lengths, contexts in (([1] * 32, [600] * 32), ([70, 1], [0, 600])):
         plan = batch(lengths, contexts, heads // kv_heads)
         qkv = torch.empty((plan.bounds.tokens, (heads + 2 * kv_heads) * size), dtype=dtype, device=META)
-        split_attention(write_kv(qkv, keys, keys, plan), keys, keys, plan, size**-0.5)
+        q = write_kv(qkv, keys, keys, plan, rope, norms=norms)
+        split_attention(q, keys, keys, plan, size**-0.5, window)
 
 
 def everything_else(hidden: int, vocabulary: int, dtype: torch.dtype) -> None:
@@ -116,9 +121,7 @@ def everything_else(hidden: int, vocabulary: int, dtype: torch.dtype) -> None:
     x = empty(32, hidden)
     add_norm(x, x, Norm(x[0], x[0], 1e-5))
     bias_act(empty(32, 4 * hidden), empty(4 * hidden), "tanh_gelu")
-    swiglu(empty(32, 8 * hidden))
-    table = empty(2048, 64, kind=torch.float32)
-    rotary(empty(32, hidden // 128, 128), empty(32, kind=torch.int32), Rope(table, table))
+    gate_act(empty(32, 8 * hidden), "silu")
     whole = empty(32, kind=torch.int64)
     sample(empty(32, vocabulary), empty(32, kind=torch.float32), whole, whole)
 
@@ -127,6 +130,7 @@ SHAPES: dict[str, Callable[[], None]] = {
     "13b-fp16": lambda: attention(40, 40, 128, torch.float16),
     "13b-rest": lambda: everything_else(5120, 50257, torch.float16),
     "grouped-bf16": lambda: attention(32, 8, 128, torch.bfloat16),
+    "llama8b-bf16": lambda: attention(32, 8, 128, torch.bfloat16, window=4096, turned=True),
     "gpt2-bf16": lambda: attention(12, 12, 64, torch.bfloat16),
     "gpt2-fp32": lambda: attention(12, 12, 64, torch.float32),
 }

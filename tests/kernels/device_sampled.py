@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from orca_kernels.transfer import to_device
+from orca_kernels.triton.sampling import sample
 from orca_worker.device.model import Tokens, choose_cut, choose_on_device, is_cut
 from orca_worker.iteration.model import Output
 from orca_worker.iteration.rows import Adjusted
@@ -21,7 +22,7 @@ def sampled_on_device(
     cut = is_cut(requests, adjusted, logits.shape[1])
     temperatures = np.where(cut, 0, requests["temperature"]).astype(np.float32)
     numbers = (temperatures, requests["seed"].astype(np.int64), draws)
-    chosen = choose_on_device(logits, *(to_device(torch.from_numpy(each), logits.device) for each in numbers))
+    chosen = choose_on_device(sample, logits, *(to_device(torch.from_numpy(each), logits.device) for each in numbers))
     if cut.any():
         choose_cut(logits, chosen, cut, requests, draws, adjusted)
     output = Tokens(chosen, requests["logprobs"]).result()

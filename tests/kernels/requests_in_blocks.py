@@ -73,7 +73,7 @@ class Requests:
             group=self.heads // self.kv_heads,
         )
 
-    def attend(self, parts: Sequence[Part], bounds: Bounds | None = None) -> list[Tensor]:
+    def attend(self, parts: Sequence[Part], bounds: Bounds | None = None, window: int = 0) -> list[Tensor]:
         """One iteration: writes keys and values, runs attention -> [length, heads, size] of each part.
 
         With `bounds` the plan is padded. The rows that pad must come back as they were: NaN, in deterministic mode.
@@ -86,20 +86,21 @@ class Requests:
         qkv = torch.cat([*flat, torch.full_like(flat[0][:1], torch.nan).expand(padding, -1)])
         keys, values = self.memory(parts)
         q = write_kv(qkv, keys, values, plan)
-        out = split_attention(q, keys, values, plan, self.scale)
+        out = split_attention(q, keys, values, plan, self.scale, window)
         *results, rest = out.split([*lengths, padding])
         if torch.are_deterministic_algorithms_enabled():
             assert rest.isnan().all()
         return results
 
-    def expected(self, part: Part) -> Tensor:
-        """-> [length, heads, size], in float64."""
+    def expected(self, part: Part, window: int = 0) -> Tensor:
+        """-> [length, heads, size], in float64. window: keys that a query sees at most; 0: all."""
         q, k, v = (
             self.qkv[part.request].double().split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         )  # each [total, ., size]
         k, v = (x.repeat_interleave(self.heads // self.kv_heads, 1) for x in (k, v))
         rows = []
         for position in range(part.context, part.context + part.length):
-            weights = torch.einsum("hd,nhd->hn", q[position], k[: position + 1]).mul(self.scale).softmax(-1)
-            rows.append(torch.einsum("hn,nhd->hd", weights, v[: position + 1]))
+            seen = slice(max(position + 1 - window, 0) if window else 0, position + 1)
+            weights = torch.einsum("hd,nhd->hn", q[position], k[seen]).mul(self.scale).softmax(-1)
+            rows.append(torch.einsum("hn,nhd->hd", weights, v[seen]))
         return torch.stack(rows)

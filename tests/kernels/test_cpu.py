@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from orca_kernels.cpu.library import BatchPointers, instruction_sets
-from orca_kernels.cpu.program import MAX_GROUP, Attention, Program
+from orca_kernels.cpu.program import MAX_GROUP, Attention, Program, Rotary
 
 ISAS = instruction_sets()
 DTYPES = (torch.float32, torch.bfloat16)
@@ -256,6 +256,73 @@ def test_the_head_of_a_row_that_is_not_finite(isa: str, dtype: torch.dtype) -> N
         assert np.isnan(best()).all()
 
 
+@each_isa
+@each_dtype
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("inner", "width"), [(1, 24), (7, 24), (8, 33), (13, 50), (70, 48), (24, 70)])
+def test_gates(isa: str, dtype: torch.dtype, inner: int, width: int, bias: bool) -> None:
+    """activation(gate) * up. Columns of both stand side by side in eights, of which the last may be cut."""
+    torch.manual_seed(inner)
+    gate, up = torch.randn(2, inner, width) / width**0.5
+    added = torch.randn(2, inner) if bias else (None, None)
+    x = torch.randn(19, width)
+    halves = [
+        normed(x) @ w.to(dtype).double().t() + (0 if b is None else b.double())
+        for w, b in zip((gate, up), added, strict=True)
+    ]
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "gelu": torch.nn.functional.gelu,
+        "silu": torch.nn.functional.silu,
+        "relu": torch.relu,
+    }
+    for act, function in functions.items():
+        want = function(halves[0]) * halves[1]
+        for rows in (1, 2, 19):
+            program = Program(dtype, 2, isa)
+            x_rows, out = program.rows(width), program.rows(inner)
+            operand, middle = program.operand(width), program.operand(inner)
+            program.normalize(x_rows, program.norm(torch.ones(width), torch.zeros(width), 0.0), operand)
+            program.linear_gated(operand, program.pack_gated(gate, added[0], up, added[1]), middle, act)
+            program.linear(middle, program.pack(torch.eye(inner)), out)
+            program.view(x_rows, rows, width)[:] = x[:rows].numpy()
+            program.run(rows_alone(rows).batch)
+            close(program.view(out, rows, inner), want[:rows], dtype)
+
+
+@each_isa
+@each_dtype
+def test_an_embedding_is_scaled(isa: str, dtype: torch.dtype) -> None:
+    """Learned positions are not."""
+    torch.manual_seed(5)
+    table, positions = torch.randn(97, 24).to(dtype), torch.randn(48, 24).to(dtype)
+    ids, at = np.array([0, 96, 50, 3, 3]), np.array([47, 0, 1, 2, 3])
+    for learned in (None, positions):
+        program = Program(dtype, 1, isa)
+        x = program.rows(24)
+        program.embed(x, program.pack(table), 0, learned, 7.5)
+        program.run(rows_alone(5, token_ids=ids, positions=at).batch)
+        want = 7.5 * table[ids].double() + (0 if learned is None else learned[at].double())
+        close(program.view(x, 5, 24), want, torch.float32)
+
+
+@each_isa
+@each_dtype
+def test_a_head_with_a_bias(isa: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(6)
+    weight, bias, x = torch.randn(97, 24) / 5, torch.randn(97) * 3, torch.randn(9, 24)
+    program = Program(dtype, 2, isa)
+    rows, operand = program.rows(24), program.operand(24)
+    program.normalize(rows, program.norm(torch.ones(24), torch.zeros(24), 0.0), operand, selected=True)
+    program.head(operand, program.pack(weight, bias))
+    program.view(rows, 9, 24)[:] = x.numpy()
+    logits = np.full((9, 97), np.nan, np.float32)
+    found = rows_alone(9, logits=logits)
+    program.run(found.batch)
+    close(logits, normed(x) @ weight.to(dtype).double().t() + bias.double(), dtype)
+    assert (found.kept["best_index"] == logits.argmax(1)).all()
+    assert (found.kept["best"] == logits.max(1)).all()
+
+
 # Attention
 
 
@@ -278,6 +345,7 @@ def attention(
     members: Sequence[int] | None = None,
     last: float | None = None,
     last_key: float | None = None,
+    window: int = 0,
 ) -> tuple[np.ndarray, Tensor]:
     """Attention of requests whose keys and values of earlier tokens are in shuffled blocks among NaN.
 
@@ -312,12 +380,14 @@ def attention(
         kd, vd = (x.to(dtype).double().repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
         scores = q.double().transpose(0, 1) @ kd.transpose(1, 2) * 0.3
         scores = scores.masked_fill(at > at[context:, None], -torch.inf)
+        if window:
+            scores = scores.masked_fill(at <= at[context:, None] - window, -torch.inf)
         wants.append((scores.softmax(-1) @ vd).transpose(0, 1).flatten(1))
     chosen = range(len(ends)) if members is None else members
     lengths = [requests.lengths[r] for r in chosen]
     x = torch.cat(rows)
     program = Program(dtype, threads, isa)
-    a = Attention(0, heads, group, size, dtype, 0.3)
+    a = Attention(0, heads, group, size, dtype, 0.3, window)
     width = heads * group * size
     qkv, out, done = program.rows(x.shape[1]), program.operand(width), program.rows(width)
     program.write_kv(qkv, a)
@@ -350,6 +420,71 @@ MIXED = Requests([0, 0, 5, 15, 16, 31, 32, 0, 70], [1, 37, 1, 1, 1, 1, 1, 70, 3]
 def test_attention(isa: str, dtype: torch.dtype, heads: int, group: int, size: int, block_size: int) -> None:
     got, want = attention(isa, dtype, MIXED, heads=heads, group=group, size=size, block_size=block_size)
     close(got, want, dtype)
+
+
+@each_isa
+@each_dtype
+@pytest.mark.parametrize("window", [1, 5, 31, 32, 33, 64, 1000])
+@pytest.mark.parametrize(("heads", "group", "size", "block_size"), [(2, 3, 64, 16), (1, 1, 20, 5)])
+def test_a_window(
+    isa: str, dtype: torch.dtype, heads: int, group: int, size: int, block_size: int, window: int
+) -> None:
+    """It ends within tiles of 32 keys, on their borders, and is longer than all requests."""
+    got, want = attention(isa, dtype, MIXED, heads=heads, group=group, size=size, block_size=block_size, window=window)
+    close(got, want, dtype)
+
+
+@each_isa
+@each_dtype
+@pytest.mark.parametrize(("group", "size", "half"), [(3, 20, 5), (1, 64, 32), (2, 10, 0), (2, 7, 3)])
+@pytest.mark.parametrize("norms", [False, True])
+def test_queries_and_keys_are_normed_and_turned(
+    isa: str, dtype: torch.dtype, group: int, size: int, half: int, norms: bool
+) -> None:
+    """Values and what is behind the pairs stay; keys and values go to their slots in the type of the weights."""
+    torch.manual_seed(size)
+    tokens, kv_heads, positions = 9, 2, 40
+    heads = group * kv_heads
+    angles = torch.arange(positions)[:, None] * 100.0 ** -(torch.arange(half) / max(half, 1))
+    of_query, of_key = torch.rand(2, size) + 0.5
+    program = Program(dtype, 2, isa)
+    a = Attention(
+        layer=0,
+        kv_heads=kv_heads,
+        group=group,
+        head_size=size,
+        dtype=dtype,
+        scale=1.0,
+        rotary=Rotary(angles.cos().contiguous(), angles.sin().contiguous()) if half else None,
+        query_norm=program.norm(of_query, None, 1e-3) if norms else None,
+        key_norm=program.norm(of_key, None, 1e-3) if norms else None,
+    )
+    qkv = program.rows((heads + 2 * kv_heads) * size)
+    program.write_kv(qkv, a)
+    x = torch.randn(tokens, heads + 2 * kv_heads, size)
+    at, slots = np.array([0, 1, 39, 7, 7, 20, 3, 11, 38]), np.arange(tokens)[::-1].copy()
+    keys, values = (torch.full((tokens, kv_heads, 1, size), torch.nan, dtype=dtype) for _ in range(2))
+    kept = rows_alone(tokens, positions=at, slots=slots).kept | {"keys": keys, "values": values}
+    program.view(qkv, tokens, x[0].numel())[:] = x.flatten(1).numpy()
+    program.run(pointers(kept))
+
+    want = x.double()
+    q, k, v = want.split([heads, kv_heads, kv_heads], 1)
+    if norms:
+        q, k = (
+            each / (each.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight.double()
+            for each, weight in ((q, of_query), (k, of_key))
+        )
+    turn = torch.complex(angles.cos().double(), angles.sin().double())[at][:, None]
+
+    def turned(heads: Tensor) -> Tensor:
+        pairs = torch.complex(heads[..., :half], heads[..., half : 2 * half]) * turn
+        return torch.cat([pairs.real, pairs.imag, heads[..., 2 * half :]], -1)
+
+    got = torch.tensor(program.view(qkv, tokens, x[0].numel())).view(tokens, -1, size)[:, :heads]
+    close(got, turned(q), torch.float32)
+    close(keys[slots, :, 0], turned(k), dtype)
+    assert torch.equal(values[slots, :, 0], v.to(dtype))
 
 
 @each_isa
@@ -390,6 +525,7 @@ def test_attention_of_any_company_is_the_same_bits(isa: str, dtype: torch.dtype,
     requests = Requests([end - length for end, length in zip(ends, lengths, strict=True)], lengths)
     chosen = data.draw(st.integers(0, len(ends) - 1))
     shape: dict[str, Any] = {"heads": 2, "size": data.draw(st.sampled_from([16, 64])), "seed": chosen}
+    shape["window"] = data.draw(st.sampled_from([0, 1, 20, 33]))
     together, _ = attention(isa, dtype, requests, **shape, block_size=16, threads=2)
     alone, _ = attention(
         isa, dtype, requests, **shape, block_size=data.draw(st.sampled_from([1, 5, 32])), members=[chosen]

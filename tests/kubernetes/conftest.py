@@ -27,12 +27,13 @@ from release import ROOT, TWO_PODS, Release, Releases
 
 HERE = Path(__file__).parent
 # The order of the files: a release that the next file needs too is not installed again. Those with Valkey come last: an
-# older Redis cannot read its files on a volume that is given again.
+# older Redis cannot read its files on a volume that is given again. The platform comes first: its user could not write
+# what a release before has left in the claim.
 ORDER = [
+    "platform",
     "install",
     "network",
     "faults",
-    "platform",
     "chaos",
     "node",
     "scale",
@@ -101,7 +102,7 @@ async def orca(releases: Releases) -> Release:
 @pytest.fixture
 async def two_engines(releases: Releases) -> Release:
     """Two engines of the main layout."""
-    return await releases.get(TWO_PODS | {"engines": 2})
+    return await releases.get(TWO_PODS | {"engine.count": 2})
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ variant orca-worker broken \
 $build -t valkey:8 -f - . <<'DOCKERFILE'
 FROM python:3.11-slim
 RUN . /etc/os-release && cd /etc/apt/sources.list.d && \
-    awk 'BEGIN {RS = ""} NR == 1' debian.sources | sed "s/^Suites:.*/Suites: $VERSION_CODENAME-backports/" > backports.sources && \
+    awk 'BEGIN {RS = ""} NR == 1' *debian.sources | sed "s/^Suites:.*/Suites: $VERSION_CODENAME-backports/" > backports.sources && \
     apt-get update -qq && apt-get install -y -qq --no-install-recommends valkey-server && mkdir -p /data
 USER 999
 DOCKERFILE

@@ -31,11 +31,11 @@ async def client_files(releases: Releases, tmp_path: Path) -> AsyncIterator[tupl
     """Makes the Secrets: certificates of one authority, API keys, a password. Gives the client's files, and its key."""
     cluster, authority, key = releases.cluster, Authority(tmp_path / "ca"), new_key()
     space = cluster.namespace
-    servers = [f"orca-redis-{n}.{space}.svc" for n in range(3)]
+    servers = [name for n in range(3) for name in (f"orca-redis-{n}", f"orca-sentinel-{n}.orca-sentinel")]
     hosts = {
         "endpoint": [f"orca-endpoint.{space}.svc.cluster.local", f"orca-endpoint-headless.{space}.svc.cluster.local",
                      "orca-endpoint", f"orca-endpoint.{space}", "localhost"],
-        "redis": ["orca-redis", *servers, f"*.orca-sentinel.{space}.svc"],
+        "redis": ["orca-redis", *servers],
     }  # fmt: skip
     names = [f"{holder}-tls" for holder in HOLDERS]
     for holder, name in zip(HOLDERS, names, strict=True):

@@ -9,7 +9,7 @@ from traffic import Under
 
 from release import REGISTRY, TWO_PODS, Release, Releases
 
-GATED = TWO_PODS | {"engines": 2, "wait.enabled": True, "wait.patienceSeconds": 15}
+GATED = TWO_PODS | {"engine.count": 2, "wait.enabled": True, "wait.patienceSeconds": 15}
 LITTLE = {f"worker.resources.{kind}.memory": "100Mi" for kind in ("requests", "limits")}
 FAULTS = {  # values, what Helm says, and how many engines serve on
     "a wrong image": ({"worker.image": f"{REGISTRY}/orca-worker:none"}, "not found", 1),
@@ -18,7 +18,11 @@ FAULTS = {  # values, what Helm says, and how many engines serve on
     # The kernel ends the container, or where kubelet has it so a process in it, which then dies again and again.
     "too little memory for its ranks": (LITTLE, "engine-0 of ", 1),
     # Schedulers of the new tp drive no older pods.
-    "heads that tp does not divide": ({"tp": 4, "model.numHeads": 12}, "6 heads cannot be shared evenly by 4", 0),
+    "heads that tp does not divide": (
+        {"engine.tp": 4, "model.numHeads": 12},
+        "6 heads cannot be shared evenly by 4",
+        0,
+    ),
 }
 
 

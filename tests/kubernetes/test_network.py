@@ -2,6 +2,9 @@
 
 import json
 
+from pauses import Pauses
+from traffic import Under
+
 from release import GRPC, STATUS, SUPERVISOR, Release, foreign_pod
 
 HTTP, RANKS, REDIS, OTLP, QUERIES = 8000, range(50100, 50102), 6379, 4317, 16686
@@ -21,7 +24,8 @@ with concurrent.futures.ThreadPoolExecutor(32) as threads:
 """
 
 
-async def test_a_foreign_pod_reaches_the_doors_alone(orca: Release) -> None:
+async def test_a_foreign_pod_reaches_the_doors_alone(orca: Release, traffic: Under, pauses: Pauses) -> None:
+    """It tries every port of every pod, also while streams run."""
     pods = await orca.pods()
     ports = {
         "endpoint": [GRPC, HTTP, STATUS],
@@ -40,6 +44,9 @@ async def test_a_foreign_pod_reaches_the_doors_alone(orca: Release) -> None:
         [orca.host("jaeger"), QUERIES],
     ]
     doors += [[orca.host(), GRPC], [orca.host(), HTTP]]
-    async with foreign_pod(orca.cluster, "stranger") as stranger:
-        said = await orca.cluster.execute(stranger, "python3", "-c", TRY, json.dumps(everything))
+    async with foreign_pod(orca.cluster, "stranger") as stranger, traffic(orca) as load:
+        async with load.disturbed("a foreign pod tries every port of every pod") as seen:
+            said = await orca.cluster.execute(stranger, "python3", "-c", TRY, json.dumps(everything))
+            await load.flows()
+        pauses(seen)
     assert sorted(json.loads(said)) == sorted(doors)

@@ -8,7 +8,7 @@ from traffic import Under
 
 from release import TWO_PODS, Releases
 
-ONE_RANK_PODS = TWO_PODS | {"gpusPerPod": 1}
+ONE_RANK_PODS = TWO_PODS | {"engine.gpusPerPod": 1}
 
 
 async def test_tokens(releases: Releases, known: list[Known]) -> None:

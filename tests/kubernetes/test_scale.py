@@ -1,5 +1,7 @@
 """Engines and schedulers come and go by `kubectl scale`, under load."""
 
+import itertools
+
 import pytest
 from cluster import Failed, until
 from pauses import Pauses
@@ -54,17 +56,23 @@ async def test_pods_that_make_no_whole_engine_say_so(orca: Release, traffic: Und
         pauses(seen)
 
 
-async def test_helm_leaves_a_number_alone_that_is_null(orca: Release) -> None:
-    """An unrelated upgrade took an engine away. The switch to null keeps the number as well."""
-    free: dict[str, object] = {"engines": "null", "endpoint.replicas": "null"}
+async def test_helm_leaves_a_number_alone_that_is_null(orca: Release, traffic: Under, pauses: Pauses) -> None:
+    """An unrelated upgrade took an engine away. The switch to null keeps the number as well, and so do both flags."""
+    free: dict[str, object] = {"engine.count": "null", "endpoint.replicas": "null"}
     pods = {"worker": 2 * orca.pods_per_engine, "endpoint": 3}
     await scale(orca, "statefulset", "worker", pods["worker"])
     await scale(orca, "deployment", "endpoint", pods["endpoint"])
+    unrelated = itertools.count(1000)
     try:
-        for change in ({}, {"endpoint.settings.max_waiting": 77}):
-            await orca.upgrade(free | change)
-            await orca.healed()
-            assert {component: len(await orca.pods(component)) for component in pods} == pods
+        async with traffic(orca) as load:
+            async with load.disturbed("scaled by kubectl, then three helm upgrades of an unrelated value") as seen:
+                await orca.upgrade(free)
+                for flag in ("--reuse-values", "--reset-then-reuse-values"):
+                    await orca.change({"endpoint.settings.max_waiting": next(unrelated)}, flag)
+                    await orca.healed()
+                    assert {component: len(await orca.pods(component)) for component in pods} == pods
+                await load.flows()
+            pauses(seen)
     finally:
         await orca.upgrade({})
     await orca.healed()

@@ -9,10 +9,19 @@ from cluster import Failed, until
 from pauses import Pauses
 from traffic import Under
 
-from release import REGISTRY, TAG, Release
+from release import REGISTRY, TAG, TWO_PODS, Release, Releases, run_pod
 
 # Made of the other images by tests/kubernetes/images.sh.
 NEXT = os.environ.get("IMAGE_NEXT", "next")  # tag of the same images with another protocol number
+SERVED = 8080
+# Runs in a pod with the worker's image: serves its demo model as an archive.
+SERVE = f"""
+import functools, http.server, tarfile
+with tarfile.open("/tmp/demo_model.tar.gz", "w:gz") as archive:
+    archive.add("/opt/orca/demo_model", "demo_model")
+handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory="/tmp")
+http.server.ThreadingHTTPServer(("", {SERVED}), handler).serve_forever()
+"""
 BROKEN = f"{REGISTRY}/orca-worker:broken"  # its ranks end as they start
 
 
@@ -51,12 +60,38 @@ async def test_to_another_protocol_number_and_back(two_engines: Release, traffic
         assert {pod.image for pod in await orca.pods("worker")} == {f"{REGISTRY}/orca-worker:{TAG}"}
 
 
+async def test_to_another_source_of_the_model(releases: Releases, traffic: Under, pauses: Pauses) -> None:
+    """A folder of the image becomes a download of the same weights, as docs/kubernetes.md says. The streams go on."""
+    orca, cluster = await releases.get(TWO_PODS), releases.cluster
+    await run_pod(cluster, "archive", f"{REGISTRY}/orca-worker:{TAG}", "python", "-c", SERVE)
+    try:
+        await cluster.kubectl("wait", "--for=condition=Ready", "pod/archive", "--timeout=120s")
+        address = (await cluster.get("pod", "archive"))["status"]["podIP"]
+        async with traffic(orca) as load:
+            async with load.disturbed("helm upgrade to a download of the same model") as seen:
+                url = f"http://{address}:{SERVED}/demo_model.tar.gz"
+                switch = {"model.path": "null", "model.download.url": url}
+                await orca.change(switch, "--reset-then-reuse-values")
+                await orca.healed(600)
+                await load.flows()
+            pauses(seen)
+            inside = await cluster.execute(orca.worker(0), "printenv", "ORCA_MODEL")
+            assert inside.strip() == "/models/demo_model"
+            async with load.disturbed("helm rollback to the model of the image") as seen:
+                await orca.rollback()
+                await orca.healed(600)
+                await load.flows()
+            pauses(seen)
+    finally:
+        await cluster.kubectl("delete", "pod", "archive", "--grace-period=0", "--force")
+
+
 async def test_to_another_tp_and_pp_and_back(orca: Release, traffic: Under, pauses: Pauses) -> None:
     """The tokens are the same: the shape is no part of the model."""
     async with traffic(orca) as load:
         for tp, pp in ((1, 4), (2, 2)):
             async with load.disturbed(f"helm upgrade to tp {tp} x pp {pp}") as seen:
-                await orca.upgrade({"tp": tp, "pp": pp})
+                await orca.upgrade({"engine.tp": tp, "engine.pp": pp})
                 await orca.healed(600)
                 await load.flows()
             pauses(seen)

@@ -12,10 +12,10 @@ from release import Release, Releases, Values
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"tp": 4}, "tp 4: 6 heads cannot be shared evenly by 4 tensor ranks"),
-        ({"pp": 5}, "pp 5: 4 layers are too few for 5 stages"),
-        ({"gpusPerPod": 3}, "gpusPerPod: 3 is no divisor of tp, 2"),
-        ({"dtype": "float23"}, "dtype"),
+        ({"engine.tp": 4}, "tp 4: 6 heads cannot be shared evenly by 4 tensor ranks"),
+        ({"engine.pp": 5}, "pp 5: 4 layers are too few for 5 stages"),
+        ({"engine.gpusPerPod": 3}, "engine.gpusPerPod: 3 is no divisor of tp, 2"),
+        ({"engine.dtype": "float23"}, "/engine/dtype"),
     ],
 )
 async def test_the_render_stops(cluster: Cluster, values: Values, sentence: str) -> None:
@@ -47,7 +47,7 @@ async def installed(releases: Releases, values: Values) -> AsyncIterator[Release
             "worker",
             "reached its memory limit",
         ),
-        ({"slots": 8}, "scheduler", "ORCA_SLOTS: 8 are less than a block"),
+        ({"engine.slots": 8}, "scheduler", "ORCA_SLOTS: 8 are less than a block"),
     ],
 )
 async def test_a_pod_says_what_is_wrong(releases: Releases, values: Values, component: str, sentence: str) -> None:

@@ -3,10 +3,11 @@
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
+from cluster import until
 from pauses import Pauses
 from reference import Known, Reference
 from retrained import retrain
@@ -17,7 +18,7 @@ from orca_client.errors import Aborted
 from orca_local.stack import DEMO_MODEL
 from release import REGISTRY, TWO_PODS, Release, Releases
 
-ROUNDS = int(os.environ.get("ROUNDS", "1"))
+ROUNDS = int(os.environ.get("ROUNDS", "1"))  # to the other model, and back
 # Made of the other images by tests/kubernetes/images.sh: they have a fine-tune of the demo model as well.
 OTHER = {f"{service}.image": f"{REGISTRY}/orca-{service}:other" for service in ("endpoint", "worker")}
 PATHS = "/opt/orca/demo_model", "/opt/orca/other_model"
@@ -66,39 +67,74 @@ def models(known: list[Known], tmp_path_factory: pytest.TempPathFactory) -> list
 async def test_an_update_to_other_weights(
     releases: Releases, models: list[tuple[Known, Known]], pauses: Pauses, engines: int
 ) -> None:
-    """Each engine finishes what it began: nobody hears of the update."""
-    orca = await releases.get(TWO_PODS | OTHER | {"engines": engines})
-    ends = await updated(orca, models, pauses)
+    """Each engine finishes what it began: no client receives an error."""
+    orca = await releases.get(TWO_PODS | OTHER | {"engine.count": engines})
+    ends = await updated(orca, models, pauses, "and back", there_and_back=1)
     assert not ends["MODEL_CHANGED"]
     assert ends["old"]
     assert ends["new"]
 
 
+async def rank_killed(orca: Release) -> None:
+    """A rank of the engine that is updated last, or of the only one."""
+    pod = (await orca.pods("worker"))[-1]
+    for pid in (await orca.rank_pids(pod))[:1]:
+        await orca.kill_inside(pod, pid)
+
+
 async def test_without_time_to_finish(releases: Releases, models: list[tuple[Known, Known]], pauses: Pauses) -> None:
     """One engine that may not finish, and whose rank is killed besides: what has tokens ends MODEL_CHANGED."""
-    orca = await releases.get(TWO_PODS | OTHER | {"engines": 1, "scheduler.settings.finish_seconds": 0})
-    ends = await updated(orca, models, pauses, kill=True)
+    orca = await releases.get(TWO_PODS | OTHER | {"engine.count": 1, "scheduler.settings.finish_seconds": 0})
+    ends = await updated(orca, models, pauses, "a rank killed", rank_killed)
     assert ends["MODEL_CHANGED"]
 
 
+async def killed_twice(orca: Release) -> None:
+    """A rank is killed while it serves the old model, and the first pod of the new revision as soon as there is one."""
+    old = {pod.uid for pod in await orca.pods("worker")}
+    await rank_killed(orca)
+    new = ""
+
+    async def same() -> str | None:
+        nonlocal new
+        new = next((pod.name for pod in await orca.pods("worker") if pod.uid not in old), "")
+        return None if new else "no worker pod has been replaced yet"
+
+    await until(same, 600)
+    await orca.cluster.kubectl("delete", "pod", new, "--grace-period=0", "--force")
+
+
+@pytest.mark.parametrize("engines", [2, 1])
+async def test_kills_during_updates(
+    releases: Releases, models: list[tuple[Known, Known]], pauses: Pauses, engines: int
+) -> None:
+    """Whatever dies meanwhile: no stream has tokens of both models, and the only error is MODEL_CHANGED."""
+    orca = await releases.get(TWO_PODS | OTHER | {"engine.count": engines})
+    ends = await updated(orca, models, pauses, "a rank and a new pod killed", killed_twice)
+    assert ends["old"]
+    assert ends["new"]
+
+
 async def updated(
-    orca: Release, models: list[tuple[Known, Known]], pauses: Pauses, *, kill: bool = False
+    orca: Release,
+    models: list[tuple[Known, Known]],
+    pauses: Pauses,
+    name: str,
+    harm: Callable[[Release], Awaitable[None]] | None = None,
+    there_and_back: int = ROUNDS,
 ) -> Counter[str]:
-    """Updates to the other model and back under load, ROUNDS times. Returns how the streams ended."""
+    """Updates to the other model and back under load, with harm to each update. Returns how the streams ended."""
     ends: Counter[str] = Counter()
-    for _ in range(ROUNDS):
-        for path in reversed(PATHS):
-            async with orca.client(0) as by_service, orca.client(1) as by_pod:
-                async with OfTwoModels([by_service, by_pod], models) as load:
-                    async with load.disturbed(
-                        f"helm upgrade to {Path(path).name}, {orca.values['engines']} engines"
-                    ) as seen:
-                        await orca.upgrade({"model.path": path})
-                        if kill:
-                            pod = (await orca.pods("worker"))[0]
-                            for pid in (await orca.rank_pids(pod))[:1]:
-                                await orca.kill_inside(pod, pid)
-                        await orca.healed(600)
-                    pauses(seen)
-                ends += load.ends
+    for path in there_and_back * tuple(reversed(PATHS)):
+        async with orca.client(0) as by_service, orca.client(1) as by_pod:
+            async with OfTwoModels([by_service, by_pod], models) as load:
+                title = f"helm upgrade to {Path(path).name}, {orca.values['engine.count']} engines, {name}"
+                async with load.disturbed(title) as seen:
+                    await orca.upgrade({"model.path": path}, wait=harm is None)
+                    if harm is not None:
+                        await harm(orca)
+                    await orca.healed(600)
+                pauses(seen)
+            print(f"{title}: {dict(load.ends)}")
+            ends += load.ends
     return ends

@@ -13,12 +13,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from worker.driver import Sampled, TinyEngine
 
 from orca_lab import shards
-from orca_lab.roofline import ACCELERATORS, Work, accelerator, work
+from orca_lab.roofline import IN_TABLES, Work, accelerator, work
 from orca_lab.shapes import SHAPES, Shape, gpt
 from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, RandomWeights, Row, formed, measure_place, places
 from orca_worker.iteration.model import Compute, Model
-from orca_worker.models.gpt2.model import GPT2
-from orca_worker.models.gpt2.slices import slices_of
+from orca_worker.models.gpt2.layers import record
+from orca_worker.models.plain import TorchStage
 from orca_worker.partition import SINGLE, Place
 from orca_worker.sampling.sampling import SamplingModel
 from orca_worker.stage.stage import Stage
@@ -32,7 +32,7 @@ def test_table_1() -> None:
     """The paper's parameter counts, from the shapes."""
     for name, count in {"13b": 13e9, "101b": 101e9, "175b": 175e9, "341b": 341e9}.items():
         shape = SHAPES[f"gpt3-{name}"]
-        slices = slices_of(shape.config, SINGLE).values()
+        slices = record(shape.config, SINGLE).slices.values()
         assert sum(part.elements for part in slices) == pytest.approx(count, rel=0.015)
         ranks = places(shape.tensor_parallel, shape.pipeline_parallel)
         assert [p.stage for p in ranks] == sorted({0, min(1, shape.pipeline_parallel - 1), shape.pipeline_parallel - 1})
@@ -56,13 +56,12 @@ def test_a_shard_runs_and_sends_what_its_shapes_say(place: Place) -> None:
 @pytest.mark.parametrize("place", [*places(1, 1), *places(2, 2), *places(4, 3)], ids=str)
 def test_matrices_are_those_of_the_partition(place: Place) -> None:
     """What torch multiplies, counted by torch, on a shard as it runs."""
-    share = shards.share_of(TINY, place, "float32")
     todo = [Case(INITIATION, 3, 20), Case(INCREMENT, 3, 20)]
     with formed(TINY, place, "float32", DEVICE, 2 * 3 * 2 * BLOCK_SIZE) as stage:
         for case in todo:
             with FlopCounterMode(display=False) as count:
                 stage.run(case.message(TINY.config.vocab_size))
-            needed = shards.work_of(TINY, share, "float32", case).flop
+            needed = shards.work_of(TINY, place, "float32", case).flop
             if case.phase == INITIATION:  # on a CPU torch does not count its fused attention
                 pairs = 3 * 20 * 21 // 2
                 needed -= 4 * pairs * len(place.layers(TINY.config.layers)) * HIDDEN // place.tensor_parallel
@@ -84,11 +83,11 @@ class Kept(RandomWeights):
 def test_random_weights_make_the_model_that_transformers_knows() -> None:
     config = gpt(3, HIDDEN, 4, positions=64, vocab_size=101)
     torch.manual_seed(5)
-    kept = Kept(slices_of(config, SINGLE), torch.float32, DEVICE, spread=0.5)
+    kept = Kept(record(config, SINGLE).slices, torch.float32, DEVICE, spread=0.5)
     kept.given = {}
 
     def load(place: Place) -> tuple[Model, int]:
-        return SamplingModel(GPT2(config, place, kept, torch.float32, DEVICE)), kept.bytes_made
+        return SamplingModel(TorchStage(record(config, place), kept, torch.float32, DEVICE)), kept.bytes_made
 
     stage = Stage(config.checkpoint("random"), "float32", DEVICE, 480, Compute(1), load)
     stage.form(4)
@@ -114,16 +113,16 @@ def test_random_weights_make_the_model_that_transformers_knows() -> None:
 def test_floors() -> None:
     """Against shared numbers of GPT-3 13B in bfloat16 at context 300: 25.9 GB for one request and 33.5 GB for 32."""
     shape = SHAPES["gpt3-13b"]
-    share = shards.share_of(shape, SINGLE, "bfloat16")
+    whole = record(shape.config, SINGLE)
     for batch, read in ((1, 25.9e9), (32, 33.5e9)):
-        assert work(shape.config, share, 2, [(299, 1)] * batch).bytes == pytest.approx(read, rel=0.005)
-    prefill = work(shape.config, share, 2, [(0, 512)])
+        assert work(whole, 2, [(299, 1)] * batch).bytes == pytest.approx(read, rel=0.005)
+    prefill = work(whole, 2, [(0, 512)])
     assert prefill.flop == pytest.approx(13.0e12, rel=0.02)
     h200 = accelerator("NVIDIA H200")
     assert h200 is not None
     assert prefill.floor(h200, "bfloat16") == prefill.flop / 989e12
     assert Work(bytes=48 * 10**9, flop=1).floor(h200, "float32") == 0.01
-    assert accelerator("NVIDIA H100 80GB HBM3") is ACCELERATORS[0]
+    assert accelerator("NVIDIA H100 80GB HBM3") is IN_TABLES[0]
     assert accelerator("CPU") is None
 
 
@@ -160,3 +159,14 @@ def test_a_floor_is_shown_beside_its_time(capsys: pytest.CaptureFixture[str]) ->
     assert "5.00" in shown
     assert "4.00 to 7.00" in shown
     assert "80%" in shown
+
+
+@pytest.mark.parametrize(
+    ("device", "bandwidth"),
+    [("NVIDIA H100 80GB HBM3", 3.35e12), ("NVIDIA H100 PCIe", 2.0e12), ("NVIDIA H100 NVL", 3.9e12)],
+)
+def test_an_accelerator_by_the_longest_name_that_fits(device: str, bandwidth: float) -> None:
+    on = accelerator(device)
+    assert on is not None
+    assert on.bandwidth == bandwidth
+    assert set(on.peak) == {"bfloat16", "float16", "float32"}

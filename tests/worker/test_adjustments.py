@@ -142,7 +142,7 @@ def test_min_p_keeps_what_transformers_keeps() -> None:
 def test_logprobs_equal_transformers(folder: Path, kernels: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the most probable tokens at each place, and of the prompt's own tokens, in any pieces and company."""
     monkeypatch.setattr(scoring, "PIECE", piece)
-    monkeypatch.setattr("orca_worker.models.gpt2.cpu.SCORED_PIECE", piece)
+    monkeypatch.setattr("orca_worker.models.cpu.SCORED_PIECE", piece)
     reference = Reference(folder)
     engine = TinyEngine(make_stage(folder, SLOTS, 4, kernels=kernels), SLOTS, 4, seed=9)
     requests = [
@@ -219,7 +219,7 @@ def test_a_plain_batch_does_no_work_for_adjustments(folder: Path, monkeypatch: p
 
     monkeypatch.setattr("orca_worker.sampling.sampling.adjust", never)
     monkeypatch.setattr("orca_worker.sampling.sampling.tops", never)
-    monkeypatch.setattr("orca_worker.models.gpt2.cpu.PromptScores", never)
+    monkeypatch.setattr("orca_worker.models.cpu.PromptScores", never)
     engine = TinyEngine(make_stage(folder, SLOTS, 4), SLOTS, 4)
     engine.run([Sampled(prompt, 4, {"temperature": n % 2}) for n, prompt in enumerate(prompts(4, 12))])
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import make_gpt2
+from checkpoints import make_gpt2, make_shape
 from torch import Tensor
 from worker.driver import Sampled, TinyEngine, make_stage
 
 from orca_kernels.cpu.library import instruction_sets
-from orca_worker.models.gpt2 import cpu
+from orca_worker.models import cpu
 
 VOCABULARY, POSITIONS, SLOTS = 211, 64, 64 * 64
 
@@ -56,7 +56,27 @@ def alone(engine: TinyEngine, logits: list[Tensor], requests: list[Sampled]) -> 
 @pytest.mark.parametrize("kernels", instruction_sets())
 def test_the_same_bits_in_any_company(tmp_path: Path, logits: list[Tensor], kernels: str, dtype: str) -> None:
     folder = make_gpt2(tmp_path, heads=2, layers=2, hidden=64, vocab=VOCABULARY, positions=POSITIONS, seed=1)
-    requests = some_requests(200, seed=2)
+    check_any_company(folder, logits, kernels, dtype, some_requests(200, seed=2))
+
+
+SHAPES = (
+    "llama, tied, biases, 1 K/V head, large heads",
+    "mistral, a window",
+    "qwen3, windows of some layers",
+    "neox",
+    "gptj",
+)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kernels", instruction_sets())
+def test_other_families(tmp_path: Path, logits: list[Tensor], kernels: str, dtype: str, shape: str) -> None:
+    """Windows too, which end within tiles and within pieces."""
+    check_any_company(make_shape(tmp_path, shape), logits, kernels, dtype, some_requests(40, seed=2))
+
+
+def check_any_company(folder: Path, logits: list[Tensor], kernels: str, dtype: str, requests: list[Sampled]) -> None:
     reference = make_stage(folder, SLOTS, 16, dtype, kernels, threads=1)
     expected = alone(TinyEngine(reference, SLOTS, 16), logits, requests)
     assert len({tuple(request.made) for request in requests}) > 20, "a model that answers all alike tests nothing"

@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 import pytest
-from checkpoints import make_gpt2, make_timed
+from checkpoints import make_gpt2, make_shape, make_timed
 from reference import Reference
 from worker.driver import Sampled
 from worker.engines import Broken, Master, in_process, serve
-from worker.test_gpt2 import requests_for
+from worker.test_families import requests_for
 
 from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
@@ -35,6 +35,38 @@ async def test_tokens_equal_transformers(tmp_path: Path, tp: int, pp: int) -> No
     )
     for request in requests:
         assert request.made == reference.greedy(request.prompt, request.new_tokens)
+
+
+CUT = {  # shapes of other families, and the cuts that they are tried in
+    "llama, tied, biases, 1 K/V head, large heads": [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2)],  # each rank has that head
+    "llama, 10 heads": [(5, 3)],
+    "mistral, a window": [(3, 2)],
+    "qwen2, tied": [(2, 2)],
+    "qwen3, windows of some layers": [(2, 3)],
+    "neox": [(2, 2)],
+    "gptj": [(2, 2)],
+}
+
+
+@pytest.mark.parametrize(("shape", "tp", "pp"), [(shape, *cut) for shape, cuts in CUT.items() for cut in cuts])
+async def test_other_families(tmp_path: Path, shape: str, tp: int, pp: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Each rank reads its share, and no byte more."""
+    caplog.set_level("INFO")
+    folder = make_shape(tmp_path, shape)
+    requests = requests_for(211, 6, seed=pp)
+    async with in_process(folder, tp, pp, seed=tp) as (master, _):
+        await master.run(requests)
+    reference = Reference(folder)
+    assert len({tuple(request.made) for request in requests}) >= 5
+    for request in requests:
+        assert request.made == reference.greedy(request.prompt, request.new_tokens)
+    read = {
+        (line.__dict__["stage"], line.__dict__["tensor_rank"]): line.__dict__["bytes_read"]
+        for line in caplog.records
+        if line.message == "model loaded"
+    }
+    ranks = topology(read_checkpoint(folder), tp, pp, "float32")
+    assert read == {(rank.stage, rank.tensor_rank): rank.weight_bytes for rank in ranks}
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (2, 3)])

@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import make_gpt2
+from checkpoints import SHAPES, make_gpt2, make_shape
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from orca_common.checkpoint import read_checkpoint
+from orca_common.checkpoint import Checkpoint, read_checkpoint
+from orca_common.errors import FailedPrecondition
 from orca_worker.iteration.model import Loading
 from orca_worker.models.families import topology
 from orca_worker.models.gpt2.configuration import GPT2Config
-from orca_worker.models.gpt2.slices import slices_of
+from orca_worker.models.gpt2.layers import record
 from orca_worker.models.weights import Weights
 from orca_worker.partition import Place, Slice, share
 
@@ -55,7 +56,7 @@ def test_every_element_has_its_place(tmp_path: Path, tp: int, pp: int, tied: boo
     config = GPT2Config.read(read_checkpoint(folder))
     held = {name: torch.zeros(t.shape, dtype=torch.int64) for name, t in tensors.items()}
     for place in places(tp, pp):
-        slices = slices_of(config, place)
+        slices = record(config, place).slices
         for name, part in slices.items():
             index = torch.tensor([i for one in part.ranges for i in one])
             held[name].index_add_(part.axis, index, torch.ones(part.size, dtype=torch.int64))
@@ -81,7 +82,7 @@ def test_a_rank_reads_its_own_bytes_alone(tmp_path: Path, tp: int, pp: int, shar
     checkpoint = read_checkpoint(folder)
     config = GPT2Config.read(checkpoint)
     for place, told in zip(places(tp, pp), topology(checkpoint, tp, pp, "float32"), strict=True):
-        slices = slices_of(config, place)
+        slices = record(config, place).slices
         loading = Loading()
         weights = Weights(folder, "transformer.", slices, torch.float32, torch.device("cpu"), loading)
         assert loading.sentence == f"0% of {loading.whole / 1e6:.1f} MB of weights are read"
@@ -93,6 +94,43 @@ def test_a_rank_reads_its_own_bytes_alone(tmp_path: Path, tp: int, pp: int, shar
         assert 0 <= spent - weights.bytes_read < 1024  # the kernel's own count, with the counting
         assert weights.find("h.0.attn.bias") is None
         assert (loading.read, loading.sentence) == (weights.bytes_read, None)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_ranks_hold_every_element_of_every_family(tmp_path: Path, shape: str) -> None:
+    """Each once, or on all ranks: norms, and key/value heads that are fewer than the ranks. Nothing else is read."""
+    folder = make_shape(tmp_path, shape)
+    checkpoint = read_checkpoint(folder)
+    heads = [n for n in (2, 3, 5) if fits(checkpoint, n)]
+    assert heads
+    for tp in (1, *heads):
+        held: dict[str, Tensor] = {}
+        for told in topology(checkpoint, tp, 2, "float32"):
+            for name, part in told.slices.items():
+                index = torch.tensor([i for one in part.ranges for i in one])
+                count = held.setdefault(name, torch.zeros(part.shape, dtype=torch.int64))
+                count.index_add_(part.axis, index, torch.ones(part.size, dtype=torch.int64))
+        tensors = load_file(folder / "model.safetensors")
+        whole = {name for name in tensors if name in held} | {
+            name.partition(".")[2] for name in tensors if name.partition(".")[2] in held
+        }
+        assert whole == held.keys()
+        assert len(held) == len(tensors)
+        for name, count in held.items():
+            least, most = int(count.min()), int(count.max())
+            assert least >= 1, name
+            if ".weight" in name and count.dim() == 2 and not any(part in name for part in ("k_proj", "v_proj")):
+                assert most <= 2, name  # the table of a tied head is on the first and on the last stage
+            else:
+                assert most <= tp, name
+
+
+def fits(checkpoint: Checkpoint, tp: int) -> bool:
+    try:
+        topology(checkpoint, tp, 2, "float32")
+    except FailedPrecondition:
+        return False
+    return True
 
 
 def bytes_of_this_thread() -> int:

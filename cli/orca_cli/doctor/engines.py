@@ -47,10 +47,10 @@ def ranks(snapshot: Snapshot) -> list[Finding]:
     findings = []
     if pod < 1 or tp % pod:
         said = f"the scheduler's ORCA_GPUS_PER_POD is {pod}, which does not divide ORCA_TP, {tp}"
-        findings.append(fault("ranks", said, "choose a divisor of tp for gpusPerPod"))
+        findings.append(fault("ranks", said, "choose a divisor of tp for engine.gpusPerPod"))
     if started != pod:
         said = f"the scheduler expects {pod} ranks in a pod, ORCA_RANKS of the worker is {started}"
-        findings.append(fault("ranks", said, "set both by gpusPerPod: no engine forms like this"))
+        findings.append(fault("ranks", said, "set both by engine.gpusPerPod: no engine forms like this"))
     if not cpu and gpus != started:
         said = f"a worker pod runs {started} ranks and asks for {gpus:g} GPUs"
         findings.append(fault("ranks", said, "ask for one GPU for each rank, or set device: cpu"))

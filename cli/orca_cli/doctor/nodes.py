@@ -87,7 +87,7 @@ def room(snapshot: Snapshot) -> list[Finding]:
     return findings or [ok("room", summary(snapshot, nodes, free))]
 
 
-ADVICE = "add nodes, free some, or change gpusPerPod, resources, nodeSelector or tolerations"
+ADVICE = "add nodes, free some, or change engine.gpusPerPod, resources, nodeSelector or tolerations"
 
 
 def summary(snapshot: Snapshot, nodes: Sequence[Object], free: Mapping[str, Resources]) -> str:

@@ -17,8 +17,9 @@ from .cores import cores
 from .library import BatchPointers, instruction_sets, library
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
-STORE, ADD, OPERAND, GREEDY = range(4)  # Epilogue of src/isa.h
+STORE, ADD, OPERAND, GATED, GREEDY = range(5)  # Epilogue of src/isa.h
 MAX_GROUP = 64  # QUERIES of src/isa.h
+GATED_COLUMNS = 8  # half of PANEL of src/formats.h
 ACTIVATIONS = {"none": 0, "gelu": 1, "tanh_gelu": 2, "relu": 3, "silu": 4, "tanh": 5}
 
 Rows = NewType("Rows", int)  # a buffer of float32 rows [T, width]
@@ -35,8 +36,15 @@ class Norm(NamedTuple):
     width: int
 
 
+class Rotary(NamedTuple):
+    """Rotary positions: element j of a head and element j + half are turned by an angle, for j < half."""
+
+    cosines: Tensor  # [positions, half] float32, contiguous
+    sines: Tensor
+
+
 class Attention(NamedTuple):
-    """The attention of one layer. `group` query heads share a key/value head."""
+    """The attention of one layer. `group` query heads share a key/value head; 0: there are no queries."""
 
     layer: int
     kv_heads: int
@@ -44,6 +52,12 @@ class Attention(NamedTuple):
     head_size: int
     dtype: torch.dtype  # of keys and values
     scale: float
+    window: int = 0  # keys that a query sees at most, its own among them; 0: all before it
+    rotary: Rotary | None = None
+    query_norm: Norm | None = None  # RMSNorm of each head, before the rotation
+    key_norm: Norm | None = None
+    sees_input: bool = False  # each query sees all keys of its encoder's tokens, and no others
+    bias: Tensor | None = None  # [kv_heads * group, 2 reach + 1] float32: added to a score by key - query, clamped
 
 
 class Program:
@@ -92,6 +106,13 @@ class Program:
             raise MemoryError(f"no memory for packed weights of {n} x {k}")
         return Packed(packed)
 
+    def with_bias(self, packed: Packed, bias: Tensor) -> Packed:
+        """The same weights with another bias [N]: they are in memory once."""
+        bias = bias.float().contiguous()
+        if not (made := self._library.orca_with_bias(self._model, packed, bias.data_ptr())):
+            raise MemoryError(f"no memory for a bias of {len(bias)}")
+        return Packed(made)
+
     def norm(self, weight: Tensor, bias: Tensor | None, epsilon: float) -> Norm:
         return Norm(self._floats(weight), self._floats(bias) if bias is not None else None, epsilon, len(weight))
 
@@ -100,6 +121,11 @@ class Program:
         if not (copy := self._library.orca_floats(self._model, x.data_ptr(), len(x))):
             raise MemoryError(f"no memory for {len(x)} weights")
         return copy
+
+    def pack_gated(self, gate: Tensor, gate_bias: Tensor | None, up: Tensor, up_bias: Tensor | None) -> Packed:
+        """Weights [N, K] and bias [N] of a gate and of its partner, for `linear_gated`: 8 rows of each in turn."""
+        bias = None if gate_bias is None or up_bias is None else in_turn(gate_bias, up_bias)
+        return self.pack(in_turn(gate, up), bias)
 
     # Recording
 
@@ -114,18 +140,23 @@ class Program:
         """Steps recorded so far."""
         return self._library.orca_steps(self._model)
 
-    def embed(self, x: Rows, tokens: Packed, first_token: int, positions: Tensor | None) -> None:
-        """x = tokens' rows (nothing for a token that this rank does not hold) + positions' rows [n, width]."""
+    def embed(
+        self, x: Rows, tokens: Packed, first_token: int, positions: Tensor | None = None, scale: float = 1.0
+    ) -> None:
+        """x = scale * tokens' rows (nothing for a token that this rank does not hold) + positions' rows [n, width]."""
         if positions is not None:
             positions = positions.contiguous()
             self._kept.append(positions)
         pointer = positions.data_ptr() if positions is not None else None
         kind = TYPES[positions.dtype] if positions is not None else 0
-        self._library.orca_embed(self._model, x, tokens, first_token, pointer, kind)
+        self._library.orca_embed(self._model, x, tokens, first_token, scale, pointer, kind)
 
-    def normalize(self, x: Rows, norm: Norm, out: Operand, selected: bool = False) -> None:
-        """`selected`: only of the rows that go into the head."""
-        self._library.orca_normalize(self._model, x, out, *norm, selected)
+    def normalize(self, x: Rows, norm: Norm, out: Operand, selected: bool = False, in_place: bool = False) -> None:
+        """`selected`: only of the rows that go into the head. `in_place`: x becomes the same as out."""
+        self._library.orca_normalize(self._model, x, out, *norm, in_place, selected)
+
+    def copy(self, x: Rows, width: int, out: Operand) -> None:
+        self._library.orca_normalize(self._model, x, out, None, None, 0.0, width, False, False)
 
     def linear(self, x: Operand, weights: Packed, out: Rows) -> None:
         self._library.orca_linear(self._model, x, weights, out, STORE, 0)
@@ -137,13 +168,26 @@ class Program:
     def linear_act(self, x: Operand, weights: Packed, out: Operand, activation: str) -> None:
         self._library.orca_linear(self._model, x, weights, out, OPERAND, ACTIVATIONS[activation])
 
+    def linear_gated(self, x: Operand, weights: Packed, out: Operand, activation: str) -> None:
+        """activation(x gate) * (x up), of weights from `pack_gated`."""
+        self._library.orca_linear(self._model, x, weights, out, GATED, ACTIVATIONS[activation])
+
     def head(self, x: Operand, weights: Packed) -> None:
         """The largest logit of each selected row, and all logits where the run asks for them."""
         self._library.orca_linear(self._model, x, weights, 0, GREEDY, 0)
 
     def write_kv(self, qkv: Rows, a: Attention) -> None:
-        """Writes keys and values of qkv [T, (group + 2) * kv_heads * head_size] to their slots."""
-        self._library.orca_write_kv(self._model, qkv, a.layer, a.kv_heads, a.group, a.head_size, TYPES[a.dtype])
+        """Writes keys and values of qkv [T, (group + 2) * kv_heads * head_size] to their slots, and leaves the queries
+        there as `attend` takes them: both with their norms and their positions."""
+        norms = [None if norm is None else norm.weight for norm in (a.query_norm, a.key_norm)]
+        epsilon = next((norm.epsilon for norm in (a.query_norm, a.key_norm) if norm is not None), 0.0)
+        tables, half = (None, None), 0
+        if a.rotary is not None:
+            self._kept += a.rotary
+            tables, half = tuple(table.data_ptr() for table in a.rotary), a.rotary.cosines.shape[1]
+        self._library.orca_write_kv(
+            self._model, qkv, a.layer, a.kv_heads, a.group, a.head_size, TYPES[a.dtype], *norms, epsilon, *tables, half
+        )
 
     def attend(self, qkv: Rows, a: Attention, out: Operand) -> None:
         """Split attention of all requests (paper section 3.2), over keys and values that have been written.
@@ -152,8 +196,23 @@ class Program:
         """
         if a.group > MAX_GROUP:
             raise ValueError(f"{a.group} query heads share a key/value head; {MAX_GROUP} can")
+        bias, reach = None, 0
+        if a.bias is not None:
+            bias, reach = a.bias.float().contiguous(), a.bias.shape[1] // 2
         self._library.orca_attend(
-            self._model, qkv, out, a.layer, a.kv_heads, a.group, a.head_size, TYPES[a.dtype], a.scale
+            self._model,
+            qkv,
+            out,
+            a.layer,
+            a.kv_heads,
+            a.group,
+            a.head_size,
+            TYPES[a.dtype],
+            a.scale,
+            a.window,
+            a.sees_input,
+            bias.data_ptr() if bias is not None else None,
+            reach,
         )
 
     def add(self, x: Rows, y: Rows) -> None:
@@ -175,3 +234,11 @@ class Program:
             raise MemoryError(f"no memory for the activations of {rows} tokens")
         whole = (ctypes.c_float * (rows * width.value)).from_address(start)
         return np.ctypeslib.as_array(whole).reshape(rows, width.value)[:, :columns]
+
+
+def in_turn(gate: Tensor, up: Tensor) -> Tensor:
+    """[N, ..] each -> 8 of the one's rows, 8 of the other's, and so on; what is missing to whole eights is 0."""
+    blocks = -(-len(gate) // GATED_COLUMNS)
+    both = gate.new_zeros(2, blocks * GATED_COLUMNS, *gate.shape[1:])
+    both[0, : len(gate)], both[1, : len(up)] = gate, up
+    return both.view(2, blocks, GATED_COLUMNS, -1).transpose(0, 1).reshape(-1, *gate.shape[1:])

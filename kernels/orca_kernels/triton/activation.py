@@ -1,7 +1,7 @@
-"""The part between the two products of a feed-forward network: bias and activation, or SwiGLU. float32 inside.
+"""The part between the two products of a feed-forward network: bias and activation, or a gate. float32 inside.
 
 tanh_gelu(x) = 0.5 x (1 + tanh(u)) = x sigmoid(2 u),  u = sqrt(2 / pi) (x + 0.044715 x^3)
-swiglu(gate, up) = gate sigmoid(gate) up     (Shazeer, "GLU Variants Improve Transformer")
+gated(gate, up) = act(gate) up     (Shazeer, "GLU Variants Improve Transformer")
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def add_and_activate(x, bias, out, WIDTH: tl.constexpr, N: tl.constexpr, BIAS: t
 
 
 @triton.jit
-def gate_and_multiply(x, out, WIDTH: tl.constexpr, N: tl.constexpr):
+def gate_and_multiply(x, out, WIDTH: tl.constexpr, N: tl.constexpr, ACT: tl.constexpr):
     """Grid: tokens, pieces of N elements of a row of the result."""
     i = tl.program_id(1) * N + tl.arange(0, N)
     real = i < WIDTH
     token = tl.program_id(0).to(tl.int64)
     gate = tl.load(x + token * 2 * WIDTH + i, mask=real, other=0.0).to(tl.float32)
     up = tl.load(x + token * 2 * WIDTH + WIDTH + i, mask=real, other=0.0).to(tl.float32)
-    tl.store(out + token * WIDTH + i, (activated(gate, "silu") * up).to(out.dtype.element_ty), mask=real)
+    tl.store(out + token * WIDTH + i, (activated(gate, ACT) * up).to(out.dtype.element_ty), mask=real)
 
 
 def bias_act(x: Tensor, bias: Tensor | None, act: str) -> Tensor:
@@ -69,10 +69,11 @@ def bias_act(x: Tensor, bias: Tensor | None, act: str) -> Tensor:
     return out
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    """gate_up [T, 2 I], the gate first -> [T, I]."""
+def gate_act(gate_up: Tensor, act: str) -> Tensor:
+    """gate_up [T, 2 I], the gate first, act one of ACTIVATIONS -> act(gate) * up [T, I]."""
+    assert act in ACTIVATIONS, act
     assert gate_up.is_contiguous(), gate_up.stride()
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
-    launch(gate_and_multiply, (tokens, -(-width // ELEMENTS)), gate_up, out, WIDTH=width, N=ELEMENTS)
+    launch(gate_and_multiply, (tokens, -(-width // ELEMENTS)), gate_up, out, WIDTH=width, N=ELEMENTS, ACT=act)
     return out

@@ -4,6 +4,8 @@ For query i of a request whose first query is at position `context`:
 
     out_i = softmax(scale * q_i . K[0 : context + i + 1]) V[0 : context + i + 1]
 
+A window of w keys hides all but the last w of them.
+
 Two launches, chosen by the batch:
 
 - `increments`: a batch of increments alone. A program has one tile of rows, one key/value head and one split of the
@@ -92,8 +94,12 @@ def softmax_of_split(
     D: tl.constexpr,
     D_PADDED: tl.constexpr,
     N: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
-    """Keys first..end for rows q [M, D_PADDED] that see `visible` [M] keys. `blocks`: the request's block table."""
+    """Keys first..end for rows q [M, D_PADDED] that see `visible` [M] keys, or the last WINDOW of them.
+
+    `blocks`: the request's block table.
+    """
     M: tl.constexpr = q.shape[0]
     d = tl.arange(0, D_PADDED)
     m = tl.full([M], float("-inf"), tl.float32)
@@ -107,7 +113,10 @@ def softmax_of_split(
         at = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + n % BLOCK_SIZE) * D
         k = tl.load(keys + at[None, :] + d[:, None], mask=real[None, :] & (d < D)[:, None], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee") * scale
-        scores = tl.where(n[None, :] < visible[:, None], scores, float("-inf"))
+        seen = n[None, :] < visible[:, None]
+        if WINDOW > 0:
+            seen &= n[None, :] >= visible[:, None] - WINDOW
+        scores = tl.where(seen, scores, float("-inf"))
         m_new = tl.maximum(m, tl.max(scores, 1))
         safe = tl.where(m_new == float("-inf"), 0.0, m_new)
         old = tl.exp2(m - safe)
@@ -167,6 +176,7 @@ def attend_tile(
     D_PADDED: tl.constexpr,
     N: tl.constexpr,
     SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """All keys of a tile of at most M rows."""
     kv_head = tl.program_id(1)
@@ -176,10 +186,13 @@ def attend_tile(
     m = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, D_PADDED], tl.float32)
-    for first in range(0, end, SPLIT):
+    begin = 0
+    if WINDOW > 0:  # the split of the first key that any row sees
+        begin = tl.maximum(tl.min(tl.where(real, visible, end)) - WINDOW, 0) // SPLIT * SPLIT
+    for first in range(begin, end, SPLIT):
         m_split, total_split, acc_split = softmax_of_split(
             queries, visible, keys, values, blocks, first, tl.minimum(first + SPLIT, end), kv_head, scale,
-            KV_HEADS, BLOCK_SIZE, D, D_PADDED, N,
+            KV_HEADS, BLOCK_SIZE, D, D_PADDED, N, WINDOW,
         )  # fmt: skip
         m, total, acc = merge(m, total, acc, m_split, total_split, acc_split)
     store_result(out, row, real, total, acc, D, D_PADDED)
@@ -205,6 +218,7 @@ def mixed(
     D_PADDED: tl.constexpr,
     N: tl.constexpr,
     SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Grid: tiles, key/value heads. Tiles have at most MANY rows; those with at most FEW (increments) are less work."""
     tile = tiles + tl.program_id(0) * 4
@@ -212,12 +226,12 @@ def mixed(
     if count > FEW:
         attend_tile(
             q, q_stride, keys, values, out, tile, table, table_stride, scale,
-            MANY, HEADS, KV_HEADS, BLOCK_SIZE, D, D_PADDED, N, SPLIT,
+            MANY, HEADS, KV_HEADS, BLOCK_SIZE, D, D_PADDED, N, SPLIT, WINDOW,
         )  # fmt: skip
     elif count > 0:
         attend_tile(
             q, q_stride, keys, values, out, tile, table, table_stride, scale,
-            FEW, HEADS, KV_HEADS, BLOCK_SIZE, D, D_PADDED, N, SPLIT,
+            FEW, HEADS, KV_HEADS, BLOCK_SIZE, D, D_PADDED, N, SPLIT, WINDOW,
         )  # fmt: skip
 
 
@@ -243,6 +257,7 @@ def increments(
     D_PADDED: tl.constexpr,
     N: tl.constexpr,
     SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Grid: tiles, key/value heads, splits.
 
@@ -258,7 +273,7 @@ def increments(
         blocks = table + tl.load(tile).to(tl.int64) * table_stride
         m, total, acc = softmax_of_split(
             queries, visible, keys, values, blocks, first, tl.minimum(first + SPLIT, end), kv_head, scale,
-            KV_HEADS, BLOCK_SIZE, D, D_PADDED, N,
+            KV_HEADS, BLOCK_SIZE, D, D_PADDED, N, WINDOW,
         )  # fmt: skip
         if DIRECT:
             store_result(out, row, real, total, acc, D, D_PADDED)
@@ -299,8 +314,10 @@ def merge_splits(
     store_result(out, row + one, one + position >= 0, total, acc, D, D_PADDED)
 
 
-def split_attention(q: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale: float) -> Tensor:
+def split_attention(q: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale: float, window: int = 0) -> Tensor:
     """q [T, heads, D] over one layer's keys and values [n_blocks, kv_heads, block_size, D] -> [T, heads, D].
+
+    window: keys that a query sees at most, its own among them; 0: all.
 
     The batch's own keys and values must have been written. Tokens of q, T = plan.bounds.tokens, may lie apart in memory
     (as views of a larger tensor do). Rows of the result that pad the plan are not written.
@@ -324,6 +341,7 @@ def split_attention(q: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale: 
         "D_PADDED": max(16, triton.next_power_of_2(size)),
         "N": how.keys,
         "SPLIT": SPLIT,
+        "WINDOW": window,
         "num_stages": how.stages,
     }
     work = (plan.tiles, plan.table, plan.table.stride(0), scale * LOG2_E)

@@ -1,9 +1,11 @@
-"""After the QKV product: bias, split, rotary embedding, and the write of keys and values to their slots, in one launch.
+"""After the QKV product, in one launch: bias, split, norms of heads, rotary embedding, keys and values to their slots.
 
 A token's row of the product is [q of all heads | k of all key/value heads | v of all key/value heads].
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,6 +19,23 @@ from .rope import Rope, partner, turned
 PROGRAM_HEADS = 8  # heads of a program; not tuned
 
 
+class HeadNorms(NamedTuple):
+    """RMSNorm of each head of the queries and of the keys, before the rotation: weights [D] each."""
+
+    query: Tensor
+    key: Tensor
+    epsilon: float
+
+
+@triton.jit
+def normalized(x, factor, head, d, query_norm, key_norm, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr):
+    """Elements d of heads x [H, ..] times their factors [H] and the weights of their norm; values stay as they are."""
+    query = tl.load(query_norm + d, mask=d < D, other=0.0).to(tl.float32)
+    key = tl.load(key_norm + d, mask=d < D, other=0.0).to(tl.float32)
+    scaled = x * factor[:, None] * tl.where((head < HEADS)[:, None], query[None, :], key[None, :])
+    return tl.where((head < HEADS + KV_HEADS)[:, None], scaled, x)
+
+
 @triton.jit
 def split_and_write(
     qkv,
@@ -28,6 +47,9 @@ def split_and_write(
     positions,
     cosines,
     sines,
+    query_norm,
+    key_norm,
+    epsilon,
     FIRST: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -37,7 +59,7 @@ def split_and_write(
     H: tl.constexpr,
     BIAS: tl.constexpr,
     HALF: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+    NORM: tl.constexpr,
 ):
     """Grid: tokens, pieces of H heads of the row from head FIRST on. HALF 0: no rotary embedding."""
     token = tl.program_id(0).to(tl.int64)
@@ -50,13 +72,20 @@ def split_and_write(
         x = tl.load(row + d[None, :], mask=real, other=0.0).to(tl.float32)
         if BIAS:
             x += tl.load(bias + head[:, None] * D + d[None, :], mask=real, other=0.0).to(tl.float32)
+        factor = tl.full([H], 1.0, tl.float32)
+        if NORM:
+            factor = 1.0 / tl.sqrt_rn(tl.sum(x * x, 1) / D + epsilon)
+            x = normalized(x, factor, head, d, query_norm, key_norm, HEADS, KV_HEADS, D)
         if HALF > 0:
-            pair = partner(d, HALF, INTERLEAVED)[None, :]
+            pair = partner(d, HALF)[None, :]
             other = tl.load(row + pair, mask=real, other=0.0).to(tl.float32)
             if BIAS:
                 other += tl.load(bias + head[:, None] * D + pair, mask=real, other=0.0).to(tl.float32)
+            if NORM:
+                of_pair = partner(d, HALF)
+                other = normalized(other, factor, head, of_pair, query_norm, key_norm, HEADS, KV_HEADS, D)
             position = tl.load(positions + token)
-            rotated = turned(x, other, d, position, cosines, sines, HALF, INTERLEAVED)
+            rotated = turned(x, other, d, position, cosines, sines, HALF)
             x = tl.where((head < HEADS + KV_HEADS)[:, None], rotated, x)
         result = x.to(q.dtype.element_ty)
         if FIRST < HEADS:
@@ -72,12 +101,19 @@ def split_and_write(
 
 
 def write_kv(
-    qkv: Tensor, keys: Tensor, values: Tensor, plan: Plan, rope: Rope | None = None, bias: Tensor | None = None
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    plan: Plan,
+    rope: Rope | None = None,
+    bias: Tensor | None = None,
+    norms: HeadNorms | None = None,
 ) -> Tensor:
     """qkv [T, (heads + 2 kv_heads) * D], bias of a row of it, one layer's keys and values
     [n_blocks, kv_heads, block_size, D] -> q [T, heads, D].
 
-    Without bias and rotary embedding q is a view of qkv. Tokens that pad the plan are neither written nor defined in q.
+    Without bias, rotary embedding and norms q is a view of qkv. Tokens that pad the plan are not written, and not
+    defined in q.
     """
     tokens, width = qkv.shape
     _, kv_heads, block_size, size = keys.shape
@@ -90,7 +126,7 @@ def write_kv(
     assert keys.is_contiguous(), keys.stride()
     assert values.is_contiguous(), values.stride()
     assert rope is None or 2 * rope.half <= size, size
-    as_is = bias is None and rope is None
+    as_is = bias is None and rope is None and norms is None
     if as_is:
         q = qkv.view(tokens, -1, size)[:, :heads]
     else:
@@ -100,8 +136,10 @@ def write_kv(
         split_and_write, (tokens, -(-(heads + 2 * kv_heads - first) // PROGRAM_HEADS)),
         qkv, qkv if bias is None else bias, q, keys, values, plan.slots, plan.positions,
         qkv if rope is None else rope.cosines, qkv if rope is None else rope.sines,
+        *((qkv, qkv, 0.0) if norms is None else norms),
         FIRST=first, HEADS=heads, KV_HEADS=kv_heads, BLOCK_SIZE=block_size, D=size,
         D_PADDED=triton.next_power_of_2(size), H=PROGRAM_HEADS, BIAS=bias is not None,
-        HALF=0 if rope is None else rope.half, INTERLEAVED=rope is not None and rope.interleaved,
+        HALF=0 if rope is None else rope.half,
+        NORM=norms is not None,
     )  # fmt: skip
     return q

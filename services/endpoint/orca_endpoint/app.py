@@ -12,6 +12,7 @@ from orca_common.address import join_address
 from orca_common.api_keys import ApiKeys
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
 from orca_common.errors import OrcaError, Unavailable
+from orca_common.metrics import Metrics
 from orca_common.telemetry import Telemetry
 from orca_common.tls import transport_of
 from orca_pool.outage import Outage
@@ -68,7 +69,10 @@ class EndpointApp:
         transport = transport_of(settings.tls_dir)
         pulse = service.LoopPulse()
         self._open.callback(pulse.close)
-        status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive, self._calls)
+        metrics = Metrics("endpoint")
+        status = service.StatusPort(
+            settings.host, settings.status_port, self._not_ready, pulse.alive, self._calls, metrics
+        )
         self._open.callback(status.close)
         self._checkpoint, self.vocabulary, template, defaults = await service.in_thread(
             self._read_model  # perhaps a download
@@ -78,7 +82,15 @@ class EndpointApp:
         self._pool = Pool.of(settings)
         self.delivery = Delivery(self._pool)
         self.endpoint = Endpoint(
-            settings, self._checkpoint, self.vocabulary, template, defaults, self._pool, self.delivery, telemetry
+            settings,
+            self._checkpoint,
+            self.vocabulary,
+            template,
+            defaults,
+            self._pool,
+            self.delivery,
+            telemetry,
+            metrics,
         )
         self._open.push_async_callback(self._pool.close)
         self._open.push_async_callback(self.delivery.close)
@@ -87,7 +99,8 @@ class EndpointApp:
         self._open.push_async_callback(self.endpoint.forms.close)
         self.limits, connections = Limits(settings), connections_allowed(settings.max_connections)
         self._grpc = GrpcDoor(self.endpoint, keys, transport, self.limits, connections)
-        self._http = HttpDoor(methods(self.endpoint), settings, keys, transport, self.limits, connections)
+        refused = self.endpoint.metrics.refused
+        self._http = HttpDoor(methods(self.endpoint), settings, keys, transport, self.limits, connections, refused)
         self._open.push_async_callback(self._grpc.stop, 0)
         self._open.push_async_callback(self._http.stop)
         self._starting = "the request pool has not answered yet"

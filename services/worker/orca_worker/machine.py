@@ -58,7 +58,11 @@ def torch_has_cuda() -> bool:
 
 def kernels_needed(device: str, kernels: str) -> bool:
     """Whether a rank with these settings computes on a CPU with the compiled kernels, if they can be had."""
-    return kernels != "torch" and device != "cuda" and not (device == "auto" and gpus() and torch_has_cuda())
+    return (
+        kernels not in ("torch", "device-loop")
+        and device != "cuda"
+        and not (device == "auto" and gpus() and torch_has_cuda())
+    )
 
 
 def compile_kernels(tell: Callable[[str], None]) -> None:

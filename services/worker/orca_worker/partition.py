@@ -1,7 +1,7 @@
 """The geometry of an engine of tensor x pipeline ranks, whatever its model (paper sections 4.1 and 6, Figure 6).
 
 The layers of the model are shared by the stages, the insides of a layer by the tensor ranks of its stage. Which tensors
-are cut, and along which axis, is up to the model's family (`models/*/slices.py`).
+are cut, and along which axis, is up to the model's family (`models/*/layers.py`).
 """
 
 from collections.abc import Iterator, Mapping

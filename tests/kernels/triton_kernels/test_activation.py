@@ -1,4 +1,4 @@
-"""Bias and activation, and SwiGLU, against torch in float64."""
+"""Bias and activation, and gates, against torch in float64."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from kernels.triton_device import DEVICE, EPSILON, TYPES
 from torch import Tensor
 from torch.nn import functional
 
-from orca_kernels.triton.activation import ACTIVATIONS, bias_act, swiglu
+from orca_kernels.triton.activation import ACTIVATIONS, bias_act, gate_act
 
 RIGHT: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -34,8 +34,10 @@ def test_bias_act(act: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(bias_act(x, added, act).double(), right, rtol=error, atol=error)
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+@pytest.mark.parametrize("act", RIGHT)
 @pytest.mark.parametrize("width", [5, 1024, 1100])
-def test_swiglu(width: int) -> None:
+def test_gate_act(width: int, act: str) -> None:
     x = torch.randn(3, 2 * width).mul(4).to(DEVICE)
     gate, up = x.double().split(width, dim=1)
-    torch.testing.assert_close(swiglu(x).double(), functional.silu(gate) * up, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(gate_act(x, act).double(), RIGHT[act](gate) * up, rtol=1e-6, atol=4e-6)

@@ -48,18 +48,28 @@ def test_agrees_with_float64(shape: str, batch: str, dtype: torch.dtype) -> None
         torch.testing.assert_close(result.double(), those.expected(part), rtol=0, atol=max(2 * EPSILON[dtype], 5e-6))
 
 
+@pytest.mark.parametrize("window", [1, 7, 40, 257])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_a_window(batch: str, window: int) -> None:
+    """It ends within tiles, within splits, and is longer than all of some requests."""
+    parts, those = BATCHES[batch], requests("grouped, odd", torch.float32)
+    for part, result in zip(parts, those.attend(parts, window=window), strict=True):
+        torch.testing.assert_close(result.double(), those.expected(part, window), rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("window", [0, 33])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 1)])
-def test_a_row_is_the_same_bits_whatever_the_batch(heads: int, kv_heads: int, dtype: torch.dtype) -> None:
+def test_a_row_is_the_same_bits_whatever_the_batch(heads: int, kv_heads: int, dtype: torch.dtype, window: int) -> None:
     """Alone and beside others, as an increment, in an initiation, in a chunk; in one split and in two."""
     those = Requests([300, 17, 290], heads=heads, kv_heads=kv_heads, size=20, block_size=7, dtype=dtype, device=DEVICE)
-    initiation = those.attend([Part(0, 0, 40)])[0]
-    chunk = those.attend([Part(1, 16), Part(0, 230, 45)])[1]
+    initiation = those.attend([Part(0, 0, 40)], window=window)[0]
+    chunk = those.attend([Part(1, 16), Part(0, 230, 45)], window=window)[1]
     known = {0: initiation[0], 15: initiation[15], 33: initiation[33], 255: chunk[25], 256: chunk[26], 274: chunk[44]}
     for position, row in known.items():
-        alone = those.attend([Part(0, position)])[0]
-        beside = those.attend([Part(1, 14), Part(0, position), Part(2, 289)])[1]
-        mixed = those.attend([Part(1, 0, 17), Part(0, position)])[1]
+        alone = those.attend([Part(0, position)], window=window)[0]
+        beside = those.attend([Part(1, 14), Part(0, position), Part(2, 289)], window=window)[1]
+        mixed = those.attend([Part(1, 0, 17), Part(0, position)], window=window)[1]
         for other in (alone, beside, mixed):
             assert torch.equal(other[0], row), position
 

@@ -1,7 +1,7 @@
 """The GPU loop: iterations in buckets, as graphs run them, against iterations of the batch's own size.
 
-Without a GPU a graph is the same call once more (`Again`). All else is what a GPU runs: static inputs, padding, the
-token table, sampling, increments that are launched before the host knows their tokens.
+Without a GPU a graph is the same call once more (`CalledAgain`). All else is what a GPU runs: static inputs, padding,
+the token table, sampling, increments that are launched before the host knows their tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,15 +16,16 @@ from kernels.triton_device import DEVICE
 from worker.driver import Sampled, TinyEngine
 
 from orca.v1 import worker_pb2
+from orca_kernels.triton.sampling import sample
 from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import formed
 from orca_worker.device import graphs
 from orca_worker.device import model as device_model
-from orca_worker.device.graphs import BUCKETS, CudaGraphs, Recorder, bucket_of
+from orca_worker.device.graphs import BUCKETS, CalledAgain, CudaGraphs, Recorder, bucket_of
 from orca_worker.device.model import DeviceModel, Made
 from orca_worker.iteration.model import Compute
-from orca_worker.models.gpt2.cuda import FusedGPT2
-from orca_worker.models.gpt2.model import GPT2
+from orca_worker.models.cuda import FusedStage, TritonKernels
+from orca_worker.models.plain import TorchStage
 from orca_worker.partition import SINGLE, Place
 from orca_worker.sampling.sampling import HiddenModel, SamplingModel
 from orca_worker.stage.stage import Stage
@@ -33,18 +34,8 @@ T = TypeVar("T")
 SLOTS, BLOCK = 960, 16
 
 
-class Again:
-    """A recording that is called again."""
-
-    bytes = 0
-
-    def record(self, run: Callable[[], T]) -> Callable[[], T]:
-        run()  # of padding alone, as the calls before a capture
-        return run
-
-
 def recorder() -> Recorder:
-    return Again() if DEVICE.type == "cpu" else CudaGraphs(DEVICE)
+    return CalledAgain() if DEVICE.type == "cpu" else CudaGraphs(DEVICE)
 
 
 @contextmanager
@@ -62,8 +53,9 @@ def stage_with(
         patch.setattr(device_model, "BUCKETS", (2, 4))
         held = stage._model
         assert isinstance(held, SamplingModel | HiddenModel)
-        assert isinstance(held.model, GPT2)
-        model = stage._model = DeviceModel(FusedGPT2(held.model), place, make)
+        assert isinstance(held.model, TorchStage)
+        recorder = make() if make is not None else None
+        model = stage._model = DeviceModel(FusedStage(held.model, TritonKernels), place, recorder, sample)
         stage.allocate(SLOTS, BLOCK)
         yield stage, model
 
@@ -148,7 +140,7 @@ def test_an_iteration_is_launched_before_the_tokens_of_the_one_before_are_read()
 
 
 def test_a_capture_that_fails_leaves_the_iterations_without_graphs(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(Again):
+    class Broken(CalledAgain):
         def record(self, run: Callable[[], T]) -> Callable[[], T]:
             raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -164,7 +156,7 @@ def test_an_engine_that_forms_again_offers_as_many_slots(monkeypatch: pytest.Mon
     """The recordings of the epoch before take memory, which is measured before there are new ones."""
     alive: WeakSet[Callable[[], object]] = WeakSet()
 
-    class Counted(Again):
+    class Counted(CalledAgain):
         def record(self, run: Callable[[], T]) -> Callable[[], T]:
             alive.add(run)
             return run

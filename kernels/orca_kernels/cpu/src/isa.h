@@ -9,6 +9,7 @@ enum class Epilogue : int {
   store,     // out = y
   add,       // out += y: the residual
   operand,   // the next operation's operand = activation(y)
+  gated,     // the same = activation(gate) * up, of panels with 8 columns of a gate and the 8 of `up` behind them
   greedy,    // the largest column of each row, NaN before all, and out = y where it is asked for
 };
 
@@ -22,7 +23,7 @@ struct Gemm {
   Activation activation;
   float* out;  // store, add: [rows][ld]; greedy: the logits, or null
   int ld;
-  Operand out_operand;  // operand: the next operation's
+  Operand out_operand;  // operand, gated: the next operation's
   float* best;          // greedy: [rows], for the columns of this call
   int32_t* index;
 };
@@ -52,11 +53,23 @@ struct Attention {
   int queries, heads, group;
   int64_t first;
   const int64_t* blocks;  // of the request
+  int64_t origin;         // its key that is counted as 0: the first that these queries see
+  int64_t all;            // keys that each query sees; 0: those up to its own
   Cache cache;
   int head;  // the first one
   float scale;
+  int64_t window;     // keys that a query sees at most, its own among them
+  const float* bias;  // of the first head, for key = query; see Bias. Null: none
+  int bias_reach, bias_ld;
   Operand out;
   int out_row, out_column;
+};
+
+// Rotary positions of one head's elements, in place: pair (j, j + half) is turned by an angle with these cosines and sines.
+// Elements behind 2 * half stay as they are.
+struct Turn {
+  const float *cosines, *sines;  // [half]
+  int half;
 };
 
 struct Isa {
@@ -68,13 +81,18 @@ struct Isa {
   void (*leave)();
   void (*gemm_bf16)(const Gemm&, int first_panel, int last_panel);
   void (*gemm_f32)(const Gemm&, int first_panel, int last_panel);
-  void (*norm)(const Norm&, const float* x, const Operand& to, int row);
+  void (*norm)(const Norm&, const float* x, const Operand& to, int row, float* kept);  // kept: the same as rows, or null
+  void (*copy)(const float* x, int width, const Operand& to, int row);
+  void (*norm_head)(const Norm&, float* x);  // RMSNorm in place
+  void (*turn)(const Turn&, float* x);
   void (*narrow)(const float*, bf16*, int n);
   // Scratch of attention_scratch(...) floats.
   void (*attention)(const Attention&, float* scratch);
 };
 
-constexpr int KEYS = 32;     // keys of a tile of attention: softmax is rescaled once a tile, from key 0 on
+constexpr int64_t UNBOUNDED = INT64_MAX;  // a window of all keys
+
+constexpr int KEYS = 32;     // keys of a tile of attention: softmax is rescaled once a tile, from the first key on
 constexpr int QUERIES = 64;  // rows (queries x heads x group) of one call at most
 
 constexpr int TILED_ROWS = 96;  // rows at most when each head's are padded to tiles of 16

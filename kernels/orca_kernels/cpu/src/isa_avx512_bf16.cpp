@@ -64,4 +64,5 @@ bool runs_here() {
 }  // namespace
 
 const orca::Isa orca::avx512_bf16 = {
-    "avx512_bf16", runs_here, true, MOST_ROWS, DEEP, nothing, nothing, gemm_pairs, gemm<false>, norm, narrow_all, attention};
+    "avx512_bf16", runs_here, true, MOST_ROWS, DEEP, nothing, nothing, gemm_pairs, gemm<false>, norm,
+    copy, norm_head, turn, narrow_all, attention};

@@ -155,6 +155,49 @@ inline void finish_operand(const Gemm& g, int panel, int first, int rows, const 
   else finish_operand<A, float>(g, panel, first, rows, sums, stride);
 }
 
+// The columns of a gate are the first half of a panel, those of `up` the second.
+template <Activation A, class T>
+inline void finish_gated(const Gemm& g, int panel, int first, int rows, const float* sums, int stride) {
+  const Operand& to = g.out_operand;
+  const int column = panel * PANEL / 2;
+  for (int done = 0; done < rows;) {
+    const Operand::Tile tile = to.tile_of(first + done);
+    const int here = std::min(rows - done, tile.first + tile.rows - first - done);
+    T* out = to.row<T>(first + done) + to.column(column);
+    vf kept[VECTORS];
+    with_bias(g, panel, here, sums + done * stride, stride, [&](int r, int c, vf y) {
+      if constexpr (VECTORS == 1) {
+        alignas(64) T both[PANEL];
+        save(both, activate<A>(y) * __builtin_shuffle(y, lanes() ^ (PANEL / 2)));
+        std::memcpy(out + r * to.deep, both, sizeof(T) * PANEL / 2);
+      } else {
+        kept[c / LANES] = c < PANEL / 2 ? activate<A>(y) : y;
+        if (c >= PANEL / 2) save(out + r * to.deep + c - PANEL / 2, kept[(c - PANEL / 2) / LANES] * y);
+      }
+    });
+    done += here;
+  }
+}
+
+template <Activation A>
+inline void finish_gated(const Gemm& g, int panel, int first, int rows, const float* sums, int stride) {
+  if (g.out_operand.is_bf16) finish_gated<A, bf16>(g, panel, first, rows, sums, stride);
+  else finish_gated<A, float>(g, panel, first, rows, sums, stride);
+}
+
+// Calls use(activation) with a constant.
+template <class F>
+inline void with_activation(Activation activation, F use) {
+  switch (activation) {
+    case Activation::none: return use(std::integral_constant<Activation, Activation::none>());
+    case Activation::gelu: return use(std::integral_constant<Activation, Activation::gelu>());
+    case Activation::tanh_gelu: return use(std::integral_constant<Activation, Activation::tanh_gelu>());
+    case Activation::relu: return use(std::integral_constant<Activation, Activation::relu>());
+    case Activation::silu: return use(std::integral_constant<Activation, Activation::silu>());
+    case Activation::tanh: return use(std::integral_constant<Activation, Activation::tanh>());
+  }
+}
+
 void finish(const Gemm& g, int panel, int first, int rows, const float* sums, int stride) {
   const int column = panel * PANEL;
   float* out = g.out + size_t(first) * g.ld + column;
@@ -167,19 +210,18 @@ void finish(const Gemm& g, int panel, int first, int rows, const float* sums, in
         save(to, load(to) + y);
       });
     case Epilogue::operand:
-      switch (g.activation) {
-        case Activation::none: return finish_operand<Activation::none>(g, panel, first, rows, sums, stride);
-        case Activation::gelu: return finish_operand<Activation::gelu>(g, panel, first, rows, sums, stride);
-        case Activation::tanh_gelu: return finish_operand<Activation::tanh_gelu>(g, panel, first, rows, sums, stride);
-        case Activation::relu: return finish_operand<Activation::relu>(g, panel, first, rows, sums, stride);
-        case Activation::silu: return finish_operand<Activation::silu>(g, panel, first, rows, sums, stride);
-        case Activation::tanh: return finish_operand<Activation::tanh>(g, panel, first, rows, sums, stride);
-      }
-      return;
+      return with_activation(g.activation,
+                             [&](auto a) { finish_operand<decltype(a)::value>(g, panel, first, rows, sums, stride); });
+    case Epilogue::gated:
+      return with_activation(g.activation,
+                             [&](auto a) { finish_gated<decltype(a)::value>(g, panel, first, rows, sums, stride); });
     case Epilogue::greedy: {
       const int n = std::min(PANEL, g.weights->n - column);
       for (int r = 0; r < rows; r++) {
-        const float* y = sums + r * stride;
+        float y[PANEL];
+        std::copy(sums + r * stride, sums + r * stride + PANEL, y);
+        if (g.weights->bias)
+          for (int c = 0; c < PANEL; c++) y[c] += g.weights->bias[column + c];
         if (g.out) std::copy(y, y + n, out + size_t(r) * g.ld);
         const int row = first + r;
         if (std::isnan(g.best[row])) continue;  // NaN is larger than every number: such a row has no token
@@ -361,7 +403,7 @@ void gemm(const Gemm& g, int panel, int last) {
 }
 
 template <class T>
-inline void normalize(const Norm& n, const float* x, const Operand& to, int row) {
+inline void normalize(const Norm& n, const float* x, const Operand& to, int row, float* kept) {
   T* out = to.row<T>(row);
   const int whole = n.width / LANES * LANES;
   float mean = 0;
@@ -385,13 +427,16 @@ inline void normalize(const Norm& n, const float* x, const Operand& to, int row)
       const int i = tile + c;
       if (i + LANES <= n.width) {
         vf y = (load(x + i) - mean) * factor * load(n.weight + i);
-        save(out + c, n.bias ? y + load(n.bias + i) : y);
+        if (n.bias) y += load(n.bias + i);
+        save(out + c, y);
+        if (kept) save(kept + i, y);
       } else {
         for (int j = 0; j < LANES; j++) {
           float y = 0;
           if (i + j < n.width) {
             y = (x[i + j] - mean) * factor * n.weight[i + j];
             if (n.bias) y += n.bias[i + j];
+            if (kept) kept[i + j] = y;
           }
           save_one(out + c + j, y);
         }
@@ -399,9 +444,33 @@ inline void normalize(const Norm& n, const float* x, const Operand& to, int row)
     }
 }
 
-void norm(const Norm& n, const float* x, const Operand& to, int row) {
-  if (to.is_bf16) normalize<bf16>(n, x, to, row);
-  else normalize<float>(n, x, to, row);
+void norm(const Norm& n, const float* x, const Operand& to, int row, float* kept) {
+  if (to.is_bf16) normalize<bf16>(n, x, to, row, kept);
+  else normalize<float>(n, x, to, row, kept);
+}
+
+void norm_head(const Norm& n, float* x) {
+  const int whole = n.width / LANES * LANES;
+  vf squares{};
+  for (int i = 0; i < whole; i += LANES) squares += load(x + i) * load(x + i);
+  float sum = total(squares)[0];
+  for (int i = whole; i < n.width; i++) sum += x[i] * x[i];
+  const float factor = 1.0f / std::sqrt(sum / n.width + n.epsilon);
+  for (int i = 0; i < whole; i += LANES) save(x + i, load(x + i) * factor * load(n.weight + i));
+  for (int i = whole; i < n.width; i++) x[i] = x[i] * factor * n.weight[i];
+}
+
+void turn(const Turn& t, float* x) {
+  float* y = x + t.half;
+  int i = 0;
+  for (; i + LANES <= t.half; i += LANES) {
+    const vf a = load(x + i), b = load(y + i), c = load(t.cosines + i), s = load(t.sines + i);
+    save(x + i, a * c - b * s), save(y + i, b * c + a * s);
+  }
+  for (; i < t.half; i++) {
+    const float a = x[i], b = y[i];
+    x[i] = a * t.cosines[i] - b * t.sines[i], y[i] = b * t.cosines[i] + a * t.sines[i];
+  }
 }
 
 // Vectors of which lane i is lane i of `a`, or of `b` where bit HALF of i is set; and lane i ^ HALF of them.
@@ -467,13 +536,13 @@ inline void in_order(float* row, int d) {
     }
 }
 
-// Calls use(j, x, n) for runs of tokens that lie together: n tokens from position first + j on, whose keys (or values)
-// begin at element x.
+// Calls use(j, x, n) for runs of tokens that lie together: n tokens from key first + j on, whose keys (or values) begin at
+// element x.
 template <class F>
 inline void runs(const Attention& a, int head, int64_t first, int n, F use) {
   const int size = a.cache.block_size;
-  int64_t block = first / size;
-  int offset = int(first - block * size);
+  int64_t block = (a.origin + first) / size;
+  int offset = int(a.origin + first - block * size);
   for (int j = 0; j < n; block++, offset = 0) {
     const int here = std::min(n - j, size - offset);
     use(j, a.cache.at(a.blocks[block], head, offset), here);
@@ -682,7 +751,12 @@ inline void put(const Operand& operand, int row, int column, const float* x, int
   }
 }
 
-// Softmax over tiles of 32 keys from key 0 on, rescaled at each tile (Milakov and Gimelshein, "Online normalizer
+void copy(const float* x, int width, const Operand& to, int row) {
+  if (to.is_bf16) put<bf16>(to, row, 0, x, width, 1.0f);
+  else put<float>(to, row, 0, x, width, 1.0f);
+}
+
+// Softmax over tiles of 32 keys from the first key on, rescaled at each tile (Milakov and Gimelshein, "Online normalizer
 // calculation for softmax"). A query meets the same tiles and the same order of operations whether it is an increment
 // or one of an initiation's many, so its result is the same bits.
 //
@@ -701,7 +775,7 @@ void attend(const Attention& a, float* scratch, int padded) {
   float* weight = maximum + QUERIES;    // [heads * rows]: the sum of e^(score - maximum)
   float* old = weight + QUERIES;        // [heads * rows]
   T* whole = reinterpret_cast<T*>(old + QUERIES);  // [KEYS][d]: rows of the cache that fill no d elements, and zeros
-  int seen[QUERIES];
+  int seen[QUERIES], unseen[QUERIES];
   if (size < d) std::memset(whole, 0, sizeof(T) * KEYS * d);
   for (int head = 0; head < a.heads; head++)
     for (int r = 0; r < rows; r++) {
@@ -715,19 +789,36 @@ void attend(const Attention& a, float* scratch, int padded) {
     }
   const T *keys = static_cast<const T*>(a.cache.keys), *values = static_cast<const T*>(a.cache.values);
   const size_t of_head = size_t(a.cache.block_size) * size;
-  const int64_t end = a.first + a.queries;  // keys that the last query sees
+  const int64_t end = a.all ? a.all : a.first + a.queries;  // keys that the last query sees
+  const int64_t begins = std::max<int64_t>(0, a.first + 1 - a.window) / KEYS * KEYS;  // the tile of the first that any sees
   size_t of_whole[KEYS];
   for (int j = 0; j < KEYS; j++) of_whole[j] = size_t(j) * d;
-  Places next(a, 0, end);
-  for (int64_t first = 0; first < end; first += KEYS) {
+  Places next(a, begins, end);
+  for (int64_t first = begins; first < end; first += KEYS) {
     const Places here = next;
     const int n = here.n;
     if (first + KEYS < end) next = Places(a, first + KEYS, end);
-    int begin = 0;  // the first row that sees a key of this tile
+    int begin = 0, stop = rows;  // rows [begin, stop) see a key of this tile: of keys [unseen, seen) of it
     for (int r = 0; r < rows; r++) {
-      seen[r] = int(std::clamp<int64_t>(a.first + r / a.group + 1 - first, 0, n));
+      const int64_t after = a.all ? a.all - first : a.first + r / a.group + 1 - first;
+      seen[r] = int(std::clamp<int64_t>(after, 0, n)), unseen[r] = int(std::clamp<int64_t>(after - a.window, 0, n));
       if (!seen[r]) begin = r + 1;
+      else if (unseen[r] == n && r < stop) stop = r;
     }
+    // Scores of keys before a row's window. Their values are the request's own, and finite: 0 times one is 0.
+    auto hide = [&](float* scores) {
+      for (int r = begin; r < stop; r++)
+        std::fill(scores + r * KEYS, scores + r * KEYS + unseen[r], -std::numeric_limits<float>::infinity());
+    };
+    // Adds what the bias has for the distance of key and query. Beyond its reach it has the same for all.
+    auto add_bias = [&](float* scores, int head) {
+      for (int r = begin; r < stop; r++) {
+        const int64_t distance = first - (a.first + r / a.group), reach = a.bias_reach;
+        const float* of = a.bias + size_t(head * a.group + r % a.group) * a.bias_ld;
+        of += std::clamp<int64_t>(distance, -reach - KEYS, reach);
+        for (int j = 0; j < KEYS; j += LANES) save(scores + r * KEYS + j, load(scores + r * KEYS + j) + load(of + j));
+      }
+    };
     // The rows of a head. Those of the head behind it are read next, and behind the last head's those of `then`.
     auto rows_of = [&](const T* from, int head, const T* then, const Places& then_at) {
       Rows<T> found{from + head * of_head, here.at, from + (head + 1) * of_head, here.at};
@@ -736,26 +827,29 @@ void attend(const Attention& a, float* scratch, int padded) {
       for (int j = 0; j < n; j++) std::memcpy(whole + j * d, found.row(j, size), sizeof(T) * size);
       return Rows<T>{whole, of_whole, whole, of_whole};
     };
-    const bool many = rows - begin >= MANY;
+    const bool many = stop - begin >= MANY;
     for (int head = 0; head < a.heads; head++) {
       const Rows<T> of = rows_of(keys, head, values, here);
       const float* queries = q + head * rows * d;
       float* scores = p + head * rows * KEYS;
       if (many) {
         columns<D>(of, d, n, tile);
-        in_blocks<4>(begin, rows, [&](int r, auto together) {
+        in_blocks<4>(begin, stop, [&](int r, auto together) {
           score_rows<together, D>(queries + r * d, tile, d, seen + r, scores + r * KEYS);
         });
       } else {
-        for (int r = begin; r < rows; r++) score<D>(queries + r * d, of, d, seen[r], scores + r * KEYS);
+        for (int r = begin; r < stop; r++) score<D>(queries + r * d, of, d, seen[r], scores + r * KEYS);
       }
+      if (a.bias) add_bias(scores, head);
+      if (unseen[stop - 1]) hide(scores);
     }
     auto soften_rows = [&](int r, int end) {
       for (; r + LANES <= end; r += LANES) soften<LANES>(p + r * KEYS, maximum + r, weight + r, old + r);
       for (; r < end; r++) soften<1>(p + r * KEYS, maximum + r, weight + r, old + r);
     };
-    if (!begin) soften_rows(0, a.heads * rows);  // all heads' together
-    for (int head = 0; begin && head < a.heads; head++) soften_rows(head * rows + begin, (head + 1) * rows);
+    const bool all = !begin && stop == rows;
+    if (all) soften_rows(0, a.heads * rows);  // all heads' together
+    for (int head = 0; !all && head < a.heads; head++) soften_rows(head * rows + begin, head * rows + stop);
     for (int head = 0; head < a.heads; head++) {
       const Rows<T> of = rows_of(values, head, keys, next);
       const float *weights = p + head * rows * KEYS, *scales = old + head * rows;
@@ -766,7 +860,7 @@ void attend(const Attention& a, float* scratch, int padded) {
           auto read = [&](int j, vf(&x)[WIDE]) {
             for (int i = 0; i < WIDE; i++) x[i] = load(tile + j * d + c + i * LANES);
           };
-          in_blocks<4>(begin, rows, [&](int r, auto together) {
+          in_blocks<4>(begin, stop, [&](int r, auto together) {
             blend<together, WIDE>(weights + r * KEYS, read, seen + r, scales + r, outs + r * d + c, d);
           });
         }
@@ -776,7 +870,7 @@ void attend(const Attention& a, float* scratch, int padded) {
             const T* row = of.row(j, d);
             for (int i = 0; i < ALONE; i++) x[i] = piece(row, v + i);
           };
-          for (int r = begin; r < rows; r++)
+          for (int r = begin; r < stop; r++)
             blend<1, ALONE>(weights + r * KEYS, read, seen + r, scales + r, outs + r * d + v * LANES, d);
         }
       }

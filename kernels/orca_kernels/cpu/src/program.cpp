@@ -88,6 +88,7 @@ struct Embed : Step {
   int x;
   const Packed* tokens;
   int64_t first_token;  // of this rank's share of the vocabulary
+  float scale;          // of a token's row
   const void* positions;  // [n, width], or null
   Type type;
 
@@ -113,6 +114,8 @@ struct Embed : Step {
           for (int k = 0; k < width; k++) row[k] = from[k * PANEL];
         }
       }
+      if (scale != 1.0f)
+        for (int k = 0; k < width; k++) row[k] *= scale;
       if (!positions) continue;
       const size_t at = size_t(p.batch->positions[t]) * width;
       if (type == Type::bf16)
@@ -125,8 +128,9 @@ struct Embed : Step {
 
 struct Normalize : Step {
   int x, out;
-  Norm norm;
-  bool selects;  // the rows that go into the head, and no others
+  Norm norm;       // weight null: none, a copy
+  bool keeps;      // x = out
+  bool selects;    // the rows that go into the head, and no others
 
   int64_t rows(const Program& p) const { return selects ? p.batch->selected : p.batch->tokens; }
   uint32_t tasks(const Program& p) const override { return pieces(rows(p), ROWS_OF_A_TASK); }
@@ -137,7 +141,9 @@ struct Normalize : Step {
     const int64_t end = std::min<int64_t>(rows(p), int64_t(task + 1) * ROWS_OF_A_TASK);
     for (int64_t i = int64_t(task) * ROWS_OF_A_TASK; i < end; i++) {
       const int64_t t = selects ? p.batch->selection[i] : i;
-      p.isa.norm(norm, reinterpret_cast<float*>(from.data() + t * from.row_bytes()), to, int(i));
+      float* row = reinterpret_cast<float*>(from.data() + t * from.row_bytes());
+      if (norm.weight) p.isa.norm(norm, row, to, int(i), keeps ? row : nullptr);
+      else p.isa.copy(row, norm.width, to, int(i));
     }
   }
 };
@@ -178,7 +184,7 @@ struct Linear : Step {
       g.best = p.best.data() + at, g.index = p.best_index.data() + at;
       std::fill(g.best, g.best + g.rows, -std::numeric_limits<float>::infinity());
       std::fill(g.index, g.index + g.rows, 0);
-    } else if (epilogue == Epilogue::operand) {
+    } else if (epilogue == Epilogue::operand || epilogue == Epilogue::gated) {
       g.out_operand = p.operand(out, rows(p)).from(row);
     } else {
       const Buffer& to = p.buffers[out];
@@ -220,6 +226,9 @@ struct Heads {
 struct WriteKV : Step {
   int qkv;
   Heads heads;
+  Norm query_norm, key_norm;     // of each head; weight null: none
+  const float *cosines, *sines;  // [positions, half]
+  int half;                      // pairs of a head that are turned; 0: none
 
   uint32_t tasks(const Program& p) const override { return pieces(p.batch->tokens, ROWS_OF_A_TASK); }
 
@@ -229,13 +238,24 @@ struct WriteKV : Step {
     const int size = heads.head_size, keys = heads.kv_heads * heads.group * size, values = keys + heads.kv_heads * size;
     const int64_t end = std::min<int64_t>(p.batch->tokens, int64_t(task + 1) * ROWS_OF_A_TASK);
     for (int64_t t = int64_t(task) * ROWS_OF_A_TASK; t < end; t++) {
-      const float* row = reinterpret_cast<const float*>(from.data() + t * from.row_bytes());
-      const int64_t slot = p.batch->slots[t];
+      float* row = reinterpret_cast<float*>(from.data() + t * from.row_bytes());
+      const int64_t slot = p.batch->slots[t], position = p.batch->positions[t];
+      place(p.isa, query_norm, position, row, heads.kv_heads * heads.group);
+      place(p.isa, key_norm, position, row + keys, heads.kv_heads);
       for (int head = 0; head < heads.kv_heads; head++) {
         const size_t to = cache.at(slot / cache.block_size, head, int(slot % cache.block_size));
         put(p.isa, cache, cache.keys, to, row + keys + head * size);
         put(p.isa, cache, cache.values, to, row + values + head * size);
       }
+    }
+  }
+
+  // Queries or keys as attention takes them: normalized, and turned by their position.
+  void place(const Isa& isa, const Norm& norm, int64_t position, float* x, int n) const {
+    const Turn turn{cosines + position * half, sines + position * half, half};
+    for (int head = 0; head < n; head++, x += heads.head_size) {
+      if (norm.weight) isa.norm_head(norm, x);
+      if (half) isa.turn(turn, x);
     }
   }
 
@@ -247,10 +267,23 @@ struct WriteKV : Step {
   }
 };
 
+// A number for each head and distance of key and query, [heads][KEYS + 2 reach + 1 + KEYS]: at both ends those of the
+// reach again, so that a tile's lie together.
+struct Bias {
+  std::vector<float> table;
+  int reach = 0;
+
+  int ld() const { return 2 * reach + 1 + 2 * KEYS; }
+  const float* of(int head) const { return table.empty() ? nullptr : table.data() + size_t(head) * ld() + KEYS + reach; }
+};
+
 struct Attend : Step {
   int qkv, out;
   Heads heads;
   float scale;
+  int64_t window;
+  bool sees_input;  // each query sees the keys of the encoder's tokens, and no others
+  Bias bias;
 
   // Key/value heads of a task.
   int each(const Program& p) const {
@@ -275,7 +308,10 @@ struct Attend : Step {
       a.queries = queries.count, a.heads = std::min(at_once, last - head), a.group = heads.group;
       a.first = p.batch->positions[queries.token];
       a.blocks = p.batch->blocks + queries.request * p.batch->columns;
-      a.cache = heads.cache(*p.batch), a.head = head, a.scale = scale;
+      const int64_t inputs = p.batch->inputs ? p.batch->inputs[queries.request] : 0;
+      a.origin = sees_input ? 0 : inputs, a.all = sees_input ? inputs : 0;
+      a.bias = bias.of(head * heads.group), a.bias_reach = bias.reach, a.bias_ld = bias.ld();
+      a.cache = heads.cache(*p.batch), a.head = head, a.scale = scale, a.window = window;
       a.out = p.operand(out, p.batch->tokens), a.out_row = int(queries.token), a.out_column = column;
       p.isa.attention(a, scratch);
     }
@@ -440,6 +476,16 @@ Packed* orca_pack(Model* model, const void* source, int source_type, int64_t row
   return model->weights.back().get();
 }
 
+// The same weights with another bias [n]: an embedding's table as a head. Null when memory is short.
+Packed* orca_with_bias(Model* model, const Packed* of, const float* bias) {
+  auto packed = std::make_unique<Packed>(*of);
+  packed->bias = static_cast<float*>(model->arena.take(sizeof(float) * packed->panels * PANEL));
+  if (!packed->bias) return nullptr;
+  std::copy(bias, bias + packed->n, packed->bias);
+  model->weights.push_back(std::move(packed));
+  return model->weights.back().get();
+}
+
 // Copies n floats, for norms.
 float* orca_floats(Model* model, const float* source, int n) {
   float* copy = static_cast<float*>(model->arena.take(sizeof(float) * n));
@@ -466,15 +512,18 @@ void* orca_rows(Model* model, int buffer, int64_t rows, int64_t* width) {
 int orca_steps(const Model* model) { return int(model->program.steps.size()); }
 
 // `positions` [n, width] stays the caller's.
-void orca_embed(Model* model, int x, const Packed* tokens, int64_t first_token, const void* positions, int type) {
+void orca_embed(Model* model, int x, const Packed* tokens, int64_t first_token, float scale, const void* positions,
+                int type) {
   Embed& step = model->add<Embed>();
   step.x = x, step.tokens = tokens, step.first_token = first_token, step.positions = positions, step.type = Type(type);
+  step.scale = scale;
 }
 
+// `weight` null: a copy.
 void orca_normalize(Model* model, int x, int out, const float* weight, const float* bias, float epsilon, int width,
-                    int selects) {
+                    int keeps, int selects) {
   Normalize& step = model->add<Normalize>();
-  step.x = x, step.out = out, step.norm = {weight, bias, epsilon, width}, step.selects = selects;
+  step.x = x, step.out = out, step.norm = {weight, bias, epsilon, width}, step.keeps = keeps, step.selects = selects;
 }
 
 void orca_linear(Model* model, int operand, const Packed* weights, int out, int epilogue, int activation) {
@@ -486,15 +535,29 @@ void orca_linear(Model* model, int operand, const Packed* weights, int out, int 
   model->add<Greediest>().head = &step;
 }
 
-void orca_write_kv(Model* model, int qkv, int layer, int kv_heads, int group, int head_size, int type) {
+// `query_norm`, `key_norm` [head_size] from orca_floats, or null. `cosines`, `sines` [positions, half] stay the caller's.
+void orca_write_kv(Model* model, int qkv, int layer, int kv_heads, int group, int head_size, int type,
+                   const float* query_norm, const float* key_norm, float epsilon, const float* cosines,
+                   const float* sines, int half) {
   WriteKV& step = model->add<WriteKV>();
   step.qkv = qkv, step.heads = {layer, kv_heads, group, head_size, Type(type)};
+  step.query_norm = {query_norm, nullptr, epsilon, head_size}, step.key_norm = {key_norm, nullptr, epsilon, head_size};
+  step.cosines = cosines, step.sines = sines, step.half = half;
 }
 
+// `bias` [kv_heads * group, 2 * reach + 1], or null.
 void orca_attend(Model* model, int qkv, int out, int layer, int kv_heads, int group, int head_size, int type,
-                 float scale) {
+                 float scale, int64_t window, int sees_input, const float* bias, int reach) {
   Attend& step = model->add<Attend>();
   step.qkv = qkv, step.out = out, step.heads = {layer, kv_heads, group, head_size, Type(type)}, step.scale = scale;
+  step.window = window ? window : UNBOUNDED, step.sees_input = sees_input;
+  for (int head = 0; bias && head < kv_heads * group; head++, bias += 2 * reach + 1) {
+    std::vector<float>& table = step.bias.table;
+    step.bias.reach = reach;
+    table.insert(table.end(), KEYS, bias[0]);
+    table.insert(table.end(), bias, bias + 2 * reach + 1);
+    table.insert(table.end(), KEYS, bias[2 * reach]);
+  }
   model->program.group = std::max(model->program.group, group);
   model->program.head_size = std::max(model->program.head_size, head_size);
 }

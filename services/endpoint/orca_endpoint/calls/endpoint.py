@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -16,6 +17,7 @@ from orca_common.errors import (
     Unavailable,
     echo,
 )
+from orca_common.metrics import Metrics
 from orca_common.reservation import Reservation
 from orca_common.telemetry import Telemetry, trace_id_of
 from orca_pool.keys import scoped
@@ -36,6 +38,7 @@ from ..text.vocabulary import Vocabulary
 from .call import Call, CallLimits, Submission
 from .delivery import Delivery
 from .line import Outcome, current_line
+from .metrics import CallMetrics, Meter
 from .recent import Recent
 from .span import RequestSpan
 from .transcript import Transcript
@@ -69,10 +72,12 @@ class Endpoint:
         pool: Pool,
         delivery: Delivery,
         telemetry: Telemetry,
+        metrics: Metrics,
     ) -> None:
         """defaults: of the sampling, for methods whose callers need not say how to draw."""
         self.settings, self.checkpoint, self.defaults = settings, checkpoint, defaults
-        self.telemetry = telemetry
+        self.telemetry, self.metrics = telemetry, CallMetrics(metrics)
+        self.metrics.count_calls(lambda: delivery.count)
         self.name = settings.served_model_name or checkpoint.name
         self.delivery = delivery
         self._pool, self.vocabulary = pool, vocabulary
@@ -161,6 +166,7 @@ class Endpoint:
             Transcript(work.record.request_id, self.vocabulary),
             tenant=tenant,
             attempt=work.attempt,
+            meter=self._meter(tenant),
             submission=Submission(
                 work,
                 work.upfront(self._reservation),
@@ -192,6 +198,7 @@ class Endpoint:
             Transcript(request.request_id, self.vocabulary, from_index=request.from_index, digest=request.digest),
             tenant=tenant,
             attempt=attempt,
+            meter=self._meter(tenant),
             deadline=deadline,
             span=span,
             interval=request.stream_interval,
@@ -276,6 +283,10 @@ class Endpoint:
             raise DeadlineExceeded("the deadline that the caller set had passed when the request arrived")
         if self.delivery.count + self._validating >= max_calls:
             raise full(f"this endpoint serves {max_calls} streams already")
+
+    def _meter(self, tenant: str) -> Meter:
+        line = current_line()
+        return Meter(self.metrics, tenant, line.arrived if line is not None else time.monotonic())
 
     def _span(self, request: str, submit: str, carrier: Mapping[str, str]) -> RequestSpan | None:
         """The request's spans, from the arrival of its call on; None when nothing is traced."""

@@ -102,12 +102,18 @@ class ProcessGroups:
             raise self._lose(f"the process groups of epoch {self._epoch} cannot be formed: {failures[0]}")
 
     def _connect(self) -> None:
-        place, groups = self._place, dict[str, Group]()
+        place = self._place
         store = TCPStore(*self._store, None, False, timeout=JOIN_TIMEOUT, wait_for_workers=False)
 
         def join(purpose: str, name: str, rank: int, size: int) -> None:
             if self._lost is None:
-                groups[purpose] = self._new_group(purpose, PrefixStore(f"{self._epoch}/{name}", store), rank, size)
+                group = self._new_group(PrefixStore(f"{self._epoch}/{name}", store), rank, size)
+                with self._lock:  # before its ranks meet, so that an abort finds it
+                    if self._lost is not None:
+                        return
+                    self._groups[purpose] = group
+                if not self._is_gloo:
+                    self._meet(group, purpose, rank, size)
 
         tp, stage, rank = place.tensor_parallel, place.stage, place.tensor_rank
         if tp > 1:
@@ -119,36 +125,38 @@ class ProcessGroups:
         if self.returns_tokens and (place.is_first or place.samples):
             of_stage_0 = rank if place.pipeline_parallel == 1 else rank + 1  # with one stage, rank 0 is the sampler
             join("tokens", "tokens", 0 if place.samples else of_stage_0, self._token_readers + 1)
-        with self._lock:
-            if self._lost is not None:
-                return
-            self._groups = groups
 
     @property
     def _token_readers(self) -> int:
         """How many ranks of the first stage do not sample."""
         return self._place.tensor_parallel - (self._place.pipeline_parallel == 1)
 
-    def _new_group(self, purpose: str, store: Store, rank: int, size: int) -> Group:
-        """A group whose ranks have met.
+    def _meet(self, group: Group, purpose: str, rank: int, size: int) -> None:
+        """NCCL's ranks meet in their first operation, so it is done here, in a thread that may be left behind.
 
-        NCCL's ranks meet in their first operation, which cannot be aborted. So it is done here, in a thread that may be
-        left behind. (Not run: no GPU was at hand.)
+        It waits for its own operation alone: a kernel that an earlier epoch has left on the device may spin on. (Not
+        run: no GPU was at hand.)
         """
+        x = torch.zeros(1, device=self._device)
+        if purpose == "tensor":
+            work = [group.allreduce([x])]
+        elif rank:
+            work = [group.recv([x], 0, 0)]
+        else:
+            work = [group.send([x], peer, 0) for peer in range(1, size)]
+        for each in work:
+            each.wait()
+        met = torch.cuda.Event()
+        met.record()
+        met.synchronize()
+
+    def _new_group(self, store: Store, rank: int, size: int) -> Group:
+        """A group. Those of gloo connect here, those of NCCL in `_meet`."""
         if not self._is_gloo:
             nccl: Any = dist.ProcessGroupNCCL
             options = nccl.Options()
             options._timeout = WAIT_TIMEOUT
-            group, x = nccl(store, rank, size, options), torch.zeros(1, device=self._device)
-            if purpose == "tensor":
-                group.allreduce([x])
-            elif rank:
-                group.recv([x], 0, 0)
-            else:
-                for peer in range(1, size):
-                    group.send([x], peer, 0)
-            torch.cuda.synchronize(self._device)
-            return group
+            return nccl(store, rank, size, options)
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         options._timeout, options._threads = WAIT_TIMEOUT, 1
@@ -246,7 +254,8 @@ class ProcessGroups:
             self._start("tokens", x, lambda group, reader=reader: group.send([x], reader, 0))
 
     def expect_tokens(self, count: int) -> None:
-        self._expect("tokens", torch.empty(count, dtype=torch.int32, device=self._device))
+        # Of zeros: an aborted receive leaves them, and they are looked up in a table before the abort is known.
+        self._expect("tokens", torch.zeros(count, dtype=torch.int32, device=self._device))
 
     def receive_tokens(self) -> Tensor:
         return self._receive("tokens")

@@ -37,17 +37,36 @@ class Recorder(Protocol):
         """Memory of the device that all recordings take."""
         ...
 
+    def begin(self) -> None:
+        """Follows the drop of all earlier recordings: they no longer count."""
+
     def record(self, run: Callable[[], T]) -> Callable[[], T]:
         """Calls `run` a few times -> what replays it, and returns the same results each time, with new contents."""
         ...
 
 
+class CalledAgain:
+    """`Recorder` without graphs: a recording is called again, as where there is no CUDA device."""
+
+    bytes = 0
+
+    def begin(self) -> None:
+        pass
+
+    def record(self, run: Callable[[], T]) -> Callable[[], T]:
+        run()  # of padding alone, as the calls before a capture
+        return run
+
+
 class CudaGraphs:
-    """`Recorder` of one CUDA device."""
+    """`Recorder` of one CUDA device. Its stream stays: cuBLAS keeps a workspace for each stream that it has seen."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self.bytes = device, 0
         self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+
+    def begin(self) -> None:
+        self._pool, self.bytes = torch.cuda.graph_pool_handle(), 0
 
     def record(self, run: Callable[[], T]) -> Callable[[], T]:
         """Raises RuntimeError when something in `run` cannot be captured."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import NamedTuple, Protocol
@@ -32,8 +32,7 @@ import torch
 from torch import Tensor
 
 from orca_kernels.transfer import Arriving, fill, to_device
-from orca_kernels.triton.plan import Bounds, HostPlan, Plan
-from orca_kernels.triton.sampling import sample
+from orca_kernels.triton.plan import INITIATION_ROWS, Bounds, HostPlan, Plan
 
 from ..data_plane.plane import DataPlane, Loopback
 from ..iteration.batch import Batch
@@ -52,10 +51,25 @@ log = logging.getLogger(__name__)
 Head = Callable[[Tensor | None], Tensor]  # flat indexes [n] on the device, None: all -> logits [n, V of this rank]
 
 
+# Tokens of an iteration that run through the layers at once. It bounds the memory of activations: a stage of 13B takes
+# 105 to 125 KB a token (counted, not run), and after a failure all running requests initiate together.
+PIECE = 8192
+
+
 def host_plan(batch: Batch, kv: KVManager, group: int) -> HostPlan:
     """`group`: query heads to a key/value head."""
     table = kv.block_table(batch.rows, int(batch.ends.max()))
     return HostPlan(table, batch.query_lengths, batch.contexts, batch.slots, group=group)
+
+
+def plans_of_pieces(batch: Batch, kv: KVManager, group: int) -> Iterator[tuple[slice, HostPlan]]:
+    """The plans of PIECE tokens each, and which tokens of the batch these are."""
+    for start in range(0, len(batch.token_ids), PIECE):
+        part = batch.between(start, min(start + PIECE, len(batch.token_ids)))
+        lengths = np.diff(part.starts).tolist()
+        longest = max(map(int.__add__, part.contexts, lengths))
+        table = kv.block_table(part.rows, longest)
+        yield part.tokens, HostPlan(table, lengths, part.contexts, batch.slots[part.tokens], group=group)
 
 
 class Inputs:
@@ -126,7 +140,12 @@ def is_cut(requests: np.ndarray, adjusted: Mapping[int, Adjusted], vocabulary: i
     return cut
 
 
-def choose_on_device(logits: Tensor, temperatures: Tensor, seeds: Tensor, draws: Tensor) -> Tensor:
+# Logits [B, V], temperatures [B], seeds and indexes of draws [B] -> tokens [B] int64 and their logprobs [B], NaN where
+# the logits are not finite.
+Sample = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def choose_on_device(sample: Sample, logits: Tensor, temperatures: Tensor, seeds: Tensor, draws: Tensor) -> Tensor:
     """Arguments of `sample` -> what `sampling.choose` gives: [3, B] float64, of which the last is NaN where the logits
     are not finite.
     """
@@ -168,6 +187,18 @@ class Tokens:
         return Output([int(token) for token in ids], asked, not_finite=not_finite(finite))
 
 
+def _heads(heads: Sequence[Head], at: Tensor | None) -> Tensor:
+    """The logits at flat indexes of a batch that was cut in pieces. Each head has the states of PIECE tokens."""
+    if at is None:
+        return torch.cat([head(None) for head in heads])
+    made = [head((at - i * PIECE).clamp(0, PIECE - 1)) for i, head in enumerate(heads[:-1])]
+    last = at - (len(heads) - 1) * PIECE
+    logits = heads[-1](last.clamp(min=0))
+    for i, part in enumerate(made):
+        logits = torch.where((at // PIECE == i)[:, None], part, logits)
+    return logits
+
+
 class DeviceLayers(Layers, Protocol):
     """The layers of a stage, which read nothing of the host."""
 
@@ -175,7 +206,7 @@ class DeviceLayers(Layers, Protocol):
     max_positions: int
     group: int  # query heads to a key/value head
 
-    def forward(self, inputs: Inputs, ids: Tensor, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | Head:
+    def forward(self, plan: Plan, ids: Tensor, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | Head:
         """Token ids [T], hidden states x [T, H] of the stage before -> those of this stage, or what makes logits."""
         ...
 
@@ -200,21 +231,26 @@ class Recorded(NamedTuple):
 class DeviceModel(OfStage[DeviceLayers]):
     """`Model` of a stage on a CUDA device. `recorder` None: no graphs."""
 
-    def __init__(self, model: DeviceLayers, place: Place, recorder: Callable[[], Recorder] | None) -> None:
+    def __init__(self, model: DeviceLayers, place: Place, recorder: Recorder | None, sample: Sample) -> None:
         super().__init__(model)
-        self._place = place
+        self._place, self._sample = place, sample
         # Tensor ranks add up in the middle of each layer. What NCCL does in a graph, or an abort to it, was never seen.
         self._recorder = recorder if place.tensor_parallel == 1 else None
         self._recorded: dict[int, Recorded] = {}
-        self.tokens = DeviceTokens(model.device) if place.is_first else None
+        self.tokens = DeviceTokens(model.device, sum(model.vocabulary_shares)) if place.is_first else None
 
     @torch.inference_mode()
     def prepare(self, kv: KVManager) -> None:
-        """Records all buckets over this memory. If one fails there are no graphs in this epoch; the log says so."""
+        """Compiles the kernels of both kinds of batches, then records all buckets over this memory.
+
+        If a recording fails there are no graphs in this epoch; the log says so.
+        """
         self.release()
-        if self._recorder is None:
+        self._warm_up(kv)
+        recorder, started = self._recorder, time.monotonic()
+        if recorder is None:
             return
-        recorder, started = self._recorder(), time.monotonic()
+        recorder.begin()
         try:
             for bucket in reversed(BUCKETS):  # the largest first: the others fit into its memory
                 self._recorded[bucket] = self._record(recorder, bucket, kv)
@@ -225,6 +261,24 @@ class DeviceModel(OfStage[DeviceLayers]):
         seconds = round(time.monotonic() - started, 3)
         log.info("CUDA graphs", extra={"buckets": BUCKETS, "bytes": recorder.bytes, "seconds": seconds})
 
+    def _warm_up(self, kv: KVManager) -> None:
+        """Runs padding alone, of increments and of an initiation. Otherwise the first request would compile the
+        kernels, for seconds, on all ranks at once."""
+        model = self.model
+        few = Bounds.of_increments(2, model.max_positions, group=model.group, block_size=kv.block_size)
+        tiles = -(-34 * model.group // INITIATION_ROWS) + 1
+        mixed = Bounds(2, 35, tiles, few.blocks, few.keys, increments_only=False)
+        for bounds in (few, mixed):
+            inputs = Inputs(bounds, model.device).clear()
+            self._iterate(inputs, kv, Loopback(), self._room_for_states(bounds.tokens))
+
+    def _room_for_states(self, tokens: int) -> Tensor | None:
+        """Zeros in place of the hidden states of the stage before; None at the first stage."""
+        if self._place.is_first:
+            return None
+        shape, dtype = self.model.incoming(tokens)
+        return torch.zeros(shape, dtype=dtype, device=self.model.device)
+
     def release(self) -> None:
         """Drops the recordings, and with the last of them the memory that they share."""
         self._recorded.clear()
@@ -232,22 +286,22 @@ class DeviceModel(OfStage[DeviceLayers]):
     def _record(self, recorder: Recorder, bucket: int, kv: KVManager) -> Recorded:
         model = self.model
         bounds = Bounds.of_increments(bucket, model.max_positions, group=model.group, block_size=kv.block_size)
-        inputs, x = Inputs(bounds, model.device).clear(), None
-        if not self._place.is_first:
-            shape, dtype = model.incoming(bucket)
-            x = torch.zeros(shape, dtype=dtype, device=model.device)
+        inputs, x = Inputs(bounds, model.device).clear(), self._room_for_states(bucket)
         return Recorded(inputs, x, recorder.record(partial(self._iterate, inputs, kv, Loopback(), x)))
 
     def _iterate(self, inputs: Inputs, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Made:
         """One iteration, of which the host does nothing but launch kernels, the same ones for the same bounds."""
         ids = inputs.given if self.tokens is None else self.tokens.find(inputs.rows_of_tokens, inputs.given)
-        end = self.model.forward(inputs, ids, kv, plane, x)
+        return self._ended(self.model.forward(inputs.plan, ids, kv, plane, x), inputs, plane)
+
+    def _ended(self, end: Tensor | Head, inputs: Inputs, plane: DataPlane) -> Made:
+        """Samples, at the last stage."""
         if isinstance(end, Tensor):
             return Made(hidden=end)
         logits = plane.gather(end(inputs.last), self.model.vocabulary_shares)
         if logits is None:
             return Made(head=end)
-        chosen = choose_on_device(logits, inputs.temperatures, inputs.seeds, inputs.draws)
+        chosen = choose_on_device(self._sample, logits, inputs.temperatures, inputs.seeds, inputs.draws)
         if self.tokens is not None:
             self.tokens.put(inputs.rows, chosen[0].long())
         return Made(head=end, logits=logits, chosen=chosen)
@@ -261,7 +315,10 @@ class DeviceModel(OfStage[DeviceLayers]):
         if recorded is None:
             inputs = Inputs(plan.bounds, self.model.device, all_sample=len(batch.sampled) == len(batch))
             inputs.load(batch, plan, temperatures)
-            made = self._iterate(inputs, kv, plane, x)
+            if len(batch.token_ids) > PIECE:
+                made = self._in_pieces(batch, inputs, kv, plane, x)
+            else:
+                made = self._iterate(inputs, kv, plane, x)
         else:
             recorded.inputs.load(batch, plan, temperatures)
             if recorded.x is not None and x is not None:
@@ -271,6 +328,19 @@ class DeviceModel(OfStage[DeviceLayers]):
             # The next replay writes the same memory, and the data plane sends from a stream of its own.
             return Output([], [], made.hidden if recorded is None else made.hidden[: len(batch)].clone())
         return self._sampled(batch, plane, made, cut)
+
+    def _in_pieces(self, batch: Batch, inputs: Inputs, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Made:
+        """PIECE tokens run through the layers after the other; then all are sampled at once."""
+        device = self.model.device
+        ids = inputs.given if self.tokens is None else self.tokens.find(inputs.rows_of_tokens, inputs.given)
+        ends = list[Tensor | Head]()
+        for tokens, host in plans_of_pieces(batch, kv, self.model.group):
+            plan = Plan(host.bounds, device).load(host)
+            ends.append(self.model.forward(plan, ids[tokens], kv, plane, None if x is None else x[tokens]))
+        hidden = [end for end in ends if isinstance(end, Tensor)]
+        if hidden:
+            return Made(hidden=torch.cat(hidden))
+        return self._ended(partial(_heads, [end for end in ends if not isinstance(end, Tensor)]), inputs, plane)
 
     def _recorded_for(self, batch: Batch) -> Recorded | None:
         """The bucket for a batch in which each token is followed by a new one."""

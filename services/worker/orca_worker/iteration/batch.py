@@ -6,6 +6,7 @@ model run on the flat tokens.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,16 @@ from .kv import KVManager
 from .rows import Adjusted, Rows
 
 HERE = -1  # in place of a token that the device has in its token table
+
+
+class Part(NamedTuple):
+    """Consecutive tokens of a batch, of b of its members."""
+
+    tokens: slice  # flat indexes in the batch
+    rows: np.ndarray  # [b]
+    starts: np.ndarray  # [b + 1] index in the part of each member's first token, and the number of tokens
+    contexts: list[int]  # [b] earlier tokens of each member, those before the part among them
+    inputs: np.ndarray | None  # [b] as the batch's
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +45,19 @@ class Batch:
     requests: np.ndarray  # [S] of rows.ROW: what the rank knows of those
     adjusted: Mapping[int, Adjusted] = field(default_factory=dict)  # of those, by index; empty for plain requests
     scored: Mapping[int, Adjusted] = field(default_factory=dict)  # by member: with parts of prompts to be scored
+    inputs: np.ndarray | None = None  # [B] of a part of a model with an encoder (models/parts.py): its input tokens
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def between(self, start: int, end: int) -> Part:
+        """The members of which flat tokens [start, end) are a part, and that part."""
+        first, after = self.starts.searchsorted(start, "right") - 1, self.starts.searchsorted(end)
+        starts = self.starts[first : after + 1].clip(start, end) - start
+        earlier = start - self.starts[first]  # tokens of the first member before the part
+        contexts = [self.contexts[first] + int(earlier), *self.contexts[first + 1 : after]]
+        inputs = self.inputs[first:after] if self.inputs is not None else None
+        return Part(slice(start, end), self.rows[first:after], starts, contexts, inputs)
 
     @property
     def last(self) -> np.ndarray:

@@ -19,8 +19,8 @@ PADDING = MAX_ROWS  # the row that padding reads and writes
 class DeviceTokens:
     """One token a row, at a place that never moves, because a captured graph keeps its address. 8 MiB."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, vocabulary: int) -> None:
+        self._device, self._vocabulary = device, vocabulary
         self._table = torch.zeros(MAX_ROWS + 1, dtype=torch.int64, device=device)
 
     def put(self, rows: Tensor, tokens: Tensor) -> None:
@@ -28,8 +28,12 @@ class DeviceTokens:
         self._table.index_copy_(0, rows, tokens)
 
     def find(self, rows: Tensor, given: Tensor) -> Tensor:
-        """rows, given [n] int64 on the device -> the tokens [n]: those that are given, and the last ones where HERE."""
-        return torch.where(given == HERE, self._table.index_select(0, rows), given)
+        """rows, given [n] int64 on the device -> the tokens [n]: those that are given, and the last ones where HERE.
+
+        All are in the vocabulary: a receive that was aborted leaves anything, and an index outside of a table would end
+        the process's use of its device.
+        """
+        return torch.where(given == HERE, self._table.index_select(0, rows), given).clamp_(0, self._vocabulary - 1)
 
     def learn(self, rows: np.ndarray, tokens: Tensor, which: np.ndarray) -> None:
         """Tokens [B] of `rows` [B] that have come from another rank. `which` [B]: those that still count."""

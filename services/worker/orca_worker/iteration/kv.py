@@ -67,6 +67,11 @@ class KVManager:
         self._capacity = np.zeros(64, np.int64)  # [row]: tokens that its blocks hold
         self._owners: dict[int, int] = {}  # block -> how many rows have it
 
+    @property
+    def heads(self) -> int:
+        """Heads of keys and values on this rank."""
+        return self._shape.heads if self._shape is not None else 0
+
     def release(self) -> None:
         """Frees the memory and forgets all rows."""
         self.n_blocks = 0

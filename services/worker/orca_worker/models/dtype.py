@@ -44,7 +44,7 @@ def kernels_are_used(compute: Compute) -> bool:
     from orca_kernels.cpu.build import CannotBuild
     from orca_kernels.cpu.library import library
 
-    if compute.kernels == "torch":
+    if compute.kernels in ("torch", "device-loop"):
         return False
     try:
         library()

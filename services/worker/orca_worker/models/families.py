@@ -1,7 +1,12 @@
 """The families of models, by `model_type` of their config.json. A new family is one folder, and one line here.
 
-gpt2         GPT-2
-orca_timed   no model: it waits, for experiments with the control plane; a single rank needs no torch
+gpt2                           GPT-2
+gpt_neox                       GPT-NeoX, Pythia
+gptj                           GPT-J
+llama, mistral, qwen2, qwen3   the Llama shape
+t5                             T5, T5 v1.1, Flan-T5
+marian                         Marian, the original Transformer
+orca_timed                     no model: it waits, for experiments with the control plane, and needs no torch
 """
 
 from __future__ import annotations
@@ -14,14 +19,22 @@ from orca_common.errors import FailedPrecondition
 
 from ..iteration.model import Compute, Family, Loading, Model
 from ..partition import Place, RankShare
-from .gpt2.family import GPT2Family
+from . import gpt2, gptj, llama, marian, neox, t5
 from .timed.family import TimedFamily
 
 if TYPE_CHECKING:
     import torch
 
 FAMILIES: dict[str, Family] = {
-    "gpt2": GPT2Family(),
+    "gpt2": gpt2.FAMILY,
+    "gpt_neox": neox.FAMILY,
+    "gptj": gptj.FAMILY,
+    "llama": llama.FAMILY,
+    "mistral": llama.FAMILY,
+    "qwen2": llama.FAMILY,
+    "qwen3": llama.FAMILY,
+    "t5": t5.FAMILY,
+    "marian": marian.FAMILY,
     "orca_timed": TimedFamily(),
 }
 

@@ -14,6 +14,7 @@ its bytes.
 
 import hashlib
 import os
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,8 @@ from orca_common.errors import FailedPrecondition
 
 # Bounds of what a stranger's file may make a rank read. Headers of published models are below 2 MB.
 HEADER_BYTES, MAX_SHARDS = 16 << 20, 1024
+
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 READ_BYTES = 32 << 20  # of a checkpoint's tensors, where they are no more than 8,192
 LEAST_BYTES, CHUNK_BYTES = 4 << 10, 64 << 10  # of a tensor; that lie together
@@ -40,6 +43,17 @@ def weight_files(folder: Path) -> list[Path]:
     if index.exists() and not single.exists():
         return [folder / name for name in shard_names(index)]
     return [single]
+
+
+def missing(folder: Path, name: str) -> FailedPrecondition:
+    """Says that a file of the weights is not there and, for a checkpoint of pickles alone, how to convert it."""
+    for pickled in PICKLED:
+        if (folder / pickled).exists():
+            load = f"from transformers import AutoModelForCausalLM as M; M.from_pretrained({str(folder)!r})"
+            command = shlex.join(["python", "-c", f"{load}.save_pretrained({str(folder)!r})"])
+            why = f"{folder} has its weights in {pickled}, a pickle, which may run any code"
+            return FailedPrecondition(f"model: {why}; this writes them as safetensors: {command}")
+    return FailedPrecondition(f"model: {folder} lacks weights in safetensors ({name})")
 
 
 def shard_names(index: Path) -> list[str]:

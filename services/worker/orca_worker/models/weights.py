@@ -17,7 +17,8 @@ from orca_common.errors import FailedPrecondition
 
 from ..iteration.model import Loading
 from ..partition import Slice
-from .weight_files import broken, header_of, weight_files
+from .recording import Head, Matrix
+from .weight_files import broken, header_of, missing, weight_files
 
 KEYS = "dtype", "shape", "data_offsets"
 MAX_AXES = 8  # of a stranger's tensor
@@ -36,6 +37,25 @@ class WeightSource(Protocol):
         tensor = self.find(name)
         assert tensor is not None, name
         return tensor
+
+    def matrix(self, matrix: Matrix) -> Tensor:
+        """The weights [out, in] of a linear operation."""
+        parts = [self.get(part.name) for part in matrix.weights]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1 if matrix.transposed else 0)
+        return whole.t() if matrix.transposed else whole
+
+    def bias(self, matrix: Matrix) -> Tensor | None:
+        """Its bias [out]."""
+        parts = [self.get(part.name) for part in matrix.biases]
+        return torch.cat(parts) if parts else None
+
+    def head_bias(self, head: Head) -> Tensor | None:
+        """A head's [V of this rank]."""
+        bias = self.get(head.bias.name).flatten() if head.bias is not None else None
+        if head.never:
+            bias = torch.zeros(head.table.size[0]) if bias is None else bias.clone()
+            bias[list(head.never)] = -torch.inf
+        return bias
 
 
 class Entry(NamedTuple):
@@ -102,7 +122,7 @@ class Weights(WeightSource):
             try:
                 self._entries |= read_header(file)
             except FileNotFoundError:
-                raise FailedPrecondition(f"model: {folder} lacks weights in safetensors ({file.name})") from None
+                raise missing(folder, file.name) from None
         self._check_memory()
 
         found = ((self._entry(name), part) for name, part in slices.items())

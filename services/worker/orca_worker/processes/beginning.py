@@ -17,9 +17,14 @@ ENVIRONMENT = {
     # A TCPStore looks up the name of each address that connects, for its log. When the name server's answer is lost, a
     # formation waits for the resolver's timeout: 5 s by default, 1 s with this.
     "RES_OPTIONS": "timeout:1 attempts:3",
-    # NCCL's watchdog would end the process when a peer is lost, but a survivor must keep its weights. (Not run: no GPU
-    # was at hand.)
+    # NCCL's watchdog would end the process when a peer is lost, and its heartbeat monitor when an abort takes long, but
+    # a survivor must keep its weights. Nor does either collect for a minute what other ranks did. (Not run: no GPU was
+    # at hand.)
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+    "TORCH_FR_BUFFER_SIZE": "0",
     # numpy's OpenBLAS starts its threads when it is loaded, and a process that forks must have one thread. Nothing here
     # multiplies with numpy.
     "OPENBLAS_NUM_THREADS": "1",

@@ -62,7 +62,7 @@ class Masks:
 
     def begin(self, batch: Batch) -> None:
         """Starts on the masks of a batch's next tokens."""
-        ends = batch.ends[batch.sampled]
+        ends = batch.draws + batch.requests["prompt"]  # as `adjust` has them
         for n, one in batch.adjusted.items():
             if one.asked.grammar:
                 if one.answer is None:

@@ -91,7 +91,7 @@ class WeightsChanged(Exception):
 
 
 class Stage:
-    """Forms and runs iterations. Only the GPU thread calls it, except for `rows.held`, `samples` and `loading`.
+    """Forms and runs iterations. Only the GPU thread calls it, but for `rows.held`, `samples`, `loaded` and `loading`.
 
     `weights` is the fingerprint of those that it reads. `max_slots` bounds the slots that are offered. `load` makes the
     model's slice of a place, of weights without a fingerprint; without it the checkpoint is read.
@@ -120,6 +120,11 @@ class Stage:
         self._unread: deque[Unread] = deque()
         self.rows = Rows()
         self._masks: Masks | None = None  # from the first request on that asks for a form
+
+    @property
+    def loaded(self) -> bool:
+        """Whether this rank has its weights. Any thread may ask."""
+        return self._model is not None
 
     @property
     def samples(self) -> bool:

@@ -66,6 +66,7 @@ OUR_NAMES: Mapping[str, str] = {
     "max_new_tokens": "max_tokens",
     "top_logprobs": "logprobs",
     "json_schema": SCHEMA,
+    "prompt_logprobs": "echo",  # with logprobs
 }
 
 

@@ -1,8 +1,7 @@
-"""GPT-2.
+"""GPT-2: its config.json (`configuration.py`), and what it computes (`layers.py`)."""
 
-configuration.py   its config.json
-slices.py          which part of each tensor a rank holds
-layers.py          embedding, Transformer layer, head
-model.py           the layers of one stage
-family.py          what the rest of a rank asks of the family
-"""
+from ..recorded import RecordedFamily
+from .configuration import GPT2Config
+from .layers import record
+
+FAMILY = RecordedFamily(GPT2Config.read, record, prefix="transformer.")

@@ -2,27 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from orca_common.bounded_file import shown
 from orca_common.checkpoint import Checkpoint
-from orca_common.errors import FailedPrecondition
 
-MAX_LAYERS, MAX_WIDTH = 4096, 1 << 17  # above those of any published model
-
-# Hugging Face's names of activations -> our names of the functions
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "tanh_gelu",
-    "gelu_fast": "tanh_gelu",
-    "gelu_accurate": "tanh_gelu",
-    "gelu_pytorch_tanh": "tanh_gelu",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-    "tanh": "tanh",
-}
+from ..fields import ACTIVATIONS, MAX_LAYERS, MAX_WIDTH, Fields
 
 
 @dataclass(frozen=True)
@@ -48,43 +31,24 @@ class GPT2Config:
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> "GPT2Config":
         """Raises FailedPrecondition with a sentence when the file asks for something that is not supported."""
-        given = checkpoint.config
-
-        def refuse(problem: str) -> FailedPrecondition:
-            return FailedPrecondition(f"model: config.json of {checkpoint.name} {problem}")
-
-        def positive(name: str, default: int, most: int) -> int:
-            value: Any = given.get(name, default)
-            if type(value) is not int or not 1 <= value <= most:
-                raise refuse(f"gives {name} {shown(value)}, not a number from 1 to {most}")
-            return value
-
-        hidden, heads = positive("n_embd", 768, MAX_WIDTH), positive("n_head", 12, MAX_WIDTH)
-        activation, epsilon = given.get("activation_function", "gelu_new"), given.get("layer_norm_epsilon", 1e-5)
-        if not isinstance(activation, str) or activation not in ACTIVATIONS:
-            raise refuse(f"asks for the activation {shown(activation)}; GPT-2 here has {', '.join(ACTIVATIONS)}")
-        if type(epsilon) not in (int, float) or not 0 <= epsilon < 1:
-            raise refuse(f"gives layer_norm_epsilon {shown(epsilon)}, not a number from 0 to 1")
+        fields = Fields(checkpoint, "GPT-2")
+        hidden, heads = fields.whole("n_embd", 768), fields.whole("n_head", 12)
         if hidden % heads:
-            raise refuse(f"cuts a hidden size of {hidden} in {heads} heads")
-        if given.get("add_cross_attention"):
-            raise refuse("asks for cross attention, which GPT-2 here does not have")
-        if given.get("pruned_heads"):
-            raise refuse("asks for pruned heads, which GPT-2 here does not have")
-        if given.get("quantization_config"):
-            raise refuse("asks for quantized weights, which GPT-2 here does not read")
+            raise fields.refuse(f"cuts a hidden size of {hidden} in {heads} heads")
+        fields.refuse_given("add_cross_attention", "cross attention")
+        fields.refuse_given("pruned_heads", "pruned heads")
         return cls(
             vocab_size=checkpoint.vocab_size,
             positions=checkpoint.max_positions,
             hidden=hidden,
-            layers=positive("n_layer", 12, MAX_LAYERS),
+            layers=fields.whole("n_layer", 12, MAX_LAYERS),
             heads=heads,
-            inner=positive("n_inner", 4 * hidden, 4 * MAX_WIDTH) if given.get("n_inner") is not None else 4 * hidden,
-            epsilon=float(epsilon),
-            activation=ACTIVATIONS[activation],
-            tied=bool(given.get("tie_word_embeddings", True)),
-            scale_attention=bool(given.get("scale_attn_weights", True)),
-            scale_by_layer=bool(given.get("scale_attn_by_inverse_layer_idx", False)),
+            inner=fields.whole("n_inner", 4 * hidden, 4 * MAX_WIDTH),
+            epsilon=fields.number("layer_norm_epsilon", 1e-5),
+            activation=fields.activation("activation_function", "gelu_new"),
+            tied=fields.flag("tie_word_embeddings", True),
+            scale_attention=fields.flag("scale_attn_weights", True),
+            scale_by_layer=fields.flag("scale_attn_by_inverse_layer_idx", False),
         )
 
     def checkpoint(self, name: str) -> Checkpoint:

@@ -1,126 +1,36 @@
-"""The parts of GPT-2, each as the slice of one rank: embedding, Transformer layer, head.
+"""GPT-2: LayerNorm before each part, learned positions. Its files keep linear operations as [in, out]."""
 
-Shapes: T tokens of all B requests of the batch, H hidden size, heads x D = H, V vocabulary. A rank has its share of the
-heads, of the inner size and of the vocabulary (slices.py). Hidden states are whole on every rank.
-"""
-
-from collections.abc import Callable
-from functools import partial
-
-import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional
-
-from orca_kernels.reference import SplitAttention
-from orca_kernels.transfer import to_device
+from __future__ import annotations
 
 from ...partition import Place
-from ..weights import WeightSource
+from ..recording import Recording, columns
 from .configuration import GPT2Config
 
-Activation = Callable[[Tensor], Tensor]
-AllReduce = Callable[[Tensor], Tensor]
 
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu": functional.gelu,
-    "tanh_gelu": partial(functional.gelu, approximate="tanh"),
-    "relu": functional.relu,
-    "silu": functional.silu,
-    "tanh": torch.tanh,
-}
+def record(config: GPT2Config, place: Place) -> Recording:
+    """The stage of a place. Raises FailedPrecondition when the model cannot be cut so."""
+    r = Recording(place, config.hidden, config.vocab_size, config.positions)
+    hidden, size = config.hidden, config.head_size
+    heads, _ = r.share_of_heads(config.heads, config.heads)
+    inner = r.share_of_inner(config.inner)
+    attended, of_qkv = columns(heads, size), [columns(heads, size, part * hidden) for part in range(3)]
+    qkv = r.rows(3 * len(attended))
+    normed, out, middle = r.operand(hidden), r.operand(len(attended)), r.operand(len(inner))
 
-
-class Linear:
-    """A slice of a linear operation, of its columns (outputs) or of its rows (inputs).
-
-    With rows, the ranks' results must be summed, so only one rank has the bias; on the others it is None.
-    """
-
-    def __init__(self, weights: WeightSource, name: str) -> None:
-        self.weight = weights.get(name + ".weight").t().contiguous()  # [out, in]; GPT-2 keeps [in, out]
-        self.bias = weights.find(name + ".bias")  # [out]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
-
-
-class LayerNorm:
-    """Layer normalization of whole hidden states."""
-
-    def __init__(self, weights: WeightSource, name: str, epsilon: float) -> None:
-        self.weight, self.bias, self.epsilon = weights.get(name + ".weight"), weights.get(name + ".bias"), epsilon
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
-
-
-class Embedding:
-    """Token and position embeddings. Each rank looks up what it holds; the sum over the ranks is the hidden states."""
-
-    def __init__(self, config: GPT2Config, place: Place, weights: WeightSource) -> None:
-        self.vocabulary = place.tensor_share(config.vocab_size)
-        self.is_whole = len(self.vocabulary) == config.vocab_size
-        self.tokens = weights.get("wte.weight")  # [V of this rank, H]
-        self.positions = weights.find("wpe.weight")  # [positions, H], or None
-
-    def __call__(self, ids: Tensor, positions: Tensor, all_reduce: AllReduce) -> Tensor:
-        """ids, positions [T], on the device -> [T, H]."""
-        if self.is_whole:
-            x = functional.embedding(ids, self.tokens)
-        else:
-            ids = ids - self.vocabulary.start
-            elsewhere = (ids < 0) | (ids >= len(self.vocabulary))
-            x = functional.embedding(ids.masked_fill(elsewhere, 0), self.tokens)
-            x.masked_fill_(elsewhere[:, None], 0)
-        if self.positions is not None:
-            x = x + functional.embedding(positions, self.positions)
-        return all_reduce(x)
-
-
-class Layer:
-    """One Transformer layer."""
-
-    def __init__(self, config: GPT2Config, place: Place, index: int, weights: WeightSource) -> None:
-        self.heads = config.heads // place.tensor_parallel
-        self.scale = config.head_size**-0.5 if config.scale_attention else 1.0
-        if config.scale_by_layer:
-            self.scale /= index + 1
+    if place.is_first:
+        r.embed("wte.weight", positions=("wpe.weight", config.positions))
+    for index in place.layers(config.layers):
         name = f"h.{index}."
-        self.norm_1 = LayerNorm(weights, name + "ln_1", config.epsilon)
-        self.qkv = Linear(weights, name + "attn.c_attn")
-        self.merge = Linear(weights, name + "attn.c_proj")
-        self.norm_2 = LayerNorm(weights, name + "ln_2", config.epsilon)
-        self.up = Linear(weights, name + "mlp.c_fc")
-        self.down = Linear(weights, name + "mlp.c_proj")
-        self.activation = ACTIVATIONS[config.activation]
-
-    def __call__(
-        self, x: Tensor, attention: SplitAttention, keys: Tensor, values: Tensor, all_reduce: AllReduce
-    ) -> Tensor:
-        """x [T, H], keys and values [n_blocks, heads, block_size, D] -> [T, H]."""
-        q, k, v = self.qkv(self.norm_1(x)).view(len(x), 3, self.heads, -1).unbind(1)  # each [T, heads, D]
-        attention.write(k, v, keys, values)
-        x = x + all_reduce(self.merge(attention(q, keys, values, self.scale).flatten(1)))
-        return x + all_reduce(self.down(self.activation(self.up(self.norm_2(x)))))
-
-
-class Head:
-    """The end of the last stage: final norm, and logits."""
-
-    def __init__(
-        self, config: GPT2Config, weights: WeightSource, embedding: Tensor | None, device: torch.device
-    ) -> None:
-        self.device = device
-        self.norm = LayerNorm(weights, "ln_f", config.epsilon)
-        tied = embedding if embedding is not None else weights.find("wte.weight")
-        self.weight = tied if config.tied and tied is not None else weights.get("lm_head.weight")  # [V of this rank, H]
-
-    def __call__(self, x: Tensor, at: np.ndarray) -> Tensor:
-        """Hidden states x [T, H], flat indexes at [n] -> logits [n, V of this rank] of the tokens that follow them."""
-        return functional.linear(self.norm(x[to_device(torch.from_numpy(at), self.device)]), self.weight)
-
-
-def hidden_states(x: Tensor) -> Tensor:
-    """The end of an earlier stage: the hidden states x [T, H], in the type that they are sent in."""
-    return x.float() if x.device.type == "cpu" else x
+        scale = (size**-0.5 if config.scale_attention else 1.0) / (index + 1 if config.scale_by_layer else 1)
+        r.normalize(normed, r.norm(name + "ln_1", hidden, config.epsilon))
+        r.linear(normed, r.matrix(name + "attn.c_attn", 3 * hidden, hidden, outs=of_qkv, transposed=True), qkv)
+        r.attend(qkv, r.attention(len(heads), len(heads), size, scale), out)
+        r.residual((out, r.matrix(name + "attn.c_proj", hidden, hidden, ins=[attended], transposed=True)))
+        r.normalize(normed, r.norm(name + "ln_2", hidden, config.epsilon))
+        up = r.matrix(name + "mlp.c_fc", config.inner, hidden, outs=[inner], transposed=True)
+        r.linear(normed, up, middle, config.activation)
+        r.residual((middle, r.matrix(name + "mlp.c_proj", hidden, config.inner, ins=[inner], transposed=True)))
+    if place.is_last:
+        r.normalize(normed, r.norm("ln_f", hidden, config.epsilon), of_head=True)
+        r.head(normed, "wte.weight" if config.tied else "lm_head.weight")
+    return r

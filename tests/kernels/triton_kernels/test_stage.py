@@ -1,43 +1,51 @@
-"""GPT-2 with the kernels against GPT-2 in plain torch: the same weights, the same batches."""
+"""A recorded stage with the kernels against the same in plain torch: the same weights, the same batches."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from checkpoints import SHAPES, make_shape
 from kernels.device_sampled import sampled_on_device
-from kernels.triton_device import DEVICE
+from kernels.triton_device import DEVICE, INTERPRETED
 from torch import Tensor
 from worker.driver import Sampled, TinyEngine
+from worker.logits import InTransformers, seen_by
+from worker.test_families import requests_for
 
+from orca_common.checkpoint import read_checkpoint
+from orca_kernels.triton.sampling import sample as sample_kernel
 from orca_lab.shapes import Shape, gpt
 from orca_lab.shards import INCREMENT, INITIATION, Case, formed
 from orca_worker.data_plane.plane import DataPlane
-from orca_worker.device.model import Inputs, host_plan
+from orca_worker.device.model import DeviceModel, Inputs, host_plan
 from orca_worker.iteration.batch import Batch
 from orca_worker.iteration.kv import KVManager
 from orca_worker.iteration.model import Compute
 from orca_worker.iteration.rows import ROW
-from orca_worker.models.gpt2.cuda import FusedGPT2
-from orca_worker.models.gpt2.model import GPT2
-from orca_worker.partition import Place
+from orca_worker.models.cuda import FusedStage, TritonKernels
+from orca_worker.models.plain import TorchStage
+from orca_worker.partition import SINGLE, Place
 from orca_worker.sampling.sampling import EndOfModel, HiddenModel, SamplingModel, sample
+from orca_worker.stage.stage import Stage
 
 TINY = Shape("tiny", gpt(2, 36, 4, positions=96, vocab_size=211), 1, 1)
 PLAIN = Compute(kernels="torch")  # on a GPU too
 
 
-class Both(GPT2):
+class Both(TorchStage):
     """Runs an iteration in both ways and compares. Keys and values are those of the kernels' way."""
 
-    def __init__(self, model: GPT2) -> None:
+    def __init__(self, model: TorchStage) -> None:
         self.__dict__ = model.__dict__
-        self.fused = FusedGPT2(model)
+        self.fused = FusedStage(model, TritonKernels)
         self.mixed = self.iterations = 0
 
     def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | EndOfModel:
         plain = super().forward(batch, kv, plane, x)
-        plan = host_plan(batch, kv, group=1)
+        plan = host_plan(batch, kv, group=self.recording.group)
         inputs = Inputs(plan.bounds, DEVICE).load(batch, plan, np.zeros(len(batch)))
-        fused = self.fused.forward(inputs, inputs.given, kv, plane, x)
+        fused = self.fused.forward(inputs.plan, inputs.given, kv, plane, x)
         self.iterations += 1
         self.mixed += 1 < len(batch) < len(batch.token_ids)
         if isinstance(plain, Tensor) or isinstance(fused, Tensor):
@@ -58,7 +66,7 @@ def test_logits_and_hidden_states(place: Place) -> None:
         held = stage._model
         assert isinstance(held, SamplingModel | HiddenModel)
         model = held.model
-        assert isinstance(model, GPT2)
+        assert isinstance(model, TorchStage)
         both = held.model = Both(model)
         if place.is_last:
             TinyEngine(stage, 960, 16, seed=1).run([Sampled([5 + n] * (1 + 8 * n), 3) for n in range(3)])
@@ -67,6 +75,36 @@ def test_logits_and_hidden_states(place: Place) -> None:
             for case in (Case(INITIATION, 2, 20), Case(INCREMENT, 2, 20)):
                 stage.run(case.message(TINY.config.vocab_size))
         assert both.iterations > 1
+
+
+FEW = (  # of each family, for the interpreter, which is slow
+    "llama, tied, biases, 1 K/V head, large heads",
+    "llama, YaRN with its numbers",
+    "mistral, a window",
+    "qwen2, a window in the upper layer",
+    "qwen3, windows of some layers",
+    "neox",
+    "gptj",
+)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of the interpreter's sigmoid, which is 0 then
+@pytest.mark.parametrize("shape", FEW if INTERPRETED else SHAPES)
+def test_logits_of_other_families_are_near_float64(tmp_path: Path, shape: str) -> None:
+    """In the batches of tests/worker/test_families.py, which runs the same on a CPU."""
+    folder = make_shape(tmp_path, shape)
+    oracle = InTransformers(folder, torch.float64)
+    stage = Stage(read_checkpoint(folder), "float32", DEVICE, 400, PLAIN)
+    stage.form(16)
+    held = stage._model
+    assert isinstance(held, SamplingModel)
+    assert isinstance(held.model, TorchStage)
+    stage._model = DeviceModel(FusedStage(held.model, TritonKernels), SINGLE, None, sample_kernel)
+    stage.allocate(400, 16)
+    requests = [Sampled(one.prompt, 3, {"logprobs": True}) for one in requests_for(211, 3, seed=3)]
+    for tokens, logits in seen_by(stage, requests):
+        assert (logits - oracle.logits(tokens)).abs().max() < 2e-4  # logits are about 4, and up to 13
+    assert all(len(request.made) == 3 for request in requests)
 
 
 def test_sampling_of_a_mixed_batch() -> None:

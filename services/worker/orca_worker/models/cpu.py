@@ -1,0 +1,400 @@
+"""A recorded stage on a CPU, as a program of the compiled kernels.
+
+Every kernel computes a row by the same operations in the same order, whatever else is in the batch. So a request's
+logits are the same bits alone, in any batch, as increments or as an initiation after a recovery, in one piece or
+several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orca_common.errors import FailedPrecondition
+from orca_kernels.cpu import program as kernels
+from orca_kernels.cpu.library import BatchPointers
+from orca_kernels.cpu.program import Operand, Packed, Program, Rows
+
+from ..data_plane.plane import DataPlane
+from ..iteration.batch import Batch
+from ..iteration.kv import KVManager, KVShape
+from ..iteration.model import Compute, Output
+from ..partition import Slice
+from ..sampling.sampling import not_finite, sample
+from ..sampling.scoring import PIECE as SCORED_PIECE
+from ..sampling.scoring import PromptScores
+from .parts import parts
+from .positions import Sinusoids
+from .recording import (
+    Attend,
+    Attention,
+    Buffer,
+    Copy,
+    Embed,
+    Gated,
+    Head,
+    Linear,
+    Matrix,
+    Norm,
+    Normalize,
+    Operation,
+    Recording,
+    Residual,
+    WriteKV,
+)
+from .rotary import Rotary
+from .weights import WeightSource
+
+# Tokens that run through the layers at once. It bounds the memory of activations, and keeps them in the level-2 cache
+# while each weight is read once a piece.
+PIECE = 512
+
+NOTHING = np.zeros(0, np.int64)
+
+
+class Section(NamedTuple):
+    """Steps [first, last) of the program, and the rows to sum over the tensor ranks after them."""
+
+    first: int
+    last: int
+    sums: Rows | None
+
+
+class StageOnCPU:
+    """`Model` of one stage. Raises FailedPrecondition when the machine does not run the kernels that are asked for."""
+
+    tokens = None
+
+    def __init__(self, recording: Recording, weights: WeightSource, dtype: torch.dtype, compute: Compute):
+        self.recording, self.place, self.dtype = recording, recording.place, dtype
+        self.vocabulary_shares = recording.vocabulary_shares
+        if recording.group > kernels.MAX_GROUP:
+            shared = f"{recording.group} query heads share a key/value head; {kernels.MAX_GROUP} can"
+            raise FailedPrecondition(f"model: {shared} in the compiled kernels; kernels torch runs it")
+        try:
+            self.program = Program(dtype, compute.threads, compute.kernels)
+        except ValueError as error:
+            raise FailedPrecondition(str(error)) from None
+        self._sections: list[Section] = []
+        self._encoder_sections: list[Section] = []
+        self._translate(weights)
+
+    @property
+    def kernels(self) -> str:
+        threads = self.program.threads
+        return f"{self.program.instruction_set}, {threads} thread{'s' * (threads > 1)}"
+
+    @property
+    def kv_shape(self) -> KVShape:
+        of = self.recording
+        return KVShape(of.layers, of.kv_heads, of.head_size, self.dtype, torch.device("cpu"))
+
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
+        return ((tokens, self.recording.hidden), torch.float32) if not self.place.is_first else None
+
+    def prepare(self, kv: KVManager) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+    # Translation
+
+    def _translate(self, weights: WeightSource) -> None:
+        program = self.program
+        of_buffer: dict[Buffer, Any] = {  # Rows or Operand, as the recording says
+            buffer: program.operand(buffer.width) if buffer.is_operand else program.rows(buffer.width)
+            for buffer in self.recording.buffers
+        }
+        self._x: Rows = of_buffer[self.recording.states]
+        self._sum = program.rows(self.recording.hidden)
+        load = Load(program, weights, self.dtype)
+        if self.recording.encoder:
+            self._record(self.recording.encoder, load, of_buffer)
+            self._encoder_sections, self._sections = self._sections, []
+        self._record(self.recording.operations, load, of_buffer)
+
+    def _record(self, operations: Sequence[Operation], load: Load, of_buffer: Mapping[Buffer, Any]) -> None:
+        program = self.program
+        self._section_start = program.length
+        for operation in operations:
+            match operation:
+                case Embed(table, first_token, scale, positions):
+                    program.embed(self._x, load.table(table), first_token, load.positions(positions), scale)
+                    self._all_reduce(self._x)
+                case Normalize(out, norm, of_head, in_place):
+                    program.normalize(self._x, load.norm(norm), of_buffer[out], of_head, in_place)
+                case Copy(out):
+                    program.copy(self._x, self.recording.hidden, of_buffer[out])
+                case Linear(x, matrix, out, None):
+                    program.linear(of_buffer[x], load.matrix(matrix), of_buffer[out])
+                case Linear(x, matrix, out, str(activation)):
+                    program.linear_act(of_buffer[x], load.matrix(matrix), of_buffer[out], activation)
+                case Gated(x, gate, up, out, activation):
+                    program.linear_gated(of_buffer[x], load.gated(gate, up), of_buffer[out], activation)
+                case WriteKV(kv, attention):
+                    program.write_kv(of_buffer[kv], load.attention(attention)._replace(group=0))
+                case Attend(qkv, attention, out, writes):
+                    a = load.attention(attention)
+                    if writes:
+                        program.write_kv(of_buffer[qkv], a)
+                    program.attend(of_buffer[qkv], a, of_buffer[out])
+                case Residual(terms):
+                    self._residual([(of_buffer[x], load.matrix(matrix)) for x, matrix in terms])
+                case Head(x):
+                    program.head(of_buffer[x], load.head(operation))
+        self._close_section(None)
+
+    def _residual(self, terms: list[tuple[Operand, Packed]]) -> None:
+        """The hidden states += all x W, summed over the tensor ranks."""
+        if self.place.tensor_parallel == 1:
+            for x, weights in terms:
+                self.program.linear_add(x, weights, self._x)
+            return
+        for i, (x, weights) in enumerate(terms):
+            (self.program.linear_add if i else self.program.linear)(x, weights, self._sum)
+        self._all_reduce(self._sum)
+        self.program.add(self._x, self._sum)
+
+    def _all_reduce(self, x: Rows) -> None:
+        if self.place.tensor_parallel > 1:
+            self._close_section(x)
+
+    def _close_section(self, sums: Rows | None) -> None:
+        self._sections.append(Section(self._section_start, self.program.length, sums))
+        self._section_start = self.program.length
+
+    # Running
+
+    def run(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Output:
+        needs_logits = np.count_nonzero(batch.requests["likeliest"]) < len(batch.sampled)
+        results = Results(len(batch.sampled), self.vocabulary_shares[self.place.tensor_rank] if needs_logits else 0)
+        states = None if self.place.is_last else torch.empty(len(batch.token_ids), self.recording.hidden)
+        prompts = PromptScores(batch) if batch.scored and self.place.is_last else None
+        length = SCORED_PIECE if prompts is not None and len(prompts.places) else PIECE
+        flat = self._encode(batch, kv, plane) if self._encoder_sections else batch
+        for start in range(0, len(flat.token_ids), length):
+            end = min(start + length, len(flat.token_ids))
+            if prompts is not None:
+                self._run_scored(flat, kv, plane, x, start, end, results, prompts)
+            else:
+                self._run_piece(flat, kv, plane, x, start, end, results)
+            if states is not None:
+                states[start:end] = torch.from_numpy(self.program.view(self._x, end - start, self.recording.hidden))
+        if states is not None:
+            return Output([], [], states)
+        output = self._sample(batch, plane, results) if len(batch.sampled) else Output([], [])
+        return output if prompts is None else output._replace(prompts=prompts.packed())
+
+    def _encode(self, batch: Batch, kv: KVManager, plane: DataPlane) -> Batch:
+        """Runs the encoder, in pieces of whole requests: all their tokens see each other. -> the decoder's batch."""
+        encoder, decoder = parts(batch, kv, self.recording.start_token)
+        first, starts = 0, encoder.starts
+        while first < len(encoder):
+            after = max(first + 1, int(starts.searchsorted(starts[first] + PIECE, "right")) - 1)
+            begin, end, sections = int(starts[first]), int(starts[after]), self._encoder_sections
+            self._run_tokens(encoder, kv, plane, None, begin, end, NOTHING, Results(0, 0), sections)
+            first = after
+        return decoder
+
+    def _run_scored(
+        self,
+        batch: Batch,
+        kv: KVManager,
+        plane: DataPlane,
+        x: Tensor | None,
+        start: int,
+        end: int,
+        results: Results,
+        prompts: PromptScores,
+    ) -> None:
+        """Runs tokens [start, end) with the logits of the prompts' places among them, and scores those."""
+        part = prompts.between(start, end)
+        first, last = ending(batch, start, end)
+        ends = batch.last[first:last]
+        at = np.union1d(prompts.places[part], ends)  # flat indexes
+        of_piece = Results(len(at), self.vocabulary_shares[self.place.tensor_rank])
+        self._run_tokens(batch, kv, plane, x, start, end, at - start, of_piece)
+        results.take(slice(first, last), of_piece, np.searchsorted(at, ends))
+        assert of_piece.logits is not None
+        if part.stop > part.start:
+            of_places = torch.from_numpy(of_piece.logits[np.searchsorted(at, prompts.places[part])])
+            logits = plane.gather(of_places, self.vocabulary_shares)
+            if logits is not None:
+                prompts.add(part, logits)
+
+    def _run_piece(
+        self,
+        batch: Batch,
+        kv: KVManager,
+        plane: DataPlane,
+        x: Tensor | None,
+        start: int,
+        end: int,
+        results: Results,
+    ) -> None:
+        """Runs tokens [start, end) of the flat batch, with the logits of the members that sample there."""
+        first, last = ending(batch, start, end) if self.place.is_last else (0, 0)
+        self._run_tokens(batch, kv, plane, x, start, end, batch.last[first:last] - start, results.after(first))
+
+    def _run_tokens(
+        self,
+        batch: Batch,
+        kv: KVManager,
+        plane: DataPlane,
+        x: Tensor | None,
+        start: int,
+        end: int,
+        selection: np.ndarray,
+        results: Results,
+        sections: Sequence[Section] | None = None,
+    ) -> None:
+        """Runs tokens [start, end) of the flat batch; `selection` of them, from `start` on, go into the head."""
+        tokens, hidden = end - start, self.recording.hidden
+        part = batch.between(start, end)
+        blocks = kv.block_table(part.rows, int(batch.ends.max()))
+        given = (
+            batch.token_ids[start:end],
+            batch.positions[start:end],
+            batch.slots[start:end],
+            part.starts,
+            blocks,
+            selection,
+            part.inputs if part.inputs is not None else NOTHING,
+        )
+        numbers = np.concatenate(given, axis=None)  # one array, for each one's address takes a microsecond
+        at = list(accumulate((part.nbytes for part in given), initial=numbers.ctypes.data))
+        keys, values = kv.keys, kv.values
+        logits = results.logits
+        pointers = BatchPointers(
+            tokens=tokens,
+            requests=len(blocks),
+            token_ids=at[0],
+            positions=at[1],
+            slots=at[2],
+            starts=at[3],
+            blocks=at[4],
+            columns=blocks.shape[1],
+            inputs=at[6] if part.inputs is not None else None,
+            selected=len(selection),
+            selection=at[5],
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
+            layer_bytes=keys.stride(0) * keys.itemsize,
+            block_size=kv.block_size,
+            logits=logits.ctypes.data if logits is not None else None,
+            logits_stride=logits.shape[1] if logits is not None else 0,
+            best=results.best.ctypes.data,
+            best_index=results.index.ctypes.data,
+        )
+        if x is not None:
+            self.program.view(self._x, tokens, hidden)[:] = x[start:end].numpy()
+        for section in sections if sections is not None else self._sections:
+            self.program.run(pointers, section.first, section.last)
+            if section.sums is not None:
+                view = self.program.view(section.sums, tokens, hidden)
+                summed = plane.all_reduce(torch.from_numpy(np.ascontiguousarray(view)))
+                view[:] = summed.numpy()
+
+    def _sample(self, batch: Batch, plane: DataPlane, results: Results) -> Output:
+        if results.logits is not None:
+            logits = plane.gather(torch.from_numpy(results.logits), self.vocabulary_shares)
+            return sample(logits, batch.requests, batch.draws, batch.adjusted) if logits is not None else Output([], [])
+        place = self.place
+        largest, index = results.best, results.index
+        if place.tensor_parallel > 1:
+            first = self.recording.tokens.start
+            mine = np.stack([results.best.astype(np.float64), index + first], 1)  # exact in float64
+            of_all = plane.gather(torch.from_numpy(mine), [2] * place.tensor_parallel)
+            if of_all is None:
+                return Output([], [])
+            pairs = of_all.numpy().reshape(len(batch.sampled), place.tensor_parallel, 2)
+            winner = pairs[:, :, 0].argmax(1)  # the first of equals, as on one rank; NaN before all
+            largest, index = pairs[np.arange(len(pairs)), winner].T
+            index = index.astype(np.int64)
+        return Output(index.tolist(), [math.nan] * len(largest), not_finite=not_finite(largest.tolist()))
+
+
+class Load:
+    """Loads weights into a program. A table that is both embedding and head is packed once."""
+
+    def __init__(self, program: Program, weights: WeightSource, dtype: torch.dtype) -> None:
+        self._program, self._weights, self._dtype = program, weights, dtype
+        self._tables: dict[Slice, Packed] = {}
+        self._rotary: dict[Rotary, kernels.Rotary] = {}
+
+    def table(self, part: Slice) -> Packed:
+        if part not in self._tables:
+            self._tables[part] = self._program.pack(self._weights.get(part.name))
+        return self._tables[part]
+
+    def head(self, head: Head) -> Packed:
+        table, bias = self.table(head.table), self._weights.head_bias(head)
+        return table if bias is None else self._program.with_bias(table, bias)
+
+    def matrix(self, matrix: Matrix) -> Packed:
+        return self._program.pack(self._weights.matrix(matrix), self._weights.bias(matrix))
+
+    def gated(self, gate: Matrix, up: Matrix) -> Packed:
+        of = self._weights
+        return self._program.pack_gated(of.matrix(gate), of.bias(gate), of.matrix(up), of.bias(up))
+
+    def norm(self, norm: Norm) -> kernels.Norm:
+        bias = self._weights.get(norm.bias.name) if norm.bias is not None else None
+        weight = self._weights.get(norm.weight.name)
+        return self._program.norm(weight.float() * norm.scale if norm.scale != 1 else weight, bias, norm.epsilon)
+
+    def positions(self, of: Slice | Sinusoids | None) -> Tensor | None:
+        return of.table() if isinstance(of, Sinusoids) else self._weights.get(of.name) if of is not None else None
+
+    def attention(self, a: Attention) -> kernels.Attention:
+        if a.rotary is not None and a.rotary not in self._rotary:
+            self._rotary[a.rotary] = kernels.Rotary(*(table.contiguous() for table in a.rotary.tables()))
+        return kernels.Attention(
+            a.layer,
+            a.kv_heads,
+            a.heads // a.kv_heads,
+            a.head_size,
+            self._dtype,
+            a.scale,
+            a.window,
+            None if a.rotary is None else self._rotary[a.rotary],
+            None if a.query_norm is None else self.norm(a.query_norm),
+            None if a.key_norm is None else self.norm(a.key_norm),
+            a.sees_input,
+            None if a.bias is None else a.bias.by_distance(self._weights.get(a.bias.table.name)),
+        )
+
+
+def ending(batch: Batch, start: int, end: int) -> tuple[int, int]:
+    """[first, last) of those that sample whose last tokens are among [start, end) of the flat batch."""
+    first, last = batch.last.searchsorted((start, end)).tolist()
+    return first, last
+
+
+class Results:
+    """What the head makes of n rows: the largest logit of each, and all V logits where they are asked for."""
+
+    def __init__(self, rows: int, vocabulary: int) -> None:
+        self.best = np.empty(rows, np.float32)
+        self.index = np.empty(rows, np.int32)
+        self.logits = np.empty((rows, vocabulary), np.float32) if vocabulary else None
+
+    def after(self, first: int) -> Results:
+        """The rows from `first` on: the same memory."""
+        rest = Results(0, 0)
+        rest.best, rest.index = self.best[first:], self.index[first:]
+        rest.logits = self.logits[first:] if self.logits is not None else None
+        return rest
+
+    def take(self, rows: slice, other: Results, theirs: np.ndarray) -> None:
+        """Copies the other's rows `theirs` to `rows`."""
+        self.best[rows], self.index[rows] = other.best[theirs], other.index[theirs]
+        if self.logits is not None and other.logits is not None:
+            self.logits[rows] = other.logits[theirs]

@@ -1,0 +1,67 @@
+"""The loop of a GPU on a CPU, with the launch functions in plain torch: `kernels=device-loop`, for tests.
+
+Static inputs, padded buckets, the token table and tokens that come later are those of a GPU (`device/model.py`). So
+whole stacks can run them, and be killed, where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orca_kernels.reference import SplitAttention
+from orca_kernels.triton.plan import Plan
+
+from ..device.graphs import CalledAgain
+from ..device.model import DeviceModel
+from ..iteration.kv import KVManager
+from ..sampling.host_draw import draw_rows
+from ..sampling.sampling import uniform
+from ..sampling.scoring import log_totals
+from .cuda import FusedStage
+from .plain import LoadedAttention, PlainKernels, TorchStage
+
+
+def on_cpu(stage: TorchStage) -> DeviceModel:
+    """The `Model` of a stage. A graph is the same call once more."""
+    return DeviceModel(FusedStage(stage, PlanKernels), stage.recording.place, CalledAgain(), sample)
+
+
+class PlanKernels(PlainKernels):
+    """`Kernels` in plain torch for a plan. Tokens that pad it stand behind the others, and are zeros."""
+
+    def __init__(self, plan: Plan, kv: KVManager) -> None:
+        real = int((plan.slots >= 0).sum())
+        tiles = plan.tiles[plan.tiles[:, 2] > 0].tolist()
+        shift_of = {request: shift for request, _, _, shift in tiles}
+        rows = {request: sum(rows for other, _, rows, _ in tiles if other == request) for request in sorted(shift_of)}
+        group = sum(rows.values()) // max(real, 1)
+        lengths = [n // group for n in rows.values()]
+        starts = np.cumsum([0, *lengths[:-1]]).tolist() if lengths else []
+        contexts = [shift_of[request] + start for request, start in zip(rows, starts, strict=True)]
+        split = SplitAttention(
+            plan.table.long(), lengths, contexts, plan.slots[:real].long(), heads=kv.heads, block_size=kv.block_size
+        )
+        super().__init__(split, kv, plan.positions[:real].long())
+        self._real = real
+
+    def attend(self, qkv: Tensor, a: LoadedAttention) -> Tensor:
+        out = qkv.new_zeros(len(qkv), a.of.heads * a.of.head_size)
+        if self._real:
+            out[: self._real] = super().attend(qkv[: self._real], a)
+        return out
+
+
+def sample(logits: Tensor, temperatures: Tensor, seeds: Tensor, indexes: Tensor) -> tuple[Tensor, Tensor]:
+    """As `orca_kernels.triton.sampling.sample`, by the draw of the host."""
+    largest, tokens = logits.max(-1)
+    drawn = np.flatnonzero((temperatures > 0).numpy())
+    if len(drawn):
+        nothing = np.zeros(len(drawn))
+        u = uniform(seeds.numpy()[drawn].view(np.uint64), indexes.numpy()[drawn])
+        of_drawn = draw_rows(logits[drawn], temperatures.numpy()[drawn], nothing.astype(np.int64), nothing, nothing, u)
+        tokens[drawn] = torch.tensor(of_drawn)
+    values = logits.float()
+    logprobs = values.gather(1, tokens[:, None])[:, 0] - log_totals(values)
+    return tokens, logprobs.masked_fill(~largest.isfinite(), torch.nan)

@@ -1,0 +1,7 @@
+"""GPT-J: its config.json (`configuration.py`), and what it computes (`layers.py`)."""
+
+from ..recorded import RecordedFamily
+from .configuration import GPTJConfig
+from .layers import record
+
+FAMILY = RecordedFamily(GPTJConfig.read, record, prefix="transformer.")

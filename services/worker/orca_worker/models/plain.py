@@ -1,0 +1,371 @@
+"""A recorded stage in torch: what machines without compiled kernels run, and what those kernels are tested against.
+
+Linear operations are torch's own. The others are those of a `Kernels`: plain torch here, Triton's in `cuda.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from orca_kernels.reference import PartAttention, SplitAttention, turned
+from orca_kernels.transfer import to_device
+
+from ..data_plane.plane import DataPlane
+from ..iteration.batch import Batch
+from ..iteration.kv import KVManager, KVShape
+from ..partition import Slice
+from ..sampling.sampling import EndOfModel
+from .parts import parts
+from .positions import Sinusoids
+from .recording import (
+    Attend,
+    Attention,
+    Buffer,
+    Copy,
+    Embed,
+    Gated,
+    Head,
+    Linear,
+    Matrix,
+    Norm,
+    Normalize,
+    Operation,
+    Recording,
+    Residual,
+    WriteKV,
+)
+from .rotary import Rotary
+from .weights import WeightSource
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "tanh_gelu": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+}
+
+
+class LoadedNorm(NamedTuple):
+    """weight, bias [width]; without a bias it is an RMSNorm."""
+
+    weight: Tensor
+    bias: Tensor | None
+    epsilon: float
+
+
+class LoadedAttention(NamedTuple):
+    """An attention, and its tables [positions, half] float32 and norms on the device."""
+
+    of: Attention
+    rotary: tuple[Tensor, Tensor] | None
+    query_norm: LoadedNorm | None
+    key_norm: LoadedNorm | None
+    bias: Tensor | None  # [heads, 2 * reach + 1] by key - query, from -reach on
+
+
+class Kernels(Protocol):
+    """The operations of one batch that a device may have kernels for."""
+
+    def add_norm(self, x: Tensor, update: Tensor | None, norm: LoadedNorm) -> tuple[Tensor, Tensor]:
+        """x, update [T, H] -> (norm(x + update), x + update)"""
+        ...
+
+    def activated(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+        """x [T, K], weight [N, K] -> activation(x W + b) [T, N]"""
+        ...
+
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        """gate_up [T, 2 I], the gate first -> activation(gate) * up [T, I]"""
+        ...
+
+    def attend(self, qkv: Tensor, a: LoadedAttention) -> Tensor:
+        """Writes keys and values of qkv [T, width] -> [T, heads * head_size]"""
+        ...
+
+
+@dataclass
+class Pass:
+    """A batch on its way through the stage. The hidden states are `x`, plus `update` until the next norm adds it."""
+
+    kernels: Kernels
+    all_reduce: Callable[[Tensor], Tensor]
+    ids: Tensor  # [T]
+    positions: Tensor  # [T]
+    x: Tensor | None
+    update: Tensor | None = None
+    at: dict[Buffer, Tensor] = field(default_factory=dict)
+    logits: Tensor | None = None
+
+    @property
+    def states(self) -> Tensor:
+        """The hidden states [T, H]."""
+        assert self.x is not None, "a first stage begins with an embedding, another with the states of the one before"
+        return self.x if self.update is None else self.x + self.update
+
+    def rows(self, at: Tensor | None) -> Pass:
+        """The hidden states of tokens `at` [n] alone; None: of all."""
+        if at is None:
+            return replace(self, at={})
+        assert self.x is not None
+        return replace(self, x=self.x[at], update=None if self.update is None else self.update[at], at={})
+
+
+Step = Callable[[Pass], None]
+
+
+class TorchStage:
+    """The operations of a recording with their weights on a device. `StageModel` in plain torch."""
+
+    kernels = "torch"
+
+    def __init__(self, recording: Recording, weights: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
+        self.recording, self.dtype, self.device = recording, dtype, device
+        self.vocabulary_shares = recording.vocabulary_shares
+        self._weights, self._tables = weights, dict[str, Tensor]()
+        self._rotary = dict[Rotary, tuple[Tensor, Tensor]]()
+        self._steps: list[Step] = []
+        self._of_head: list[Step] = []
+        self._encoder = [self._load(operation) for operation in recording.encoder]
+        for operation in recording.operations:
+            is_head = self._of_head or (isinstance(operation, Normalize) and operation.of_head)
+            (self._of_head if is_head else self._steps).append(self._load(operation))
+
+    @property
+    def kv_shape(self) -> KVShape:
+        of = self.recording
+        return KVShape(of.layers, of.kv_heads, of.head_size, self.dtype, self.device)
+
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
+        """On a CPU float32, as that of the compiled kernels: the stages of an engine need not run the same."""
+        return (tokens, self.recording.hidden), torch.float32 if self.device.type == "cpu" else self.dtype
+
+    def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | EndOfModel:
+        """x: hidden states [T, H] of the stage before -> those of this stage.
+
+        At the last stage: what makes logits of them, at the flat indexes that are wanted.
+        """
+        if self._encoder:
+            encoder, batch = parts(batch, kv, self.recording.start_token)
+            if len(encoder):
+                of_encoder = self._pass(encoder, kv, plane, None)
+                for step in self._encoder:
+                    step(of_encoder)
+        end = self.run(self._pass(batch, kv, plane, x))
+        if isinstance(end, Tensor):
+            return end.float() if end.device.type == "cpu" else end
+        if self._encoder:  # only its own last tokens have logits, and the decoder's batch has them elsewhere
+            return lambda _: end(to_device(torch.from_numpy(batch.last), self.device))
+        return lambda at: end(to_device(torch.from_numpy(at), self.device))
+
+    def _pass(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Pass:
+        ids, positions = (to_device(torch.from_numpy(each), self.device) for each in (batch.token_ids, batch.positions))
+        blocks = to_device(torch.from_numpy(kv.block_table(batch.rows, int(batch.ends.max()))), self.device)
+        of = batch.query_lengths, batch.contexts
+        slots, heads = to_device(torch.from_numpy(batch.slots), self.device), self.recording.kv_heads
+        split = SplitAttention(blocks, *of, slots, heads=heads, block_size=kv.block_size)
+        kernels = PlainKernels(split, kv, positions)
+        if batch.inputs is not None:
+            kernels = PartKernels(split, kv, positions, PartAttention(blocks, *of, batch.inputs.tolist()))
+        return Pass(kernels, plane.all_reduce, ids, positions, None if x is None else x.to(self.dtype))
+
+    def run(self, batch: Pass) -> Tensor | Callable[[Tensor | None], Tensor]:
+        """-> the hidden states [T, H] or, at the last stage, what makes logits [n, V of this rank] of those at flat
+        indexes [n]; None: of all."""
+        for step in self._steps:
+            step(batch)
+        return partial(self._logits, batch) if self._of_head else batch.states
+
+    def _logits(self, batch: Pass, at: Tensor | None) -> Tensor:
+        rows = batch.rows(at)
+        for step in self._of_head:
+            step(rows)
+        assert rows.logits is not None
+        return rows.logits
+
+    # Loading
+
+    def _load(self, operation: Operation) -> Step:
+        match operation:
+            case Embed(table, first_token, scale, positions):
+                added = self._positions(positions)
+                return partial(_embed, self._table(table.name), first_token, scale, added, self.recording.vocabulary)
+            case Normalize(out, norm, _, in_place):
+                return partial(_normalize, self._norm(norm), out, in_place)
+            case Copy(out):
+                return partial(_copy, out)
+            case Linear(x, matrix, out, activation):
+                return partial(_linear, x, *self._matrix(matrix), out, activation)
+            case Gated(x, gate, up, out, activation):
+                halves = self._matrix(gate), self._matrix(up)
+                weight = torch.cat([half[0] for half in halves])
+                biases = [half[1] for half in halves if half[1] is not None]
+                return partial(_gated, x, weight, torch.cat(biases) if biases else None, out, activation)
+            case WriteKV(rows, attention):
+                return partial(_write_kv, rows, self._attention(attention))
+            case Attend(qkv, attention, out, writes):
+                return partial(_attend if writes else _attend_written, qkv, self._attention(attention), out)
+            case Residual(terms):
+                return partial(_residual, [(x, *self._matrix(matrix)) for x, matrix in terms])
+            case Head(x, table):
+                table, bias = self._table(table.name), self._weights.head_bias(operation)
+                return partial(_head, x, table, bias if bias is None else bias.to(table))
+
+    def _table(self, name: str) -> Tensor:
+        if name not in self._tables:
+            self._tables[name] = self._weights.get(name)
+        return self._tables[name]
+
+    def _positions(self, of: Slice | Sinusoids | None) -> Tensor | None:
+        if isinstance(of, Sinusoids):
+            return of.table().to(self.device, self.dtype)
+        return self._weights.get(of.name) if of is not None else None
+
+    def _matrix(self, matrix: Matrix) -> tuple[Tensor, Tensor | None]:
+        return self._weights.matrix(matrix).contiguous(), self._weights.bias(matrix)
+
+    def _norm(self, norm: Norm) -> LoadedNorm:
+        bias = self._weights.get(norm.bias.name) if norm.bias is not None else None
+        weight = self._weights.get(norm.weight.name)
+        return LoadedNorm(weight * norm.scale if norm.scale != 1 else weight, bias, norm.epsilon)
+
+    def _attention(self, a: Attention) -> LoadedAttention:
+        if a.rotary is not None and a.rotary not in self._rotary:
+            cosines, sines = (table.contiguous().to(self.device) for table in a.rotary.tables())
+            self._rotary[a.rotary] = cosines, sines
+        norms = (None if norm is None else self._norm(norm) for norm in (a.query_norm, a.key_norm))
+        bias = None if a.bias is None else a.bias.by_distance(self._weights.get(a.bias.table.name).float())
+        return LoadedAttention(a, None if a.rotary is None else self._rotary[a.rotary], *norms, bias)
+
+
+# The steps of a pass, each with its weights first.
+
+
+def _embed(table: Tensor, first_token: int, scale: float, learned: Tensor | None, vocabulary: int, batch: Pass) -> None:
+    if len(table) == vocabulary:
+        x = functional.embedding(batch.ids, table)
+    else:
+        ids = batch.ids - first_token
+        elsewhere = (ids < 0) | (ids >= len(table))
+        x = functional.embedding(ids.masked_fill(elsewhere, 0), table)
+        x.masked_fill_(elsewhere[:, None], 0)
+    if scale != 1.0:
+        x = x * scale
+    if learned is not None:
+        x = x + functional.embedding(batch.positions, learned)
+    batch.x = batch.all_reduce(x)
+
+
+def _normalize(norm: LoadedNorm, out: Buffer, in_place: bool, batch: Pass) -> None:
+    assert batch.x is not None
+    batch.at[out], batch.x = batch.kernels.add_norm(batch.x, batch.update, norm)
+    if in_place:
+        batch.x = batch.at[out]
+    batch.update = None
+
+
+def _copy(out: Buffer, batch: Pass) -> None:
+    batch.at[out] = batch.states
+
+
+def _linear(x: Buffer, weight: Tensor, bias: Tensor | None, out: Buffer, activation: str | None, batch: Pass) -> None:
+    given = batch.at[x]
+    if activation is None:
+        batch.at[out] = functional.linear(given, weight, bias)
+    else:
+        batch.at[out] = batch.kernels.activated(given, weight, bias, activation)
+
+
+def _gated(x: Buffer, weight: Tensor, bias: Tensor | None, out: Buffer, activation: str, batch: Pass) -> None:
+    batch.at[out] = batch.kernels.gated(functional.linear(batch.at[x], weight, bias), activation)
+
+
+def _write_kv(kv: Buffer, attention: LoadedAttention, batch: Pass) -> None:
+    assert isinstance(batch.kernels, PartKernels)
+    batch.kernels.write_kv(batch.at[kv], attention)
+
+
+def _attend(qkv: Buffer, attention: LoadedAttention, out: Buffer, batch: Pass) -> None:
+    batch.at[out] = batch.kernels.attend(batch.at[qkv], attention)
+
+
+def _attend_written(q: Buffer, attention: LoadedAttention, out: Buffer, batch: Pass) -> None:
+    assert isinstance(batch.kernels, PartKernels)
+    batch.at[out] = batch.kernels.attend_written(batch.at[q], attention)
+
+
+def _residual(terms: Sequence[tuple[Buffer, Tensor, Tensor | None]], batch: Pass) -> None:
+    products = [functional.linear(batch.at[x], weight, bias) for x, weight, bias in terms]
+    update = batch.all_reduce(sum(products[1:], products[0]))
+    batch.x, batch.update = batch.states, update
+
+
+def _head(x: Buffer, weight: Tensor, bias: Tensor | None, batch: Pass) -> None:
+    batch.logits = functional.linear(batch.at[x], weight, bias)
+
+
+def rms_norm(x: Tensor, norm: LoadedNorm) -> Tensor:
+    return functional.rms_norm(x, norm.weight.shape, norm.weight, norm.epsilon)
+
+
+class PlainKernels:
+    """`Kernels` of plain torch."""
+
+    def __init__(self, split: SplitAttention, kv: KVManager, positions: Tensor) -> None:
+        """positions [T] of the tokens in their requests."""
+        self._split, self._kv, self._positions = split, kv, positions
+
+    def add_norm(self, x: Tensor, update: Tensor | None, norm: LoadedNorm) -> tuple[Tensor, Tensor]:
+        if update is not None:
+            x = x + update
+        if norm.bias is None:
+            return rms_norm(x, norm), x
+        return functional.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.epsilon), x
+
+    def activated(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+        return ACTIVATIONS[activation](functional.linear(x, weight, bias))
+
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        gate, up = gate_up.chunk(2, 1)
+        return ACTIVATIONS[activation](gate) * up
+
+    def attend(self, qkv: Tensor, a: LoadedAttention) -> Tensor:
+        of = a.of
+        q, k, v = qkv.view(len(qkv), -1, of.head_size).split([of.heads, of.kv_heads, of.kv_heads], 1)
+        q = q if a.query_norm is None else rms_norm(q, a.query_norm)
+        k = k if a.key_norm is None else rms_norm(k, a.key_norm)
+        if a.rotary is not None:
+            q, k = (turned(each, self._positions, *a.rotary) for each in (q, k))
+        keys, values = self._kv.keys[of.layer], self._kv.values[of.layer]
+        self._split.write(k, v, keys, values)
+        return self._split(q, keys, values, of.scale, of.window).flatten(1)
+
+
+class PartKernels(PlainKernels):
+    """Those of a batch of the encoder, or of the decoder, of a model that has both."""
+
+    def __init__(self, split: SplitAttention, kv: KVManager, positions: Tensor, attention: PartAttention) -> None:
+        super().__init__(split, kv, positions)
+        self._attention = attention
+
+    def attend(self, qkv: Tensor, a: LoadedAttention) -> Tensor:
+        q, kv = qkv.split([a.of.heads * a.of.head_size, 2 * a.of.kv_heads * a.of.head_size], 1)
+        self.write_kv(kv, a)
+        return self.attend_written(q, a)
+
+    def write_kv(self, kv: Tensor, a: LoadedAttention) -> None:
+        """Writes keys and values [T, 2 * kv_heads * head_size]."""
+        k, v = kv.unflatten(1, (2, -1, a.of.head_size)).unbind(1)
+        self._split.write(k, v, self._kv.keys[a.of.layer], self._kv.values[a.of.layer])
+
+    def attend_written(self, q: Tensor, a: LoadedAttention) -> Tensor:
+        """q [T, heads * head_size] -> the same shape, over keys and values that are there."""
+        q, keys, values = q.unflatten(1, (-1, a.of.head_size)), self._kv.keys[a.of.layer], self._kv.values[a.of.layer]
+        return self._attention(q, keys, values, a.of.scale, a.of.sees_input, a.bias).flatten(1)

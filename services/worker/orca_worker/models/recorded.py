@@ -1,0 +1,95 @@
+"""A family of models that records what it is, as the rest of a rank uses it. Imports torch only to load a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from orca_common.checkpoint import Checkpoint
+
+from ..iteration.model import Compute, Loading, Model
+from ..partition import ITEM_BYTES, Place, RankShare, check_stages
+from .dtype import kernels_are_used
+from .recording import Recording
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Configuration(Protocol):
+    """A config.json that has been read."""
+
+    @property
+    def layers(self) -> int: ...
+
+
+C = TypeVar("C", bound=Configuration)
+
+
+@dataclass(frozen=True)
+class RecordedFamily(Generic[C]):
+    """`Family` by two functions."""
+
+    read: Callable[[Checkpoint], C]  # raises FailedPrecondition for what is not supported
+    record: Callable[[C, Place], Recording]  # raises FailedPrecondition where the model cannot be cut so
+    prefix: str  # of tensors' names, in some files
+
+    @property
+    def needs_torch(self) -> bool:
+        return True
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return "orca_worker.sampling.sampling", "orca_worker.models.plain", "orca_worker.models.cpu"
+
+    def check(self, checkpoint: Checkpoint, tensor_parallel: int, pipeline_parallel: int) -> None:
+        config = self.read(checkpoint)
+        check_stages(config.layers, tensor_parallel, pipeline_parallel)
+        for rank in range(tensor_parallel):
+            self.record(config, Place(tensor_parallel, pipeline_parallel, tensor_rank=rank))
+
+    def share(self, checkpoint: Checkpoint, place: Place, dtype: str) -> RankShare:
+        config, item = self.read(checkpoint), ITEM_BYTES[dtype]
+        of = self.record(config, place)
+        return RankShare(
+            place.stage,
+            place.tensor_rank,
+            place.layers(config.layers),
+            of.slices,
+            weight_bytes=item * of.elements,
+            slot_bytes=item * of.slot_elements,
+        )
+
+    def load(
+        self,
+        checkpoint: Checkpoint,
+        place: Place,
+        dtype: str,
+        device: torch.device | None,
+        compute: Compute,
+        loading: Loading,
+    ) -> tuple[Model, int]:
+        import torch
+
+        from ..sampling.sampling import HiddenModel, SamplingModel
+        from .plain import TorchStage
+        from .weights import Weights
+
+        assert device is not None
+        recording, kind = self.record(self.read(checkpoint), place), getattr(torch, dtype)
+        weights = Weights(checkpoint.folder, self.prefix, recording.slices, kind, device, loading)
+        if device.type == "cpu" and kernels_are_used(compute):
+            from .cpu import StageOnCPU
+
+            return StageOnCPU(recording, weights, kind, compute), weights.bytes_read
+        stage = TorchStage(recording, weights, kind, device)
+        if device.type == "cuda" and torch.cuda.is_available() and compute.kernels != "torch":
+            from .cuda import on_cuda
+
+            return on_cuda(stage, compute), weights.bytes_read
+        if device.type == "cpu" and compute.kernels == "device-loop" and not recording.encoder:
+            from .device_loop import on_cpu
+
+            return on_cpu(stage), weights.bytes_read
+        return (SamplingModel(stage) if place.is_last else HiddenModel(stage)), weights.bytes_read

@@ -1,0 +1,71 @@
+"""The logits that stages sample from, whatever computes them, and those of transformers."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from worker.driver import Sampled, TinyEngine
+
+from orca_worker.device import model as device
+from orca_worker.models import cpu
+from orca_worker.sampling import sampling
+from orca_worker.stage.stage import Stage
+
+
+@contextmanager
+def seen_logits() -> Iterator[list[Tensor]]:
+    """The logits of each iteration, [B, V] in the batch's order."""
+    seen: list[Tensor] = []
+
+    def watched(sample: Any) -> Any:
+        def look(*given: Any) -> Any:
+            seen.append(next(one for one in given if isinstance(one, Tensor)).clone())
+            return sample(*given)
+
+        return look
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in ((cpu, "sample"), (sampling, "sample"), (device, "choose_on_device")):
+            patch.setattr(module, name, watched(getattr(module, name)))
+        yield seen
+
+
+def seen_by(stage: Stage, requests: Sequence[Sampled], seed: int = 1) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+    """Runs requests in random batches of both phases. The tokens before each token that is made, and its logits [V].
+
+    Requests of the same lengths have the same batches with the same seed. Each must ask for logprobs: for the likeliest
+    token alone the kernels of a CPU write no logits.
+    """
+    found: list[tuple[tuple[int, ...], Tensor]] = []
+
+    class Engine(TinyEngine):
+        def step(self, initiations: Sequence[Sampled], increments: Sequence[Sampled]) -> None:
+            before = [(*one.prompt, *one.made) for one in (*initiations, *increments)]
+            seen.clear()
+            super().step(initiations, increments)
+            [logits] = seen
+            found.extend(zip(before, logits.cpu()[: len(before)], strict=True))
+
+    with seen_logits() as seen:
+        Engine(stage, 400, 16, seed).run(requests)
+    yield from found
+
+
+class InTransformers:
+    """A checkpoint in transformers, its weights rounded to a type. (Rotary tables and some norms stay float32.)"""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, weights: torch.dtype | None = None) -> None:
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+        with torch.no_grad():
+            for parameter in self._model.parameters():
+                parameter.copy_(parameter.to(weights or dtype))
+
+    @torch.inference_mode()
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """[V] float64, after all tokens."""
+        return self._model(torch.tensor([list(tokens)]), use_cache=False).logits[0, -1].double()
