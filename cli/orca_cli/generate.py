@@ -44,6 +44,13 @@ def generate(
     logit_bias: Annotated[
         list[str] | None, typer.Option(help='Added to a token\'s logit, as in "17=-100". May be repeated.')
     ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="File with a JSON schema: the answer is JSON that it describes.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="The whole answer matches this regular expression.")] = None,
+    grammar: Annotated[
+        Path | None, typer.Option(help="File with a grammar in llguidance's variant of Lark: the answer follows it.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="The same seed draws the same tokens.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the generation. May be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after the end-of-sequence token.")] = False,
@@ -93,6 +100,9 @@ def generate(
         "presence_penalty": presence_penalty,
         "frequency_penalty": frequency_penalty,
         "logit_bias": biases_of(logit_bias or []),
+        "json_schema": read_form(json_schema, "--json-schema"),
+        "regex": regex,
+        "grammar": read_form(grammar, "--grammar"),
         "seed": seed,
         "stop": stop or (),
         "ignore_eos": ignore_eos,
@@ -159,6 +169,18 @@ def biases_of(given: Sequence[str]) -> dict[int, float]:
         return {int(token_id): float(bias) for token_id, bias in pairs}
     except ValueError:
         raise typer.BadParameter('must be TOKEN_ID=BIAS, as in "17=-100"', param_hint="--logit-bias") from None
+
+
+def read_form(file: Path | None, option: str) -> str | None:
+    """The text of a schema's or a grammar's file."""
+    if file is None:
+        return None
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"{file}: {error.strerror}", param_hint=option) from None
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"{file} is not UTF-8", param_hint=option) from None
 
 
 def read_key(file: Path) -> str:

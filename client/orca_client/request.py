@@ -42,10 +42,12 @@ def generate_request(
     detach_grace: float,
     model: str,
     stream_interval: int,
+    form: Mapping[str, str | Mapping[str, Any] | None],
 ) -> GenerateRequest:
     """Raises InvalidArgument with the field's name for a value that the field cannot hold, such as a negative count.
 
-    sampling: fields of `Sampling` by their names; None: absent.
+    sampling: fields of `Sampling` by their names; None: absent. form: the same of the answer's form, one at most;
+    a schema may be the object that JSON spells.
     """
     request = GenerateRequest(ignore_eos=ignore_eos, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
     with _field("request_id", "text", request_id):
@@ -68,6 +70,12 @@ def generate_request(
         request.top_logprobs = top_logprobs
     for name, value in sampling.items():
         _put(request.sampling, name, value)
+    given = {name: value for name, value in form.items() if value is not None}
+    if len(given) > 1:
+        raise InvalidArgument(f"{' and '.join(given)}: an answer has one form; give one of them", list(given)[1])
+    for name, value in given.items():
+        with _field(name, "a text"):
+            setattr(request, name, json.dumps(value) if isinstance(value, Mapping) else value)
     with _field("stop", "a string or several of them", stop):
         request.stop.extend([stop] if isinstance(stop, str) else stop)
     with _field("stop_token_ids", "token ids", stop_token_ids):

@@ -249,11 +249,21 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         "the model's own",
     ),
     "kwargs": ({"chat_template_kwargs": []}, "chat_template_kwargs", "an object"),
-    "json": ({"response_format": {"type": "json_object"}}, "response_format.type", "'json_object' is not built yet"),
-    "schema": (
+    "format": ({"response_format": {"type": "xml"}}, "response_format.type", "'xml'; it may be text, json_object,"),
+    "no schema": (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
-        "response_format.type",
-        "'json_schema' is not built yet",
+        "response_format.json_schema.schema",
+        "is missing",
+    ),
+    "schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "b"}}}},
+        "response_format.json_schema.schema",
+        "b",
+    ),
+    "json": (
+        {"response_format": {"type": "json_object"}, "ignore_eos": True},
+        "ignore_eos",
+        "must be false with response_format",
     ),
     "tools": ({"tools": [{"type": "function"}]}, "tools", "not built yet"),
     "tool choice": ({"tool_choice": "auto"}, "tool_choice", "not built yet"),

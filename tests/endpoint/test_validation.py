@@ -14,6 +14,7 @@ from orca_common.errors import FailedPrecondition, InvalidArgument
 from orca_endpoint.http.errors import failure
 from orca_endpoint.openai.completions.request import OUR_NAMES
 from orca_endpoint.requests.chats import Chats
+from orca_endpoint.requests.forms import FormCompiler
 from orca_endpoint.requests.threads import Threads
 from orca_endpoint.requests.validation import Validator, body_digest
 from orca_endpoint.settings import EndpointSettings
@@ -28,7 +29,9 @@ def validator(model: Path) -> Validator:
 def made(folder: Path, vocabulary: Vocabulary | None) -> Validator:
     threads = Threads("tokenizing", 1, 8)
     chats = Chats(None, threads, 1 << 20, 1024)
-    return Validator(EndpointSettings(model=str(folder)), read_checkpoint(folder), vocabulary, threads, chats)
+    checkpoint = read_checkpoint(folder)
+    forms = FormCompiler(checkpoint)
+    return Validator(EndpointSettings(model=str(folder)), checkpoint, vocabulary, threads, chats, forms)
 
 
 def sampling(**fields: float) -> pb.GenerateRequest:

@@ -17,6 +17,7 @@ from orca_common.lanes.server import LaneCall
 from orca_endpoint.openai.chat.request import parse as parse_chat
 from orca_endpoint.openai.completions.request import parse
 from orca_endpoint.requests.chats import Chats
+from orca_endpoint.requests.forms import FormCompiler
 from orca_endpoint.requests.threads import Threads
 from orca_endpoint.requests.validation import Validator
 from orca_endpoint.settings import EndpointSettings
@@ -168,7 +169,8 @@ def _endpoint(folder: Path) -> tuple[Validator, EndpointSettings]:
     checkpoint: Checkpoint = read_checkpoint(folder)
     threads = Threads("tokenizing", 1, 8)
     chats = Chats(read_chat_template(folder), threads, settings.max_prompt_bytes, settings.chat_tokens)
-    return Validator(settings, checkpoint, Vocabulary(folder / "tokenizer.json"), threads, chats), settings
+    vocabulary = Vocabulary(folder / "tokenizer.json")
+    return Validator(settings, checkpoint, vocabulary, threads, chats, FormCompiler(checkpoint)), settings
 
 
 def _message(folder: Path, kind: type[Message], check: Callable[[Validator, Any], object]) -> Target:

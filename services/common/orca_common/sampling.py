@@ -11,10 +11,15 @@ from typing import Literal, NamedTuple
 from .scores import MAX_TOP
 
 MAX_BIASES = 1024  # entries of logit_bias
+MAX_FORM_BYTES = 1 << 16  # of a schema, a regular expression or a grammar
 GREEDY_BELOW = 1e-5  # smaller divisors make logits overflow float32; the draw is the greedy one by then anyway
 
-Kind = Literal["number", "count", "seed", "biases", "flag"]
-ANY: Mapping[Kind, str] = {"seed": "64 bits", "flag": "true or false"}  # the values of a kind without limits
+Kind = Literal["number", "count", "seed", "biases", "flag", "form"]
+ANY: Mapping[Kind, str] = {
+    "seed": "64 bits",
+    "flag": "true or false",
+    "form": f"at most {MAX_FORM_BYTES} bytes",
+}  # the values of a kind without limits
 
 
 class Range(NamedTuple):
@@ -138,8 +143,16 @@ LOGPROBS = by_name(
     ),
 )
 
+# The forms of an answer: fields of orca.v1.GenerateRequest, of which a request has one. The ranks get one grammar.
+FORMS = by_name(
+    Parameter("json_schema", "form", Range(), "none", "The answer is JSON that this schema describes."),
+    Parameter("regex", "form", Range(), "none", "The whole answer matches this regular expression."),
+    Parameter("grammar", "form", Range(), "none", "The answer follows this grammar, in llguidance's variant of Lark."),
+)
+EVERY = {**SAMPLING, **LOGPROBS, **FORMS}
 
-def markdown(parameters: Iterable[Parameter] = (*SAMPLING.values(), *LOGPROBS.values())) -> str:
+
+def markdown(parameters: Iterable[Parameter] = EVERY.values()) -> str:
     """The table of docs/call.md."""
     rows = [
         f"| `{one.name}` | {str(one.limits) or ANY[one.kind]} | {one.default} | {one.sentence} |" for one in parameters

@@ -28,6 +28,7 @@ from orca_pool.retry import reached
 from ..requests.arrivals import Arrivals
 from ..requests.chats import Chats
 from ..requests.defaults import Defaults
+from ..requests.forms import FormCompiler
 from ..requests.limits import full
 from ..requests.threads import Threads
 from ..requests.validation import Validator
@@ -83,9 +84,10 @@ class Endpoint:
         # Parsing and chat templates hold Python's lock, so the loop shares it with one thread only.
         self.large = Threads("large-inputs", 1, WAITING)
         self.tokenizing = Threads("tokenizing", TOKENIZING, WAITING)
+        self.forms = FormCompiler(checkpoint)
         chat_tokens = defaults.max_new_tokens or settings.chat_tokens
         self._chats = Chats(template, self.large, settings.max_prompt_bytes, chat_tokens)
-        self._validator = Validator(settings, checkpoint, vocabulary, self.tokenizing, self._chats)
+        self._validator = Validator(settings, checkpoint, vocabulary, self.tokenizing, self._chats, self.forms)
         self.arrivals = Arrivals()
         self._engines = Recent(pool.engine_infos, ENGINES_SECONDS)
         self._limits = CallLimits(settings.pool_patience, settings.call_buffer)

@@ -16,6 +16,7 @@ from orca_common.errors import InvalidArgument, echo
 from orca_common.sampling import SAMPLING, Kind
 
 from .body import as_number, check_names, get, load, number, strings, text
+from .response_format import schema_of
 
 UINT32 = (1 << 32) - 1
 LONGEST_GRACE = 1e9  # seconds; the validation knows the setting, this is what the message can hold
@@ -129,6 +130,7 @@ def request_of(body: Mapping[str, Any], max_tokens: int, defaults: Mapping[str, 
         ignore_eos=get(body, "ignore_eos", bool, "true or false", False),
         model=body.get("model", ""),
         detach_grace=duration,
+        json_schema=schema_of(body),
     )
 
 

@@ -14,6 +14,7 @@ from functools import partial
 
 from orca.v1.orca_pb2 import CancelRequest, GenerateRequest, ResumeRequest
 from orca.v1.pool_pb2 import PoolRequest
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import ErrorReason, FailedPrecondition, InvalidArgument
 from orca_common.reservation import Reservation
@@ -21,6 +22,7 @@ from orca_common.reservation import Reservation
 from ..settings import EndpointSettings
 from ..text.vocabulary import Vocabulary
 from .chats import Chats
+from .forms import FormCompiler
 from .sampling import sampling_params
 from .threads import TEXT_IN_LOOP, Threads
 
@@ -71,10 +73,11 @@ class Validator:
         vocabulary: Vocabulary | None,
         threads: Threads,
         chats: Chats,
+        forms: FormCompiler,
     ) -> None:
         """threads: tokenize long texts."""
         self._limits, self._model, self._vocabulary, self._threads = settings, checkpoint, vocabulary, threads
-        self._chats = chats
+        self._chats, self._forms = chats, forms
         self._attempts = Attempts()
 
     async def generate(
@@ -106,6 +109,12 @@ class Validator:
         new, is_chat = request.max_new_tokens, request.WhichOneof("prompt") == "chat"
         if new < 1 and not is_chat:
             raise check.error("max_new_tokens", "must be at least 1")
+        form = request.WhichOneof("form")
+        if form is not None:
+            if request.ignore_eos:
+                raise check.error("ignore_eos", f"must be false with {check.name(form)}, whose end is such a token")
+            sampling = sampling if sampling is not None else SamplingParams()
+            sampling.grammar = await self._forms.grammar(form, getattr(request, form), check)
         prompt_ids = await self._prompt(request, check, encoded, new or 1)
         if not new:
             left = min(room or self._model.max_positions, self._model.max_positions) - len(prompt_ids)
@@ -265,8 +274,9 @@ class Fields:
         """What the caller calls a field of ours."""
         return self._names.get(field) or (field.removeprefix("sampling.") if self._names else field)
 
-    def error(self, field: str, problem: str, position: int | None = None) -> InvalidArgument:
-        name = self.name(field)
+    def error(self, field: str, problem: str, position: int | None = None, place: str = "") -> InvalidArgument:
+        """place: inside of the field, as ".properties.name"."""
+        name = self.name(field) + place
         return InvalidArgument(name if position is None else f"{name}[{position}]", problem)
 
 

@@ -296,7 +296,7 @@ class EngineMaster:
             running = len(self.core.requests)
             for part in report.prompts:
                 self._ledger.outputs.scored(self._in_flight[report.number][part.index].claim, part.scores)
-            event = BatchReturned(now, report.number, self._tokens_of(report))
+            event = BatchReturned(now, report.number, self._tokens_of(report), tuple(report.stuck))
             began = time.perf_counter()
             actions = self.core.step(event)
             try:
@@ -313,10 +313,13 @@ class EngineMaster:
             del self._in_flight[report.number]
 
     def _tokens_of(self, report: pb.IterationReport) -> tuple[int | None, ...]:
-        """One a member that samples; None where its logits were not finite. Those are counted and logged."""
-        if not report.not_finite:
+        """One a member that samples; None where its logits were not finite, which is counted and logged, and where the
+        member is stuck, which its rank logs."""
+        if not report.not_finite and not report.stuck:
             return tuple(report.token_ids)
         tokens: list[int | None] = list(report.token_ids)
+        for position in report.stuck:
+            tokens[position] = None
         claims = self._sampling(report.number)
         for position in report.not_finite:
             tokens[position] = None

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from ..sampling.forms import Masks
+
 log = logging.getLogger(__name__)
 
 
@@ -117,6 +119,7 @@ class Stage:
         self._owed: deque[Owed] = deque()
         self._unread: deque[Unread] = deque()
         self.rows = Rows()
+        self._masks: Masks | None = None  # from the first request on that asks for a form
 
     @property
     def loaded(self) -> bool:
@@ -244,6 +247,8 @@ class Stage:
             checkpoint.max_positions,
             tokens_on_device=model.tokens is not None and not needed,
         )
+        if batch.adjusted and self._place.samples:
+            self._begin_masks(batch)
         incoming = model.incoming(len(batch.token_ids))
         x = plane.receive(*incoming) if incoming is not None else None
         times.started = time.time_ns()
@@ -263,6 +268,15 @@ class Stage:
             self._unread.append(Unread(batch.rows[batch.sampled], batch.requests["claim"], output.later))
         times.sent = time.time_ns()
         return output
+
+    def _begin_masks(self, batch: Batch) -> None:
+        """Starts on the masks of requests that ask for a form, so that they are there when the layers have run."""
+        if any(one.asked.grammar for one in batch.adjusted.values()):
+            if self._masks is None:
+                from ..sampling.forms import Masks
+
+                self._masks = Masks(self._checkpoint)
+            self._masks.begin(batch)
 
     def _return_tokens(self, batch: Batch, output: Output) -> None:
         """Sends the sampled tokens to the first stage, whose next iteration may come without them."""

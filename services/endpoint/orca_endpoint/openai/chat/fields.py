@@ -7,6 +7,7 @@ from orca_common.scores import MAX_TOP
 
 from ..fields import BOOLEAN, METADATA, MODEL, OURS, SAMPLED, STOP, STREAM, STRING, USER, Field
 from ..request import Fixed
+from ..response_format import RESPONSE_FORMAT
 
 
 class Refused(NamedTuple):
@@ -90,12 +91,7 @@ FIELDS = (
         {"type": "integer", "minimum": 0, "maximum": MAX_TOP},
     ),
     Field("n", "supported", "Choices.", COUNT | {"default": 1}),
-    Field(
-        "response_format",
-        "supported",
-        '`{"type": "text"}` alone. `json_object` and `json_schema` are refused: they are not built yet.',
-        {"type": "object", "properties": {"type": {"const": "text"}}, "additionalProperties": False},
-    ),
+    RESPONSE_FORMAT,
     STOP,
     *STREAM,
     USER,

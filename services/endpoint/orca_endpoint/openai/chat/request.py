@@ -12,6 +12,7 @@ from ...requests.chats import RESERVED, ROLES, reserved
 from ...requests.defaults import MODEL_SAYS_NOTHING, Defaults
 from ..body import check_names, get, text
 from ..request import UINT32, Asked, Sample, generation, include_usage_of, labels_of, read, request_of
+from ..response_format import SCHEMA
 from .fields import FIXED, NAMES
 
 OF_OTHERS = {
@@ -23,6 +24,7 @@ OUR_NAMES: Mapping[str, str] = {
     "chat.messages": "messages",
     "chat.template_kwargs": "chat_template_kwargs",
     "max_new_tokens": "max_completion_tokens",
+    "json_schema": SCHEMA,
 }
 MEMBERS = {"role", "content", "name"}  # of a message; a tool's has one more
 CALL = "tool_call_id"
@@ -45,7 +47,6 @@ def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING)
     """Raises InvalidArgument that names the field. max_samples: generations of one body. defaults: the model's."""
     body = read(raw, NAMES, OF_OTHERS, FIXED)
     stream = get(body, "stream", bool, "true or false", False)
-    check_format(body)
     n = get(body, "n", int, "an integer", 1)
     if not 1 <= n <= max_samples:
         raise InvalidArgument("n", f"must be between 1 and {max_samples} (the server's max_prompts); it is {n}")
@@ -82,17 +83,6 @@ def tokens_of(body: Mapping[str, Any]) -> tuple[int, str]:
     if asked is not None and asked < 1:
         raise InvalidArgument(name, f"must be at least 1; it is {asked}")
     return asked or 0, name
-
-
-def check_format(body: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument for every `response_format` but text."""
-    wanted = get(body, "response_format", dict, "an object", None)
-    if wanted is None:
-        return
-    kind = get(wanted, "type", str, "a string", None, "response_format.type")
-    if kind != "text":
-        raise InvalidArgument("response_format.type", f"must be 'text'; {echo(str(kind), 20)!r} is not built yet")
-    check_names(wanted, {"type"}, "response_format.")
 
 
 def chat_of(body: Mapping[str, Any]) -> Chat:

@@ -12,6 +12,7 @@ from ...requests.defaults import MODEL_SAYS_NOTHING, Defaults
 from ..body import get, text
 from ..fields import BOOLEAN, IDS, METADATA, MODEL, OURS, SAMPLED, STOP, STORE, STREAM, STRING, USER, Field
 from ..request import FIXED, UINT32, Asked, Sample, generation, include_usage_of, labels_of, read, request_of, token_ids
+from ..response_format import RESPONSE_FORMAT, SCHEMA
 
 FIELDS = (
     MODEL,
@@ -48,6 +49,7 @@ FIELDS = (
     Field("suffix", "refused", "No model here inserts text. An empty string is accepted.", {"const": ""}),
     USER,
     *SAMPLED,
+    RESPONSE_FORMAT._replace(support="ours"),
     METADATA,
     STORE,
     *OURS,
@@ -63,6 +65,7 @@ OUR_NAMES: Mapping[str, str] = {
     "token_ids.ids": "prompt",
     "max_new_tokens": "max_tokens",
     "top_logprobs": "logprobs",
+    "json_schema": SCHEMA,
     "prompt_logprobs": "echo",  # with logprobs
 }
 
