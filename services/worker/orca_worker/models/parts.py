@@ -28,10 +28,10 @@ def parts(batch: Batch, kv: KVManager, start_token: int) -> tuple[Batch, Batch]:
 
     Raises FailedPrecondition for a part of a prompt: an encoder needs all of it.
     """
-    befores, counts = np.array(batch.contexts), np.array(batch.query_lengths)
+    earlier, counts = np.array(batch.contexts), np.array(batch.query_lengths)
     inputs = batch.requests["prompt"]
-    begins = befores == 0
-    if len(batch.sampled) < len(batch) or np.count_nonzero(np.where(begins, counts, befores) < inputs):
+    begins = earlier == 0
+    if len(batch.sampled) < len(batch) or np.count_nonzero(np.where(begins, counts, earlier) < inputs):
         raise FailedPrecondition(f"rows {batch.rows.tolist()}: a part of a prompt, to a model with an encoder")
     new = np.flatnonzero(begins)
     of_encoder = batch.positions < inputs.repeat(counts)
@@ -39,7 +39,7 @@ def parts(batch: Batch, kv: KVManager, start_token: int) -> tuple[Batch, Batch]:
 
     own = counts - begins * inputs  # tokens of each member that are the decoder's, and known
     tokens = np.insert(batch.token_ids[~of_encoder], (own.cumsum() - own)[new], start_token)
-    firsts = np.where(begins, 0, befores - inputs + 1)
+    firsts = np.where(begins, 0, earlier - inputs + 1)
     return encoder, _part(batch, kv, np.arange(len(batch)), tokens, own + begins, firsts, inputs)
 
 

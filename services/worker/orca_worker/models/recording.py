@@ -290,7 +290,7 @@ class Recording:
         self.operations.append(Embed(table, self.tokens.start, scale, positions))
 
     def encoder_ends(self, start_token: int) -> None:
-        """What was recorded is the encoder's, what follows is the decoder's, which begins with `start_token`."""
+        """Ends the encoder's operations: those that follow are the decoder's, which begins with `start_token`."""
         self.encoder, self.operations, self.start_token = self.operations, [], start_token
 
     def normalize(self, out: Buffer, norm: Norm, of_head: bool = False, in_place: bool = False) -> None:
