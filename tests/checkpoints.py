@@ -1,6 +1,7 @@
 """Small random checkpoints for tests, as Hugging Face folders."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ def make_gpt2(
     positions: int,
     seed: int,
     tokenizer: bool = False,
+    special: Sequence[str] = (),
     **config: Any,
 ) -> Path:
     """A GPT-2 with random weights, which are large enough that continuations differ. `config` overrides GPT2Config.
 
     With `tokenizer` the folder has a byte-level tokenizer.json: ids 0 to 255 are the bytes in its alphabet's order.
-    Then `vocab` is at least 256, and higher ids have no text.
+    Then `vocab` is at least 256, and higher ids have no text, but for `special` tokens from 256 on.
     """
     torch.manual_seed(seed)
     fields: dict[str, Any] = {
@@ -47,7 +49,7 @@ def make_gpt2(
     model.save_pretrained(folder)
     if tokenizer:
         assert vocab >= 256
-        make_tokenizer().save(str(folder / "tokenizer.json"))
+        make_tokenizer(special).save(str(folder / "tokenizer.json"))
     return folder
 
 
@@ -158,12 +160,13 @@ def make_shape(folder: Path, shape: str, *, seed: int = 3, shards: bool = False,
     return folder
 
 
-def make_tokenizer() -> Tokenizer:
-    """A tokenizer with a token for each byte, and no others."""
+def make_tokenizer(special: Sequence[str] = ()) -> Tokenizer:
+    """A tokenizer with a token for each byte, and special ones behind them."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(special))
     return tokenizer
 
 

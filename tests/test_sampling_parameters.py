@@ -14,13 +14,12 @@ from orca.v1.orca_pb2 import GenerateRequest, Sampling
 from orca.v1.sampling_pb2 import SamplingParams
 from orca_cli.generate import generate as command
 from orca_client import AsyncOrcaClient, OrcaClient
-from orca_common.sampling import LOGPROBS, SAMPLING, Parameter, Range, markdown
+from orca_common.sampling import EVERY, FORMS, LOGPROBS, SAMPLING, Parameter, Range, markdown
 from orca_endpoint.openai.completions.request import FIELDS
 from orca_endpoint.openai.request import READERS
 from orca_worker.iteration.rows import PLAIN
 
 ROOT = Path(__file__).parents[1]
-EVERY = {**SAMPLING, **LOGPROBS}
 
 # The files that a new parameter touches: outside tests, pages and generated code.
 TOUCHED = {
@@ -67,8 +66,10 @@ def test_schedulers_and_the_pool_name_none() -> None:
 def test_the_messages_have_the_parameters_of_the_table() -> None:
     public = [field.name for field in Sampling.DESCRIPTOR.fields]
     assert public == list(SAMPLING)
-    assert set(LOGPROBS) <= set(GenerateRequest.DESCRIPTOR.fields_by_name)
-    assert [field.name for field in SamplingParams.DESCRIPTOR.fields] == list(EVERY)
+    assert {*LOGPROBS, *FORMS} <= set(GenerateRequest.DESCRIPTOR.fields_by_name)
+    assert [field.name for field in GenerateRequest.DESCRIPTOR.oneofs_by_name["form"].fields] == list(FORMS)
+    # The ranks get every form as one grammar.
+    assert [field.name for field in SamplingParams.DESCRIPTOR.fields] == [*SAMPLING, *LOGPROBS, "grammar"]
     assert set(PLAIN) < set(EVERY)
 
 
@@ -77,7 +78,7 @@ def field_of(parameter: Parameter) -> Any:
     return public.DESCRIPTOR.fields_by_name[parameter.name]
 
 
-@pytest.mark.parametrize("parameter", EVERY.values(), ids=lambda parameter: parameter.name)
+@pytest.mark.parametrize("parameter", [*SAMPLING.values(), *LOGPROBS.values()], ids=lambda parameter: parameter.name)
 def test_types(parameter: Parameter) -> None:
     public, mine = field_of(parameter), SamplingParams.DESCRIPTOR.fields_by_name[parameter.name]
     kinds = {

@@ -14,7 +14,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,6 +44,13 @@ def generate(
     logit_bias: Annotated[
         list[str] | None, typer.Option(help='Added to a token\'s logit, as in "17=-100". May be repeated.')
     ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="File with a JSON schema: the answer is JSON that it describes.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="The whole answer matches this regular expression.")] = None,
+    grammar: Annotated[
+        Path | None, typer.Option(help="File with a grammar in llguidance's variant of Lark: the answer follows it.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="The same seed draws the same tokens.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the generation. May be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after the end-of-sequence token.")] = False,
@@ -58,6 +65,10 @@ def generate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per event.")] = False,
     token_ids: Annotated[str | None, typer.Option(help='A prompt as token ids, as in "1,2,3".')] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Each prompt is a user's message, for the model's chat template.")
+    ] = False,
+    system: Annotated[str, typer.Option(help="With --chat: the system's message before it.")] = "",
     timeout: Annotated[float | None, typer.Option(min=0, help="Seconds that each request may take.")] = None,
     model: Annotated[str, typer.Option(help="The model, where several are served at one address.")] = "",
     tls_dir: Annotated[
@@ -72,7 +83,13 @@ def generate(
     for option, given_option in shown.items():
         if given_option and not as_json:
             raise typer.BadParameter("is shown only with --json", param_hint=option)
+    if system and not chat:
+        raise typer.BadParameter("goes only with --chat", param_hint="--system")
+    if chat and token_ids is not None:
+        raise typer.BadParameter("is no message of a chat", param_hint="--token-ids")
     given = prompts_of(prompts or [], token_ids)
+    if chat:
+        given = [messages_of(system, str(prompt)) for prompt in given]
     arguments = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
@@ -83,6 +100,9 @@ def generate(
         "presence_penalty": presence_penalty,
         "frequency_penalty": frequency_penalty,
         "logit_bias": biases_of(logit_bias or []),
+        "json_schema": read_form(json_schema, "--json-schema"),
+        "regex": regex,
+        "grammar": read_form(grammar, "--grammar"),
         "seed": seed,
         "stop": stop or (),
         "ignore_eos": ignore_eos,
@@ -93,16 +113,8 @@ def generate(
         "model": model,
     }
     from orca_cli.generating import generate_all  # it imports the client, which other commands do without
-    from orca_client import tls_credentials
 
-    option = "--tls-dir"
-    try:
-        credentials = tls_credentials(tls_dir) if tls_dir is not None else None
-        option = "--api-key-file"
-        secrets = {"credentials": credentials, "api_key": read_key(api_key_file) if api_key_file is not None else None}
-    except OSError as error:
-        typer.echo(f"{option}: {error.filename}: {error.strerror}", err=True)
-        raise typer.Exit(1) from None
+    secrets = secrets_of(tls_dir, api_key_file)
     try:
         failures = asyncio.run(generate_all(address or ["127.0.0.1:50051"], given, arguments, as_json, secrets))
     except KeyboardInterrupt:
@@ -113,7 +125,27 @@ def generate(
         raise typer.Exit(1)
 
 
-def prompts_of(prompts: Sequence[str], token_ids: str | None) -> list[str | list[int]]:
+def secrets_of(tls_dir: Path | None, api_key_file: Path | None) -> dict[str, Any]:
+    """The client's `credentials` and `api_key`. Raises Exit with a sentence for a file that cannot be read."""
+    from orca_client import tls_credentials
+
+    option = "--tls-dir"
+    try:
+        credentials = tls_credentials(tls_dir) if tls_dir is not None else None
+        option = "--api-key-file"
+        return {"credentials": credentials, "api_key": read_key(api_key_file) if api_key_file is not None else None}
+    except OSError as error:
+        typer.echo(f"{option}: {error.filename}: {error.strerror}", err=True)
+        raise typer.Exit(1) from None
+
+
+def messages_of(system: str, user: str) -> list[dict[str, str]]:
+    """A conversation that begins: the system's message, unless it is empty, and the user's."""
+    before = [{"role": "system", "content": system}] if system else []
+    return [*before, {"role": "user", "content": user}]
+
+
+def prompts_of(prompts: Sequence[str], token_ids: str | None) -> list[Any]:
     """The prompts of a command line. A line break at the very end of stdin is not part of the prompt."""
     if token_ids is not None:
         if prompts:
@@ -137,6 +169,18 @@ def biases_of(given: Sequence[str]) -> dict[int, float]:
         return {int(token_id): float(bias) for token_id, bias in pairs}
     except ValueError:
         raise typer.BadParameter('must be TOKEN_ID=BIAS, as in "17=-100"', param_hint="--logit-bias") from None
+
+
+def read_form(file: Path | None, option: str) -> str | None:
+    """The text of a schema's or a grammar's file."""
+    if file is None:
+        return None
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"{file}: {error.strerror}", param_hint=option) from None
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"{file} is not UTF-8", param_hint=option) from None
 
 
 def read_key(file: Path) -> str:

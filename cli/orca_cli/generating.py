@@ -30,7 +30,7 @@ from orca_client.reach import NOBODY
 
 from .stdout import drop
 
-Prompt = str | list[int]
+Prompt = str | list[int] | list[dict[str, str]]  # text, token ids, or the messages of a chat
 HELLO_TIMEOUT = 5.0  # seconds for the first answer of an endpoint; later outages are waited out
 PANEL_WIDTH = 40  # columns that each of several prompts gets at least
 
@@ -148,7 +148,10 @@ def piece(event: Event, spells: bool) -> str:
 
 
 def title(prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else ",".join(map(str, prompt))
+    if isinstance(prompt, str):
+        return prompt
+    last = prompt[-1] if prompt else 0
+    return last["content"] if isinstance(last, dict) else ",".join(map(str, prompt))
 
 
 class JsonLines:

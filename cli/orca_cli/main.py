@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from orca_cli.chat import chat
 from orca_cli.credentials import certs, key
 from orca_cli.generate import generate
 from orca_cli.settings_command import KINDS, SettingsCommand, redis_url_of, settings_of
@@ -25,6 +26,7 @@ app = typer.Typer(
     help="Orca serves Transformer models: iteration-level scheduling, selective batching.",
 )
 app.command(cls=Command)(generate)
+app.command(cls=Command)(chat)
 app.command(cls=Command)(certs)
 app.command(cls=Command)(key)
 console = Console(highlight=False, markup=False)

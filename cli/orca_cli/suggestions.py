@@ -16,7 +16,8 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except NoSuchOption as refused:
-            refused.possibilities = [name for name in refused.possibilities or () if alike(refused.option_name, name)]
+            known = [name for parameter in self.get_params(ctx) for name in parameter.opts if name.startswith("--")]
+            refused.possibilities = [name for name in known if alike(refused.option_name, name)]  # click looks at three
             raise
 
 

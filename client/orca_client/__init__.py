@@ -33,7 +33,7 @@ from .events import (
     TopToken,
     message_of,
 )
-from .many import Answer
+from .many import Answer, Message
 from .tls import tls_credentials
 
 __version__ = "0.1.0"
@@ -55,6 +55,7 @@ __all__ = [
     "Finished",
     "Internal",
     "InvalidArgument",
+    "Message",
     "Model",
     "NotFound",
     "OrcaClient",

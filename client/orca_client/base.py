@@ -90,7 +90,7 @@ class BaseClient(ABC, Generic[S]):
     @_unqualified
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         max_new_tokens: int,
         temperature: float = 0.0,
@@ -108,6 +108,10 @@ class BaseClient(ABC, Generic[S]):
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
         logit_bias: Mapping[int, float] | None = None,
+        json_schema: str | Mapping[str, Any] | None = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
         timeout: float | None = None,
         detach_grace: float = 30.0,
         request_id: str | None = None,
@@ -118,22 +122,26 @@ class BaseClient(ABC, Generic[S]):
     ) -> S:
         """Sends a request, and returns its stream of Accepted, Tokens and Finished.
 
-        prompt: text or token ids. temperature: 0 is greedy. top_logprobs: each Token has so many of the most probable
-        tokens at its place. prompt_logprobs: a Prompt comes before the first Token. logit_bias: token id -> what is
-        added to its logit. `orca.proto` says what each parameter does. timeout: seconds for the whole request,
-        with all its resumptions. detach_grace: seconds for which the request lives on without a call, so that it can be
-        resumed. request_id: made when absent; one that the server knows with the same body gives the stream of that
-        request. model: the name that the server must serve; empty: whichever it does. It goes with all calls of the
-        request as metadata, too, by which a proxy finds its release. stream_interval: after the first token the server
-        waits until it can send this number together, at most 256: cheaper where no person reads along.
-        on_leave: "cancel" ends the request when its stream is left before the end, "detach" lets it live on. metadata:
-        goes with the calls of this request.
+        prompt: text, token ids, or the messages of a chat, each with role and content, for the model's chat template.
+        max_new_tokens: 0 with messages is as many as the model or the server says. template_kwargs: variables for the
+        template. temperature: 0 is greedy. top_logprobs: each Token has this number of the most probable tokens at its
+        place. prompt_logprobs: a Prompt comes before the first Token. logit_bias: token id -> what is added to its
+        logit. json_schema, regex, grammar: one form at most, which the answer follows; a schema may be an object.
+        `orca.proto` says what each parameter does. timeout: seconds for the whole request, with all its
+        resumptions. detach_grace: seconds for which the request lives on without a call, so that it can be resumed.
+        request_id: made when absent; one that the server knows with the same body gives the stream of that request.
+        model: the name that the server must serve; empty: whichever it does. It goes with all calls of the request as
+        metadata, too, by which a proxy finds its release. stream_interval: after the first token the server waits until
+        it can send this number together, at most 256: cheaper where no person reads along. on_leave: "cancel" ends the
+        request when its stream is left before the end, "detach" lets it live on. metadata: goes with the calls of this
+        request.
 
         Raises InvalidArgument for a value that its field cannot hold. What the server refuses is raised by the stream.
         """
         body = generate_request(
             request_id or uuid.uuid4().hex,
             prompt,
+            template_kwargs=template_kwargs,
             max_new_tokens=max_new_tokens,
             sampling={
                 "temperature": temperature,
@@ -155,6 +163,7 @@ class BaseClient(ABC, Generic[S]):
             detach_grace=detach_grace,
             model=model,
             stream_interval=stream_interval,
+            form={"json_schema": json_schema, "regex": regex, "grammar": grammar},
         )
         _check_on_leave(on_leave)
         patience = self._patience(self._resume_timeout, timeout)

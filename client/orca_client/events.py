@@ -1,7 +1,7 @@
 """The events of a stream and the answer of GetModel: messages of orca.v1 as frozen dataclasses of the same names."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from google.protobuf.duration_pb2 import Duration
@@ -120,6 +120,9 @@ class Model:
     eos_token_ids: tuple[int, ...]
     has_tokenizer: bool  # False: prompts are token ids, and Token.text is empty
     engines: tuple[Engine, ...]
+    has_chat_template: bool = False  # False: a prompt cannot be messages
+    # What its generation_config.json says of sampling: values of `generate`'s arguments, by their names.
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 _PREFIX = "FINISH_REASON_"
@@ -195,6 +198,8 @@ def model_of(message: pb.GetModelResponse) -> Model:
             Engine(one.id, one.tensor_parallel, one.pipeline_parallel, one.slots, one.epoch, one.weights)
             for one in message.engines
         ),
+        has_chat_template=message.has_chat_template,
+        sampling_defaults={one.name: value for one, value in message.sampling_defaults.ListFields()},
     )
 
 

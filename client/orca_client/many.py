@@ -3,7 +3,7 @@
 Pure: the clients (`client.py`, `aio.py`) run the prompts, this decides which one starts and which answer is next.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .errors import InvalidArgument, OrcaError
@@ -11,7 +11,8 @@ from .events import Finished, Token
 
 INTERVAL = 16  # tokens of a message: no reader follows it, and a stream that breaks has lost little
 
-Prompt = str | Sequence[int]
+Message = Mapping[str, str]  # role, content, and name or tool_call_id
+Prompt = str | Sequence[int] | Sequence[Message]  # text, token ids, or the messages of a chat
 Progress = Callable[[int, int | None], None]  # gets how many prompts have ended, and of how many (None: not known)
 
 

@@ -3,16 +3,18 @@
 Only values that the message cannot hold are refused here; the server checks limits.
 """
 
+import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 
-from orca.v1.orca_pb2 import GenerateRequest, Sampling
+from orca.v1.orca_pb2 import Chat, ChatMessage, GenerateRequest, Sampling
 
 from .errors import InvalidArgument
+from .many import Message, Prompt
 
 COUNT = f"a whole number from 0 to {2**32 - 1}"
 HOLDS = {  # by protobuf's type of a field: its values in words
@@ -20,13 +22,15 @@ HOLDS = {  # by protobuf's type of a field: its values in words
     FieldDescriptor.CPPTYPE_UINT32: COUNT,
     FieldDescriptor.CPPTYPE_UINT64: f"a whole number from 0 to {2**64 - 1}",
 }
+MEMBERS = tuple(ChatMessage.DESCRIPTOR.fields_by_name)
 SHOWN = 100  # characters of a wrong value in a sentence
 
 
 def generate_request(
     request_id: str,
-    prompt: str | Sequence[int],
+    prompt: Prompt,
     *,
+    template_kwargs: Mapping[str, object] | None,
     max_new_tokens: int,
     sampling: Mapping[str, Any],
     stop: Sequence[str],
@@ -38,10 +42,12 @@ def generate_request(
     detach_grace: float,
     model: str,
     stream_interval: int,
+    form: Mapping[str, str | Mapping[str, Any] | None],
 ) -> GenerateRequest:
     """Raises InvalidArgument with the field's name for a value that the field cannot hold, such as a negative count.
 
-    sampling: fields of `Sampling` by their names; None: absent.
+    sampling: fields of `Sampling` by their names; None: absent. form: the same of the answer's form, one at most;
+    a schema may be the object that JSON spells.
     """
     request = GenerateRequest(ignore_eos=ignore_eos, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
     with _field("request_id", "text", request_id):
@@ -50,16 +56,26 @@ def generate_request(
     if isinstance(prompt, str):
         with _field("text"):
             request.text = prompt
+    elif _is_chat(prompt):
+        request.chat.CopyFrom(_chat(prompt, template_kwargs))
     else:
         with _field("token_ids.ids", "token ids", prompt):
             request.token_ids.SetInParent()  # so that no ids at all are still a prompt of token ids
             request.token_ids.ids.extend(prompt)
+    if template_kwargs is not None and not request.HasField("chat"):
+        raise InvalidArgument("template_kwargs: are for a chat; the prompt is no list of messages", "template_kwargs")
     with _field("max_new_tokens", COUNT, max_new_tokens):
         request.max_new_tokens = max_new_tokens
     with _field("top_logprobs", COUNT, top_logprobs):
         request.top_logprobs = top_logprobs
     for name, value in sampling.items():
         _put(request.sampling, name, value)
+    given = {name: value for name, value in form.items() if value is not None}
+    if len(given) > 1:
+        raise InvalidArgument(f"{' and '.join(given)}: an answer has one form; give one of them", list(given)[1])
+    for name, value in given.items():
+        with _field(name, "a text"):
+            setattr(request, name, json.dumps(value) if isinstance(value, Mapping) else value)
     with _field("stop", "a string or several of them", stop):
         request.stop.extend([stop] if isinstance(stop, str) else stop)
     with _field("stop_token_ids", "token ids", stop_token_ids):
@@ -71,6 +87,29 @@ def generate_request(
     with _field("stream_interval", COUNT, stream_interval):
         request.stream_interval = stream_interval
     return request
+
+
+def _is_chat(prompt: Prompt) -> TypeGuard[Sequence[Message]]:
+    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def _chat(messages: Sequence[Message], variables: Mapping[str, object] | None) -> Chat:
+    """The messages, and the variables for the model's template."""
+    chat = Chat()
+    for n, given in enumerate(messages):
+        if not isinstance(given, Mapping):
+            raise InvalidArgument(f"messages[{n}]: must be a mapping with role and content", f"messages[{n}]")
+        message = chat.messages.add()
+        for name, value in given.items():
+            field = f"messages[{n}].{name}"
+            if name not in ChatMessage.DESCRIPTOR.fields_by_name:
+                raise InvalidArgument(f"{field}: is not known; a message has {', '.join(MEMBERS)}", field)
+            with _field(field, "text", value):
+                setattr(message, name, value)
+    if variables is not None:
+        with _field("template_kwargs", "values of JSON", variables):
+            chat.template_kwargs = json.dumps(variables)
+    return chat
 
 
 def _put(sampling: Sampling, name: str, value: Any) -> None:
@@ -93,7 +132,7 @@ def _check_prompt(prompt: Any) -> None:
         raise InvalidArgument("prompt: is bytes; give text (bytes.decode makes it) or token ids", "prompt")
     if not isinstance(prompt, Iterable):
         kind = "None" if prompt is None else f"of type {type(prompt).__name__}"
-        raise InvalidArgument(f"prompt: is {kind}; give text or a sequence of token ids", "prompt")
+        raise InvalidArgument(f"prompt: is {kind}; give text, a sequence of token ids, or messages", "prompt")
 
 
 def _duration(seconds: float) -> Duration:

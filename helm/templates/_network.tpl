@@ -19,6 +19,16 @@ spec:
       {{- include "orca.selector" . | nindent 6 }}
 {{- end -}}
 
+{{/* Metrics at the status port. */}}
+{{- define "orca.fromMetrics" -}}
+{{- with .Values.networkPolicy.metricsClients }}
+- ports:
+    - port: 9090
+  from:
+    {{- toYaml . | nindent 4 }}
+{{- end }}
+{{- end -}}
+
 {{- define "orca.toDns" -}}
 - ports:
     - {port: 53, protocol: UDP}

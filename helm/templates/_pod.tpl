@@ -16,7 +16,9 @@
 {{- define "orca.podMetadata" -}}
 {{- $values := (first .).Values -}}
 {{- $pod := include "orca.pod" . | fromYaml -}}
-{{- $labels := include "orca.overlay" (list $values.commonLabels $pod.labels) | fromYaml -}}
+{{- $router := and $values.metrics.router.enabled (eq (index . 1) "endpoint") | ternary (include "orca.engineType" . | fromYaml) dict -}}
+{{- $labels := include "orca.overlay" (list $values.commonLabels $router) | fromYaml -}}
+{{- $labels = include "orca.overlay" (list $labels $pod.labels) | fromYaml -}}
 labels:
   {{- include "orca.overlay" (list $labels (include "orca.selector" . | fromYaml)) | nindent 2 }}
 {{- $annotations := include "orca.overlay" (list $values.commonAnnotations $pod.annotations) | fromYaml -}}

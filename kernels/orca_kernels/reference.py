@@ -143,6 +143,45 @@ class SplitAttention:
         return out
 
 
+class PartAttention:
+    """The attention of one batch of the encoder or the decoder of a model that has both, request by request.
+
+    block_table [B, n] int64; query_lengths, firsts [B]: how many tokens each request has in this batch, and the
+    position of the first; inputs [B]: tokens of the encoder, whose keys and values are a request's first ones.
+    """
+
+    def __init__(
+        self, block_table: Tensor, query_lengths: Sequence[int], firsts: Sequence[int], inputs: Sequence[int]
+    ) -> None:
+        self._members = list(zip(block_table, query_lengths, firsts, inputs, strict=True))
+
+    def __call__(
+        self, q: Tensor, keys: Tensor, values: Tensor, scale: float, sees_input: bool, bias: Tensor | None
+    ) -> Tensor:
+        """q [T, heads, D], caches [n_blocks, heads, block_size, D] -> the same shape as q.
+
+        sees_input: a query sees all keys of the encoder's tokens; else those behind them up to its own. bias [heads,
+        2 * reach + 1] float32: added to a score by key - query, from -reach on, and the outermost beyond.
+        """
+        out, start = torch.empty_like(q), 0
+        for blocks, length, first, inputs in self._members:
+            begin, end = (0, inputs) if sees_input else (inputs, inputs + first + length)
+            at = torch.arange(begin, end, device=q.device)
+            block, offset = blocks[at // keys.shape[2]], at % keys.shape[2]
+            k, v = (cache[block, :, offset].transpose(0, 1).float() for cache in (keys, values))  # [heads, keys, D]
+            queries = q[start : start + length].transpose(0, 1).float()
+            scores = queries @ k.transpose(1, 2) * scale
+            distance = (at - begin) - torch.arange(first, first + length, device=q.device)[:, None]
+            if bias is not None:
+                reach = bias.shape[1] // 2
+                scores = scores + bias[:, distance.clamp(-reach, reach) + reach]
+            if not sees_input:
+                scores = scores.masked_fill(distance > 0, -torch.inf)
+            out[start : start + length] = (scores.softmax(-1) @ v).transpose(0, 1).to(q.dtype)
+            start += length
+        return out
+
+
 def split_attention(
     q: Tensor,
     keys: Tensor,

@@ -33,8 +33,7 @@ class StackSettings(Settings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the GPU when there is one."""
     kernels: Kernels = "auto"
-    """Kernels on a CPU, by instruction set; auto: the best that the machine runs; torch: plain torch, none of them;
-    device-loop: the loop of a GPU in plain torch, for tests."""
+    """Kernels on a CPU, by instruction set; auto: the best; torch: none; device-loop: the loop of a GPU, for tests."""
     tp: int = Field(default=1, ge=1)
     """Tensor ranks: how many share each layer of a stage."""
     pp: int = Field(default=1, ge=1)

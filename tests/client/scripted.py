@@ -52,6 +52,7 @@ class Script:
         self.calls: list[Seen] = []
         self.cancelled: list[str] = []  # request ids of Cancel
         self.refuses: errors.OrcaError | None = None  # what GetModel answers, as one does to a wrong key
+        self.has_chat_template, self.sampling = False, pb.Sampling()  # of the model
         self.said = asyncio.Queue[str]()  # endpoints whose call has sent all its events, and hangs
         self.left = asyncio.Queue[str]()  # endpoints whose hanging call its client has ended
 
@@ -86,7 +87,13 @@ class Endpoint(OrcaServicer):
             await errors.abort(context, self.script.refuses)
         engine = pb.Engine(id="engine-0", tensor_parallel=2, pipeline_parallel=1, slots=640, epoch=3, weights="0af7")
         return pb.GetModelResponse(
-            name="demo", vocab_size=512, eos_token_ids=[1, 2], has_tokenizer=True, engines=[engine]
+            name="demo",
+            vocab_size=512,
+            eos_token_ids=[1, 2],
+            has_tokenizer=True,
+            engines=[engine],
+            has_chat_template=self.script.has_chat_template,
+            sampling_defaults=self.script.sampling,
         )
 
     async def _play(self, request: Any, asked: int, context: Any) -> AsyncIterator[pb.GenerateResponse]:

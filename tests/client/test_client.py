@@ -120,6 +120,23 @@ async def test_defaults(stage: Stage, face: Face, connect: Connect) -> None:
     assert sent == expected
 
 
+async def test_messages(stage: Stage, face: Face, connect: Connect) -> None:
+    """A chat is a prompt like another one: its request resumes, and many can run at once."""
+    script = Script(Act(upto=3, end="die"))
+    first, second = await stage.endpoint(script, "a"), await stage.endpoint(script, "b")
+    messages = [{"role": "system", "content": "é"}, {"role": "user", "content": "hi", "name": "Ann"}]
+    client = connect(first.address, second.address)
+    stream = client.generate(messages, max_new_tokens=0, template_kwargs={"enable_thinking": False})
+    assert indexes(await rest(face, stream)) == ALL
+    generate, resume = script.calls
+    assert isinstance(generate.request, pb.GenerateRequest)
+    assert isinstance(resume.request, pb.ResumeRequest)
+    assert generate.request.chat == pb.Chat(
+        messages=[pb.ChatMessage(role="system", content="é"), pb.ChatMessage(role="user", content="hi", name="Ann")],
+        template_kwargs='{"enable_thinking": false}',
+    )
+
+
 async def test_death_of_an_endpoint(stage: Stage, face: Face, connect: Connect) -> None:
     """The first endpoint dies in the middle of a stream. The second goes on after the last token seen."""
     script = Script(Act(upto=3, end="die"))
@@ -696,6 +713,11 @@ async def test_started_before_it_is_read(stage: Stage, face: Face, connect: Conn
         ("timeout", {"timeout": float("nan")}),
         ("timeout", {"timeout": "soon"}),
         ("text", {"prompt": "half a \udce9"}),
+        ("messages[0].content", {"prompt": [{"role": "user", "content": 5}]}),
+        ("messages[0].weight", {"prompt": [{"role": "user", "content": "a", "weight": "1"}]}),
+        ("messages[1]", {"prompt": [{"role": "user", "content": "a"}, 5]}),
+        ("template_kwargs", {"template_kwargs": {"a": 1}}),
+        ("template_kwargs", {"prompt": [{"role": "user", "content": "a"}], "template_kwargs": {"a": object()}}),
         ("token_ids.ids", {"prompt": [1, -1]}),
         ("detach_grace", {"detach_grace": float("inf")}),
         ("detach_grace", {"detach_grace": float("nan")}),

@@ -216,6 +216,22 @@ def test_a_folder_is_copied_without_its_links(tmp_path: Path) -> None:
     assert not any(path.is_symlink() for path in (tmp_path / "model").iterdir())
 
 
+def test_chat_templates_come_too(tmp_path: Path) -> None:
+    """From a folder and from an archive, those in their own folder as well; other folders stay where they are."""
+    source = tmp_path / "source"
+    wanted = {"tokenizer_config.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja"}
+    for name in (*wanted, "onnx/model.bin", "other/config.txt"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("{}")
+    for name in TOKENIZER:
+        shutil.copyfile(DEMO_MODEL / name, source / name)
+    fill = partial(fill_from_folder, folder=source, patterns=TOKENIZER_FILES)
+    assert fetch(tmp_path / "copied", {"folder": "source"}, fill, tokenizer_only=True)
+    with server(always(archive(source, "model/"))) as (address, _):
+        assert unpack(tmp_path / "unpacked", f"{address}/x", small=True)
+    assert names(tmp_path / "copied") == names(tmp_path / "unpacked") == TOKENIZER | wanted | MARK
+
+
 def test_nothing_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/config.json").touch()

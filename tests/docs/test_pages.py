@@ -117,6 +117,12 @@ def test_the_table_of_keys_is_the_docstring_s() -> None:
     assert page.count("| `tokens:ID` | string |") == 1, "the marks are there, and the table is between them"
 
 
+def test_the_table_of_metrics_is_that_of_the_services() -> None:
+    page = (DOCS / "metrics.md").read_text()
+    assert page == load(DOCS / "hooks/metrics.py").page(), "run docs/hooks/metrics.py"
+    assert page.count("| `orca_build_info` | gauge |") == 1, "the marks are there, and the table is between them"
+
+
 def test_the_table_of_methods_is_the_contract_s() -> None:
     """A row for each method, in the contract's order. A cell that names fields names all of them, and so do braces."""
     page = (DOCS / "design.md").read_text()

@@ -1,6 +1,7 @@
 """Kills and freezes ranks under load, at random moments: no request's tokens change, no other process ends.
 
     python tests/e2e/kill_rounds.py --rounds 30 [--seed 1] [--tp 2] [--pp 2] [--run-ahead 1] [--dtype bfloat16]
+                                    [--family t5 --pp 1]
 
 A round streams requests, sends SIGKILL or SIGSTOP to one rank or to two at once at a random moment, and waits until all
 streams have ended. In float32 the tokens must be those of transformers, in bfloat16 those that the stack itself makes
@@ -29,6 +30,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from checkpoints import make_gpt2  # noqa: E402
+from encoder_decoders import Seq2Seq, make_t5  # noqa: E402
 from reference import Reference  # noqa: E402
 from stacks import Running, running  # noqa: E402
 
@@ -63,9 +65,11 @@ def make_model(folder: Path, heads: int = 6, layers: int = 4) -> Path:
 class Rounds:
     """Runs rounds on one stack, and asserts what each must show."""
 
-    def __init__(self, stack: Running, model: Path, draw: random.Random, dtype: str = "float32") -> None:
+    def __init__(
+        self, stack: Running, model: Path, draw: random.Random, dtype: str = "float32", of: type[Reference] = Reference
+    ) -> None:
         self._stack, self._draw, self._dtype = stack, draw, dtype
-        self._reference = Reference(model)
+        self._reference = of(model)
 
     async def round(self, victims: Mapping[int, signal.Signals]) -> Recovery:
         """Runs one round, which sends a signal to each of these ranks (by number in the engine) at once."""
@@ -156,16 +160,20 @@ def check_journals(run_dir: Path) -> None:
         assert core.memory.reserved == 0, f"{path.name}: slots are reserved at the end"
 
 
-async def main(rounds: int, seed: int, tp: int, pp: int, run_ahead: int, dtype: str, kernels: str) -> None:
+async def main(rounds: int, seed: int, tp: int, pp: int, run_ahead: int, dtype: str, kernels: str, family: str) -> None:
     draw = random.Random(seed)
     done: list[Recovery] = []
     with tempfile.TemporaryDirectory(prefix="orca-kill-rounds-") as temporary:
         folder = Path(temporary)
-        model = make_model(folder / "model")
-        run = folder / "run"
+        model, of, run = folder / "model", Reference, folder / "run"
+        if family == "t5":
+            make_t5(model, seed=7, tied=False, num_heads=6, num_layers=3, vocab_size=VOCAB)
+            of = Seq2Seq
+        else:
+            make_model(model)
         numbers = {"tp": tp, "pp": pp, "max_batch_size": MAX_BS, "run_ahead": run_ahead}
         async with running(run, model, **numbers, dtype=dtype, kernels=kernels) as stack:
-            lab = Rounds(stack, model, draw, dtype)
+            lab = Rounds(stack, model, draw, dtype, of)
             for n in range(rounds):
                 # Each rank in turn, with SIGKILL and with SIGSTOP; every eighth round hits another rank too.
                 ranks = tp * pp
@@ -196,5 +204,7 @@ if __name__ == "__main__":
     parser.add_argument("--run-ahead", type=int, default=0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--kernels", default="auto", help="those of a rank; device-loop: the loop of a GPU")
+    parser.add_argument("--family", choices=("gpt2", "t5"), default="gpt2")
     given = parser.parse_args()
-    asyncio.run(main(given.rounds, given.seed, given.tp, given.pp, given.run_ahead, given.dtype, given.kernels))
+    numbers = given.rounds, given.seed, given.tp, given.pp, given.run_ahead
+    asyncio.run(main(*numbers, given.dtype, given.kernels, given.family))

@@ -18,9 +18,11 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 from servers import redis_server  # noqa: E402
 
 from orca.v1.pool_pb2 import PoolRequest  # noqa: E402
+from orca_common.metrics import Metrics  # noqa: E402
 from orca_endpoint.calls.call import Call, CallLimits  # noqa: E402
 from orca_endpoint.calls.delivery import Delivery  # noqa: E402
 from orca_endpoint.calls.events import Token  # noqa: E402
+from orca_endpoint.calls.metrics import CallMetrics, Meter  # noqa: E402
 from orca_endpoint.calls.transcript import Transcript  # noqa: E402
 from orca_pool.pool import Pool  # noqa: E402
 from orca_pool.records import Attached, CommitRow, CommittedToken, EngineInfo, Reason  # noqa: E402
@@ -63,7 +65,9 @@ async def measure(url: str, streams: int, tokens: int) -> tuple[float, float]:
         shown = dict.fromkeys(names, 0)
 
         async def show(name: str) -> None:
-            async with Call(pool, delivery, CallLimits(60.0, 4096), Transcript(name, None), attempt=2) as call:
+            meter = Meter(CallMetrics(Metrics("endpoint")), "", 0.0)
+            transcript = Transcript(name, None)
+            async with Call(pool, delivery, CallLimits(60.0, 4096), transcript, attempt=2, meter=meter) as call:
                 async for piece in call.pieces():
                     for event in piece:
                         if isinstance(event, Token):

@@ -99,7 +99,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 async def test_tokens(tmp_path: Path, case: token_grid.Case) -> None:
-    """The layout of Figure 6, uneven shards with a run-ahead, other families. `make distributed` runs the whole grid."""
+    """The layout of Figure 6, uneven shards with a run-ahead, other families. `make distributed` runs the grid."""
     await token_grid.check(case, tmp_path, 1)
 
 

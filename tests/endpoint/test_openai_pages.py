@@ -1,45 +1,84 @@
 """The HTTP door around its calls: health, version, description, tokens, methods, CORS, request ids, errors."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import httpx2 as httpx
 import pytest
 from endpoint.harness import World, serving, until, world
-from openai.types import completion_create_params
+from openai.types import chat, completion_create_params
 from openai.types.chat import ChatCompletionStreamOptionsParam
+from openai.types.chat import completion_create_params as chat_create_params
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from orca_common.release import VERSION
+from orca_endpoint.openai.chat.fields import FIELDS as CHAT_FIELDS
+from orca_endpoint.openai.chat.request import CALL, MEMBERS, NO_MEMBERS
 from orca_endpoint.openai.completions.request import FIELDS
-from orca_endpoint.openai.fields import markdown
+from orca_endpoint.openai.fields import Field, markdown
 from orca_endpoint.openai.openapi import PATHS
 
 ROOT = Path(__file__).parents[2]
 
 
-def openai_fields() -> set[str]:
-    """Every documented field of `/v1/completions`, as the `openai` package types it."""
-    kinds = (
+METHODS: dict[str, tuple[Sequence[Field], Any, Any]] = {  # our list of fields, and the types of the `openai` package
+    "completions": (
+        FIELDS,
         completion_create_params.CompletionCreateParamsNonStreaming,
         completion_create_params.CompletionCreateParamsStreaming,
-    )
-    return {name for kind in kinds for name in get_type_hints(kind)}
+    ),
+    "chat": (
+        CHAT_FIELDS,
+        chat_create_params.CompletionCreateParamsNonStreaming,
+        chat_create_params.CompletionCreateParamsStreaming,
+    ),
+}
 
 
-def test_every_field_of_openai_is_supported_or_refused() -> None:
-    listed = {field.name for field in FIELDS if field.support != "ours"}
-    assert listed == openai_fields()
-    assert {field.name for field in FIELDS if field.support == "ours"}.isdisjoint(openai_fields())
-    options = next(field for field in FIELDS if field.name == "stream_options").schema["properties"]
+@pytest.mark.parametrize("method", METHODS)
+def test_every_field_of_openai_is_supported_or_refused(method: str) -> None:
+    fields, *kinds = METHODS[method]
+    documented = {name for kind in kinds for name in get_type_hints(kind)}
+    assert {field.name for field in fields if field.support != "ours"} == documented
+    assert {field.name for field in fields if field.support == "ours"}.isdisjoint(documented)
+    assert len({field.name for field in fields}) == len(fields)
+    options = next(field for field in fields if field.name == "stream_options").schema["properties"]
     assert set(options) == set(get_type_hints(ChatCompletionStreamOptionsParam))
 
 
-def test_the_table_of_the_documentation_is_this_one() -> None:
-    assert markdown(FIELDS) in (ROOT / "docs/openai.md").read_text(), "put markdown(FIELDS) there"
+def test_every_member_of_a_message_is_supported_or_refused() -> None:
+    kinds = (
+        chat.ChatCompletionSystemMessageParam,
+        chat.ChatCompletionDeveloperMessageParam,
+        chat.ChatCompletionUserMessageParam,
+        chat.ChatCompletionAssistantMessageParam,
+        chat.ChatCompletionToolMessageParam,
+    )
+    assert {name for kind in kinds for name in get_type_hints(kind)} == {*MEMBERS, CALL, *NO_MEMBERS}
+
+
+async def test_every_field_is_read(orca: World, http: httpx.AsyncClient) -> None:
+    """A value that no field takes is refused by the field's own name: so none is ignored in silence."""
+    for path, body, fields in (
+        ("/v1/completions", {"prompt": "a"}, FIELDS),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, CHAT_FIELDS),
+    ):
+        for field in fields:
+            wrong = {"stream": True} if field.name == "stream_options" else {}
+            answer = await http.post(path, json={**body, **wrong, field.name: [[["wrong"]]]})
+            error = answer.json()["error"]
+            assert (field.name, answer.status_code) == (field.name, 400)
+            assert error["param"].split("[")[0] == field.name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_table_of_the_documentation_is_this_one(method: str) -> None:
+    fields = METHODS[method][0]
+    assert markdown(fields) in (ROOT / "docs/openai.md").read_text(), f"put markdown of the fields of {method} there"
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -51,8 +90,9 @@ async def test_pages(orca: World, http: httpx.AsyncClient) -> None:
     assert (await http.get("/version")).json() == {"version": VERSION}
     document = (await http.get("/openapi.json")).json()
     assert set(document["paths"]) == set(PATHS)
-    schema = document["components"]["schemas"]["CompletionRequest"]
-    assert set(schema["properties"]) == {field.name for field in FIELDS}
+    for name, fields in {"CompletionRequest": FIELDS, "ChatRequest": CHAT_FIELDS}.items():
+        schema = document["components"]["schemas"][name]
+        assert set(schema["properties"]) == {field.name for field in fields}
     refs = [part.split('"')[0] for part in (await http.get("/openapi.json")).text.split("#/components/")[1:]]
     assert all(part.split("/")[1] in document["components"][part.split("/")[0]] for part in refs)
     page = await http.get("/docs")

@@ -44,7 +44,7 @@ def test_ends(reason: Reason) -> None:
         Reason.NEVER_FITS: CODE.FAILED_PRECONDITION,
         Reason.ABORTED: CODE.ABORTED,
         Reason.MODEL_CHANGED: CODE.ABORTED,
-        Reason.NOT_FINITE: CODE.INTERNAL,
+        Reason.STUCK: CODE.FAILED_PRECONDITION,
     }
     error = end_error(reason, "one", "0af7")
     assert error.code is codes[reason]

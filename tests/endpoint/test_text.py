@@ -8,7 +8,7 @@ import pytest
 from endpoint.harness import VOCABULARY, make_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from orca_common.errors import FailedPrecondition, Internal
 from orca_endpoint.text.vocabulary import StopMatcher, TextStream, Vocabulary, WindowDetokenizer
@@ -73,6 +73,32 @@ def test_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
     pieces = [stream.push(i)[0] for i in ids]
     assert pieces == ["Hello", " world", "", "é", "", "", "", "😀", "!"]
     assert stream.flush() == ""
+
+
+SENTENCEPIECE = ["the pool", "  the pool", " the", "東京 😀 the é", "😺😺", "naïve\n\n the", "the</s>pool", "a\u0000b"]
+
+
+@pytest.mark.parametrize("text", SENTENCEPIECE)
+def test_a_sentencepiece_text_comes_as_it_went(tmp_path: Path, text: str) -> None:
+    """With merges, special tokens, a space put before the text, and bytes for all that the vocabulary lacks."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    names += ["▁", "t", "h", "e", "p", "o", "▁t", "▁th", "▁the", "▁p", "▁▁", "é", "東"]
+    merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e"), ("▁", "p"), ("▁", "▁")]
+    ids = {name: i for i, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(ids, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(parts)  # type: ignore[arg-type]
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = Vocabulary(tmp_path / "tokenizer.json")
+    stream, tokens = TextStream(vocabulary, ()), vocabulary.encode(text, special=False)
+    pieces = [stream.push(i)[0] for i in tokens] + [stream.flush()]
+    assert "".join(pieces) == tokenizer.decode(tokens) == text.replace("</s>", " ")
+    assert "\ufffd" not in "".join(pieces)
+    assert (vocabulary.token_bytes(ids["<0xE6>"]), vocabulary.spell(ids["<0xE6>"])) == (b"\xe6", "bytes:\\xe6")
+    assert vocabulary.token_bytes(ids["▁the"]) == b" the"
+    assert vocabulary.token_bytes(ids["</s>"]) == b"</s>"
 
 
 def test_a_long_run_of_broken_bytes_is_given_out(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
@@ -155,6 +181,20 @@ def test_byte_level_with_added_tokens(tmp_path: Path) -> None:
     assert text == tokenizer.decode(ids, skip_special_tokens=True)
     assert "im_start" not in text
     assert "<tool>" in text
+
+
+def test_the_end_token_that_a_tokenizer_puts_behind_each_text(tmp_path: Path) -> None:
+    """T5's does, and an encoder expects it. `special` false leaves it out."""
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581the", -1.0), ("\u2581pool", -2.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer.add_special_tokens(["<pad>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = Vocabulary(tmp_path / "tokenizer.json")
+    assert vocabulary.encode("the pool") == [3, 4, 1]
+    assert vocabulary.encode("the pool", special=False) == [3, 4]
+    assert vocabulary.decode([3, 4, 1]) == "the pool"
 
 
 def test_a_panic_of_the_tokenizer_library_is_an_error(tmp_path: Path) -> None:

@@ -238,6 +238,7 @@ def test_a_token_without_a_logprob() -> None:
         (Reason.NOT_FINITE, Internal),
         (Reason.NEVER_FITS, FailedPrecondition),
         (Reason.MODEL_CHANGED, Aborted),
+        (Reason.STUCK, FailedPrecondition),
     ],
 )
 def test_ends_that_are_errors(reason: Reason, error: type[OrcaError]) -> None:

@@ -13,6 +13,8 @@ from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition, InvalidArgument
 from orca_endpoint.http.errors import failure
 from orca_endpoint.openai.completions.request import OUR_NAMES
+from orca_endpoint.requests.chats import Chats
+from orca_endpoint.requests.forms import FormCompiler
 from orca_endpoint.requests.threads import Threads
 from orca_endpoint.requests.validation import Validator, body_digest
 from orca_endpoint.settings import EndpointSettings
@@ -21,12 +23,15 @@ from orca_endpoint.text.vocabulary import Vocabulary
 
 @pytest.fixture
 def validator(model: Path) -> Validator:
-    return Validator(
-        EndpointSettings(model=str(model)),
-        read_checkpoint(model),
-        Vocabulary(model / "tokenizer.json"),
-        Threads("tokenizing", 1, 8),
-    )
+    return made(model, Vocabulary(model / "tokenizer.json"))
+
+
+def made(folder: Path, vocabulary: Vocabulary | None) -> Validator:
+    threads = Threads("tokenizing", 1, 8)
+    chats = Chats(None, threads, 1 << 20, 1024)
+    checkpoint = read_checkpoint(folder)
+    forms = FormCompiler(checkpoint)
+    return Validator(EndpointSettings(model=str(folder)), checkpoint, vocabulary, threads, chats, forms)
 
 
 def sampling(**fields: float) -> pb.GenerateRequest:
@@ -185,9 +190,7 @@ def test_the_same_body() -> None:
 
 async def test_without_a_tokenizer(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "ids", tokenizer=False)
-    validator = Validator(
-        EndpointSettings(model=str(folder)), read_checkpoint(folder), None, Threads("tokenizing", 1, 8)
-    )
+    validator = made(folder, None)
     with pytest.raises(FailedPrecondition, match="no tokenizer"):
         await validator.generate(pb.GenerateRequest(text="a", max_new_tokens=1))
     with pytest.raises(FailedPrecondition, match=r"^prompt\[1\]: this model has no tokenizer") as refused:
@@ -220,3 +223,18 @@ async def test_what_changes_nothing_is_left_out(validator: Validator) -> None:
         temperature=1, top_k=2, top_p=0.5, seed=3, min_p=0.1, repetition_penalty=1.5, presence_penalty=1,
         frequency_penalty=-1, logit_bias={5: -3}, prompt_logprobs=True,
     )  # fmt: skip
+
+
+async def test_a_model_with_an_encoder_has_no_logprobs_of_prompts(validator: Validator, tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "t5", tokenizer=False)
+    (folder / "config.json").write_text('{"model_type": "t5", "vocab_size": 97, "n_positions": 100}')
+    limits, threads = EndpointSettings(model=str(folder)), Threads("tokenizing", 1, 8)
+    of_t5 = Validator(limits, read_checkpoint(folder), None, threads)
+    asked = generation([1, 2], prompt_logprobs=True)
+    await validator.generate(asked)
+    with pytest.raises(FailedPrecondition, match=r"^prompt_logprobs: this model has an encoder"):
+        await of_t5.generate(asked)
+    with pytest.raises(FailedPrecondition, match=r"^echo: this model has an encoder") as refused:
+        await of_t5.generate(asked, OUR_NAMES)
+    assert failure(refused.value)[2]["error"]["param"] == "echo"
+    assert (await of_t5.generate(generation([1, 2], logprobs=True))).max_tokens == 10

@@ -14,10 +14,14 @@ from orca_common.checkpoint import Checkpoint, read_checkpoint
 from orca_common.errors import Internal, OrcaError
 from orca_common.lanes.connection import Connection
 from orca_common.lanes.server import LaneCall
+from orca_endpoint.openai.chat.request import parse as parse_chat
 from orca_endpoint.openai.completions.request import parse
+from orca_endpoint.requests.chats import Chats
+from orca_endpoint.requests.forms import FormCompiler
 from orca_endpoint.requests.threads import Threads
 from orca_endpoint.requests.validation import Validator
 from orca_endpoint.settings import EndpointSettings
+from orca_endpoint.text.chat_template import CannotRender, read_chat_template
 from orca_endpoint.text.vocabulary import Vocabulary
 from orca_worker.models.families import check_partition, family_of
 from orca_worker.models.gpt2.configuration import GPT2Config
@@ -46,6 +50,8 @@ def targets(folder: Path, runner: asyncio.Runner) -> dict[str, Target]:
         "resume": _message(doors, pb.ResumeRequest, lambda check, request: check.resume(request)),
         "cancel": _message(doors, pb.CancelRequest, lambda check, request: check.cancel(request)),
         "completions": _completions(doors, runner),
+        "chats": _chats(doors, runner),
+        "chat-template": _chat_template(folder / "template"),
         "http2": _http2(runner),
     }
 
@@ -102,6 +108,20 @@ def _tokenizer(folder: Path) -> Target:
     return target
 
 
+def _chat_template(folder: Path) -> Target:
+    folder.mkdir(parents=True)
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+    def target(raw: bytes) -> None:
+        (folder / "tokenizer_config.json").write_bytes(raw)
+        with suppress(OrcaError, CannotRender):
+            template = read_chat_template(folder)
+            if template is not None:
+                template.render(messages, {}, 1 << 16, seconds=0.1)
+
+    return target
+
+
 def _safetensors(folder: Path) -> Target:
     from orca_worker.models.weights import read_header
 
@@ -144,9 +164,13 @@ def _endpoint(folder: Path) -> tuple[Validator, EndpointSettings]:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_bytes(corpus("config")[0])
     (folder / "tokenizer.json").write_bytes(corpus("tokenizer")[0])
+    (folder / "tokenizer_config.json").write_bytes(corpus("chat-template")[0])
     settings = EndpointSettings(model=str(folder))
     checkpoint: Checkpoint = read_checkpoint(folder)
-    return Validator(settings, checkpoint, Vocabulary(folder / "tokenizer.json"), Threads("tokenizing", 1, 8)), settings
+    threads = Threads("tokenizing", 1, 8)
+    chats = Chats(read_chat_template(folder), threads, settings.max_prompt_bytes, settings.chat_tokens)
+    vocabulary = Vocabulary(folder / "tokenizer.json")
+    return Validator(settings, checkpoint, vocabulary, threads, chats, FormCompiler(checkpoint)), settings
 
 
 def _message(folder: Path, kind: type[Message], check: Callable[[Validator, Any], object]) -> Target:
@@ -199,6 +223,20 @@ class Recorder(asyncio.Transport):
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
+
+
+def _chats(folder: Path, runner: asyncio.Runner) -> Target:
+    validator, settings = _endpoint(folder)
+
+    async def check(raw: bytes) -> None:
+        for sample in parse_chat(raw, settings.max_prompts).samples:
+            await validator.generate(sample.request, sample.names)
+
+    def target(raw: bytes) -> None:
+        with suppress(OrcaError):
+            runner.run(check(raw))
+
+    return target
 
 
 def _http2(runner: asyncio.Runner) -> Target:

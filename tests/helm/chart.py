@@ -152,6 +152,24 @@ OPTIONS = {
         merged(DEMO, {"redis": {"password": {"secret": {"name": "pool", "key": "word"}}}}), frozenset({"Secret/pool"})
     ),
     "a collector": Options(merged(DEMO, {"tracing": {"otlpEndpoint": "http://collector.monitoring:4319"}})),
+    "metrics": Options(
+        merged(
+            DEMO,
+            {
+                "metrics": {
+                    "podMonitor": {"enabled": True, "interval": "1s", "labels": {"release": "prometheus"}},
+                    "rules": {"enabled": True, "labels": {"release": "prometheus"}},
+                    "dashboard": {"enabled": True},
+                    "router": {"enabled": True},
+                },
+                "networkPolicy": {
+                    "metricsClients": [
+                        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+                    ]
+                },
+            },
+        )
+    ),
     "a hook that waits": Options(merged(DEMO, {"wait": {"enabled": True, "timeoutSeconds": 900}})),
     "Jaeger": Options(
         merged(

@@ -12,7 +12,11 @@ from helm.chart import DEMO, FOLDER, OPTIONS, SHAPES, merged, render, rendered
 from kubernetes_validate import utils
 
 VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36")
-FOREIGN = ("cert-manager.io/", "gateway.networking.k8s.io/")  # whose schemas kubernetes-validate does not have
+FOREIGN = (
+    "cert-manager.io/",
+    "gateway.networking.k8s.io/",
+    "monitoring.coreos.com/",
+)  # whose schemas kubernetes-validate does not have
 IMAGE_VOLUMES = ("1.33", "1.34", "1.35", "1.36")
 
 

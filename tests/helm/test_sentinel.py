@@ -120,7 +120,7 @@ def test_sentinels_miss_the_primary_one_after_the_other(ordinal: int, millisecon
     assert set(conf.split("\n")) - set(written) <= {"sentinel down-after-milliseconds orca 3000", ""}
 
 
-@pytest.mark.parametrize("script", sorted((FOLDER / "files").iterdir()), ids=lambda script: script.name)
+@pytest.mark.parametrize("script", sorted((FOLDER / "files").glob("*.sh")), ids=lambda script: script.name)
 def test_scripts_are_of_any_shell(script: Path) -> None:
     subprocess.run(["sh", "-n", str(script)], check=True)
 

@@ -25,6 +25,7 @@ from orca_pool.records import (
     EngineLoad,
     EngineState,
     Finish,
+    Look,
     Packet,
     Reason,
     Refusal,
@@ -273,7 +274,7 @@ class Model:
         )
         self.requests[request_id] = r
         self._hint_waiting(upfront, r)
-        return self._attached(r)
+        return replace(self._attached(r), new=True)
 
     def attach(
         self,
@@ -340,7 +341,7 @@ class Model:
         return "ok"
 
     # -- schedulers
-    def renew_scheduler(self, scheduler: str, *, detach_floor: float = 30.0) -> tuple[dict[str, EngineState], int]:
+    def renew_scheduler(self, scheduler: str, *, detach_floor: float = 30.0) -> Look:
         before, self.swept = self.swept, self.now
         gap, due = self.now - before, self.now
         if gap > self.constants.sweep_gap * 1e6:
@@ -356,7 +357,10 @@ class Model:
             due = before
         self._sweep(round(detach_floor * 1e6), due)
         self.schedulers[scheduler] = self.now
-        return {e: EngineState(g.owner, g.term, g.counter) for e, g in self.engines.items()}, len(self.schedulers)
+        leases = {e: EngineState(g.owner, g.term, g.counter) for e, g in self.engines.items()}
+        queue = self._queue()
+        oldest = (self.now - queue[0].submitted) / 1e6 if queue else 0.0
+        return Look(leases, len(self.schedulers), len(queue), oldest)
 
     def _sweep(self, floor: int, due: int) -> None:
         oldest = self.now - self.constants.lease * 1e6

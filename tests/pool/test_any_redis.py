@@ -67,7 +67,7 @@ async def test_what_a_client_saw_survives_the_primary(tmp_path: Path) -> None:
             assert isinstance(found, Attached)
             assert (found.first, found.tokens) == (2, [])  # nothing that was seen is lost
             assert after.generation > generation
-            states, _ = await after.renew_scheduler("s")
+            states, *_ = await after.renew_scheduler("s")
             answer = await after.commit("g", "s", states["g"].term, [row])
             assert answer is not None
             assert answer.rows == [-1]

@@ -173,7 +173,7 @@ async def test_without_memory_what_is_there_goes_on(pool: Pool) -> None:
     await pool._link.command("CONFIG", "SET", "maxmemory", 1)
     assert await pool.submit("new", b"record", "d", 8, 8, **CALL) is Refusal.MEMORY
     assert isinstance(await pool.submit("r", b"record", "d", 8, 8, **CALL), Attached)  # its answer may have been lost
-    engines, _ = await pool.renew_scheduler("s")
+    engines, *_ = await pool.renew_scheduler("s")
     term = engines["g"].term
     answer = await pool.claim("g", "s", term, 0, count=8, slots=64, total=64)
     assert answer is not None

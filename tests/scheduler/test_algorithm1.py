@@ -662,12 +662,13 @@ def test_a_deadline_of_a_request_in_two_batches() -> None:
     assert core.memory.reserved == 0
 
 
-def test_a_member_whose_logits_were_not_finite() -> None:
-    """It ends without a token. The others go on, and what a run-ahead made of it meanwhile is void."""
+@pytest.mark.parametrize(("stuck", "reason"), [((), Reason.NOT_FINITE), ((0,), Reason.STUCK)])
+def test_a_member_without_a_token(stuck: tuple[int, ...], reason: Reason) -> None:
+    """Its logits were not finite, or no token could follow by its form. It ends alone; a run-ahead of it is void."""
     core = ahead(max_bs=2)
     assert arrive(core, ask(1), ask(2)) == [[1, 2], [1, 2]]
-    ended, goes_on = Outcome(1, 0, None, Reason.NOT_FINITE), Outcome(2, 0, 12, None)
-    assert core.step(BatchReturned(0.0, 1, (None, 12)))[-1] == Commit(1, (ended, goes_on))
+    ended, goes_on = Outcome(1, 0, None, reason), Outcome(2, 0, 12, None)
+    assert core.step(BatchReturned(0.0, 1, (None, 12), stuck))[-1] == Commit(1, (ended, goes_on))
     assert core.step(BatchReturned(0.0, 2, (13, 14)))[-1] == Commit(2, (Outcome(2, 1, 14, None),))
     assert [request.claim for request in core.requests] == [2]
 

@@ -34,7 +34,9 @@ class Books:
     def __init__(self, pool: Pool, term: int) -> None:
         self.pool, self.term = pool, term
         self.room, self.news = NONE, list[News]()
-        self.ledger = Ledger(pool, "g", "s", term, lambda: self.room, lambda: NO_LOAD, self.news.append)
+        self.ledger = Ledger(
+            pool, "g", "s", term, lambda: self.room, lambda: NO_LOAD, self.news.append, lambda seconds, tokens: None
+        )
 
     async def submit(self, name: str) -> None:
         record = PoolRequest(request_id=name, max_new_tokens=8).SerializeToString()

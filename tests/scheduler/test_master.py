@@ -15,6 +15,7 @@ from orca.v1 import worker_pb2 as pb
 from orca.v1 import worker_pb2_grpc
 from orca.v1.pool_pb2 import PoolRequest
 from orca.v1.sampling_pb2 import SamplingParams
+from orca_common.metrics import Metrics
 from orca_common.protocol import PROTOCOL
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
@@ -35,6 +36,7 @@ from orca_scheduler.master.master import EngineMaster, Returned
 from orca_scheduler.settings import SchedulerSettings
 
 SLOTS = 1 << 20
+UNCOUNTED = lambda seconds, tokens: None  # noqa: E731 - takes what a ledger has committed
 PATIENCE = 2.0  # of the pool: longer than a busy machine lets it wait, and no longer, since some tests wait it out
 
 
@@ -156,7 +158,7 @@ class Bench:
         candidate, discovery = Candidate("engine-0", (self.rank.address,)), StaticDiscovery([self.rank.address], 1)
         self.master = EngineMaster(
             *("engine-0", candidate, "me", term, False),
-            *(self.pool, discovery, values, Telemetry("test"), self.pulse, Plaintext()),
+            *(self.pool, discovery, values, Telemetry("test"), self.pulse, Plaintext(), Metrics("scheduler")),
         )
         self.running = asyncio.create_task(self.master.run())
 
@@ -210,7 +212,7 @@ class Bench:
         return await asyncio.wait_for(self.rank.iterations.get(), seconds)
 
     async def state(self) -> EngineState:
-        engines, _ = await self.pool.renew_scheduler("observer")
+        engines, *_ = await self.pool.renew_scheduler("observer")
         return engines["engine-0"]
 
     async def formed(self) -> None:
@@ -335,6 +337,7 @@ async def test_tokens_of_an_engine_that_was_lost_are_not_taken() -> None:
         await this.submit("r", [1, 2], 2)
         iteration = await this.iteration()
         master = this.master
+        master.lifecycle.lost_by = "gone"
         master._tell_core(EngineLost(master._now))
         report = pb.IterationReport(epoch=iteration.epoch, number=iteration.number, token_ids=[7])
         master._returned.append(Returned(master._now, report))
@@ -798,7 +801,7 @@ async def open_ledger() -> AsyncIterator[tuple[RedisServer, Pool, Ledger]]:
             )
             await pool.claim("e", "me", term, 0, count=1, slots=64, total=64)
             ledger = Ledger(
-                pool, "e", "me", term, lambda: pytest.fail("no claims here"), lambda: NO_LOAD, posted.append
+                pool, "e", "me", term, lambda: pytest.fail("no claims here"), lambda: NO_LOAD, posted.append, UNCOUNTED
             )
             await ledger._open(taken_over=False)
             (opened,) = posted
@@ -817,7 +820,7 @@ async def test_the_next_claim_waits_for_the_last_one_and_for_no_empty_inbox() ->
         async with Pool(redis.url, "bench", patience=PATIENCE) as pool:
             term = await pool.acquire("e", "me", None)
             assert term is not None
-            ledger = Ledger(pool, "e", "me", term, lambda: Room(1, 64), lambda: NO_LOAD, inbox.append)
+            ledger = Ledger(pool, "e", "me", term, lambda: Room(1, 64), lambda: NO_LOAD, inbox.append, UNCOUNTED)
             await ledger.formed(EngineInfo("e", 1, 1, 64, 0), 0)
             await pool.renew_endpoint("test", register=True)
             for name in ("a", "b"):
@@ -916,7 +919,7 @@ async def test_claims_are_told_again_after_an_outage() -> None:
 async def test_an_engine_waits_for_a_pool_that_is_far_behind() -> None:
     news: list[News] = []
     async with Pool("redis://127.0.0.1:9", "bench") as pool:
-        ledger = Ledger(pool, "e", "me", 1, lambda: Room(0, 0), lambda: NO_LOAD, news.append)
+        ledger = Ledger(pool, "e", "me", 1, lambda: Room(0, 0), lambda: NO_LOAD, news.append, UNCOUNTED)
         ledger._reserved = RESERVE
         for _ in range(MAX_BEHIND):
             ledger.committable()
@@ -956,7 +959,7 @@ async def test_a_forgotten_reserve_is_asked_for_again() -> None:
 async def test_confirm_hears_of_a_takeover() -> None:
     async with open_ledger() as (_, pool, ledger):
         await ledger.confirm()
-        engines, _ = await pool.renew_scheduler("observer")
+        engines, *_ = await pool.renew_scheduler("observer")
         assert await pool.acquire("e", "another", engines["e"]) is not None
         with pytest.raises(Deposed):
             await ledger.confirm()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -9,9 +10,11 @@ from contextlib import asynccontextmanager
 from typing import Any, Never
 
 import pytest
+from metrics import Scrape
 from servers import RedisServer, redis_server
 
 from orca.v1.pool_pb2 import PoolRequest
+from orca_common.metrics import Metrics
 from orca_common.service import LoopPulse, StatusPort, cancel
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Plaintext
@@ -59,6 +62,9 @@ class Bench:
 
         return await asyncio.to_thread(ask)
 
+    async def gauges(self) -> Scrape:
+        return await asyncio.to_thread(Scrape, f"127.0.0.1:{self._status.port}")
+
     async def until(self, **wanted: Any) -> dict[str, Any]:
         """Waits until the status port tells this; all that it tells."""
         async with asyncio.timeout(20):
@@ -75,10 +81,10 @@ async def bench(looks: bool = True) -> AsyncIterator[Bench]:
     """looks: whether it looks at the leases by itself."""
     with redis_server() as redis:
         async with Pool(redis.url, "bench", patience=2) as pool:
-            settings, pulse = SchedulerSettings(workers=NOWHERE), LoopPulse()
-            scheduler = Scheduler("me", pool, Told(), settings, Telemetry("test"), pulse, Plaintext())
+            settings, pulse, metrics = SchedulerSettings(workers=NOWHERE), LoopPulse(), Metrics("scheduler")
+            scheduler = Scheduler("me", pool, Told(), settings, Telemetry("test"), pulse, Plaintext(), metrics)
             engines = lambda: {"engines": scheduler.engines()}  # noqa: E731
-            status = StatusPort("127.0.0.1", 0, scheduler.unready, pulse.alive, engines)
+            status = StatusPort("127.0.0.1", 0, scheduler.unready, pulse.alive, engines, metrics)
             running = asyncio.create_task(scheduler.run() if looks else asyncio.Event().wait())
             try:
                 yield Bench(redis, pool, scheduler, status)
@@ -102,6 +108,49 @@ async def test_nothing_is_taken_or_retired_before_the_candidates_are_known() -> 
         why = {"engine-1": "engine-1 cannot form: orca-worker-1 is Pending"}
         await this.until(ok=True, reason=None, engines=why)  # and engine-0 is retired
         assert "engine-0" not in (await this.pool.renew_scheduler("observer"))[0]
+
+
+async def test_the_queue_is_seen_as_it_is_and_not_at_all_while_the_pool_is_away() -> None:
+    """A stale number would have an autoscaler act on it."""
+
+    async def seen(waiting: float) -> Scrape:
+        async with asyncio.timeout(20):
+            while (found := await this.gauges()).value("orca_num_requests_waiting") != waiting:
+                await asyncio.sleep(0.02)
+        return found
+
+    async with bench() as this:
+        this.scheduler.discovered([])
+        await this.until(ok=True)
+        assert (await seen(0)).value("orca_queue_oldest_age_seconds") == 0
+        term = await this.pool.acquire("engine-0", "another", None)
+        assert term is not None
+        form = EngineInfo("engine-0", 1, 1, 64, 1)
+        await this.pool.renew("engine-0", "another", term, epoch=1, form=form)
+        await this.pool.renew_endpoint("test", register=True)
+        began = time.monotonic()
+        for name in ("a", "b"):
+            await this.pool.submit(
+                *(name, PoolRequest(request_id=name, prompt_ids=[1], max_new_tokens=1).SerializeToString(), "d", 2, 2),
+                deadline_in=None,
+                detach_grace=60,
+                endpoint="test",
+                attempt=1,
+                max_waiting=9,
+            )
+        async with asyncio.timeout(20):
+            while (age := (await seen(2)).value("orca_queue_oldest_age_seconds")) < 0.5:
+                await asyncio.sleep(0.02)
+        assert age <= time.monotonic() - began + 0.01, "two clocks"
+        this.redis.freeze()
+        async with asyncio.timeout(20):
+            while (await this.gauges()).has("orca_num_requests_waiting"):
+                await asyncio.sleep(0.05)
+        assert not (await this.gauges()).has("orca_queue_oldest_age_seconds")
+        this.redis.thaw()
+        async with asyncio.timeout(20):
+            while not (await this.gauges()).has("orca_num_requests_waiting"):
+                await asyncio.sleep(0.05)
 
 
 async def test_a_scheduler_without_an_engine_is_ready() -> None:

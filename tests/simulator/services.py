@@ -6,11 +6,13 @@ from typing import Any, cast
 
 from orca.v1.pool_pb2 import PoolRequest
 from orca_common.errors import OrcaError, Unavailable
+from orca_common.metrics import Metrics
 from orca_common.service import LoopPulse, cancel
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Transport
 from orca_endpoint.calls.call import Call, CallLimits, Submission
 from orca_endpoint.calls.delivery import Delivery
+from orca_endpoint.calls.metrics import CallMetrics, Meter
 from orca_endpoint.calls.transcript import Transcript
 from orca_endpoint.requests.arrivals import Arrivals
 from orca_endpoint.requests.validation import Work
@@ -40,6 +42,7 @@ class EndpointProcess:
         self.pool = cast(Pool, ModelledPool(server, self.process))
         self.delivery: Delivery | None = None
         self.arrivals: Arrivals | None = None
+        self.metrics = CallMetrics(Metrics("endpoint"))
         self.streams: dict[Stream, asyncio.Task[None] | None] = {}  # None: it has not begun
         self.process.on_death.append(self._died)
         self.process.start(self._run)
@@ -121,6 +124,7 @@ class EndpointProcess:
             attempt=ask.attempt,
             submission=submission,
             deadline=deadline,
+            meter=Meter(self.metrics, "", 0.0),
         )
 
     def cancel(self, request_id: str) -> None:
@@ -172,7 +176,14 @@ class SchedulerProcess:
     async def _run(self) -> None:
         discovery = StaticDiscovery(self._pods, self._settings.shape.pods)
         self.scheduler = Scheduler(
-            self.name, self._pool, discovery, self._settings, self._telemetry, LoopPulse(), self._transport
+            self.name,
+            self._pool,
+            discovery,
+            self._settings,
+            self._telemetry,
+            LoopPulse(),
+            self._transport,
+            Metrics("scheduler"),
         )
         loop = asyncio.get_running_loop()
         self._tasks = [

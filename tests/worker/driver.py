@@ -29,6 +29,7 @@ class Sampled:
     logprobs: list[float] = field(default_factory=list)
     tops: list[bytes] = field(default_factory=list)  # of each token made, where they are asked for
     scored_prompt: bytes = b""
+    stuck: bool = False  # a token of it meant nothing: none could follow by its form
 
     @property
     def params(self) -> SamplingParams | None:
@@ -104,6 +105,8 @@ class TinyEngine:
             request.made.append(token)
             assert math.isnan(logprob) != bool(request.sampling.get("logprobs"))
             request.logprobs.append(logprob)
+        for n in output.stuck:
+            [*initiations, *increments][n].stuck = True
         for n, scores in output.tops.items():
             [*initiations, *increments][n].tops.append(scores)
         for n, scores in output.prompts.items():

@@ -151,10 +151,13 @@ def prompts(count: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logits_of_the_same_batches_are_near_float64(tmp_path: Path, shape: str) -> None:
-    """By each instruction set of this machine and in plain torch. (By Triton: kernels/triton_kernels/test_stage.py.)"""
+    """By each instruction set of this machine, in plain torch and in the loop of a GPU.
+
+    (By Triton: kernels/triton_kernels/test_stage.py.)
+    """
     folder = make_shape(tmp_path, shape)
     oracle, right = InTransformers(folder, torch.float64), dict[tuple[int, ...], Tensor]()
-    for kernels in ("torch", *instruction_sets()):
+    for kernels in ("torch", "device-loop", *instruction_sets()):
         requests = [Sampled(prompt, 4, {"logprobs": True}) for prompt in prompts(5)]
         for tokens, logits in seen_by(make_stage(folder, 400, 16, kernels=kernels), requests):
             if tokens not in right:
@@ -370,6 +373,11 @@ ROPE: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_positi
         (LLAMA, {"rope_parameters": ROPE | {"original_max_position_embeddings": 0}}, "original_max_position_emb.* 0"),
         (LLAMA, {"rope_parameters": ROPE | {"rope_theta": 1}}, "rope_theta 1, not a number from"),
         (LLAMA, {"rope_parameters": "yarn"}, "rope_parameters 'yarn', not an object"),
+        (
+            LLAMA,
+            {"rope_parameters": {"full_attention": ROPE}},
+            "asks for rotary positions by kind of layer, which Llama",
+        ),
         (LLAMA, {"quantization_config": {"bits": 4}}, "quantized weights, which Llama here does not have"),
         (LLAMA, {"num_key_value_heads": 4}, "shares 4 key/value heads among 6 heads"),
         (LLAMA, {"num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": None}, "hidden size of 48 in 7 heads"),

@@ -44,7 +44,7 @@ class Rotary(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """The attention of one layer. `group` query heads share a key/value head."""
+    """The attention of one layer. `group` query heads share a key/value head; 0: there are no queries."""
 
     layer: int
     kv_heads: int
@@ -56,6 +56,8 @@ class Attention(NamedTuple):
     rotary: Rotary | None = None
     query_norm: Norm | None = None  # RMSNorm of each head, before the rotation
     key_norm: Norm | None = None
+    sees_input: bool = False  # each query sees all keys of its encoder's tokens, and no others
+    bias: Tensor | None = None  # [kv_heads * group, 2 reach + 1] float32: added to a score by key - query, clamped
 
 
 class Program:
@@ -104,6 +106,13 @@ class Program:
             raise MemoryError(f"no memory for packed weights of {n} x {k}")
         return Packed(packed)
 
+    def with_bias(self, packed: Packed, bias: Tensor) -> Packed:
+        """The same weights with another bias [N]: they are in memory once."""
+        bias = bias.float().contiguous()
+        if not (made := self._library.orca_with_bias(self._model, packed, bias.data_ptr())):
+            raise MemoryError(f"no memory for a bias of {len(bias)}")
+        return Packed(made)
+
     def norm(self, weight: Tensor, bias: Tensor | None, epsilon: float) -> Norm:
         return Norm(self._floats(weight), self._floats(bias) if bias is not None else None, epsilon, len(weight))
 
@@ -142,9 +151,12 @@ class Program:
         kind = TYPES[positions.dtype] if positions is not None else 0
         self._library.orca_embed(self._model, x, tokens, first_token, scale, pointer, kind)
 
-    def normalize(self, x: Rows, norm: Norm, out: Operand, selected: bool = False) -> None:
-        """`selected`: only of the rows that go into the head."""
-        self._library.orca_normalize(self._model, x, out, *norm, selected)
+    def normalize(self, x: Rows, norm: Norm, out: Operand, selected: bool = False, in_place: bool = False) -> None:
+        """`selected`: only of the rows that go into the head. `in_place`: x becomes the same as out."""
+        self._library.orca_normalize(self._model, x, out, *norm, in_place, selected)
+
+    def copy(self, x: Rows, width: int, out: Operand) -> None:
+        self._library.orca_normalize(self._model, x, out, None, None, 0.0, width, False, False)
 
     def linear(self, x: Operand, weights: Packed, out: Rows) -> None:
         self._library.orca_linear(self._model, x, weights, out, STORE, 0)
@@ -184,8 +196,23 @@ class Program:
         """
         if a.group > MAX_GROUP:
             raise ValueError(f"{a.group} query heads share a key/value head; {MAX_GROUP} can")
+        bias, reach = None, 0
+        if a.bias is not None:
+            bias, reach = a.bias.float().contiguous(), a.bias.shape[1] // 2
         self._library.orca_attend(
-            self._model, qkv, out, a.layer, a.kv_heads, a.group, a.head_size, TYPES[a.dtype], a.scale, a.window
+            self._model,
+            qkv,
+            out,
+            a.layer,
+            a.kv_heads,
+            a.group,
+            a.head_size,
+            TYPES[a.dtype],
+            a.scale,
+            a.window,
+            a.sees_input,
+            bias.data_ptr() if bias is not None else None,
+            reach,
         )
 
     def add(self, x: Rows, y: Rows) -> None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12orca/v1/orca.proto\x12\x07orca.v1\x1a\x1egoogle/protobuf/duration.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xdb\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x02\x88\x01\x01\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x01H\x03\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x34\n\nlogit_bias\x18\t \x03(\x0b\x32 .orca.v1.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penalty\"\x89\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x11.orca.v1.TokenIdsH\x00\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12#\n\x08sampling\x18\x05 \x01(\x0b\x32\x11.orca.v1.Sampling\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x10\n\x08logprobs\x18\t \x01(\x08\x12/\n\x0c\x64\x65tach_grace\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07\x61ttempt\x18\x0b \x01(\x04\x12\r\n\x05model\x18\x0c \x01(\t\x12\x14\n\x0ctop_logprobs\x18\r \x01(\r\x12\x17\n\x0fprompt_logprobs\x18\x0e \x01(\x08\x12\x17\n\x0fstream_interval\x18\x0f \x01(\rB\x08\n\x06prompt\"q\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nfrom_index\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\x17\n\x0fstream_interval\x18\x05 \x01(\r\"\xa2\x01\n\x10GenerateResponse\x12#\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x11.orca.v1.Accepted\x12\x1e\n\x06tokens\x18\x02 \x03(\x0b\x32\x0e.orca.v1.Token\x12#\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x11.orca.v1.Finished\x12$\n\x06prompt\x18\x04 \x03(\x0b\x32\x14.orca.v1.PromptToken\"\x8b\x01\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cinput_tokens\x18\x02 \x01(\r\x12\x16\n\x0equeue_position\x18\x03 \x01(\r\x12,\n\tstarts_in\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07weights\x18\x05 \x01(\t\"\x9b\x01\n\x05Token\x12\r\n\x05index\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x14\n\x07logprob\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12\x11\n\titeration\x18\x05 \x01(\x04\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x1e\n\x03top\x18\x07 \x03(\x0b\x32\x11.orca.v1.TopTokenB\n\n\x08_logprob\";\n\x08TopToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"o\n\x0bPromptToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\x1e\n\x03top\x18\x04 \x03(\x0b\x32\x11.orca.v1.TopTokenB\n\n\x08_logprob\"y\n\x08\x46inished\x12%\n\x06reason\x18\x01 \x01(\x0e\x32\x15.orca.v1.FinishReason\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12!\n\x07timings\x18\x04 \x01(\x0b\x32\x10.orca.v1.Timings\"\x92\x01\n\x07Timings\x12*\n\x07\x63laimed\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x83\x02\n\x14GenerateTextResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12%\n\x06reason\x18\x05 \x01(\x0e\x32\x15.orca.v1.FinishReason\x12\x14\n\x0cinput_tokens\x18\x06 \x01(\r\x12!\n\x07timings\x18\x07 \x01(\x0b\x32\x10.orca.v1.Timings\x12\x1e\n\x06tokens\x18\x08 \x03(\x0b\x32\x0e.orca.v1.Token\x12$\n\x06prompt\x18\t \x03(\x0b\x32\x14.orca.v1.PromptToken\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1f\n\x0e\x43\x61ncelResponse\x12\r\n\x05\x61live\x18\x01 \x01(\x08\"\x11\n\x0fGetModelRequest\"\xf7\x01\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_positions\x18\x04 \x01(\r\x12\x18\n\x10max_prompt_bytes\x18\x05 \x01(\r\x12\x18\n\x10max_stop_strings\x18\x06 \x01(\r\x12\x16\n\x0emax_stop_bytes\x18\x07 \x01(\r\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12\x15\n\rhas_tokenizer\x18\t \x01(\x08\x12 \n\x07\x65ngines\x18\n \x03(\x0b\x32\x0f.orca.v1.Engine\"\x87\x01\n\x06\x45ngine\x12\n\n\x02id\x18\x01 \x01(\t\x12\x17\n\x0ftensor_parallel\x18\x02 \x01(\r\x12\x19\n\x11pipeline_parallel\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\x04\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x0f\n\x07weights\x18\x06 \x01(\t\x12\x0e\n\x06policy\x18\x07 \x01(\t*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x01\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x04\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x05\x32\xcd\x02\n\x04Orca\x12\x41\n\x08Generate\x12\x18.orca.v1.GenerateRequest\x1a\x19.orca.v1.GenerateResponse0\x01\x12G\n\x0cGenerateText\x12\x18.orca.v1.GenerateRequest\x1a\x1d.orca.v1.GenerateTextResponse\x12=\n\x06Resume\x12\x16.orca.v1.ResumeRequest\x1a\x19.orca.v1.GenerateResponse0\x01\x12\x39\n\x06\x43\x61ncel\x12\x16.orca.v1.CancelRequest\x1a\x17.orca.v1.CancelResponse\x12?\n\x08GetModel\x12\x18.orca.v1.GetModelRequest\x1a\x19.orca.v1.GetModelResponseB>\n\x0fserving.orca.v1P\x01Z\x1forca.serving/gen/orca/v1;orcav1\xaa\x02\x07Orca.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12orca/v1/orca.proto\x12\x07orca.v1\x1a\x1egoogle/protobuf/duration.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"G\n\x04\x43hat\x12&\n\x08messages\x18\x01 \x03(\x0b\x32\x14.orca.v1.ChatMessage\x12\x17\n\x0ftemplate_kwargs\x18\x02 \x01(\t\"P\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\"\xdb\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x02\x88\x01\x01\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x01H\x03\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x34\n\nlogit_bias\x18\t \x03(\x0b\x32 .orca.v1.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penalty\"\xeb\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x11.orca.v1.TokenIdsH\x00\x12\x1d\n\x04\x63hat\x18\x10 \x01(\x0b\x32\r.orca.v1.ChatH\x00\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12#\n\x08sampling\x18\x05 \x01(\x0b\x32\x11.orca.v1.Sampling\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x10\n\x08logprobs\x18\t \x01(\x08\x12/\n\x0c\x64\x65tach_grace\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07\x61ttempt\x18\x0b \x01(\x04\x12\r\n\x05model\x18\x0c \x01(\t\x12\x14\n\x0ctop_logprobs\x18\r \x01(\r\x12\x17\n\x0fprompt_logprobs\x18\x0e \x01(\x08\x12\x17\n\x0fstream_interval\x18\x0f \x01(\r\x12\x15\n\x0bjson_schema\x18\x11 \x01(\tH\x01\x12\x0f\n\x05regex\x18\x12 \x01(\tH\x01\x12\x11\n\x07grammar\x18\x13 \x01(\tH\x01\x42\x08\n\x06promptB\x06\n\x04\x66orm\"q\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nfrom_index\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\x17\n\x0fstream_interval\x18\x05 \x01(\r\"\xa2\x01\n\x10GenerateResponse\x12#\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x11.orca.v1.Accepted\x12\x1e\n\x06tokens\x18\x02 \x03(\x0b\x32\x0e.orca.v1.Token\x12#\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x11.orca.v1.Finished\x12$\n\x06prompt\x18\x04 \x03(\x0b\x32\x14.orca.v1.PromptToken\"\x8b\x01\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cinput_tokens\x18\x02 \x01(\r\x12\x16\n\x0equeue_position\x18\x03 \x01(\r\x12,\n\tstarts_in\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07weights\x18\x05 \x01(\t\"\x9b\x01\n\x05Token\x12\r\n\x05index\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x14\n\x07logprob\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12\x11\n\titeration\x18\x05 \x01(\x04\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x1e\n\x03top\x18\x07 \x03(\x0b\x32\x11.orca.v1.TopTokenB\n\n\x08_logprob\";\n\x08TopToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"o\n\x0bPromptToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\x1e\n\x03top\x18\x04 \x03(\x0b\x32\x11.orca.v1.TopTokenB\n\n\x08_logprob\"y\n\x08\x46inished\x12%\n\x06reason\x18\x01 \x01(\x0e\x32\x15.orca.v1.FinishReason\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12!\n\x07timings\x18\x04 \x01(\x0b\x32\x10.orca.v1.Timings\"\x92\x01\n\x07Timings\x12*\n\x07\x63laimed\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x83\x02\n\x14GenerateTextResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12%\n\x06reason\x18\x05 \x01(\x0e\x32\x15.orca.v1.FinishReason\x12\x14\n\x0cinput_tokens\x18\x06 \x01(\r\x12!\n\x07timings\x18\x07 \x01(\x0b\x32\x10.orca.v1.Timings\x12\x1e\n\x06tokens\x18\x08 \x03(\x0b\x32\x0e.orca.v1.Token\x12$\n\x06prompt\x18\t \x03(\x0b\x32\x14.orca.v1.PromptToken\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1f\n\x0e\x43\x61ncelResponse\x12\r\n\x05\x61live\x18\x01 \x01(\x08\"\x11\n\x0fGetModelRequest\"\xc0\x02\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_positions\x18\x04 \x01(\r\x12\x18\n\x10max_prompt_bytes\x18\x05 \x01(\r\x12\x18\n\x10max_stop_strings\x18\x06 \x01(\r\x12\x16\n\x0emax_stop_bytes\x18\x07 \x01(\r\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12\x15\n\rhas_tokenizer\x18\t \x01(\x08\x12 \n\x07\x65ngines\x18\n \x03(\x0b\x32\x0f.orca.v1.Engine\x12\x19\n\x11has_chat_template\x18\x0b \x01(\x08\x12,\n\x11sampling_defaults\x18\x0c \x01(\x0b\x32\x11.orca.v1.Sampling\"\x87\x01\n\x06\x45ngine\x12\n\n\x02id\x18\x01 \x01(\t\x12\x17\n\x0ftensor_parallel\x18\x02 \x01(\r\x12\x19\n\x11pipeline_parallel\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\x04\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x0f\n\x07weights\x18\x06 \x01(\t\x12\x0e\n\x06policy\x18\x07 \x01(\t*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x01\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x04\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x05\x32\xcd\x02\n\x04Orca\x12\x41\n\x08Generate\x12\x18.orca.v1.GenerateRequest\x1a\x19.orca.v1.GenerateResponse0\x01\x12G\n\x0cGenerateText\x12\x18.orca.v1.GenerateRequest\x1a\x1d.orca.v1.GenerateTextResponse\x12=\n\x06Resume\x12\x16.orca.v1.ResumeRequest\x1a\x19.orca.v1.GenerateResponse0\x01\x12\x39\n\x06\x43\x61ncel\x12\x16.orca.v1.CancelRequest\x1a\x17.orca.v1.CancelResponse\x12?\n\x08GetModel\x12\x18.orca.v1.GetModelRequest\x1a\x19.orca.v1.GetModelResponseB>\n\x0fserving.orca.v1P\x01Z\x1forca.serving/gen/orca/v1;orcav1\xaa\x02\x07Orca.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,44 +35,48 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\017serving.orca.v1P\001Z\037orca.serving/gen/orca/v1;orcav1\252\002\007Orca.V1'
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2600
-  _globals['_FINISHREASON']._serialized_end=2777
+  _globals['_FINISHREASON']._serialized_start=2926
+  _globals['_FINISHREASON']._serialized_end=3103
   _globals['_TOKENIDS']._serialized_start=63
   _globals['_TOKENIDS']._serialized_end=86
-  _globals['_SAMPLING']._serialized_start=89
-  _globals['_SAMPLING']._serialized_end=436
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=336
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=384
-  _globals['_GENERATEREQUEST']._serialized_start=439
-  _globals['_GENERATEREQUEST']._serialized_end=832
-  _globals['_RESUMEREQUEST']._serialized_start=834
-  _globals['_RESUMEREQUEST']._serialized_end=947
-  _globals['_GENERATERESPONSE']._serialized_start=950
-  _globals['_GENERATERESPONSE']._serialized_end=1112
-  _globals['_ACCEPTED']._serialized_start=1115
-  _globals['_ACCEPTED']._serialized_end=1254
-  _globals['_TOKEN']._serialized_start=1257
-  _globals['_TOKEN']._serialized_end=1412
-  _globals['_TOPTOKEN']._serialized_start=1414
-  _globals['_TOPTOKEN']._serialized_end=1473
-  _globals['_PROMPTTOKEN']._serialized_start=1475
-  _globals['_PROMPTTOKEN']._serialized_end=1586
-  _globals['_FINISHED']._serialized_start=1588
-  _globals['_FINISHED']._serialized_end=1709
-  _globals['_TIMINGS']._serialized_start=1712
-  _globals['_TIMINGS']._serialized_end=1858
-  _globals['_GENERATETEXTRESPONSE']._serialized_start=1861
-  _globals['_GENERATETEXTRESPONSE']._serialized_end=2120
-  _globals['_CANCELREQUEST']._serialized_start=2122
-  _globals['_CANCELREQUEST']._serialized_end=2157
-  _globals['_CANCELRESPONSE']._serialized_start=2159
-  _globals['_CANCELRESPONSE']._serialized_end=2190
-  _globals['_GETMODELREQUEST']._serialized_start=2192
-  _globals['_GETMODELREQUEST']._serialized_end=2209
-  _globals['_GETMODELRESPONSE']._serialized_start=2212
-  _globals['_GETMODELRESPONSE']._serialized_end=2459
-  _globals['_ENGINE']._serialized_start=2462
-  _globals['_ENGINE']._serialized_end=2597
-  _globals['_ORCA']._serialized_start=2780
-  _globals['_ORCA']._serialized_end=3113
+  _globals['_CHAT']._serialized_start=88
+  _globals['_CHAT']._serialized_end=159
+  _globals['_CHATMESSAGE']._serialized_start=161
+  _globals['_CHATMESSAGE']._serialized_end=241
+  _globals['_SAMPLING']._serialized_start=244
+  _globals['_SAMPLING']._serialized_end=591
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=491
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=539
+  _globals['_GENERATEREQUEST']._serialized_start=594
+  _globals['_GENERATEREQUEST']._serialized_end=1085
+  _globals['_RESUMEREQUEST']._serialized_start=1087
+  _globals['_RESUMEREQUEST']._serialized_end=1200
+  _globals['_GENERATERESPONSE']._serialized_start=1203
+  _globals['_GENERATERESPONSE']._serialized_end=1365
+  _globals['_ACCEPTED']._serialized_start=1368
+  _globals['_ACCEPTED']._serialized_end=1507
+  _globals['_TOKEN']._serialized_start=1510
+  _globals['_TOKEN']._serialized_end=1665
+  _globals['_TOPTOKEN']._serialized_start=1667
+  _globals['_TOPTOKEN']._serialized_end=1726
+  _globals['_PROMPTTOKEN']._serialized_start=1728
+  _globals['_PROMPTTOKEN']._serialized_end=1839
+  _globals['_FINISHED']._serialized_start=1841
+  _globals['_FINISHED']._serialized_end=1962
+  _globals['_TIMINGS']._serialized_start=1965
+  _globals['_TIMINGS']._serialized_end=2111
+  _globals['_GENERATETEXTRESPONSE']._serialized_start=2114
+  _globals['_GENERATETEXTRESPONSE']._serialized_end=2373
+  _globals['_CANCELREQUEST']._serialized_start=2375
+  _globals['_CANCELREQUEST']._serialized_end=2410
+  _globals['_CANCELRESPONSE']._serialized_start=2412
+  _globals['_CANCELRESPONSE']._serialized_end=2443
+  _globals['_GETMODELREQUEST']._serialized_start=2445
+  _globals['_GETMODELREQUEST']._serialized_end=2462
+  _globals['_GETMODELRESPONSE']._serialized_start=2465
+  _globals['_GETMODELRESPONSE']._serialized_end=2785
+  _globals['_ENGINE']._serialized_start=2788
+  _globals['_ENGINE']._serialized_end=2923
+  _globals['_ORCA']._serialized_start=3106
+  _globals['_ORCA']._serialized_end=3439
 # @@protoc_insertion_point(module_scope)

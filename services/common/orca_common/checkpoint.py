@@ -13,12 +13,16 @@ from .errors import FailedPrecondition
 INDEX = "model.safetensors.index.json"
 WEIGHT_NAMES = ("model.safetensors", INDEX)
 # What a service may read of a checkpoint, as patterns of file names.
-TOKENIZER_FILES = ("config.json", "generation_config.json", "tokenizer.json")
+TOKENIZER_FILES = (
+    *("config.json", "generation_config.json", "tokenizer.json"),
+    *("tokenizer_config.json", "chat_template.jinja", "additional_chat_templates/*.jinja"),
+)
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 # Bounds of what a stranger's checkpoint may make a service read. Those of published models are far below.
 CONFIG_BYTES, TOKENIZER_BYTES = 1 << 20, 64 << 20
 LARGEST = 1 << 24  # tokens of a vocabulary, positions
 MAX_END_TOKENS = 1024
+WITH_ENCODER = ("t5", "marian")  # types of models
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,11 @@ class Checkpoint:
     digest: str  # of the tokenizer and the sizes: what all services of a release must share. The weights have their own
 
     @property
+    def has_encoder(self) -> bool:
+        """Whether a prompt is the input of an encoder: its tokens have no logits."""
+        return self.model_type in WITH_ENCODER
+
+    @property
     def tokenizer_file(self) -> Path | None:
         path = self.folder / "tokenizer.json"
         return path if path.exists() else None
@@ -47,8 +56,7 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     config = _config(path)
     kind = _type(config, path)
     vocab_size = _size(config, "vocab_size", path)
-    positions = "n_positions" if config.get("n_positions") is not None else "max_position_embeddings"
-    max_positions = _size(config, positions, path)
+    max_positions = _positions(config, kind, path)
     digest = hashlib.sha256(f"{vocab_size} {max_positions} ".encode())
     with suppress(FileNotFoundError):
         digest.update(read_bounded(folder / "tokenizer.json", TOKENIZER_BYTES))
@@ -62,6 +70,17 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
         eos_token_ids=_end_tokens(folder, config, vocab_size),
         digest=digest.hexdigest()[:16],
     )
+
+
+def _positions(config: Mapping[str, Any], kind: str, path: Path) -> int:
+    """Input tokens + max_new_tokens of a request, at most.
+
+    T5 has distances and no positions. `n_positions` is the length of the texts that it was trained on, in and out, and
+    512 where a file does not say: both together are the limit.
+    """
+    if kind == "t5":
+        return 2 * (512 if config.get("n_positions") is None else _size(config, "n_positions", path))
+    return _size(config, "n_positions" if config.get("n_positions") is not None else "max_position_embeddings", path)
 
 
 def model_type(folder: Path) -> str:

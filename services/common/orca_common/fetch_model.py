@@ -25,9 +25,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -158,9 +157,10 @@ def fill_from_folder(part: Path, folder: Path, patterns: Sequence[str]) -> None:
     """Copies the files themselves where the folder has links, as the hub's cache does."""
     if not folder.is_dir():
         raise FailedPrecondition(f"{folder} is not a folder")
-    for path in sorted(folder.iterdir()):
-        if _matches(path.name, patterns):
-            shutil.copyfile(path, part / path.name)
+    for path in sorted(match for pattern in patterns for match in folder.glob(pattern)):
+        target = part / path.relative_to(folder)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, target)
 
 
 def fill_from_url(part: Path, url: str, sha256: str | None, header: str | None, patterns: Sequence[str]) -> None:
@@ -220,7 +220,7 @@ class _Download:
 def _unpack(stream: Any, part: Path, patterns: Sequence[str]) -> None:
     with tarfile.open(fileobj=stream, mode="r|*") as archive:
         for member in archive:
-            if not _matches(Path(member.name).name, patterns) or member.isdir():
+            if member.isdir() or not any(PurePosixPath(member.name).match(pattern) for pattern in patterns):
                 continue
             if not member.isfile():
                 raise FailedPrecondition(f"{member.name} is a link in the archive; pack it with tar --dereference")
@@ -235,10 +235,6 @@ def _unpack(stream: Any, part: Path, patterns: Sequence[str]) -> None:
             assert content is not None  # it is a file
             with content, target.open("wb") as to:
                 shutil.copyfileobj(content, to)
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:

@@ -11,10 +11,15 @@ from typing import Literal, NamedTuple
 from .scores import MAX_TOP
 
 MAX_BIASES = 1024  # entries of logit_bias
+MAX_FORM_BYTES = 1 << 16  # of a schema, a regular expression or a grammar
 GREEDY_BELOW = 1e-5  # smaller divisors make logits overflow float32; the draw is the greedy one by then anyway
 
-Kind = Literal["number", "count", "seed", "biases", "flag"]
-ANY: Mapping[Kind, str] = {"seed": "64 bits", "flag": "true or false"}  # the values of a kind without limits
+Kind = Literal["number", "count", "seed", "biases", "flag", "form"]
+ANY: Mapping[Kind, str] = {
+    "seed": "64 bits",
+    "flag": "true or false",
+    "form": f"at most {MAX_FORM_BYTES} bytes",
+}  # the values of a kind without limits
 
 
 class Range(NamedTuple):
@@ -47,6 +52,7 @@ class Parameter(NamedTuple):
     default: float | str  # a number, or in words
     sentence: str
     drawn: bool = False  # a part of the draw, so that it changes nothing for a greedy request
+    by_model: bool = False  # a model's generation_config.json may give it, for OpenAI's methods
 
 
 def by_name(*parameters: Parameter) -> Mapping[str, Parameter]:
@@ -61,8 +67,17 @@ SAMPLING = by_name(
         Range(0, 100),
         0,
         "Divides the logits before the draw. 0 is greedy: always the most probable token.",
+        by_model=True,
     ),
-    Parameter("top_k", "count", Range(1), "all", "Draw among this number of the most probable tokens.", drawn=True),
+    Parameter(
+        "top_k",
+        "count",
+        Range(1),
+        "all",
+        "Draw among this number of the most probable tokens.",
+        drawn=True,
+        by_model=True,
+    ),
     Parameter(
         "top_p",
         "number",
@@ -70,6 +85,7 @@ SAMPLING = by_name(
         1,
         "Draw among the most probable tokens that together reach this share.",
         drawn=True,
+        by_model=True,
     ),
     Parameter("seed", "seed", Range(), "made from the request id", "The same seed gives the same text.", drawn=True),
     Parameter(
@@ -79,6 +95,7 @@ SAMPLING = by_name(
         0,
         "Drop tokens less probable than this share of the most probable one.",
         drawn=True,
+        by_model=True,
     ),
     Parameter(
         "repetition_penalty",
@@ -86,6 +103,7 @@ SAMPLING = by_name(
         Range(0, 100, above=True),
         1,
         "Divides the logits of the tokens of prompt and output where they are above 0, and multiplies them elsewhere.",
+        by_model=True,
     ),
     Parameter(
         "presence_penalty", "number", Range(-2, 2), 0, "Subtracted once from the logit of each token of the output."
@@ -125,8 +143,16 @@ LOGPROBS = by_name(
     ),
 )
 
+# The forms of an answer: fields of orca.v1.GenerateRequest, of which a request has one. The ranks get one grammar.
+FORMS = by_name(
+    Parameter("json_schema", "form", Range(), "none", "The answer is JSON that this schema describes."),
+    Parameter("regex", "form", Range(), "none", "The whole answer matches this regular expression."),
+    Parameter("grammar", "form", Range(), "none", "The answer follows this grammar, in llguidance's variant of Lark."),
+)
+EVERY = {**SAMPLING, **LOGPROBS, **FORMS}
 
-def markdown(parameters: Iterable[Parameter] = (*SAMPLING.values(), *LOGPROBS.values())) -> str:
+
+def markdown(parameters: Iterable[Parameter] = EVERY.values()) -> str:
     """The table of docs/call.md."""
     rows = [
         f"| `{one.name}` | {str(one.limits) or ANY[one.kind]} | {one.default} | {one.sentence} |" for one in parameters

@@ -12,19 +12,23 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .listening import cannot_listen
+
+if TYPE_CHECKING:
+    from .metrics import Metrics
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class StatusPort:
-    """Answers `/livez` and `/readyz` over plain HTTP, in a thread of its own: probes are answered under any load.
+    """Answers `/livez`, `/readyz` and `/metrics` over plain HTTP, in threads of its own: under any load.
 
     `ready` returns why the service is not ready, None when it is. `alive` returns whether its event loop still runs.
-    `more` returns what else `/readyz` tells, whether the service is ready or not. All are called in the thread.
+    `more` returns what else `/readyz` tells, whether the service is ready or not. All are called in these threads, and
+    so are the readers of `metrics`.
     """
 
     def __init__(
@@ -34,6 +38,7 @@ class StatusPort:
         ready: Callable[[], str | None],
         alive: Callable[[], bool],
         more: Callable[[], Mapping[str, Any]] = dict,
+        metrics: "Metrics | None" = None,
     ) -> None:
         """Listens. Raises Unavailable when the port cannot be had."""
 
@@ -41,6 +46,9 @@ class StatusPort:
             timeout = 5  # seconds for a client to send its request
 
             def do_GET(self) -> None:
+                if self.path == "/metrics" and metrics is not None:
+                    self.answer(200, *metrics.render(self.headers.get("Accept", "")))
+                    return
                 reason = None if alive() else "the service's event loop has not run for 10 s"
                 said: dict[str, Any] = {}
                 if self.path == "/readyz":
@@ -50,8 +58,11 @@ class StatusPort:
                     self.send_error(404)
                     return
                 body = json.dumps({"ok": reason is None, "reason": reason} | said).encode()
-                self.send_response(200 if reason is None else 503)
-                self.send_header("Content-Type", "application/json")
+                self.answer(200 if reason is None else 503, body, "application/json")
+
+            def answer(self, status: int, body: bytes, content_type: str) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -12,6 +12,7 @@ from orca_common.address import join_address
 from orca_common.api_keys import ApiKeys
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
 from orca_common.errors import OrcaError, Unavailable
+from orca_common.metrics import Metrics
 from orca_common.telemetry import Telemetry
 from orca_common.tls import transport_of
 from orca_pool.outage import Outage
@@ -23,8 +24,10 @@ from .calls.endpoint import Endpoint
 from .grpc.door import GrpcDoor
 from .http.door import HttpDoor
 from .openai.methods import methods
+from .requests.defaults import Defaults, read_defaults
 from .requests.limits import Limits, connections_allowed
 from .settings import EndpointSettings
+from .text.chat_template import ChatTemplate, read_chat_template
 from .text.native_stderr import keep_python_writing
 from .text.vocabulary import Vocabulary
 
@@ -66,21 +69,38 @@ class EndpointApp:
         transport = transport_of(settings.tls_dir)
         pulse = service.LoopPulse()
         self._open.callback(pulse.close)
-        status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive, self._calls)
+        metrics = Metrics("endpoint")
+        status = service.StatusPort(
+            settings.host, settings.status_port, self._not_ready, pulse.alive, self._calls, metrics
+        )
         self._open.callback(status.close)
-        self._checkpoint, self.vocabulary = await service.in_thread(self._read_model)  # perhaps a download
+        self._checkpoint, self.vocabulary, template, defaults = await service.in_thread(
+            self._read_model  # perhaps a download
+        )
         telemetry = Telemetry("orca-endpoint", secrets.token_hex(4))
         self._open.callback(telemetry.close)
         self._pool = Pool.of(settings)
         self.delivery = Delivery(self._pool)
-        self.endpoint = Endpoint(settings, self._checkpoint, self.vocabulary, self._pool, self.delivery, telemetry)
+        self.endpoint = Endpoint(
+            settings,
+            self._checkpoint,
+            self.vocabulary,
+            template,
+            defaults,
+            self._pool,
+            self.delivery,
+            telemetry,
+            metrics,
+        )
         self._open.push_async_callback(self._pool.close)
         self._open.push_async_callback(self.delivery.close)
         self._open.callback(self.endpoint.large.close)
         self._open.callback(self.endpoint.tokenizing.close)
+        self._open.push_async_callback(self.endpoint.forms.close)
         self.limits, connections = Limits(settings), connections_allowed(settings.max_connections)
         self._grpc = GrpcDoor(self.endpoint, keys, transport, self.limits, connections)
-        self._http = HttpDoor(methods(self.endpoint), settings, keys, transport, self.limits, connections)
+        refused = self.endpoint.metrics.refused
+        self._http = HttpDoor(methods(self.endpoint), settings, keys, transport, self.limits, connections, refused)
         self._open.push_async_callback(self._grpc.stop, 0)
         self._open.push_async_callback(self._http.stop)
         self._starting = "the request pool has not answered yet"
@@ -102,10 +122,11 @@ class EndpointApp:
         self._starting = None
         return {name: join_address(settings.host, port) for name, port in ports.items()}
 
-    def _read_model(self) -> tuple[Checkpoint, Vocabulary | None]:
+    def _read_model(self) -> tuple[Checkpoint, Vocabulary | None, ChatTemplate | None, Defaults]:
         checkpoint = read_checkpoint(resolve_model(self._settings.model))
-        tokenizer = checkpoint.tokenizer_file
-        return checkpoint, Vocabulary(tokenizer) if tokenizer else None
+        tokenizer, folder = checkpoint.tokenizer_file, checkpoint.folder
+        vocabulary = Vocabulary(tokenizer) if tokenizer else None
+        return checkpoint, vocabulary, read_chat_template(folder), read_defaults(folder)
 
     def _not_ready(self) -> str | None:
         return self._starting or self.endpoint.not_ready()

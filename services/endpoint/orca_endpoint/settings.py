@@ -57,6 +57,8 @@ class EndpointSettings(ServiceSettings, PoolSettings):
     """Longest detach_grace of a request, in seconds."""
     max_prompts: int = Field(default=32, ge=1)
     """Prompts of one HTTP request, each counted `best_of` or `n` times."""
+    chat_tokens: int = Field(default=1024, ge=1)
+    """Tokens of a chat's answer where neither the request nor the model's generation_config.json says."""
     cors_origins: str = ""
     """Origins whose pages may call the HTTP door from a browser, separated by commas; `*`: all; empty: none."""
 

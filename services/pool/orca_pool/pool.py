@@ -32,6 +32,7 @@ from .records import (
     EngineLoad,
     EngineState,
     Finish,
+    Look,
     ModelIdentity,
     QueueLimits,
     Reason,
@@ -254,7 +255,7 @@ class Pool:
         except OutOfMemoryError:
             answer = _submitted((await self._run("submit_known", request_id, b"", *rest))[0])
         if isinstance(answer, Attached) and not answer.record:  # the request is new
-            return replace(answer, record=record)
+            return replace(answer, record=record, new=True)
         return answer
 
     async def _submit(self, request_id: str, record: bytes, *rest: Argument) -> Any:
@@ -333,17 +334,17 @@ class Pool:
         ]
 
     # -- schedulers
-    async def renew_scheduler(
-        self, scheduler: str, *, detach_floor: float = DETACH_FLOOR_SECONDS
-    ) -> tuple[dict[str, EngineState], int]:
-        """Renews a scheduler's registration and sweeps. Returns all engines' leases, and how many schedulers live.
+    async def renew_scheduler(self, scheduler: str, *, detach_floor: float = DETACH_FLOOR_SECONDS) -> Look:
+        """Renews a scheduler's registration and sweeps. Returns all engines' leases, and the state of the queue.
 
         Call it every `leases.RENEW_SECONDS`: a sweep that comes more than `leases.GAP_SECONDS` after the one before
         cannot tell the gap from an outage, and ends less. detach_floor: the least seconds that the calls of a dead
         endpoint have to be attached elsewhere.
         """
-        *leases, living = await self._renew("renew_scheduler", scheduler, _microseconds(detach_floor))
-        return {name.decode(): _lease(text) for name, text in zip(leases[::2], leases[1::2], strict=True)}, living
+        answer = await self._renew("renew_scheduler", scheduler, _microseconds(detach_floor))
+        *leases, living, waiting, oldest = answer
+        engines = {name.decode(): _lease(text) for name, text in zip(leases[::2], leases[1::2], strict=True)}
+        return Look(engines, living, waiting, int(oldest) / 1e6)
 
     async def leave_scheduler(self, scheduler: str) -> None:
         """Removes a scheduler that leaves. It releases its engines before."""

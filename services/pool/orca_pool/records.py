@@ -25,6 +25,7 @@ class Reason(IntEnum):
     ABORTED = 10  # the end of a call only, not of a request: a newer call took over
     NOT_FINITE = 11  # the model's logits were NaN or infinite
     MODEL_CHANGED = 12  # no engine has the weights any more that made its tokens
+    STUCK = 13  # no token can follow by the form that the request gives its answer
 
 
 class CommittedToken(NamedTuple):
@@ -68,6 +69,7 @@ class Attached:
     tops: bytes = b""  # as in Packet, of `tokens`
     prompt: bytes = b""  # the logprobs of the prompt, where asked for; empty before token 0, and for a call that has it
     weights: str = ""  # fingerprint of those that made its tokens; "" while it has none
+    new: bool = False  # this submit has put the request into the queue
 
 
 class QueueLimits(NamedTuple):
@@ -174,6 +176,15 @@ class Renewed:
     epoch: int
     reserved: int  # iteration numbers up to this one are reserved
     last_claim: int
+
+
+class Look(NamedTuple):
+    """The answer of a scheduler's renewal: all engines' leases, and what there is of the rest."""
+
+    leases: dict[str, EngineState]
+    schedulers: int  # that live
+    waiting: int  # requests in the queue
+    oldest: float  # seconds since the first of them was submitted; 0: the queue is empty
 
 
 class EngineLoad(NamedTuple):

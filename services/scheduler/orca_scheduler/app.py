@@ -13,6 +13,7 @@ from typing import Any
 from orca_common import service
 from orca_common.address import join_address
 from orca_common.errors import OrcaError, Unavailable
+from orca_common.metrics import Metrics
 from orca_common.service import LoopPulse, StatusPort
 from orca_common.telemetry import Telemetry
 from orca_common.tls import transport_of
@@ -39,9 +40,9 @@ class SchedulerApp:
         self._pool = Pool.of(settings)
         self._outage = Outage(asyncio.get_running_loop().time)  # until the pool has answered for the first time
         self._discovery = discovery_of(settings, self._refusals)
-        transport = transport_of(settings.tls_dir)
+        transport, metrics = transport_of(settings.tls_dir), Metrics("scheduler")
         self._scheduler = Scheduler(
-            name, self._pool, self._discovery, settings, self._telemetry, self._pulse, transport
+            name, self._pool, self._discovery, settings, self._telemetry, self._pulse, transport, metrics
         )
         self._status = StatusPort(
             settings.host,
@@ -49,6 +50,7 @@ class SchedulerApp:
             self._scheduler.unready,
             self._pulse.alive,
             self._told,
+            metrics,
         )
 
     def _told(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orca_common.errors import Unavailable
+from orca_common.metrics import Metrics
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
 from orca_common.tls import Transport
@@ -19,11 +20,13 @@ from orca_pool.records import EngineState
 
 from . import timers
 from .discovery.candidates import Candidate, Discovery
+from .gauges import report
 from .master.master import EngineMaster
 from .settings import SchedulerSettings
 from .share import holds_too_much, may_take
 
 log = logging.getLogger(__name__)
+STALE = 2.0  # seconds after which what was seen of the queue says nothing of the queue now
 
 
 @dataclass(slots=True)
@@ -46,9 +49,12 @@ class Scheduler:
         telemetry: Telemetry,
         pulse: LoopPulse,
         transport: Transport,
+        metrics: Metrics,
     ) -> None:
         self._name, self._pool, self._discovery = name, pool, discovery
         self._settings, self._telemetry, self._pulse, self._transport = settings, telemetry, pulse, transport
+        self._metrics = metrics
+        report(metrics, lambda: [master for master, _ in list(self._masters.values())], self._queue)
         self._candidates: dict[str, Candidate] | None = None  # None: not known yet
         self._masters: dict[str, tuple[EngineMaster, asyncio.Task[None]]] = {}
         self._sights: dict[str, Sight] = {}
@@ -61,6 +67,7 @@ class Scheduler:
         self._not_finite = 0  # that masters counted whose term is over
         self._last_look: float | None = None  # on the loop's clock
         self._reached = 0.0  # the same on the clock that the status port's thread may read
+        self._waiting, self._oldest = 0, 0.0  # the queue then: its requests, and the age of the first one in seconds
 
     def discovered(self, candidates: Sequence[Candidate]) -> None:
         """Takes the engines that there may be. Called again whenever discovery has other ones."""
@@ -98,6 +105,16 @@ class Scheduler:
         """Rows of logits with NaN or infinity since this process began. May be called in any thread."""
         return self._not_finite + sum(master.not_finite for master, _ in list(self._masters.values()))
 
+    def _queue(self) -> tuple[int, float] | None:
+        """How many requests wait, and the age of the first one in seconds; None while the pool does not answer.
+
+        May be called in any thread.
+        """
+        since = time.monotonic() - self._reached
+        if self._last_look is None or since > STALE:
+            return None
+        return self._waiting, self._oldest + since if self._waiting else 0.0
+
     async def run(self) -> None:
         """Looks at the leases, again and again. Never returns; raises the error of a master that failed."""
         while True:
@@ -128,11 +145,12 @@ class Scheduler:
             log.error("a master failed while it left", exc_info=error)
 
     async def _look(self) -> None:
-        engines, living = await self._pool.renew_scheduler(self._name)
+        engines, living, waiting, oldest = await self._pool.renew_scheduler(self._name)
         now = self._loop.time()
         if self._last_look is not None:
             self._count(now - self._last_look)
         self._last_look, self._reached = now, time.monotonic()
+        self._waiting, self._oldest = waiting, oldest
         if self._candidates is None:  # an engine that is no candidate would be retired, so nothing is taken yet
             await self._pool.leave_scheduler(self._name)  # so that the others keep no share free for this one
             return
@@ -231,5 +249,6 @@ class Scheduler:
             self._telemetry,
             self._pulse,
             self._transport,
+            self._metrics,
         )
         self._masters[engine] = master, asyncio.create_task(master.run(), name=f"master of {engine}")

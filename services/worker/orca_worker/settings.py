@@ -32,8 +32,7 @@ class WorkerSettings(ServiceSettings):
     threads: int = Field(default=0, ge=0)
     """Threads of a rank on a CPU; 0: one for each core that the process may use."""
     kernels: Kernels = "auto"
-    """Kernels on a CPU, by instruction set; auto: the best that the machine runs; torch: plain torch, on a GPU too;
-    device-loop: the loop of a GPU in plain torch, for tests."""
+    """Kernels on a CPU, by instruction set; auto: the best; torch: none; device-loop: the loop of a GPU, for tests."""
     cuda_graphs: bool = True
     """On a GPU: iterations of increments alone run as CUDA graphs, where a rank is a whole stage."""
 

@@ -45,7 +45,8 @@ def test_write_kv(heads: int, kv_heads: int, rope: Rope | None, bias: bool, norm
     added = torch.randn(qkv.shape[1:]).to(DEVICE, torch.float16) if bias else None
     keys, values = torch.full((2, those.n_blocks, kv_heads, 7, 20), torch.nan, dtype=torch.float16, device=DEVICE)
     flat = torch.cat([qkv.flatten(1), qkv[:2].flatten(1) * torch.nan])
-    norms = HeadNorms(*(torch.rand(2, 20) + 0.5).to(DEVICE, torch.float16), 1e-3) if normed else None
+    of_query, of_key = (torch.rand(2, 20) + 0.5).to(DEVICE, torch.float16)
+    norms = HeadNorms(of_query, of_key, 1e-3) if normed else None
     q = write_kv(flat, keys, values, plan, rope, added if added is None else added.flatten(), norms)
 
     want = qkv.double() if added is None else qkv.double() + added.double()

@@ -53,10 +53,14 @@ struct Attention {
   int queries, heads, group;
   int64_t first;
   const int64_t* blocks;  // of the request
+  int64_t origin;         // its key that is counted as 0: the first that these queries see
+  int64_t all;            // keys that each query sees; 0: those up to its own
   Cache cache;
   int head;  // the first one
   float scale;
-  int64_t window;  // keys that a query sees at most, its own among them
+  int64_t window;     // keys that a query sees at most, its own among them
+  const float* bias;  // of the first head, for key = query; see Bias. Null: none
+  int bias_reach, bias_ld;
   Operand out;
   int out_row, out_column;
 };
@@ -77,7 +81,8 @@ struct Isa {
   void (*leave)();
   void (*gemm_bf16)(const Gemm&, int first_panel, int last_panel);
   void (*gemm_f32)(const Gemm&, int first_panel, int last_panel);
-  void (*norm)(const Norm&, const float* x, const Operand& to, int row);
+  void (*norm)(const Norm&, const float* x, const Operand& to, int row, float* kept);  // kept: the same as rows, or null
+  void (*copy)(const float* x, int width, const Operand& to, int row);
   void (*norm_head)(const Norm&, float* x);  // RMSNorm in place
   void (*turn)(const Turn&, float* x);
   void (*narrow)(const float*, bf16*, int n);
@@ -87,7 +92,7 @@ struct Isa {
 
 constexpr int64_t UNBOUNDED = INT64_MAX;  // a window of all keys
 
-constexpr int KEYS = 32;     // keys of a tile of attention: softmax is rescaled once a tile, from key 0 on
+constexpr int KEYS = 32;     // keys of a tile of attention: softmax is rescaled once a tile, from the first key on
 constexpr int QUERIES = 64;  // rows (queries x heads x group) of one call at most
 
 constexpr int TILED_ROWS = 96;  // rows at most when each head's are padded to tiles of 16

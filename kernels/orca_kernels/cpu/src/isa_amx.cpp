@@ -186,7 +186,8 @@ void gemm_tiles(const Gemm& g, int panel, int last) {
 
 // An initiation must round as an increment does, so the cache and the model decide, never the batch.
 void attention_tiles(const Attention& a, float* scratch) {
-  if (a.cache.type == Type::bf16 && a.cache.head_size % 32 == 0 && a.out.is_bf16 && a.window == UNBOUNDED)
+  const bool plain = a.window == UNBOUNDED && !a.origin && !a.all && !a.bias;  // one of them always, behind an encoder
+  if (a.cache.type == Type::bf16 && a.cache.head_size % 32 == 0 && a.out.is_bf16 && plain)
     attend_tiles(a, scratch);
   else
     attention(a, scratch);
@@ -207,4 +208,4 @@ bool runs_here() {
 }  // namespace
 
 const orca::Isa orca::amx = {"amx", runs_here, true, MOST_ROWS, DEEP, enter, leave, gemm_tiles, gemm<false>, norm,
-                             norm_head, turn, narrow_all, attention_tiles};
+                             copy, norm_head, turn, narrow_all, attention_tiles};

@@ -8,4 +8,4 @@ static bool runs_here() {
 }
 
 const orca::Isa orca::avx512 = {"avx512", runs_here, false, MOST_ROWS, DEEP, nothing, nothing,
-                                gemm<true>, gemm<false>, norm, norm_head, turn, narrow_all, attention};
+                                gemm<true>, gemm<false>, norm, copy, norm_head, turn, narrow_all, attention};

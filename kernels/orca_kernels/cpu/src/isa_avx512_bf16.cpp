@@ -65,4 +65,4 @@ bool runs_here() {
 
 const orca::Isa orca::avx512_bf16 = {
     "avx512_bf16", runs_here, true, MOST_ROWS, DEEP, nothing, nothing, gemm_pairs, gemm<false>, norm,
-    norm_head, turn, narrow_all, attention};
+    copy, norm_head, turn, narrow_all, attention};

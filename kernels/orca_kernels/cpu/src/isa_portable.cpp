@@ -5,4 +5,4 @@
 static bool runs_here() { return true; }
 
 const orca::Isa orca::portable = {"portable", runs_here, false, MOST_ROWS, DEEP, nothing, nothing,
-                                  gemm<true>, gemm<false>, norm, norm_head, turn, narrow_all, attention};
+                                  gemm<true>, gemm<false>, norm, copy, norm_head, turn, narrow_all, attention};

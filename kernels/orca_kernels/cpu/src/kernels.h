@@ -403,7 +403,7 @@ void gemm(const Gemm& g, int panel, int last) {
 }
 
 template <class T>
-inline void normalize(const Norm& n, const float* x, const Operand& to, int row) {
+inline void normalize(const Norm& n, const float* x, const Operand& to, int row, float* kept) {
   T* out = to.row<T>(row);
   const int whole = n.width / LANES * LANES;
   float mean = 0;
@@ -427,13 +427,16 @@ inline void normalize(const Norm& n, const float* x, const Operand& to, int row)
       const int i = tile + c;
       if (i + LANES <= n.width) {
         vf y = (load(x + i) - mean) * factor * load(n.weight + i);
-        save(out + c, n.bias ? y + load(n.bias + i) : y);
+        if (n.bias) y += load(n.bias + i);
+        save(out + c, y);
+        if (kept) save(kept + i, y);
       } else {
         for (int j = 0; j < LANES; j++) {
           float y = 0;
           if (i + j < n.width) {
             y = (x[i + j] - mean) * factor * n.weight[i + j];
             if (n.bias) y += n.bias[i + j];
+            if (kept) kept[i + j] = y;
           }
           save_one(out + c + j, y);
         }
@@ -441,9 +444,9 @@ inline void normalize(const Norm& n, const float* x, const Operand& to, int row)
     }
 }
 
-void norm(const Norm& n, const float* x, const Operand& to, int row) {
-  if (to.is_bf16) normalize<bf16>(n, x, to, row);
-  else normalize<float>(n, x, to, row);
+void norm(const Norm& n, const float* x, const Operand& to, int row, float* kept) {
+  if (to.is_bf16) normalize<bf16>(n, x, to, row, kept);
+  else normalize<float>(n, x, to, row, kept);
 }
 
 void norm_head(const Norm& n, float* x) {
@@ -533,13 +536,13 @@ inline void in_order(float* row, int d) {
     }
 }
 
-// Calls use(j, x, n) for runs of tokens that lie together: n tokens from position first + j on, whose keys (or values)
-// begin at element x.
+// Calls use(j, x, n) for runs of tokens that lie together: n tokens from key first + j on, whose keys (or values) begin at
+// element x.
 template <class F>
 inline void runs(const Attention& a, int head, int64_t first, int n, F use) {
   const int size = a.cache.block_size;
-  int64_t block = first / size;
-  int offset = int(first - block * size);
+  int64_t block = (a.origin + first) / size;
+  int offset = int(a.origin + first - block * size);
   for (int j = 0; j < n; block++, offset = 0) {
     const int here = std::min(n - j, size - offset);
     use(j, a.cache.at(a.blocks[block], head, offset), here);
@@ -748,7 +751,12 @@ inline void put(const Operand& operand, int row, int column, const float* x, int
   }
 }
 
-// Softmax over tiles of 32 keys from key 0 on, rescaled at each tile (Milakov and Gimelshein, "Online normalizer
+void copy(const float* x, int width, const Operand& to, int row) {
+  if (to.is_bf16) put<bf16>(to, row, 0, x, width, 1.0f);
+  else put<float>(to, row, 0, x, width, 1.0f);
+}
+
+// Softmax over tiles of 32 keys from the first key on, rescaled at each tile (Milakov and Gimelshein, "Online normalizer
 // calculation for softmax"). A query meets the same tiles and the same order of operations whether it is an increment
 // or one of an initiation's many, so its result is the same bits.
 //
@@ -781,7 +789,7 @@ void attend(const Attention& a, float* scratch, int padded) {
     }
   const T *keys = static_cast<const T*>(a.cache.keys), *values = static_cast<const T*>(a.cache.values);
   const size_t of_head = size_t(a.cache.block_size) * size;
-  const int64_t end = a.first + a.queries;  // keys that the last query sees
+  const int64_t end = a.all ? a.all : a.first + a.queries;  // keys that the last query sees
   const int64_t begins = std::max<int64_t>(0, a.first + 1 - a.window) / KEYS * KEYS;  // the tile of the first that any sees
   size_t of_whole[KEYS];
   for (int j = 0; j < KEYS; j++) of_whole[j] = size_t(j) * d;
@@ -792,7 +800,7 @@ void attend(const Attention& a, float* scratch, int padded) {
     if (first + KEYS < end) next = Places(a, first + KEYS, end);
     int begin = 0, stop = rows;  // rows [begin, stop) see a key of this tile: of keys [unseen, seen) of it
     for (int r = 0; r < rows; r++) {
-      const int64_t after = a.first + r / a.group + 1 - first;
+      const int64_t after = a.all ? a.all - first : a.first + r / a.group + 1 - first;
       seen[r] = int(std::clamp<int64_t>(after, 0, n)), unseen[r] = int(std::clamp<int64_t>(after - a.window, 0, n));
       if (!seen[r]) begin = r + 1;
       else if (unseen[r] == n && r < stop) stop = r;
@@ -801,6 +809,15 @@ void attend(const Attention& a, float* scratch, int padded) {
     auto hide = [&](float* scores) {
       for (int r = begin; r < stop; r++)
         std::fill(scores + r * KEYS, scores + r * KEYS + unseen[r], -std::numeric_limits<float>::infinity());
+    };
+    // Adds what the bias has for the distance of key and query. Beyond its reach it has the same for all.
+    auto add_bias = [&](float* scores, int head) {
+      for (int r = begin; r < stop; r++) {
+        const int64_t distance = first - (a.first + r / a.group), reach = a.bias_reach;
+        const float* of = a.bias + size_t(head * a.group + r % a.group) * a.bias_ld;
+        of += std::clamp<int64_t>(distance, -reach - KEYS, reach);
+        for (int j = 0; j < KEYS; j += LANES) save(scores + r * KEYS + j, load(scores + r * KEYS + j) + load(of + j));
+      }
     };
     // The rows of a head. Those of the head behind it are read next, and behind the last head's those of `then`.
     auto rows_of = [&](const T* from, int head, const T* then, const Places& then_at) {
@@ -823,6 +840,7 @@ void attend(const Attention& a, float* scratch, int padded) {
       } else {
         for (int r = begin; r < stop; r++) score<D>(queries + r * d, of, d, seen[r], scores + r * KEYS);
       }
+      if (a.bias) add_bias(scores, head);
       if (unseen[stop - 1]) hide(scores);
     }
     auto soften_rows = [&](int r, int end) {

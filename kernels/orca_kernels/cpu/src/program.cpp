@@ -128,8 +128,9 @@ struct Embed : Step {
 
 struct Normalize : Step {
   int x, out;
-  Norm norm;
-  bool selects;  // the rows that go into the head, and no others
+  Norm norm;       // weight null: none, a copy
+  bool keeps;      // x = out
+  bool selects;    // the rows that go into the head, and no others
 
   int64_t rows(const Program& p) const { return selects ? p.batch->selected : p.batch->tokens; }
   uint32_t tasks(const Program& p) const override { return pieces(rows(p), ROWS_OF_A_TASK); }
@@ -140,7 +141,9 @@ struct Normalize : Step {
     const int64_t end = std::min<int64_t>(rows(p), int64_t(task + 1) * ROWS_OF_A_TASK);
     for (int64_t i = int64_t(task) * ROWS_OF_A_TASK; i < end; i++) {
       const int64_t t = selects ? p.batch->selection[i] : i;
-      p.isa.norm(norm, reinterpret_cast<float*>(from.data() + t * from.row_bytes()), to, int(i));
+      float* row = reinterpret_cast<float*>(from.data() + t * from.row_bytes());
+      if (norm.weight) p.isa.norm(norm, row, to, int(i), keeps ? row : nullptr);
+      else p.isa.copy(row, norm.width, to, int(i));
     }
   }
 };
@@ -264,11 +267,23 @@ struct WriteKV : Step {
   }
 };
 
+// A number for each head and distance of key and query, [heads][KEYS + 2 reach + 1 + KEYS]: at both ends those of the
+// reach again, so that a tile's lie together.
+struct Bias {
+  std::vector<float> table;
+  int reach = 0;
+
+  int ld() const { return 2 * reach + 1 + 2 * KEYS; }
+  const float* of(int head) const { return table.empty() ? nullptr : table.data() + size_t(head) * ld() + KEYS + reach; }
+};
+
 struct Attend : Step {
   int qkv, out;
   Heads heads;
   float scale;
   int64_t window;
+  bool sees_input;  // each query sees the keys of the encoder's tokens, and no others
+  Bias bias;
 
   // Key/value heads of a task.
   int each(const Program& p) const {
@@ -293,6 +308,9 @@ struct Attend : Step {
       a.queries = queries.count, a.heads = std::min(at_once, last - head), a.group = heads.group;
       a.first = p.batch->positions[queries.token];
       a.blocks = p.batch->blocks + queries.request * p.batch->columns;
+      const int64_t inputs = p.batch->inputs ? p.batch->inputs[queries.request] : 0;
+      a.origin = sees_input ? 0 : inputs, a.all = sees_input ? inputs : 0;
+      a.bias = bias.of(head * heads.group), a.bias_reach = bias.reach, a.bias_ld = bias.ld();
       a.cache = heads.cache(*p.batch), a.head = head, a.scale = scale, a.window = window;
       a.out = p.operand(out, p.batch->tokens), a.out_row = int(queries.token), a.out_column = column;
       p.isa.attention(a, scratch);
@@ -458,6 +476,16 @@ Packed* orca_pack(Model* model, const void* source, int source_type, int64_t row
   return model->weights.back().get();
 }
 
+// The same weights with another bias [n]: an embedding's table as a head. Null when memory is short.
+Packed* orca_with_bias(Model* model, const Packed* of, const float* bias) {
+  auto packed = std::make_unique<Packed>(*of);
+  packed->bias = static_cast<float*>(model->arena.take(sizeof(float) * packed->panels * PANEL));
+  if (!packed->bias) return nullptr;
+  std::copy(bias, bias + packed->n, packed->bias);
+  model->weights.push_back(std::move(packed));
+  return model->weights.back().get();
+}
+
 // Copies n floats, for norms.
 float* orca_floats(Model* model, const float* source, int n) {
   float* copy = static_cast<float*>(model->arena.take(sizeof(float) * n));
@@ -491,10 +519,11 @@ void orca_embed(Model* model, int x, const Packed* tokens, int64_t first_token, 
   step.scale = scale;
 }
 
+// `weight` null: a copy.
 void orca_normalize(Model* model, int x, int out, const float* weight, const float* bias, float epsilon, int width,
-                    int selects) {
+                    int keeps, int selects) {
   Normalize& step = model->add<Normalize>();
-  step.x = x, step.out = out, step.norm = {weight, bias, epsilon, width}, step.selects = selects;
+  step.x = x, step.out = out, step.norm = {weight, bias, epsilon, width}, step.keeps = keeps, step.selects = selects;
 }
 
 void orca_linear(Model* model, int operand, const Packed* weights, int out, int epilogue, int activation) {
@@ -516,11 +545,19 @@ void orca_write_kv(Model* model, int qkv, int layer, int kv_heads, int group, in
   step.cosines = cosines, step.sines = sines, step.half = half;
 }
 
+// `bias` [kv_heads * group, 2 * reach + 1], or null.
 void orca_attend(Model* model, int qkv, int out, int layer, int kv_heads, int group, int head_size, int type,
-                 float scale, int64_t window) {
+                 float scale, int64_t window, int sees_input, const float* bias, int reach) {
   Attend& step = model->add<Attend>();
   step.qkv = qkv, step.out = out, step.heads = {layer, kv_heads, group, head_size, Type(type)}, step.scale = scale;
-  step.window = window ? window : UNBOUNDED;
+  step.window = window ? window : UNBOUNDED, step.sees_input = sees_input;
+  for (int head = 0; bias && head < kv_heads * group; head++, bias += 2 * reach + 1) {
+    std::vector<float>& table = step.bias.table;
+    step.bias.reach = reach;
+    table.insert(table.end(), KEYS, bias[0]);
+    table.insert(table.end(), bias, bias + 2 * reach + 1);
+    table.insert(table.end(), KEYS, bias[2 * reach]);
+  }
   model->program.group = std::max(model->program.group, group);
   model->program.head_size = std::max(model->program.head_size, head_size);
 }

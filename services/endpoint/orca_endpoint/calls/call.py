@@ -24,6 +24,7 @@ from ..requests.validation import Work
 from .delivery import Delivery, Grace
 from .events import Event, Finished
 from .line import Outcome, current_line
+from .metrics import Meter
 from .refusals import busy_error, refusal_error
 from .span import RequestSpan
 from .transcript import Transcript
@@ -94,6 +95,7 @@ class Call:
         transcript: Transcript,
         *,
         attempt: int,
+        meter: Meter,
         tenant: str = "",
         submission: Submission | None = None,
         deadline: float | None = None,
@@ -104,7 +106,7 @@ class Call:
         self.buffered = 0  # tokens in the inbox
         self._pool, self._delivery, self._limits, self._transcript = pool, delivery, limits, transcript
         self._submission, self._deadline, self._span = submission, deadline, span
-        self._interval = min(interval, limits.buffer)
+        self._interval, self._meter = min(interval, limits.buffer), meter
         self.outcome: Outcome | None = None
         self.first_token: float | None = None  # when it came, on the clock of `time.monotonic`
         self._inbox: deque[Packet] = deque()
@@ -210,6 +212,7 @@ class Call:
         while True:
             if self._leaving():
                 raise leaving_error()
+            attached: Attached | None = None
             if self._must_attach:
                 attached = await self._attach()
                 if attached is None:
@@ -232,6 +235,10 @@ class Call:
                 if piece:
                     yield piece
                 raise
+            if attached is not None:
+                self._meter.answered(attached, transcript.prompt_tokens, transcript.count)
+            else:
+                self._meter.came(transcript.count)
             if self.first_token is None and transcript.count:
                 self.first_token = time.monotonic()
             more = transcript.next == "packet" and self._inbox and not self._must_attach
@@ -393,10 +400,11 @@ class Call:
         return Grace(at_least=DETACH_FLOOR_SECONDS if own_fault else 0.0)
 
     def _report(self, error: BaseException | None) -> None:
-        """Decides how the call has ended, and ends its spans."""
+        """Decides how the call has ended, counts it, and ends its spans."""
         transcript, deadline = self._transcript, self._deadline
         overdue = deadline is not None and self._loop.time() >= deadline - DEADLINE_NEAR
         self.outcome = Outcome(error, transcript.finished, overdue)
+        self._meter.ended(self.outcome, transcript.finished, transcript.times, transcript.accepted)
         if self._span is not None:
             self._span.ended(self.outcome, error, self.prompt_tokens, transcript.count)
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -16,6 +17,7 @@ from orca_common.errors import (
     Unavailable,
     echo,
 )
+from orca_common.metrics import Metrics
 from orca_common.reservation import Reservation
 from orca_common.telemetry import Telemetry, trace_id_of
 from orca_pool.keys import scoped
@@ -24,14 +26,19 @@ from orca_pool.records import QueueLimits
 from orca_pool.retry import reached
 
 from ..requests.arrivals import Arrivals
+from ..requests.chats import Chats
+from ..requests.defaults import Defaults
+from ..requests.forms import FormCompiler
 from ..requests.limits import full
 from ..requests.threads import Threads
 from ..requests.validation import Validator
 from ..settings import EndpointSettings
+from ..text.chat_template import ChatTemplate
 from ..text.vocabulary import Vocabulary
 from .call import Call, CallLimits, Submission
 from .delivery import Delivery
 from .line import Outcome, current_line
+from .metrics import CallMetrics, Meter
 from .recent import Recent
 from .span import RequestSpan
 from .transcript import Transcript
@@ -60,19 +67,27 @@ class Endpoint:
         settings: EndpointSettings,
         checkpoint: Checkpoint,
         vocabulary: Vocabulary | None,
+        template: ChatTemplate | None,
+        defaults: Defaults,
         pool: Pool,
         delivery: Delivery,
         telemetry: Telemetry,
+        metrics: Metrics,
     ) -> None:
-        self.settings, self.checkpoint = settings, checkpoint
-        self.telemetry = telemetry
+        """defaults: of the sampling, for methods whose callers need not say how to draw."""
+        self.settings, self.checkpoint, self.defaults = settings, checkpoint, defaults
+        self.telemetry, self.metrics = telemetry, CallMetrics(metrics)
+        self.metrics.count_calls(lambda: delivery.count)
         self.name = settings.served_model_name or checkpoint.name
         self.delivery = delivery
         self._pool, self.vocabulary = pool, vocabulary
-        # Parsing holds Python's lock, so the loop shares it with one thread only.
+        # Parsing and chat templates hold Python's lock, so the loop shares it with one thread only.
         self.large = Threads("large-inputs", 1, WAITING)
         self.tokenizing = Threads("tokenizing", TOKENIZING, WAITING)
-        self._validator = Validator(settings, checkpoint, vocabulary, self.tokenizing)
+        self.forms = FormCompiler(checkpoint)
+        chat_tokens = defaults.max_new_tokens or settings.chat_tokens
+        self._chats = Chats(template, self.large, settings.max_prompt_bytes, chat_tokens)
+        self._validator = Validator(settings, checkpoint, vocabulary, self.tokenizing, self._chats, self.forms)
         self.arrivals = Arrivals()
         self._engines = Recent(pool.engine_infos, ENGINES_SECONDS)
         self._limits = CallLimits(settings.pool_patience, settings.call_buffer)
@@ -81,6 +96,7 @@ class Endpoint:
         )
         self._formed = False  # whether an engine has ever formed
         self._reservation: Reservation | None = None  # of the engine that formed last
+        self._slots: int | None = None  # of the largest engine
         self._validating = 0  # requests whose text is being tokenized
         self.draining = False
 
@@ -112,7 +128,7 @@ class Endpoint:
     async def _look(self) -> None:
         identity = await reached(self._pool.identity)
         if identity is not None and identity.slots > 0:
-            self._formed, self._reservation = True, identity.reservation
+            self._formed, self._reservation, self._slots = True, identity.reservation, identity.slots
 
     # -- the methods of orca.v1.Orca
     async def generate(
@@ -129,7 +145,7 @@ class Endpoint:
 
         deadline: a moment of the loop's clock. carrier: the caller's metadata, for the trace. names: the caller's names
         of the request's fields (see `validation`). tenant: whose key the caller sent; empty without keys. encoded: the
-        tokens of its text, where they are known. Raises what the validation raises, and when no call is admitted.
+        tokens of its prompt, where they are known. Raises what the validation raises, and when no call is admitted.
         """
         span = self._span("orca.request", "orca.submit", carrier)
         with refused(span):
@@ -137,7 +153,7 @@ class Endpoint:
             self.check_model(request.model)
             self._validating += 1
             try:
-                work = await self._validator.generate(request, names, encoded)
+                work = await self._validator.generate(request, names, encoded, self._slots)
             finally:
                 self._validating -= 1
         if span is not None:
@@ -150,6 +166,7 @@ class Endpoint:
             Transcript(work.record.request_id, self.vocabulary),
             tenant=tenant,
             attempt=work.attempt,
+            meter=self._meter(tenant),
             submission=Submission(
                 work,
                 work.upfront(self._reservation),
@@ -181,6 +198,7 @@ class Endpoint:
             Transcript(request.request_id, self.vocabulary, from_index=request.from_index, digest=request.digest),
             tenant=tenant,
             attempt=attempt,
+            meter=self._meter(tenant),
             deadline=deadline,
             span=span,
             interval=request.stream_interval,
@@ -211,6 +229,8 @@ class Endpoint:
             max_stop_bytes=limits.max_stop_bytes,
             eos_token_ids=checkpoint.eos_token_ids,
             has_tokenizer=self.vocabulary is not None,
+            has_chat_template=self._chats.possible,
+            sampling_defaults=self.defaults.message(),
             engines=[
                 Engine(
                     id=info.engine,
@@ -250,6 +270,10 @@ class Endpoint:
         """The text of one token alone; "" without a tokenizer."""
         return self.vocabulary.spell(token_id) if self.vocabulary is not None else ""
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token alone; none without a tokenizer."""
+        return self.vocabulary.token_bytes(token_id) if self.vocabulary is not None else b""
+
     # -- the parts
     def _admit(self, deadline: float | None, max_calls: int) -> None:
         """Raises the error of a new call that cannot be served now. max_calls: streams above which it is refused."""
@@ -259,6 +283,10 @@ class Endpoint:
             raise DeadlineExceeded("the deadline that the caller set had passed when the request arrived")
         if self.delivery.count + self._validating >= max_calls:
             raise full(f"this endpoint serves {max_calls} streams already")
+
+    def _meter(self, tenant: str) -> Meter:
+        line = current_line()
+        return Meter(self.metrics, tenant, line.arrived if line is not None else time.monotonic())
 
     def _span(self, request: str, submit: str, carrier: Mapping[str, str]) -> RequestSpan | None:
         """The request's spans, from the arrival of its call on; None when nothing is traced."""

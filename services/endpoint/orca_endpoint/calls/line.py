@@ -8,7 +8,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -76,14 +76,15 @@ class Served(Protocol):
 class CallLine:
     """The line of one call, as it is put together. `peer`: the client's address."""
 
-    def __init__(self, door: Door, method: str, peer: str) -> None:
-        self.door, self.method, self.peer = door, method, peer
+    def __init__(self, door: Door, method: str, peer: str, refused: Callable[[str], None]) -> None:
+        """refused: counts a refusal by its reason."""
+        self.door, self.method, self.peer, self._refused = door, method, peer, refused
         self.began = time.time_ns()  # on the wall's clock
         self.requests: list[Served] = []
         self.error: OrcaError | None = None  # that a door has answered
         self.answered: int | None = None  # HTTP status
         self.left = False  # the client, before it had an answer
-        self._began = time.monotonic()
+        self.arrived = time.monotonic()
 
     def end(self, error: BaseException | None) -> None:
         """Writes the line, and lets go of what the call was. error: what ended the call, unless a door has answered it.
@@ -111,8 +112,8 @@ class CallLine:
             "prompt_tokens": sum(request.prompt_tokens for request in requests) if requests else None,
             "output_tokens": sum(request.output_tokens for request in requests) if requests else None,
             "queue": round((times.claimed - times.submitted) / 1e6, 4) if times and times.claimed else None,
-            "first_token": round(min(firsts) - self._began, 4) if firsts else None,
-            "total": round(time.monotonic() - self._began, 4),
+            "first_token": round(min(firsts) - self.arrived, 4) if firsts else None,
+            "total": round(time.monotonic() - self.arrived, 4),
         }
         if self.answered is not None:
             fields["http_status"] = self.answered
@@ -120,6 +121,8 @@ class CallLine:
             fields["field"] = error.field
         fields = {name: value for name, value in fields.items() if value is not None}
         ended = accepted or outcome.status == "OK" or outcome.reason == CLIENT_GONE
+        if not ended:
+            self._refused(outcome.reason)
         log.info("call ended" if ended else "call refused", extra=fields)
 
     def _outcome(self, error: BaseException | None) -> Outcome:

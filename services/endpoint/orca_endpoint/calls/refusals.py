@@ -93,6 +93,12 @@ def end_error(reason: Reason, request_id: str, trace_id: str) -> OrcaError:
         case Reason.NOT_FINITE:
             sentence = f"request {request_id}: the model's logits for its next token are NaN or infinite"
             return Internal(sentence, trace_id, reason=ErrorReason.LOGITS_NOT_FINITE)
+        case Reason.STUCK:
+            sentence = (
+                f"request {request_id}: no token can follow: its form is too hard to follow further, or the model "
+            )
+            sentence += "finds nothing that fits"
+            return FailedPrecondition(sentence, reason=ErrorReason.FORM_STUCK)
         case _:
             raise AssertionError(f"{reason.name} is an end that Finished tells")
 

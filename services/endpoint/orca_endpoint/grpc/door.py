@@ -5,13 +5,13 @@ many messages are read at a time, and how long a message may take. It also check
 """
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext, suppress
 from ipaddress import ip_address
 from typing import Any
 
 from orca_common.api_keys import AUTHORIZATION, ApiKeys
-from orca_common.errors import ErrorReason, Unavailable
+from orca_common.errors import ErrorReason, ResourceExhausted, Unavailable
 from orca_common.grpc_server import HEALTH, GrpcServer, Guard, ServerCall
 from orca_common.roles import ANY, Role
 from orca_common.tls import Transport
@@ -50,16 +50,20 @@ class Grpc:
 GRPC = Grpc()
 
 
-def line_of(call: ServerCall) -> AbstractContextManager[object]:
-    """Opens a call's line in the log. Calls of probes and of reflection have none."""
+def line_of(call: ServerCall, refused: Callable[[str], None]) -> AbstractContextManager[object]:
+    """Opens a call's line in the log. Calls of probes and of reflection have none. refused: counts a refusal."""
     service, _, method = call.method.removeprefix("/").partition("/")
-    return opened(CallLine(GRPC, method, call.peer)) if service == ORCA else nullcontext()
+    return opened(CallLine(GRPC, method, call.peer, refused)) if service == ORCA else nullcontext()
 
 
 class DoorGuard(Guard):
     """Bounds what strangers may cost the door, and checks their keys."""
 
-    def __init__(self, settings: EndpointSettings, keys: ApiKeys, limits: Limits) -> None:
+    def __init__(
+        self, settings: EndpointSettings, keys: ApiKeys, limits: Limits, refused: Callable[[str], None]
+    ) -> None:
+        """refused: counts a refusal by its reason."""
+        self._refused = refused
         self._keys, self._limits, self._seconds = keys, limits, settings.body_seconds
         self._proxies = settings.proxies
         self._turns = Turns(settings.max_body_bytes // settings.max_message_bytes, limits.refusals)
@@ -68,7 +72,11 @@ class DoorGuard(Guard):
         """Counts a call against its host's and all calls. Raises ResourceExhausted."""
         if (client := self._forwarded(call)) is not None:
             call.peer = call.host = client
-        self._limits.enter(f"grpc {call.host}", 1 if call.method in STREAMS else SHORT_ROOM)
+        try:
+            self._limits.enter(f"grpc {call.host}", 1 if call.method in STREAMS else SHORT_ROOM)
+        except ResourceExhausted as full:  # the call has no line yet
+            self._refused(full.reason.value)
+            raise
 
     def _forwarded(self, call: ServerCall) -> str | None:
         """The client that a trusted proxy names, the last one in its header; None when no trusted proxy calls."""
@@ -82,7 +90,7 @@ class DoorGuard(Guard):
     @contextmanager
     def admit(self, call: ServerCall) -> Iterator[None]:
         """Opens a call's line in the log, and checks its key. Raises Unauthenticated."""
-        with line_of(call):
+        with line_of(call, self._refused):
             if not call.method.startswith(KEYLESS):
                 self._keys.tenant_of(call.metadata.get(AUTHORIZATION))
             yield
@@ -104,7 +112,7 @@ class GrpcDoor(GrpcServer):
             ALLOWED,
             Unavailable("this endpoint is leaving", reason=ErrorReason.ENDPOINT_LEAVING),
             options=options_of(settings, connections),
-            guard=DoorGuard(settings, keys, limits),
+            guard=DoorGuard(settings, keys, limits, endpoint.metrics.refused),
             client_certificates=settings.client_certificates,
             port_kept=settings.ports_kept,
             write_seconds=settings.write_timeout,

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -38,8 +39,9 @@ class HttpDoor:
         transport: Transport,
         limits: Limits,
         connections: int,
+        refused: Callable[[str], None],
     ) -> None:
-        """app: the methods. connections: how many it may have at a time."""
+        """app: the methods. connections: how many it may have at a time. refused: counts a refusal by its reason."""
         self._shared = settings.ports_kept
         self._socket: socket.socket | None = None
         self._listener: Listener | None = None
@@ -57,7 +59,7 @@ class HttpDoor:
         )
         keyed = KeyMiddleware(BodyMiddleware(app, limits, settings.max_message_bytes), keys)
         config = uvicorn.Config(
-            LineMiddleware(RequestIds(with_cors(keyed, settings.cors_origins))),
+            LineMiddleware(RequestIds(with_cors(keyed, settings.cors_origins)), refused),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -1,5 +1,7 @@
 """The lines of HTTP calls in the log, and the attributes of their spans."""
 
+from collections.abc import Callable
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orca_common.address import join_address
@@ -31,8 +33,9 @@ HTTP = Http()
 class LineMiddleware:
     """Opens the lines of HTTP calls. The outermost middleware: a request that another one refuses has a line too."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, refused: Callable[[str], None]) -> None:
+        """refused: counts a refusal by its reason."""
+        self._app, self._refused = app, refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in PROBES:
@@ -45,6 +48,7 @@ class LineMiddleware:
                 line.answered = message["status"]
             await send(message)
 
-        with opened(CallLine(HTTP, f"{scope['method']} {scope['path'][:100]}", join_address(host, port))) as line:
+        method, peer = f"{scope['method']} {scope['path'][:100]}", join_address(host, port)
+        with opened(CallLine(HTTP, method, peer, self._refused)) as line:
             await self._app(scope, receive, watched)
             line.left = line.answered is None

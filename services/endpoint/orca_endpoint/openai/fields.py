@@ -27,18 +27,19 @@ class Field(NamedTuple):
 
 # Sampling parameters that OpenAI has, and what is special about a parameter at this door.
 THEIRS = {"frequency_penalty", "logit_bias", "presence_penalty", "seed", "temperature", "top_p"}
+BY_MODEL = "Absent: what the model's `generation_config.json` says"
 NOTES = {
-    "temperature": "1 when absent; OpenAI's limit is 2.",
+    "temperature": "OpenAI's limit is 2.",
     "top_k": "-1: all.",
     "seed": "The first choice draws with the seed itself, each other one with a seed made of it.",
 }
-DEFAULT_TEMPERATURE = 1.0
 
 
 def sampling_field(parameter: Parameter) -> Field:
     """The field of a sampling parameter, by its table."""
     name, limits = parameter.name, str(parameter.limits)
-    sentences = [parameter.sentence, limits and f"{limits[0].upper()}{limits[1:]}.", NOTES.get(name)]
+    absent = f"{BY_MODEL}{', or 1' if name == 'temperature' else ''}." if parameter.by_model else None
+    sentences = [parameter.sentence, limits and f"{limits[0].upper()}{limits[1:]}.", absent, NOTES.get(name)]
     return Field(
         name, "supported" if name in THEIRS else "ours", " ".join(filter(None, sentences)), schema_of(parameter)
     )
@@ -47,10 +48,9 @@ def sampling_field(parameter: Parameter) -> Field:
 def schema_of(parameter: Parameter) -> dict[str, Any]:
     limits = parameter.limits
     bounds = {"exclusiveMinimum" if limits.above else "minimum": limits.low, "maximum": limits.high}
-    default = DEFAULT_TEMPERATURE if parameter.name == "temperature" else parameter.default
     match parameter.kind:
         case "number":
-            return NUMBER | bounds | {"default": default}
+            return NUMBER | bounds | ({} if parameter.by_model else {"default": parameter.default})
         case "biases":
             return {"type": "object", "additionalProperties": NUMBER | bounds, "maxProperties": MAX_BIASES}
         case _:  # -1 is a count, and a seed may be negative

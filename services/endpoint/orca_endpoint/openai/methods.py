@@ -13,6 +13,9 @@ from orca_common.release import VERSION
 
 from ..calls.endpoint import Endpoint
 from ..http.routing import MethodRoute, application
+from .chat.answer import ChatChunks
+from .chat.answer import Logprobs as ChatLogprobs
+from .chat.method import Chats
 from .completions.answer import CompletionChunks, Logprobs
 from .completions.method import Completions
 from .openapi import described, page
@@ -26,12 +29,17 @@ def methods(endpoint: Endpoint) -> Starlette:
     """Makes the application that serves all methods."""
     tokens = Tokens(endpoint)
 
-    def chunks(name: str, include_usage: bool) -> CompletionChunks:
+    def of_completions(name: str, include_usage: bool) -> CompletionChunks:
         return CompletionChunks(name, endpoint.name, include_usage, True, Logprobs(endpoint.spell))
+
+    def of_chats(name: str, include_usage: bool) -> ChatChunks:
+        return ChatChunks(name, endpoint.name, include_usage, True, ChatLogprobs(endpoint.spell, endpoint.token_bytes))
 
     routes = [
         MethodRoute("/v1/completions", Completions(endpoint), "POST"),
-        MethodRoute("/v1/completions/{id}", Resumed(endpoint, chunks), "GET", query=True),
+        MethodRoute("/v1/completions/{id}", Resumed(endpoint, of_completions), "GET", query=True),
+        MethodRoute("/v1/chat/completions", Chats(endpoint), "POST"),
+        MethodRoute("/v1/chat/completions/{id}", Resumed(endpoint, of_chats), "GET", query=True),
         MethodRoute("/tokenize", tokens.tokenize, "POST"),
         MethodRoute("/detokenize", tokens.detokenize, "POST"),
         *Pages(endpoint).routes(),
@@ -41,9 +49,8 @@ def methods(endpoint: Endpoint) -> Starlette:
 
 def instead(path: str, base: str) -> str:
     """Says which path to call instead of an unknown one. base: the door's address."""
-    if path.startswith("/v1/chat"):
-        return f"Orca serves completions, not chats; POST a prompt to {base}/v1/completions"
-    return f"there is no such path; Orca serves completions, at {base}/v1/completions; {base}/docs lists all paths"
+    there_is = f"chats, at {base}/v1/chat/completions, and completions, at {base}/v1/completions"
+    return f"there is no such path; Orca serves {there_is}; {base}/docs lists all paths"
 
 
 class Pages:

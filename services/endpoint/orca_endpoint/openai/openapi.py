@@ -1,13 +1,14 @@
 """The HTTP door's description: `/openapi.json` for programs, `/docs` for people. Nothing is loaded from elsewhere."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
 from orca_common.release import VERSION
 
+from .chat.fields import FIELDS as CHAT_FIELDS
 from .completions.request import FIELDS
-from .fields import BOOLEAN, IDS, INTEGER, STRING
+from .fields import BOOLEAN, IDS, INTEGER, STRING, Field
 
 STREAM = "text/event-stream"
 Schema = dict[str, Any]
@@ -20,7 +21,7 @@ def described(name: str) -> Schema:
         "info": {
             "title": "Orca",
             "version": VERSION,
-            "description": f"Serves {name}. The completions API is OpenAI's; what is not supported is refused by name.",
+            "description": f"Serves {name}. Its APIs are OpenAI's; what is not supported is refused by name.",
         },
         "paths": PATHS,
         "components": {
@@ -50,6 +51,40 @@ def thing(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
     return {"type": "object", "required": list(required), "properties": properties}
 
 
+def body_of(fields: Iterable[Field], required: str) -> Schema:
+    """The schema of a method's body."""
+    described = {field.name: {**field.schema, "description": field.how} for field in fields}
+    return thing((required,), **described) | {"additionalProperties": False}
+
+
+def nullable(name: str) -> Schema:
+    return {"anyOf": [reference(name), {"type": "null"}]}
+
+
+def answers(kind: str, choice: str) -> Schema:
+    """The schema of an answer, or of a chunk of one. kind: OpenAI's `object`."""
+    return thing(
+        ("id", "object", "created", "model", "choices"),
+        id=STRING,
+        object={"const": kind},
+        created=INTEGER,
+        model=STRING,
+        choices={"type": "array", "items": reference(choice)},
+        usage=nullable("Usage"),
+    )
+
+
+def choice_of(logprobs: str, **content: Schema) -> Schema:
+    """The schema of a choice. content: its member with the text."""
+    return thing(
+        ("index", *content, "logprobs", "finish_reason"),
+        index=INTEGER,
+        **content,
+        logprobs=nullable(logprobs),
+        finish_reason=FINISH,
+    )
+
+
 def parameter(name: str, where: str, description: str, schema: Schema, required: bool = False) -> Schema:
     return {"name": name, "in": where, "description": description, "schema": schema, "required": required}
 
@@ -60,8 +95,11 @@ TIMEOUT = parameter("X-Request-Timeout", "header", "The request's deadline, in s
 EVENT_ID = parameter("Last-Event-ID", "header", "The id of the last event seen; counts before `from`.", INTEGER)
 FROM = parameter("from", "query", "Tokens that were seen; 0 when absent.", {"type": "integer", "minimum": 0})
 USAGE = parameter("include_usage", "query", "A last chunk with the usage.", BOOLEAN)
-MODEL = parameter("model", "query", "The completion's model, for proxies that choose a release by it.", STRING)
-ID = parameter("id", "path", "The completion's id; of one with several choices with -K behind it.", STRING, True)
+MODEL = parameter("model", "query", "The answer's model, for proxies that choose a release by it.", STRING)
+ID = parameter("id", "path", "The answer's id; of one with several choices with -K behind it.", STRING, True)
+
+FINISH = {"enum": ["stop", "length", None]}
+SCORED = {"token": STRING, "logprob": {"type": "number"}, "bytes": {"type": "array", "items": INTEGER}}
 
 PATHS: dict[str, Schema] = {
     "/v1/completions": {
@@ -76,6 +114,21 @@ PATHS: dict[str, Schema] = {
         "get": operation(
             "Takes a completion's stream up where it broke, at any endpoint.",
             {"200": answer("The rest of the stream, as server-sent events.", "Completion", STREAM)},
+            parameters=[ID, FROM, USAGE, MODEL, EVENT_ID, REQUEST_ID, TIMEOUT],
+        )
+    },
+    "/v1/chat/completions": {
+        "post": operation(
+            "Answers a conversation.",
+            {"200": answer("The assistant's message; with `stream` as server-sent events.", "Chat")},
+            "ChatRequest",
+            parameters=[REQUEST_ID, TIMEOUT],
+        )
+    },
+    "/v1/chat/completions/{id}": {
+        "get": operation(
+            "Takes a chat's stream up where it broke, at any endpoint.",
+            {"200": answer("The rest of the stream, as server-sent events.", "ChatChunk", STREAM)},
             parameters=[ID, FROM, USAGE, MODEL, EVENT_ID, REQUEST_ID, TIMEOUT],
         )
     },
@@ -102,26 +155,26 @@ PATHS: dict[str, Schema] = {
 }
 
 SCHEMAS: dict[str, Schema] = {
-    "CompletionRequest": thing(
-        ("prompt",),
-        **{field.name: {**field.schema, "description": field.how} for field in FIELDS},
-    )
-    | {"additionalProperties": False},
-    "Completion": thing(
-        ("id", "object", "created", "model", "choices"),
-        id=STRING,
-        object={"const": "text_completion"},
-        created=INTEGER,
-        model=STRING,
-        choices={"type": "array", "items": reference("Choice")},
-        usage={"anyOf": [reference("Usage"), {"type": "null"}]},
+    "CompletionRequest": body_of(FIELDS, "prompt"),
+    "ChatRequest": body_of(CHAT_FIELDS, "messages"),
+    "Completion": answers("text_completion", "Choice"),
+    "Choice": choice_of("Logprobs", text=STRING),
+    "Chat": answers("chat.completion", "ChatChoice"),
+    "ChatChoice": choice_of("ChatLogprobs", message=reference("Message")),
+    "Message": thing(
+        ("role", "content", "refusal"), role={"const": "assistant"}, content=STRING, refusal={"type": "null"}
     ),
-    "Choice": thing(
-        ("index", "text", "logprobs", "finish_reason"),
-        index=INTEGER,
-        text=STRING,
-        logprobs={"anyOf": [reference("Logprobs"), {"type": "null"}]},
-        finish_reason={"enum": ["stop", "length", None]},
+    "ChatChunk": answers("chat.completion.chunk", "ChatDelta"),
+    "ChatDelta": choice_of("ChatLogprobs", delta=thing(role={"const": "assistant"}, content=STRING)),
+    "ChatLogprobs": thing(
+        ("content", "refusal"),
+        content={"type": "array", "items": reference("ChatToken")},
+        refusal={"type": "null"},
+    ),
+    "ChatToken": thing(
+        ("token", "logprob", "bytes", "top_logprobs"),
+        **SCORED,
+        top_logprobs={"type": "array", "items": thing(tuple(SCORED), **SCORED)},
     ),
     "Logprobs": thing(
         ("tokens", "token_logprobs", "top_logprobs", "text_offset"),
@@ -193,11 +246,14 @@ td:first-child {{ white-space: nowrap; }}
 </head>
 <body>
 <h1>Orca serves <code>{name}</code></h1>
-<p>The completions API is OpenAI's. What is not supported is refused by name, never ignored.
+<p>The chat and completions APIs are OpenAI's. What is not supported is refused by name, never ignored.
 The whole description is <a href="openapi.json">openapi.json</a>.</p>
-<pre>curl {base}/v1/completions -d '{{"model": "{name}", "prompt": "import os", "max_tokens": 8}}'</pre>
+<pre>curl {base}/v1/chat/completions -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+curl {base}/v1/completions -d '{{"model": "{name}", "prompt": "import os", "max_tokens": 8}}'</pre>
 <h2>Paths</h2>
 <table><tr><th>path</th><th>what</th></tr>{paths}</table>
+<h2>Fields of <code>POST /v1/chat/completions</code></h2>
+<table><tr><th>field</th><th></th><th>how</th></tr>{chat_fields}</table>
 <h2>Fields of <code>POST /v1/completions</code></h2>
 <table><tr><th>field</th><th></th><th>how</th></tr>{fields}</table>
 </body>
@@ -212,11 +268,17 @@ def page(name: str, base: str) -> str:
         for path, methods in PATHS.items()
         for method, found in methods.items()
     )
-    fields = "".join(
-        f"<tr><td><code>{field.name}</code></td><td>{field.support}</td><td>{sentence(field.how)}</td></tr>"
-        for field in FIELDS
+    return PAGE.format(
+        name=escape(name), base=escape(base), paths=paths, chat_fields=rows(CHAT_FIELDS), fields=rows(FIELDS)
     )
-    return PAGE.format(name=escape(name), base=escape(base), paths=paths, fields=fields)
+
+
+def rows(fields: Iterable[Field]) -> str:
+    """The rows of a method's table."""
+    return "".join(
+        f"<tr><td><code>{field.name}</code></td><td>{field.support}</td><td>{sentence(field.how)}</td></tr>"
+        for field in fields
+    )
 
 
 def sentence(text: str) -> str:

@@ -16,7 +16,7 @@ from orca_common.errors import InvalidArgument, echo
 from orca_common.sampling import SAMPLING, Kind
 
 from .body import as_number, check_names, get, load, number, strings, text
-from .fields import DEFAULT_TEMPERATURE
+from .response_format import schema_of
 
 UINT32 = (1 << 32) - 1
 LONGEST_GRACE = 1e9  # seconds; the validation knows the setting, this is what the message can hold
@@ -82,6 +82,8 @@ def labels_of(body: Mapping[str, Any]) -> dict[str, str]:
     labels = {}
     if user := get(body, "user", str, "a string", ""):
         labels["orca.user"] = text(user, "user")
+    if safety := get(body, "safety_identifier", str, "a string", ""):
+        labels["orca.safety_identifier"] = text(safety, "safety_identifier")
     metadata = get(body, "metadata", dict, "an object", {})
     if len(metadata) > METADATA_PAIRS:
         raise InvalidArgument("metadata", f"has {len(metadata)} members; at most {METADATA_PAIRS} are allowed")
@@ -110,8 +112,11 @@ def token_ids(value: Any, field: str) -> list[int]:
     return value
 
 
-def request_of(body: Mapping[str, Any], max_tokens: int) -> GenerateRequest:
-    """All of a request but its prompt. Checks ranges that orca.v1 cannot hold; the validation checks the others."""
+def request_of(body: Mapping[str, Any], max_tokens: int, defaults: Mapping[str, float]) -> GenerateRequest:
+    """All of a request but its prompt. Checks ranges that orca.v1 cannot hold; the validation checks the others.
+
+    defaults: sampling parameters that hold where the body does not say.
+    """
     grace = number(body, "detach_grace", 0.0)
     if not 0 <= grace <= LONGEST_GRACE:
         raise InvalidArgument("detach_grace", f"must be a number of seconds from 0 on; it is {grace}")
@@ -119,18 +124,19 @@ def request_of(body: Mapping[str, Any], max_tokens: int) -> GenerateRequest:
     duration.FromMilliseconds(round(grace * 1000))
     return GenerateRequest(
         max_new_tokens=min(max_tokens, UINT32),
-        sampling=sampling_of(body),
+        sampling=sampling_of(body, defaults),
         stop=strings(body.get("stop", []), "stop"),
         stop_token_ids=token_ids(body.get("stop_token_ids", []), "stop_token_ids"),
         ignore_eos=get(body, "ignore_eos", bool, "true or false", False),
         model=body.get("model", ""),
         detach_grace=duration,
+        json_schema=schema_of(body),
     )
 
 
-def sampling_of(body: Mapping[str, Any]) -> Sampling:
+def sampling_of(body: Mapping[str, Any], defaults: Mapping[str, float]) -> Sampling:
     """The parameters that change something."""
-    found: dict[str, Any] = {"temperature": DEFAULT_TEMPERATURE}
+    found: dict[str, Any] = dict(defaults)
     found |= {name: READERS[one.kind](body, name) for name, one in SAMPLING.items() if name in body}
     return Sampling(**{name: value for name, value in found.items() if value != SAMPLING[name].default})
 

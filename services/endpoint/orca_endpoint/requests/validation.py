@@ -14,12 +14,15 @@ from functools import partial
 
 from orca.v1.orca_pb2 import CancelRequest, GenerateRequest, ResumeRequest
 from orca.v1.pool_pb2 import PoolRequest
+from orca.v1.sampling_pb2 import SamplingParams
 from orca_common.checkpoint import Checkpoint
 from orca_common.errors import ErrorReason, FailedPrecondition, InvalidArgument
 from orca_common.reservation import Reservation
 
 from ..settings import EndpointSettings
 from ..text.vocabulary import Vocabulary
+from .chats import Chats
+from .forms import FormCompiler
 from .sampling import sampling_params
 from .threads import TEXT_IN_LOOP, Threads
 
@@ -64,36 +67,63 @@ class Validator:
     """Checks requests against one model and one endpoint's limits."""
 
     def __init__(
-        self, settings: EndpointSettings, checkpoint: Checkpoint, vocabulary: Vocabulary | None, threads: Threads
+        self,
+        settings: EndpointSettings,
+        checkpoint: Checkpoint,
+        vocabulary: Vocabulary | None,
+        threads: Threads,
+        chats: Chats,
+        forms: FormCompiler,
     ) -> None:
         """threads: tokenize long texts."""
         self._limits, self._model, self._vocabulary, self._threads = settings, checkpoint, vocabulary, threads
+        self._chats, self._forms = chats, forms
         self._attempts = Attempts()
 
     async def generate(
-        self, request: GenerateRequest, names: Mapping[str, str] | None = None, encoded: Sequence[int] | None = None
+        self,
+        request: GenerateRequest,
+        names: Mapping[str, str] | None = None,
+        encoded: Sequence[int] | None = None,
+        room: int | None = None,
     ) -> Work:
         """The work of a valid request; the caller adds `record.trace`. Raises InvalidArgument, FailedPrecondition, and
         ResourceExhausted when too many long texts wait.
 
         names: the caller's names of fields, where they differ from orca.v1's. encoded: the tokens of the request's
-        text, where another request had the same.
+        prompt, where another request had the same. room: tokens that prompt and answer may have together in an engine,
+        for a chat that does not say how long its answer may be.
         """
         check = Fields(names or {})
         request_id = self._request_id(request.request_id) if request.request_id else f"req-{secrets.token_hex(12)}"
         attempt = self._attempt(request.attempt)
         grace = self._grace(request, check)
+        if request.prompt_logprobs and self._model.has_encoder:
+            field = check.name("prompt_logprobs")
+            raise FailedPrecondition(
+                f"{field}: this model has an encoder: tokens of its prompts have no logprobs", field
+            )
         sampling = sampling_params(request, request_id, self._model.vocab_size, check.error)
         self._endings(request, check)
         self._interval(request.stream_interval, check)
-        if request.max_new_tokens < 1:
+        new, is_chat = request.max_new_tokens, request.WhichOneof("prompt") == "chat"
+        if new < 1 and not is_chat:
             raise check.error("max_new_tokens", "must be at least 1")
-        prompt_ids = await self._prompt(request, check, encoded)
+        form = request.WhichOneof("form")
+        if form is not None:
+            if request.ignore_eos:
+                raise check.error("ignore_eos", f"must be false with {check.name(form)}, whose end is such a token")
+            sampling = sampling if sampling is not None else SamplingParams()
+            sampling.grammar = await self._forms.grammar(form, getattr(request, form), check)
+        prompt_ids = await self._prompt(request, check, encoded, new or 1)
+        if not new:
+            left = min(room or self._model.max_positions, self._model.max_positions) - len(prompt_ids)
+            new = max(min(self._chats.tokens, left), 1)
         eos = () if request.ignore_eos else self._model.eos_token_ids
         record = PoolRequest(
             request_id=request_id,
             prompt_ids=prompt_ids,
-            max_new_tokens=request.max_new_tokens,
+            max_new_tokens=new,
             sampling=sampling,
             end_token_ids=sorted({*request.stop_token_ids, *eos}),
             stop_token_ids=request.stop_token_ids,
@@ -162,39 +192,61 @@ class Validator:
             raise check.error("stop_token_ids", f"has {count} ids; at most {limit} are allowed")
         self._known(request.stop_token_ids, "stop_token_ids", check)
 
-    async def _prompt(self, request: GenerateRequest, check: "Fields", encoded: Sequence[int] | None) -> Sequence[int]:
-        kind = request.WhichOneof("prompt")
-        if kind is None:
-            raise check.error("prompt", "is missing: give text or token ids")
-        if kind == "token_ids":
-            field, ids = "token_ids.ids", request.token_ids.ids
-            if not ids:
-                raise check.error(field, "the prompt is empty")
-            self._fits(len(ids), request.max_new_tokens, field, check)
-            self._known(ids, field, check)
-            return ids
-        text = request.text
+    async def _prompt(
+        self, request: GenerateRequest, check: "Fields", encoded: Sequence[int] | None, new: int
+    ) -> Sequence[int]:
+        """The prompt's tokens. new: those of the answer, for which there must be room."""
+        match request.WhichOneof("prompt"):
+            case "token_ids":
+                field, ids = "token_ids.ids", request.token_ids.ids
+                if not ids:
+                    raise check.error(field, "the prompt is empty")
+            case "text":
+                field, ids = "text", await self._encoded(request.text, "text", check, encoded, new)
+            case "chat":
+                field, chat = "chat.messages", request.chat
+                self._spelled(field, check)
+                text = "" if encoded else await self._chats.text(chat, check.error, check.name(field))
+                ids = await self._encoded(text, field, check, encoded, new, special=False)
+            case _:
+                raise check.error("prompt", "is missing: give text, token ids, or messages")
+        self._fits(len(ids), new, field, check)
+        self._known(ids, field, check)
+        return ids
+
+    async def _encoded(
+        self,
+        text: str,
+        field: str,
+        check: "Fields",
+        encoded: Sequence[int] | None,
+        new: int,
+        special: bool = True,
+    ) -> Sequence[int]:
+        """The tokens of a text. special: with those that the tokenizer puts around it."""
+        if encoded:
+            return encoded
         if not text:
-            raise check.error("text", "the prompt is empty")
-        size = len(text.encode())
-        if size > self._limits.max_prompt_bytes:
-            limit = self._limits.max_prompt_bytes
-            raise check.error("text", f"the prompt has {size} bytes; at most {limit} are allowed")
+            raise check.error(field, "the prompt is empty")
+        size, limit = len(text.encode()), self._limits.max_prompt_bytes
+        if size > limit:
+            raise check.error(field, f"the prompt has {size} bytes; at most {limit} are allowed")
+        vocabulary = self._spelled(field, check)
+        if vocabulary.longest_token:
+            self._fits(-(-size // vocabulary.longest_token), new, field, check, "at least ")
+        encode = partial(vocabulary.encode, text, special)
+        ids = encode() if size <= TEXT_IN_LOOP else await self._threads.run(encode)
+        if not ids:
+            raise check.error(field, "the prompt has no tokens")
+        return ids
+
+    def _spelled(self, field: str, check: "Fields") -> Vocabulary:
+        """The vocabulary. Raises FailedPrecondition where the model has none."""
         if self._vocabulary is None:
-            field = check.name("text")
-            problem = f"{field}: this model has no tokenizer.json; give the prompt as token ids"
-            raise FailedPrecondition(problem, field, reason=ErrorReason.NO_TOKENIZER)
-        if self._vocabulary.longest_token:
-            least = -(-size // self._vocabulary.longest_token)
-            self._fits(least, request.max_new_tokens, "text", check, "at least ")
-        if encoded is None:
-            encode = partial(self._vocabulary.encode, text)
-            encoded = encode() if size <= TEXT_IN_LOOP else await self._threads.run(encode)
-        if not encoded:
-            raise check.error("text", "the prompt has no tokens")
-        self._fits(len(encoded), request.max_new_tokens, "text", check)
-        self._known(encoded, "text", check)
-        return encoded
+            name = check.name(field)
+            problem = f"{name}: this model has no tokenizer.json; give the prompt as token ids"
+            raise FailedPrecondition(problem, name, reason=ErrorReason.NO_TOKENIZER)
+        return self._vocabulary
 
     def _fits(self, tokens: int, new: int, field: str, check: "Fields", about: str = "") -> None:
         limit = self._model.max_positions
@@ -222,8 +274,9 @@ class Fields:
         """What the caller calls a field of ours."""
         return self._names.get(field) or (field.removeprefix("sampling.") if self._names else field)
 
-    def error(self, field: str, problem: str, position: int | None = None) -> InvalidArgument:
-        name = self.name(field)
+    def error(self, field: str, problem: str, position: int | None = None, place: str = "") -> InvalidArgument:
+        """place: inside of the field, as ".properties.name"."""
+        name = self.name(field) + place
         return InvalidArgument(name if position is None else f"{name}[{position}]", problem)
 
 

@@ -1,6 +1,7 @@
 """Text to tokens, and tokens to text one at a time: no half characters, and stop strings across token borders."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from encodings.utf_8 import IncrementalDecoder
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Protocol
 from .tokenizer_file import open_tokenizer, panics
 
 BROKEN = "\ufffd"  # what a decoder writes for bytes that make no character
+BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # a token for one byte, as SentencePiece names it
 WINDOW = 16  # tokens; a longer run without a whole character is given out as it is
 
 
@@ -37,6 +39,7 @@ class Vocabulary:
             self._spelled = self._byte_pieces()
             special = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
             self._pieces = [b"" if i in special else piece for i, piece in enumerate(self._spelled)]
+        self._falls_back = '"ByteFallback"' in json.dumps(parts["decoder"])  # to tokens of single bytes
         # Bytes of the longest token: a text of n bytes has at least n / longest_token tokens. None: not certain here.
         exact = self._pieces is not None and parts["normalizer"] is None
         names = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -65,14 +68,21 @@ class Vocabulary:
 
     def spell(self, token_id: int) -> str:
         """The text of one token alone. A part of a character is spelled as OpenAI does: "bytes:\\xe6\\x9d"."""
-        if self._pieces is None:  # decoders treat the first token of a text differently, so it comes second
-            alone = self._decode_all([token_id])
-            return self._decode_all([token_id, token_id])[len(alone) :] or alone
-        piece = self._spelled[token_id] if token_id < len(self._spelled) else b""
+        piece = self.token_bytes(token_id)
         try:
             return piece.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token alone, which may be a part of a character."""
+        if self._pieces is not None:
+            return self._spelled[token_id] if token_id < len(self._spelled) else b""
+        byte = BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token_id) or "")
+        if byte is not None and self._falls_back:
+            return bytes.fromhex(byte[1])
+        alone = self._decode_all([token_id])  # decoders treat the first token of a text differently, so it comes second
+        return (self._decode_all([token_id, token_id])[len(alone) :] or alone).encode()
 
     def _decode_all(self, ids: Sequence[int]) -> str:
         with panics("decode tokens"):

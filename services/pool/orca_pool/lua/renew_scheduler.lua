@@ -3,7 +3,8 @@
 --
 -- KEYS: the pool hash.
 -- ARGV: scheduler, detach floor (microseconds): the least grace of a call whose endpoint died.
--- Returns {engine, 'counter term owner' (no owner: free), ..., number of living schedulers}.
+-- Returns {engine, 'counter term owner' (no owner: free), ..., number of living schedulers, requests in the queue,
+-- microseconds since the first of them was submitted or 0}.
 --
 -- Its cost follows what is due. Only the answer has a part for each engine.
 
@@ -159,5 +160,9 @@ end
 sweep(time, floor, due)
 call('ZADD', SCHEDULERS, int(time), scheduler)
 local reply = call('HGETALL', LEASES)
+local first = call('ZRANGE', WAITING, 0, 0)[1]
+local submitted = first and tonumber((fields(REQUEST .. first, 'submitted'))) or time -- Redis may have evicted the record
 reply[#reply + 1] = call('ZCARD', SCHEDULERS)
+reply[#reply + 1] = call('ZCARD', WAITING)
+reply[#reply + 1] = int(math.max(time - submitted, 0))
 return reply

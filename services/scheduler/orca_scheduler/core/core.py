@@ -56,11 +56,12 @@ class Cancelled:
 @dataclass(frozen=True, slots=True)
 class BatchReturned:
     """The oldest batch in flight came back, with one token for each of its members that samples, in their order; None
-    for one whose logits were not finite."""
+    for one whose logits were not finite, or which is stuck."""
 
     now: float
     iteration: int
     token_ids: tuple[int | None, ...]
+    stuck: tuple[int, ...] = ()  # positions in token_ids of None: no token can follow by the form of the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,10 +353,10 @@ class Core:
         assert event.iteration == iteration, f"iteration {event.iteration} returned before {iteration}"
         assert len(event.token_ids) == sum(samples), "a batch returned with another number of tokens"
         outcomes: list[Outcome] = []
-        tokens = iter(event.token_ids)
+        tokens = iter(enumerate(event.token_ids))
         for request, sampled in zip(requests, samples, strict=True):
             request.in_flight -= 1
-            token = next(tokens) if sampled else None
+            position, token = next(tokens) if sampled else (-1, None)
             if request.ended:
                 self._end(request)  # what it generated after its end is void
             elif request.overdue(event.now):
@@ -364,7 +365,8 @@ class Core:
             elif not sampled:
                 continue  # a part of its prompt
             elif token is None:
-                outcomes.append(Outcome(request.claim, request.generated, None, Reason.NOT_FINITE))
+                reason = Reason.STUCK if position in event.stuck else Reason.NOT_FINITE
+                outcomes.append(Outcome(request.claim, request.generated, None, reason))
                 self._end(request)
             else:
                 index = request.generated

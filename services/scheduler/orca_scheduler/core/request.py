@@ -25,6 +25,7 @@ class Reason(StrEnum):
     STOP_TOKEN = "STOP_TOKEN"
     DEADLINE = "DEADLINE"
     NOT_FINITE = "NOT_FINITE"
+    STUCK = "STUCK"
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,6 +243,9 @@ class Lifecycle:
     # claim -> True: it may have been RUNNING when its last master died
     unadmitted: dict[int, bool] = field(default_factory=dict[int, bool])
     formed: bool = False  # the core was told EngineReady, and not EngineLost since
+    lost_by: str = (
+        ""  # why a running engine was given up the last time: a kind of suspicion, leaving, replaced, retired
+    )
     leaving: bool = False  # the scheduler is leaving
     finish_by: float | None = None  # when pods are replaced by those of another model, whatever still runs
     backoff: float = timers.REFORM
@@ -600,7 +603,8 @@ class Lifecycle:
         if self.verdict_at is not None and now >= self.verdict_at:
             lost = judge(self.suspicions)
             verdict = "; ".join(f"{self._name(suspicion.rank)} {suspicion.detail}" for suspicion in lost)
-            return self._lose(now, verdict, [suspicion.rank for suspicion in lost if self._to_be_fenced(suspicion)])
+            fences = [suspicion.rank for suspicion in lost if self._to_be_fenced(suspicion)]
+            return self._lose(now, verdict, fences, lost[0].kind.name.lower())
         assert isinstance(self.state, Greeting), "only a greeting has bounds of its own"
         due = [what for moment, what in self._greeting_bounds(self.state) if now >= moment]
         if "pods" in due:
@@ -629,9 +633,9 @@ class Lifecycle:
         known.cut_pid = known.pid
         return known.cuts >= timers.CUTS
 
-    def _lose(self, now: float, verdict: str, fences: list[int]) -> list[LifeAction]:
+    def _lose(self, now: float, verdict: str, fences: list[int], cause: str = "leaving") -> list[LifeAction]:
         """The ranks are given up: requests go back at once, and lost ranks are fenced when the lease is confirmed."""
-        actions: list[LifeAction] = [Say("rank lost", verdict), *self._core_lost(now), *self._give_back()]
+        actions: list[LifeAction] = [Say("rank lost", verdict), *self._core_lost(now, cause), *self._give_back()]
         self.refusal, self.backoff = None, timers.REFORM
         self.state = Lost(verdict, [rank for rank in fences if self.known[rank].pid])
         return [*actions, Confirm(self.life)]
@@ -734,7 +738,7 @@ class Lifecycle:
         self.state = Closing()
         if self.pods is not None:
             return [Release()]
-        return [*self._core_lost(now), *self._give_back(), Retire()]
+        return [*self._core_lost(now, "retired"), *self._give_back(), Retire()]
 
     # -- replacing pods
 
@@ -759,7 +763,7 @@ class Lifecycle:
         self.state = Replacing()
         self.refusal, self.backoff = None, timers.REFORM
         say = Say("pods are replaced", "they are of an old revision")
-        return [say, *self._core_lost(now), *self._give_back(), ReplacePods(self.life)]
+        return [say, *self._core_lost(now, "replaced"), *self._give_back(), ReplacePods(self.life)]
 
     def _replacing(self, replacing: Replacing, event: LifeEvent) -> list[LifeAction]:
         """Asks again until the candidate is another one: that alone says that it was done."""
@@ -775,9 +779,10 @@ class Lifecycle:
 
     # -- claims
 
-    def _core_lost(self, now: float) -> list[LifeAction]:
+    def _core_lost(self, now: float, cause: str) -> list[LifeAction]:
         """Takes the engine from the core, which gives back what it holds."""
         formed, self.formed = self.formed, False
+        self.lost_by = cause if formed else self.lost_by
         return [EngineLost(now)] if formed else []
 
     def _admit(self) -> list[LifeAction]:

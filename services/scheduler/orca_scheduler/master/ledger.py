@@ -18,7 +18,7 @@ from orca_pool.retry import RETRY_SECONDS, reached
 
 from ..core.core import Room
 from ..lifecycle.events import Claimed, LeaseLost, Opened, Orphaned
-from .output import Outputs
+from .output import Outputs, new_tokens
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -46,7 +46,8 @@ News = Opened | Claimed | Orphaned | LeaseLost | CaughtUp | EndedElsewhere
 
 class Ledger:
     """One term's books. `post` takes news for the master, who alone drops what the core may still know; `room` tells
-    how much may be claimed, `load` how loaded the engine is."""
+    how much may be claimed, `load` how loaded the engine is. `committed` takes the seconds that a commit took, and the
+    tokens that the pool has since."""
 
     def __init__(
         self,
@@ -57,9 +58,10 @@ class Ledger:
         room: Callable[[], Room],
         load: Callable[[], EngineLoad],
         post: Callable[[News], None],
+        committed: Callable[[float, int], None],
     ) -> None:
         self._pool, self._engine, self._owner, self._term = pool, engine, owner, term
-        self._room, self._load, self._post = room, load, post
+        self._room, self._load, self._post, self._committed = room, load, post, committed
         self.outputs = Outputs()
         self.epoch = self.iteration = 0  # of the engine, the highest known
         self._last_claim = self._reserved = self._uncommitted = 0
@@ -350,7 +352,7 @@ class Ledger:
         """Whether the pool has answered."""
         if not rows:
             return True
-        self._commit_sent = True
+        self._commit_sent, began = True, self._now
         try:
             answer = self._still_ours(await self._pool.commit(self._engine, self._owner, self._term, rows))
         except Unavailable:
@@ -359,6 +361,7 @@ class Ledger:
             await asyncio.sleep(RETRY_SECONDS)
             return False
         self._commit_sent = False
+        self._committed(self._now - began, new_tokens(rows, answer.rows))
         gone = self.outputs.answered(rows, answer.rows)
         self._hear_needs(answer.needs)
         if gone:

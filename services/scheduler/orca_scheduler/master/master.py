@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from orca.v1 import worker_pb2 as pb
 from orca_common.errors import FailedPrecondition, Unavailable
+from orca_common.metrics import Metrics
 from orca_common.reservation import Reservation
 from orca_common.service import LoopPulse
 from orca_common.telemetry import Telemetry
@@ -87,6 +88,7 @@ from ..ranks.ranks import Ranks
 from ..settings import SchedulerSettings
 from .journal import Journal
 from .ledger import CaughtUp, Deposed, EndedElsewhere, Ledger, News
+from .metrics import EngineMetrics
 from .output import Held
 from .pace import Pace
 from .tracing import Tracing
@@ -139,6 +141,7 @@ class EngineMaster:
         telemetry: Telemetry,
         pulse: LoopPulse,
         transport: Transport,
+        metrics: Metrics,
     ) -> None:
         self.engine, self._term = engine, term
         self._taken_over = taken_over  # from an owner who had not released it
@@ -154,8 +157,8 @@ class EngineMaster:
             settings.run_ahead,
             policy_named(settings.policy),
         )
-        self._pace = Pace()
-        self._ledger = Ledger(pool, engine, owner, term, self.core.room, self.load, self._post)
+        self._pace, self._metrics = Pace(), EngineMetrics(metrics, engine, settings.pp)
+        self._ledger = Ledger(pool, engine, owner, term, self.core.room, self.load, self._post, self._metrics.committed)
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._ranks: Ranks | None = None  # of the last life that was dialed
         self._epoch = 0  # that the ranks run in
@@ -189,6 +192,12 @@ class EngineMaster:
     def unreached_since(self) -> float | None:
         """Since when no supervisor of the engine could be reached, on the loop's clock; None: they could."""
         return self.lifecycle.unreached_since
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """The engine's slots that are reserved, and all of them. May be asked in any thread."""
+        memory = self.core.memory
+        return memory.reserved, memory.n_slots
 
     def load(self) -> EngineLoad:
         """How loaded the engine is, for the pool's predictions."""
@@ -287,10 +296,12 @@ class EngineMaster:
             running = len(self.core.requests)
             for part in report.prompts:
                 self._ledger.outputs.scored(self._in_flight[report.number][part.index].claim, part.scores)
-            event = BatchReturned(now, report.number, self._tokens_of(report))
+            event = BatchReturned(now, report.number, self._tokens_of(report), tuple(report.stuck))
+            began = time.perf_counter()
             actions = self.core.step(event)
             try:
                 self._send_batches(actions)
+                stepped = time.perf_counter() - began
                 # What was sent leaves as this turn of the loop ends: 0.15 ms before the books are kept.
                 await asyncio.sleep(0)
                 self._settle(actions, report)
@@ -298,13 +309,17 @@ class EngineMaster:
                 self._record_step(event, actions)
             self._stepped()
             self._pace.returned(now, len(report.token_ids), running, not self.core.in_flight)
+            self._metrics.returned(report.number, self._now - now, stepped, now)
             del self._in_flight[report.number]
 
     def _tokens_of(self, report: pb.IterationReport) -> tuple[int | None, ...]:
-        """One a member that samples; None where its logits were not finite. Those are counted and logged."""
-        if not report.not_finite:
+        """One a member that samples; None where its logits were not finite, which is counted and logged, and where the
+        member is stuck, which its rank logs."""
+        if not report.not_finite and not report.stuck:
             return tuple(report.token_ids)
         tokens: list[int | None] = list(report.token_ids)
+        for position in report.stuck:
+            tokens[position] = None
         claims = self._sampling(report.number)
         for position in report.not_finite:
             tokens[position] = None
@@ -387,7 +402,7 @@ class EngineMaster:
                     self._spawn,
                     self._post,
                     lambda report: self._post(Returned(self._now, report)),
-                    self._journal_times,
+                    self._times_came,
                 )
             case Identify(life, models):
                 self._ask(partial(self._identify, life, models))
@@ -504,6 +519,7 @@ class EngineMaster:
                 self._note(formed=self._epoch, slots=n_slots, tp=shape.tp, pp=shape.pp)
                 log.info("engine formed", extra={"engine": self.engine, "epoch": self._epoch, "slots": n_slots})
             case EngineLost():
+                self._metrics.lost(self.lifecycle.lost_by)
                 self._pace.lost()
                 self._in_flight.clear()
                 if self._tracing is not None:
@@ -548,8 +564,11 @@ class EngineMaster:
     def _schedule(self, action: ScheduleBatch) -> None:
         self._in_flight[action.iteration] = action.members
         self._ledger.used(action.iteration)
-        self._pace.scheduled(self._now)
-        self._dialed.send(self._control_message(action))
+        now = self._now
+        self._pace.scheduled(now)
+        message = self._control_message(action)
+        self._metrics.scheduled(action.iteration, len(action.members), now)
+        self._dialed.send(message)
 
     def _control_message(self, action: ScheduleBatch) -> pb.Iteration:
         """The iteration for the ranks: new requests in full, once; all members by row, positions and, unless the ranks
@@ -606,7 +625,9 @@ class EngineMaster:
 
     def _check_invariants(self) -> None:
         """Nothing is in flight: there is time for this."""
-        for sentence in violations(self.core):
+        found = list(violations(self.core))
+        self._metrics.violated(len(found))
+        for sentence in found:
             log.critical("invariant violated", extra={"engine": self.engine, "violation": sentence})
         if self._journal is not None:
             self._journal.flush()
@@ -617,8 +638,9 @@ class EngineMaster:
             self._journal.note(**fields, now=self._now, wall=time.time_ns())
             self._journal.flush()
 
-    def _journal_times(self, iteration: int, times: list[pb.StageTimes]) -> None:
+    def _times_came(self, iteration: int, times: list[pb.StageTimes]) -> None:
         """All ranks have told their times of an iteration."""
+        self._metrics.timed(iteration, times)
         if self._journal is not None:
             self._journal.note(iteration=iteration, times=[times_of(one) for one in times])
 

@@ -1,7 +1,7 @@
 """What an engine master holds of its claimed requests: their records, and their tokens on the way to the pool."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
@@ -45,6 +45,15 @@ class Held:
 
     def token_ids(self) -> list[int]:
         return [token_id for token_id, _, _ in TOKEN.iter_unpack(self.tokens)]
+
+
+def new_tokens(rows: Sequence[CommitRow], answers: Sequence[int]) -> int:
+    """The tokens that the pool has since a commit. A row may be a repetition of one whose answer was lost."""
+    went_well, size = Committed.OK, TOKEN.size
+    return sum(
+        len(row.tokens) // size if answer == went_well else max(answer - row.base, 0)
+        for row, answer in zip(rows, answers, strict=True)
+    )
 
 
 class Outputs:

@@ -11,7 +11,7 @@ from orca_common.telemetry import carrier_of, context_of
 from ..core.core import ScheduleBatch
 from .output import Held
 
-FAILED = {"given back", "DEADLINE", "INTERNAL", "NOT_FINITE"}  # ends of a stay that are no end of an answer
+FAILED = {"given back", "DEADLINE", "INTERNAL", "NOT_FINITE", "STUCK"}  # ends of a stay that are no end of an answer
 
 
 class Tracing:

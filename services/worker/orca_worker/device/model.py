@@ -41,6 +41,7 @@ from ..iteration.kv import KVManager
 from ..iteration.model import Output
 from ..iteration.rows import Adjusted
 from ..partition import Place
+from ..sampling.adjusting import stuck
 from ..sampling.sampling import Layers, OfStage, choose, not_finite, score_prompts
 from ..sampling.scoring import tops
 from .graphs import BUCKETS, Recorder, bucket_of
@@ -362,4 +363,5 @@ class DeviceModel(OfStage[DeviceLayers]):
         later = Tokens(made.chosen[:, :n], batch.requests["logprobs"])
         if not batch.adjusted and not prompts:
             return Output([], [], later=later)
-        return later.result()._replace(tops=tops(made.logits[:n], batch.adjusted), prompts=prompts)
+        more = tops(made.logits[:n], batch.adjusted)
+        return later.result()._replace(tops=more, prompts=prompts, stuck=stuck(batch.adjusted))

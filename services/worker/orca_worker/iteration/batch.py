@@ -26,6 +26,7 @@ class Part(NamedTuple):
     rows: np.ndarray  # [b]
     starts: np.ndarray  # [b + 1] index in the part of each member's first token, and the number of tokens
     contexts: list[int]  # [b] earlier tokens of each member, those before the part among them
+    inputs: np.ndarray | None  # [b] as the batch's
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Batch:
     requests: np.ndarray  # [S] of rows.ROW: what the rank knows of those
     adjusted: Mapping[int, Adjusted] = field(default_factory=dict)  # of those, by index; empty for plain requests
     scored: Mapping[int, Adjusted] = field(default_factory=dict)  # by member: with parts of prompts to be scored
+    inputs: np.ndarray | None = None  # [B] of a part of a model with an encoder (models/parts.py): its input tokens
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -54,7 +56,8 @@ class Batch:
         starts = self.starts[first : after + 1].clip(start, end) - start
         earlier = start - self.starts[first]  # tokens of the first member before the part
         contexts = [self.contexts[first] + int(earlier), *self.contexts[first + 1 : after]]
-        return Part(slice(start, end), self.rows[first:after], starts, contexts)
+        inputs = self.inputs[first:after] if self.inputs is not None else None
+        return Part(slice(start, end), self.rows[first:after], starts, contexts, inputs)
 
     @property
     def last(self) -> np.ndarray:

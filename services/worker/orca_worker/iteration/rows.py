@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import Protocol
 
 import numpy as np
 
@@ -32,6 +33,14 @@ ROW = np.dtype(
 )
 
 
+class Constraint(Protocol):
+    """Holds an answer to its form."""
+
+    def allowed(self) -> np.ndarray | None:
+        """Waits for the mask of the next token, [V] bool. None: no token can follow."""
+        ...
+
+
 class Adjusted:
     """What a request asks for beyond the plain draw, and its input tokens, on which that depends."""
 
@@ -43,7 +52,9 @@ class Adjusted:
         self.biases = np.array([asked.logit_bias[i] for i in self.bias_ids.tolist()], np.float32)
         self.repetition = asked.repetition_penalty or 1.0
         penalties = asked.presence_penalty or asked.frequency_penalty or self.repetition != 1
-        self.changes_logits = bool(penalties or len(self.bias_ids))
+        self.answer: Constraint | None = None  # from its first token on, on the rank that samples
+        self.changes_logits = bool(penalties or len(self.bias_ids) or asked.grammar)
+        self.stuck = False  # no token can follow: the request ends
 
     def put(self, position: int, token_id: int) -> None:
         """The input token of an increment."""

@@ -8,6 +8,7 @@ several.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -28,10 +29,13 @@ from ..partition import Slice
 from ..sampling.sampling import not_finite, sample
 from ..sampling.scoring import PIECE as SCORED_PIECE
 from ..sampling.scoring import PromptScores
+from .parts import parts
+from .positions import Sinusoids
 from .recording import (
     Attend,
     Attention,
     Buffer,
+    Copy,
     Embed,
     Gated,
     Head,
@@ -39,8 +43,10 @@ from .recording import (
     Matrix,
     Norm,
     Normalize,
+    Operation,
     Recording,
     Residual,
+    WriteKV,
 )
 from .rotary import Rotary
 from .weights import WeightSource
@@ -48,6 +54,8 @@ from .weights import WeightSource
 # Tokens that run through the layers at once. It bounds the memory of activations, and keeps them in the level-2 cache
 # while each weight is read once a piece.
 PIECE = 512
+
+NOTHING = np.zeros(0, np.int64)
 
 
 class Section(NamedTuple):
@@ -74,6 +82,7 @@ class StageOnCPU:
         except ValueError as error:
             raise FailedPrecondition(str(error)) from None
         self._sections: list[Section] = []
+        self._encoder_sections: list[Section] = []
         self._translate(weights)
 
     @property
@@ -106,28 +115,40 @@ class StageOnCPU:
         self._x: Rows = of_buffer[self.recording.states]
         self._sum = program.rows(self.recording.hidden)
         load = Load(program, weights, self.dtype)
-        for operation in self.recording.operations:
+        if self.recording.encoder:
+            self._record(self.recording.encoder, load, of_buffer)
+            self._encoder_sections, self._sections = self._sections, []
+        self._record(self.recording.operations, load, of_buffer)
+
+    def _record(self, operations: Sequence[Operation], load: Load, of_buffer: Mapping[Buffer, Any]) -> None:
+        program = self.program
+        self._section_start = program.length
+        for operation in operations:
             match operation:
                 case Embed(table, first_token, scale, positions):
-                    learned = weights.get(positions.name) if positions is not None else None
-                    program.embed(self._x, load.table(table), first_token, learned, scale)
+                    program.embed(self._x, load.table(table), first_token, load.positions(positions), scale)
                     self._all_reduce(self._x)
-                case Normalize(out, norm, of_head):
-                    program.normalize(self._x, load.norm(norm), of_buffer[out], of_head)
+                case Normalize(out, norm, of_head, in_place):
+                    program.normalize(self._x, load.norm(norm), of_buffer[out], of_head, in_place)
+                case Copy(out):
+                    program.copy(self._x, self.recording.hidden, of_buffer[out])
                 case Linear(x, matrix, out, None):
                     program.linear(of_buffer[x], load.matrix(matrix), of_buffer[out])
                 case Linear(x, matrix, out, str(activation)):
                     program.linear_act(of_buffer[x], load.matrix(matrix), of_buffer[out], activation)
                 case Gated(x, gate, up, out, activation):
                     program.linear_gated(of_buffer[x], load.gated(gate, up), of_buffer[out], activation)
-                case Attend(qkv, attention, out):
+                case WriteKV(kv, attention):
+                    program.write_kv(of_buffer[kv], load.attention(attention)._replace(group=0))
+                case Attend(qkv, attention, out, writes):
                     a = load.attention(attention)
-                    program.write_kv(of_buffer[qkv], a)
+                    if writes:
+                        program.write_kv(of_buffer[qkv], a)
                     program.attend(of_buffer[qkv], a, of_buffer[out])
                 case Residual(terms):
                     self._residual([(of_buffer[x], load.matrix(matrix)) for x, matrix in terms])
-                case Head(x, matrix):
-                    program.head(of_buffer[x], load.head(matrix))
+                case Head(x):
+                    program.head(of_buffer[x], load.head(operation))
         self._close_section(None)
 
     def _residual(self, terms: list[tuple[Operand, Packed]]) -> None:
@@ -146,8 +167,8 @@ class StageOnCPU:
             self._close_section(x)
 
     def _close_section(self, sums: Rows | None) -> None:
-        first = self._sections[-1].last if self._sections else 0
-        self._sections.append(Section(first, self.program.length, sums))
+        self._sections.append(Section(self._section_start, self.program.length, sums))
+        self._section_start = self.program.length
 
     # Running
 
@@ -157,18 +178,30 @@ class StageOnCPU:
         states = None if self.place.is_last else torch.empty(len(batch.token_ids), self.recording.hidden)
         prompts = PromptScores(batch) if batch.scored and self.place.is_last else None
         length = SCORED_PIECE if prompts is not None and len(prompts.places) else PIECE
-        for start in range(0, len(batch.token_ids), length):
-            end = min(start + length, len(batch.token_ids))
+        flat = self._encode(batch, kv, plane) if self._encoder_sections else batch
+        for start in range(0, len(flat.token_ids), length):
+            end = min(start + length, len(flat.token_ids))
             if prompts is not None:
-                self._run_scored(batch, kv, plane, x, start, end, results, prompts)
+                self._run_scored(flat, kv, plane, x, start, end, results, prompts)
             else:
-                self._run_piece(batch, kv, plane, x, start, end, results)
+                self._run_piece(flat, kv, plane, x, start, end, results)
             if states is not None:
                 states[start:end] = torch.from_numpy(self.program.view(self._x, end - start, self.recording.hidden))
         if states is not None:
             return Output([], [], states)
         output = self._sample(batch, plane, results) if len(batch.sampled) else Output([], [])
         return output if prompts is None else output._replace(prompts=prompts.packed())
+
+    def _encode(self, batch: Batch, kv: KVManager, plane: DataPlane) -> Batch:
+        """Runs the encoder, in pieces of whole requests: all their tokens see each other. -> the decoder's batch."""
+        encoder, decoder = parts(batch, kv, self.recording.start_token)
+        first, starts = 0, encoder.starts
+        while first < len(encoder):
+            after = max(first + 1, int(starts.searchsorted(starts[first] + PIECE, "right")) - 1)
+            begin, end, sections = int(starts[first]), int(starts[after]), self._encoder_sections
+            self._run_tokens(encoder, kv, plane, None, begin, end, NOTHING, Results(0, 0), sections)
+            first = after
+        return decoder
 
     def _run_scored(
         self,
@@ -220,6 +253,7 @@ class StageOnCPU:
         end: int,
         selection: np.ndarray,
         results: Results,
+        sections: Sequence[Section] | None = None,
     ) -> None:
         """Runs tokens [start, end) of the flat batch; `selection` of them, from `start` on, go into the head."""
         tokens, hidden = end - start, self.recording.hidden
@@ -232,6 +266,7 @@ class StageOnCPU:
             part.starts,
             blocks,
             selection,
+            part.inputs if part.inputs is not None else NOTHING,
         )
         numbers = np.concatenate(given, axis=None)  # one array, for each one's address takes a microsecond
         at = list(accumulate((part.nbytes for part in given), initial=numbers.ctypes.data))
@@ -246,6 +281,7 @@ class StageOnCPU:
             starts=at[3],
             blocks=at[4],
             columns=blocks.shape[1],
+            inputs=at[6] if part.inputs is not None else None,
             selected=len(selection),
             selection=at[5],
             keys=keys.data_ptr(),
@@ -259,7 +295,7 @@ class StageOnCPU:
         )
         if x is not None:
             self.program.view(self._x, tokens, hidden)[:] = x[start:end].numpy()
-        for section in self._sections:
+        for section in sections if sections is not None else self._sections:
             self.program.run(pointers, section.first, section.last)
             if section.sums is not None:
                 view = self.program.view(section.sums, tokens, hidden)
@@ -298,8 +334,9 @@ class Load:
             self._tables[part] = self._program.pack(self._weights.get(part.name))
         return self._tables[part]
 
-    def head(self, matrix: Matrix) -> Packed:
-        return self.matrix(matrix) if matrix.biases else self.table(matrix.weights[0])
+    def head(self, head: Head) -> Packed:
+        table, bias = self.table(head.table), self._weights.head_bias(head)
+        return table if bias is None else self._program.with_bias(table, bias)
 
     def matrix(self, matrix: Matrix) -> Packed:
         return self._program.pack(self._weights.matrix(matrix), self._weights.bias(matrix))
@@ -310,7 +347,11 @@ class Load:
 
     def norm(self, norm: Norm) -> kernels.Norm:
         bias = self._weights.get(norm.bias.name) if norm.bias is not None else None
-        return self._program.norm(self._weights.get(norm.weight.name), bias, norm.epsilon)
+        weight = self._weights.get(norm.weight.name)
+        return self._program.norm(weight.float() * norm.scale if norm.scale != 1 else weight, bias, norm.epsilon)
+
+    def positions(self, of: Slice | Sinusoids | None) -> Tensor | None:
+        return of.table() if isinstance(of, Sinusoids) else self._weights.get(of.name) if of is not None else None
 
     def attention(self, a: Attention) -> kernels.Attention:
         if a.rotary is not None and a.rotary not in self._rotary:
@@ -326,6 +367,8 @@ class Load:
             None if a.rotary is None else self._rotary[a.rotary],
             None if a.query_norm is None else self.norm(a.query_norm),
             None if a.key_norm is None else self.norm(a.key_norm),
+            a.sees_input,
+            None if a.bias is None else a.bias.by_distance(self._weights.get(a.bias.table.name)),
         )
 
 

@@ -50,6 +50,8 @@ def obstacle(stage: TorchStage) -> str | None:
     """Why the kernels cannot run this model here; None if they can."""
     if torch.cuda.get_device_capability(stage.device) < (8, 0):
         return "the GPU is older than sm_80"
+    if stage.recording.encoder:
+        return "the model has an encoder"
     if stage.recording.head_size > MAX_HEAD_SIZE:
         return f"a head of {stage.recording.head_size} elements is larger than {MAX_HEAD_SIZE}"
     if not (shutil.which("gcc") or shutil.which("clang")):

@@ -4,6 +4,8 @@ gpt2                           GPT-2
 gpt_neox                       GPT-NeoX, Pythia
 gptj                           GPT-J
 llama, mistral, qwen2, qwen3   the Llama shape
+t5                             T5, T5 v1.1, Flan-T5
+marian                         Marian, the original Transformer
 orca_timed                     no model: it waits, for experiments with the control plane, and needs no torch
 """
 
@@ -17,7 +19,7 @@ from orca_common.errors import FailedPrecondition
 
 from ..iteration.model import Compute, Family, Loading, Model
 from ..partition import Place, RankShare
-from . import gpt2, gptj, llama, neox
+from . import gpt2, gptj, llama, marian, neox, t5
 from .timed.family import TimedFamily
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ FAMILIES: dict[str, Family] = {
     "mistral": llama.FAMILY,
     "qwen2": llama.FAMILY,
     "qwen3": llama.FAMILY,
+    "t5": t5.FAMILY,
+    "marian": marian.FAMILY,
     "orca_timed": TimedFamily(),
 }
 

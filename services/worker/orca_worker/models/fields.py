@@ -76,6 +76,15 @@ class Fields:
             raise self.refuse(f"gives {name} {shown(value)}, not a number from {least:g} to {most:g}")
         return float(value)
 
+    def token(self, name: str, default: Any) -> int:
+        """A token of the vocabulary."""
+        value = self.get(name, default)
+        if type(value) is not int or not 0 <= value < self._checkpoint.vocab_size:
+            raise self.refuse(
+                f"gives {name} {shown(value)}, not a token of a vocabulary of {self._checkpoint.vocab_size}"
+            )
+        return value
+
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name, default)
         if type(value) is not bool:

@@ -14,17 +14,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from orca_kernels.reference import SplitAttention, turned
+from orca_kernels.reference import PartAttention, SplitAttention, turned
 from orca_kernels.transfer import to_device
 
 from ..data_plane.plane import DataPlane
 from ..iteration.batch import Batch
 from ..iteration.kv import KVManager, KVShape
+from ..partition import Slice
 from ..sampling.sampling import EndOfModel
+from .parts import parts
+from .positions import Sinusoids
 from .recording import (
     Attend,
     Attention,
     Buffer,
+    Copy,
     Embed,
     Gated,
     Head,
@@ -35,6 +39,7 @@ from .recording import (
     Operation,
     Recording,
     Residual,
+    WriteKV,
 )
 from .rotary import Rotary
 from .weights import WeightSource
@@ -63,6 +68,7 @@ class LoadedAttention(NamedTuple):
     rotary: tuple[Tensor, Tensor] | None
     query_norm: LoadedNorm | None
     key_norm: LoadedNorm | None
+    bias: Tensor | None  # [heads, 2 * reach + 1] by key - query, from -reach on
 
 
 class Kernels(Protocol):
@@ -127,6 +133,7 @@ class TorchStage:
         self._rotary = dict[Rotary, tuple[Tensor, Tensor]]()
         self._steps: list[Step] = []
         self._of_head: list[Step] = []
+        self._encoder = [self._load(operation) for operation in recording.encoder]
         for operation in recording.operations:
             is_head = self._of_head or (isinstance(operation, Normalize) and operation.of_head)
             (self._of_head if is_head else self._steps).append(self._load(operation))
@@ -145,20 +152,29 @@ class TorchStage:
 
         At the last stage: what makes logits of them, at the flat indexes that are wanted.
         """
-        ids, positions = (to_device(torch.from_numpy(each), self.device) for each in (batch.token_ids, batch.positions))
-        split = SplitAttention(
-            to_device(torch.from_numpy(kv.block_table(batch.rows, int(batch.ends.max()))), self.device),
-            batch.query_lengths,
-            batch.contexts,
-            to_device(torch.from_numpy(batch.slots), self.device),
-            heads=self.recording.kv_heads,
-            block_size=kv.block_size,
-        )
-        kernels = PlainKernels(split, kv, positions)
-        end = self.run(Pass(kernels, plane.all_reduce, ids, positions, None if x is None else x.to(self.dtype)))
+        if self._encoder:
+            encoder, batch = parts(batch, kv, self.recording.start_token)
+            if len(encoder):
+                of_encoder = self._pass(encoder, kv, plane, None)
+                for step in self._encoder:
+                    step(of_encoder)
+        end = self.run(self._pass(batch, kv, plane, x))
         if isinstance(end, Tensor):
             return end.float() if end.device.type == "cpu" else end
+        if self._encoder:  # only its own last tokens have logits, and the decoder's batch has them elsewhere
+            return lambda _: end(to_device(torch.from_numpy(batch.last), self.device))
         return lambda at: end(to_device(torch.from_numpy(at), self.device))
+
+    def _pass(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Pass:
+        ids, positions = (to_device(torch.from_numpy(each), self.device) for each in (batch.token_ids, batch.positions))
+        blocks = to_device(torch.from_numpy(kv.block_table(batch.rows, int(batch.ends.max()))), self.device)
+        of = batch.query_lengths, batch.contexts
+        slots, heads = to_device(torch.from_numpy(batch.slots), self.device), self.recording.kv_heads
+        split = SplitAttention(blocks, *of, slots, heads=heads, block_size=kv.block_size)
+        kernels = PlainKernels(split, kv, positions)
+        if batch.inputs is not None:
+            kernels = PartKernels(split, kv, positions, PartAttention(blocks, *of, batch.inputs.tolist()))
+        return Pass(kernels, plane.all_reduce, ids, positions, None if x is None else x.to(self.dtype))
 
     def run(self, batch: Pass) -> Tensor | Callable[[Tensor | None], Tensor]:
         """-> the hidden states [T, H] or, at the last stage, what makes logits [n, V of this rank] of those at flat
@@ -179,10 +195,12 @@ class TorchStage:
     def _load(self, operation: Operation) -> Step:
         match operation:
             case Embed(table, first_token, scale, positions):
-                learned = self._weights.get(positions.name) if positions is not None else None
-                return partial(_embed, self._table(table.name), first_token, scale, learned, self.recording.vocabulary)
-            case Normalize(out, norm, _):
-                return partial(_normalize, self._norm(norm), out)
+                added = self._positions(positions)
+                return partial(_embed, self._table(table.name), first_token, scale, added, self.recording.vocabulary)
+            case Normalize(out, norm, _, in_place):
+                return partial(_normalize, self._norm(norm), out, in_place)
+            case Copy(out):
+                return partial(_copy, out)
             case Linear(x, matrix, out, activation):
                 return partial(_linear, x, *self._matrix(matrix), out, activation)
             case Gated(x, gate, up, out, activation):
@@ -190,32 +208,41 @@ class TorchStage:
                 weight = torch.cat([half[0] for half in halves])
                 biases = [half[1] for half in halves if half[1] is not None]
                 return partial(_gated, x, weight, torch.cat(biases) if biases else None, out, activation)
-            case Attend(qkv, attention, out):
-                return partial(_attend, qkv, self._attention(attention), out)
+            case WriteKV(rows, attention):
+                return partial(_write_kv, rows, self._attention(attention))
+            case Attend(qkv, attention, out, writes):
+                return partial(_attend if writes else _attend_written, qkv, self._attention(attention), out)
             case Residual(terms):
                 return partial(_residual, [(x, *self._matrix(matrix)) for x, matrix in terms])
-            case Head(x, matrix):
-                weight, bias = (matrix.weights[0].name, self._weights.bias(matrix))
-                return partial(_head, x, self._table(weight), bias)
+            case Head(x, table):
+                table, bias = self._table(table.name), self._weights.head_bias(operation)
+                return partial(_head, x, table, bias if bias is None else bias.to(table))
 
     def _table(self, name: str) -> Tensor:
         if name not in self._tables:
             self._tables[name] = self._weights.get(name)
         return self._tables[name]
 
+    def _positions(self, of: Slice | Sinusoids | None) -> Tensor | None:
+        if isinstance(of, Sinusoids):
+            return of.table().to(self.device, self.dtype)
+        return self._weights.get(of.name) if of is not None else None
+
     def _matrix(self, matrix: Matrix) -> tuple[Tensor, Tensor | None]:
         return self._weights.matrix(matrix).contiguous(), self._weights.bias(matrix)
 
     def _norm(self, norm: Norm) -> LoadedNorm:
         bias = self._weights.get(norm.bias.name) if norm.bias is not None else None
-        return LoadedNorm(self._weights.get(norm.weight.name), bias, norm.epsilon)
+        weight = self._weights.get(norm.weight.name)
+        return LoadedNorm(weight * norm.scale if norm.scale != 1 else weight, bias, norm.epsilon)
 
     def _attention(self, a: Attention) -> LoadedAttention:
         if a.rotary is not None and a.rotary not in self._rotary:
             cosines, sines = (table.contiguous().to(self.device) for table in a.rotary.tables())
             self._rotary[a.rotary] = cosines, sines
         norms = (None if norm is None else self._norm(norm) for norm in (a.query_norm, a.key_norm))
-        return LoadedAttention(a, None if a.rotary is None else self._rotary[a.rotary], *norms)
+        bias = None if a.bias is None else a.bias.by_distance(self._weights.get(a.bias.table.name).float())
+        return LoadedAttention(a, None if a.rotary is None else self._rotary[a.rotary], *norms, bias)
 
 
 # The steps of a pass, each with its weights first.
@@ -236,10 +263,16 @@ def _embed(table: Tensor, first_token: int, scale: float, learned: Tensor | None
     batch.x = batch.all_reduce(x)
 
 
-def _normalize(norm: LoadedNorm, out: Buffer, batch: Pass) -> None:
+def _normalize(norm: LoadedNorm, out: Buffer, in_place: bool, batch: Pass) -> None:
     assert batch.x is not None
     batch.at[out], batch.x = batch.kernels.add_norm(batch.x, batch.update, norm)
+    if in_place:
+        batch.x = batch.at[out]
     batch.update = None
+
+
+def _copy(out: Buffer, batch: Pass) -> None:
+    batch.at[out] = batch.states
 
 
 def _linear(x: Buffer, weight: Tensor, bias: Tensor | None, out: Buffer, activation: str | None, batch: Pass) -> None:
@@ -254,8 +287,18 @@ def _gated(x: Buffer, weight: Tensor, bias: Tensor | None, out: Buffer, activati
     batch.at[out] = batch.kernels.gated(functional.linear(batch.at[x], weight, bias), activation)
 
 
+def _write_kv(kv: Buffer, attention: LoadedAttention, batch: Pass) -> None:
+    assert isinstance(batch.kernels, PartKernels)
+    batch.kernels.write_kv(batch.at[kv], attention)
+
+
 def _attend(qkv: Buffer, attention: LoadedAttention, out: Buffer, batch: Pass) -> None:
     batch.at[out] = batch.kernels.attend(batch.at[qkv], attention)
+
+
+def _attend_written(q: Buffer, attention: LoadedAttention, out: Buffer, batch: Pass) -> None:
+    assert isinstance(batch.kernels, PartKernels)
+    batch.at[out] = batch.kernels.attend_written(batch.at[q], attention)
 
 
 def _residual(terms: Sequence[tuple[Buffer, Tensor, Tensor | None]], batch: Pass) -> None:
@@ -303,3 +346,26 @@ class PlainKernels:
         keys, values = self._kv.keys[of.layer], self._kv.values[of.layer]
         self._split.write(k, v, keys, values)
         return self._split(q, keys, values, of.scale, of.window).flatten(1)
+
+
+class PartKernels(PlainKernels):
+    """Those of a batch of the encoder, or of the decoder, of a model that has both."""
+
+    def __init__(self, split: SplitAttention, kv: KVManager, positions: Tensor, attention: PartAttention) -> None:
+        super().__init__(split, kv, positions)
+        self._attention = attention
+
+    def attend(self, qkv: Tensor, a: LoadedAttention) -> Tensor:
+        q, kv = qkv.split([a.of.heads * a.of.head_size, 2 * a.of.kv_heads * a.of.head_size], 1)
+        self.write_kv(kv, a)
+        return self.attend_written(q, a)
+
+    def write_kv(self, kv: Tensor, a: LoadedAttention) -> None:
+        """Writes keys and values [T, 2 * kv_heads * head_size]."""
+        k, v = kv.unflatten(1, (2, -1, a.of.head_size)).unbind(1)
+        self._split.write(k, v, self._kv.keys[a.of.layer], self._kv.values[a.of.layer])
+
+    def attend_written(self, q: Tensor, a: LoadedAttention) -> Tensor:
+        """q [T, heads * head_size] -> the same shape, over keys and values that are there."""
+        q, keys, values = q.unflatten(1, (-1, a.of.head_size)), self._kv.keys[a.of.layer], self._kv.values[a.of.layer]
+        return self._attention(q, keys, values, a.of.scale, a.of.sees_input, a.bias).flatten(1)

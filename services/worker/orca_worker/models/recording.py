@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from orca_common.errors import FailedPrecondition
 
 from ..partition import Place, Slice, share
+from .positions import RelativeBias, Sinusoids
 from .rotary import Rotary
 
 
@@ -52,6 +53,7 @@ class Norm:
     weight: Slice
     bias: Slice | None
     epsilon: float
+    scale: float = 1.0  # of the result; of an RMSNorm alone
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,8 @@ class Attention:
     window: int = 0  # keys that a query sees at most, its own among them; 0: all
     query_norm: Norm | None = None  # of each head, before the rotation
     key_norm: Norm | None = None
-
-    @property
-    def width(self) -> int:
-        """Of a row of q, k and v."""
-        return (self.heads + 2 * self.kv_heads) * self.head_size
+    sees_input: bool = False  # a query sees all keys of the encoder's tokens, and no others
+    bias: RelativeBias | None = None
 
 
 @dataclass(frozen=True)
@@ -81,16 +80,24 @@ class Embed:
     table: Slice  # [V of this rank, hidden]
     first_token: int
     scale: float
-    positions: Slice | None
+    positions: Slice | Sinusoids | None
 
 
 @dataclass(frozen=True)
 class Normalize:
-    """out = norm(states). `of_head`: only of the rows that go into the head."""
+    """out = norm(states). `of_head`: only of the rows that go into the head. `in_place`: the states become the same."""
 
     out: Buffer
     norm: Norm
     of_head: bool = False
+    in_place: bool = False
+
+
+@dataclass(frozen=True)
+class Copy:
+    """out = states"""
+
+    out: Buffer
 
 
 @dataclass(frozen=True)
@@ -115,12 +122,24 @@ class Gated:
 
 
 @dataclass(frozen=True)
+class WriteKV:
+    """Writes the keys and values of rows [T, 2 * kv_heads * head_size] to their slots."""
+
+    kv: Buffer
+    attention: Attention
+
+
+@dataclass(frozen=True)
 class Attend:
-    """Writes the keys and values of qkv to their slots, then out = attention(queries, all keys and values so far)."""
+    """Writes the keys and values of qkv to their slots, then out = attention(queries, all keys and values so far).
+
+    Without `writes` they are there, and a row has queries alone.
+    """
 
     qkv: Buffer
     attention: Attention
     out: Buffer
+    writes: bool = True
 
 
 @dataclass(frozen=True)
@@ -135,21 +154,28 @@ class Head:
     """The logits of this rank's share of the vocabulary."""
 
     x: Buffer
-    matrix: Matrix
+    table: Slice  # [V of this rank, hidden]
+    bias: Slice | None  # of as many elements
+    never: tuple[int, ...]  # tokens of the share that are never made: their logits are -infinity
 
 
-Operation = Embed | Normalize | Linear | Gated | Attend | Residual | Head
+Operation = Embed | Normalize | Copy | Linear | Gated | WriteKV | Attend | Residual | Head
 
 
 @dataclass
 class Recording:
-    """The operations of one rank. Methods that record raise FailedPrecondition where the model cannot be cut so."""
+    """The operations of one rank. Methods that record raise FailedPrecondition where the model cannot be cut so.
+
+    A model with an encoder records that first, up to the keys and values that the decoder's layers have of its output.
+    """
 
     place: Place
     hidden: int
     vocabulary: int  # tokens, on all ranks
     positions: int  # of a request, at most
     operations: list[Operation] = field(default_factory=list)
+    encoder: list[Operation] = field(default_factory=list)  # run before the others, on the input tokens (parts.py)
+    start_token: int = 0  # the decoder's first one, where there is an encoder
     slices: dict[str, Slice] = field(default_factory=dict)  # every tensor of which the rank holds something, by name
     layers: int = 0  # with keys and values
     group: int = 1  # query heads to a key/value head
@@ -161,6 +187,11 @@ class Recording:
         if self.vocabulary < (tp := self.place.tensor_parallel):
             raise FailedPrecondition(f"tp {tp}: a vocabulary of {self.vocabulary} is too small for {tp} tensor ranks")
         self.states = self.rows(self.hidden)
+
+    def check_one_stage(self) -> None:
+        """Raises FailedPrecondition for a model with an encoder in several stages."""
+        if (pp := self.place.pipeline_parallel) > 1:
+            raise FailedPrecondition(f"pp {pp}: a model with an encoder runs in one stage; cut it by tp alone")
 
     # Which part of a tensor the rank holds
 
@@ -217,14 +248,20 @@ class Recording:
         biases = (self.slice(name + ".bias", (out,), 0, outs),) if has_bias else ()
         return Matrix((weight,), biases, transposed)
 
-    def norm(self, name: str, width: int, epsilon: float, *, bias: bool = True) -> Norm:
+    def norm(self, name: str, width: int, epsilon: float, *, bias: bool = True, scale: float = 1.0) -> Norm:
         weight = self.slice(name + ".weight", (width,))
-        return Norm(weight, self.slice(name + ".bias", (width,)) if bias else None, epsilon)
+        return Norm(weight, self.slice(name + ".bias", (width,)) if bias else None, epsilon, scale)
 
     def attention(self, heads: int, kv_heads: int, head_size: int, scale: float, **more: Any) -> Attention:
-        """The attention of the next layer; `more`: fields of Attention."""
+        """The attention of the next layer with keys and values; `more`: fields of Attention."""
         made = replace(Attention(self.layers, heads, kv_heads, head_size, scale), **more)
         self.layers, self.group, self.kv_heads, self.head_size = self.layers + 1, heads // kv_heads, kv_heads, head_size
+        return made
+
+    def attention_of(self, layer: int, heads: int, head_size: int, scale: float, **more: Any) -> Attention:
+        """One of several attentions that keep keys and values in the same layer."""
+        made = replace(Attention(layer, heads, heads, head_size, scale), **more)
+        self.layers, self.kv_heads, self.head_size = max(self.layers, layer + 1), heads, head_size
         return made
 
     # Recording
@@ -243,16 +280,24 @@ class Recording:
     def buffers(self) -> Sequence[Buffer]:
         return self._buffers
 
-    def embed(self, name: str, positions: tuple[str, int] | None = None, scale: float = 1.0) -> None:
-        """The table of tokens, and of learned positions, by name and number; rank 0 alone has those."""
+    def embed(self, name: str, positions: tuple[str, int] | Sinusoids | None = None, scale: float = 1.0) -> None:
+        """The table of tokens, and of learned positions, by name and number, or sinusoids; rank 0 alone has those."""
         table = self.slice(name, (self.vocabulary, self.hidden), 0, [self.tokens])
-        learned = None
-        if positions is not None and self.place.tensor_rank == 0:
-            learned = self.slice(positions[0], (positions[1], self.hidden))
-        self.operations.append(Embed(table, self.tokens.start, scale, learned))
+        if self.place.tensor_rank:
+            positions = None
+        elif isinstance(positions, tuple):
+            positions = self.slice(positions[0], (positions[1], self.hidden))
+        self.operations.append(Embed(table, self.tokens.start, scale, positions))
 
-    def normalize(self, out: Buffer, norm: Norm, of_head: bool = False) -> None:
-        self.operations.append(Normalize(out, norm, of_head))
+    def encoder_ends(self, start_token: int) -> None:
+        """Ends the encoder's operations: those that follow are the decoder's, which begins with `start_token`."""
+        self.encoder, self.operations, self.start_token = self.operations, [], start_token
+
+    def normalize(self, out: Buffer, norm: Norm, of_head: bool = False, in_place: bool = False) -> None:
+        self.operations.append(Normalize(out, norm, of_head, in_place))
+
+    def copy(self, out: Buffer) -> None:
+        self.operations.append(Copy(out))
 
     def linear(self, x: Buffer, matrix: Matrix, out: Buffer, activation: str | None = None) -> None:
         self.operations.append(Linear(x, matrix, out, activation))
@@ -260,17 +305,20 @@ class Recording:
     def gated(self, x: Buffer, gate: Matrix, up: Matrix, out: Buffer, activation: str) -> None:
         self.operations.append(Gated(x, gate, up, out, activation))
 
-    def attend(self, qkv: Buffer, attention: Attention, out: Buffer) -> None:
-        self.operations.append(Attend(qkv, attention, out))
+    def write_kv(self, kv: Buffer, attention: Attention) -> None:
+        self.operations.append(WriteKV(kv, attention))
+
+    def attend(self, qkv: Buffer, attention: Attention, out: Buffer, writes: bool = True) -> None:
+        self.operations.append(Attend(qkv, attention, out, writes))
 
     def residual(self, *terms: tuple[Buffer, Matrix]) -> None:
         self.operations.append(Residual(terms))
 
-    def head(self, x: Buffer, name: str, bias: str | None = None) -> None:
-        """The table of the head, which may be the embedding's."""
-        weight = self.slice(name, (self.vocabulary, self.hidden), 0, [self.tokens])
-        biases = (self.slice(bias, (self.vocabulary,), 0, [self.tokens]),) if bias is not None else ()
-        self.operations.append(Head(x, Matrix((weight,), biases)))
+    def head(self, x: Buffer, name: str, bias: Slice | None = None, never: Sequence[int] = ()) -> None:
+        """The table of the head, which may be the embedding's. never: tokens that are not made."""
+        table = self.slice(name, (self.vocabulary, self.hidden), 0, [self.tokens])
+        mine = tuple(token - self.tokens.start for token in never if token in self.tokens)
+        self.operations.append(Head(x, table, bias, mine))
 
     @property
     def elements(self) -> int:

@@ -40,6 +40,8 @@ class Rotary:
         """From `rope_parameters`, or `rope_scaling` and `rope_theta` of older files. `part` of a head is turned, unless
         the file says so itself. Raises FailedPrecondition for a kind that is not supported."""
         given = fields.part("rope_parameters" if fields.get("rope_parameters") else "rope_scaling")
+        for kind_of_layer in ("full_attention", "sliding_attention"):
+            given.refuse_given(kind_of_layer, "rotary positions by kind of layer")
         kind = given.get("rope_type", given.get("type", "default"))
         if not isinstance(kind, str) or kind not in SCALINGS:
             raise fields.refuse(f"asks for rotary positions of the kind {shown(kind)}; known are {', '.join(SCALINGS)}")

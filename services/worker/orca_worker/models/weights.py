@@ -17,7 +17,7 @@ from orca_common.errors import FailedPrecondition
 
 from ..iteration.model import Loading
 from ..partition import Slice
-from .recording import Matrix
+from .recording import Head, Matrix
 from .weight_files import broken, header_of, missing, weight_files
 
 KEYS = "dtype", "shape", "data_offsets"
@@ -48,6 +48,14 @@ class WeightSource(Protocol):
         """Its bias [out]."""
         parts = [self.get(part.name) for part in matrix.biases]
         return torch.cat(parts) if parts else None
+
+    def head_bias(self, head: Head) -> Tensor | None:
+        """A head's [V of this rank]."""
+        bias = self.get(head.bias.name).flatten() if head.bias is not None else None
+        if head.never:
+            bias = torch.zeros(head.table.size[0]) if bias is None else bias.clone()
+            bias[list(head.never)] = -torch.inf
+        return bias
 
 
 class Entry(NamedTuple):

@@ -30,6 +30,7 @@ from orca_common.checkpoint import read_checkpoint, resolve_model
 from orca_common.errors import InvalidArgument, OrcaError, Unavailable
 from orca_common.grpc_server import GrpcServer
 from orca_common.listening import reserve_port
+from orca_common.metrics import Metrics, Reading
 from orca_common.roles import Role
 from orca_common.tls import transport_of
 
@@ -82,6 +83,7 @@ class Rank:
         self.refusal = ""  # why that one could not work with its settings
         self.loading: str | None = None  # how far it had read its weights when it was last asked
         self.unready: str | None = None  # why it was not ready then
+        self.loaded = False  # whether it had its weights then
 
     @property
     def pid(self) -> int:
@@ -125,14 +127,15 @@ class Rank:
         """Why it is not ready, as its status port says. Blocks: called in the thread of the pod's status port."""
         status = self.status
         if status is None:
+            self.loaded = False
             return f"rank {self.number} has not started yet" + (f": {self.last_end}" if self.last_end else "")
         connection = http.client.HTTPConnection(*status, timeout=ASK)
         try:
             connection.request("GET", "/readyz")
             answer = json.loads(connection.getresponse().read())
-            reason, self.loading = answer["reason"], answer["loading"]
+            reason, self.loading, self.loaded = answer["reason"], answer["loading"], answer["loaded"]
         except (OSError, http.client.HTTPException, ValueError) as error:
-            reason = str(error)
+            reason, self.loaded = str(error), False
         finally:
             connection.close()
         return None if reason is None else f"rank {self.number}: {reason}"
@@ -221,6 +224,17 @@ class Supervisor(worker_pb2_grpc.SupervisorServicer):
         reasons = (answers.get(rank.number, f"rank {rank.number}: does not answer") for rank in self._ranks)
         return next((reason for reason in reasons if reason is not None), None)
 
+    def report(self, metrics: Metrics) -> None:
+        """Has the ranks asked at each scrape."""
+
+        def ready() -> Reading:
+            self.ready()
+            return [((str(rank.number),), rank.unready is None and not self._stopping.is_set()) for rank in self._ranks]
+
+        metrics.read("orca_rank_ready", ready)
+        metrics.read("orca_rank_weights_loaded", lambda: [((str(rank.number),), rank.loaded) for rank in self._ranks])
+        metrics.read("orca_rank_restarts_total", lambda: [((str(rank.number),), rank.restarts) for rank in self._ranks])
+
     def refused(self) -> str | None:
         """Why a rank cannot work with its settings. May be called in any thread."""
         return next(filter(None, (rank.refused for rank in self._ranks)), None)
@@ -291,7 +305,10 @@ class SupervisorApp:
         transport = transport_of(settings.tls_dir)
         pulse = service.LoopPulse()
         self._open.callback(pulse.close)
-        status = service.StatusPort(settings.host, settings.status_port, self._not_ready, pulse.alive, self._told)
+        metrics = Metrics("worker")
+        status = service.StatusPort(
+            settings.host, settings.status_port, self._not_ready, pulse.alive, self._told, metrics
+        )
         self._open.callback(status.close)
         check_gpus(settings.device, settings.first_gpu, settings.ranks)
         folder = await service.in_thread(partial(resolve_model, settings.model, check_type))  # once, not by each rank
@@ -301,6 +318,7 @@ class SupervisorApp:
         self._open.push_async_callback(forks.stop)
         self._supervisor = supervisor = Supervisor(settings.model_copy(update={"model": str(folder)}), forks)
         self._open.callback(supervisor.close)
+        supervisor.report(metrics)
         self._server = server = GrpcServer(
             (SERVICE,), transport, ALLOWED, Unavailable("this pod is leaving"), options=OPTIONS, port_kept=True
         )

@@ -29,6 +29,7 @@ from orca_common import logs, service
 from orca_common.address import join_address
 from orca_common.checkpoint import Checkpoint, read_checkpoint, resolve_model
 from orca_common.errors import FailedPrecondition, OrcaError
+from orca_common.metrics import Metrics
 from orca_common.telemetry import Telemetry
 from orca_common.tls import transport_of
 
@@ -126,8 +127,11 @@ class RankApp:
         rendezvous = Rendezvous(host, device, settings.host)
         transport = transport_of(settings.tls_dir)
         self._controller = Controller(checkpoint, stage, telemetry, rendezvous, transport, self._failure.set_result)
-        told = lambda: {"loading": stage.loading.sentence}  # noqa: E731
-        status = service.StatusPort(settings.host, settings.status_port, self._controller.ready, pulse.alive, told)
+        told = lambda: {"loading": stage.loading.sentence, "loaded": stage.loaded}  # noqa: E731
+        metrics, rank, ready = Metrics("worker"), (str(settings.local_rank),), self._controller.ready
+        metrics.read("orca_rank_ready", lambda: [(rank, ready() is None)])
+        metrics.read("orca_rank_weights_loaded", lambda: [(rank, stage.loaded)])
+        status = service.StatusPort(settings.host, settings.status_port, ready, pulse.alive, told, metrics)
         self._open.callback(status.close)
         self._server = self._controller.server()
         self._open.push_async_callback(self._server.stop, 1.0)

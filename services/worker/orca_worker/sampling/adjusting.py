@@ -1,4 +1,4 @@
-"""What some requests ask of the rank that samples, beyond the plain draw: penalties, biases, min-p.
+"""Carries out requests of the rank that samples beyond the plain draw: penalties, biases, a form, min-p.
 
 Everything here depends on the request's input tokens alone, which are its prompt and its committed tokens. So a request
 that starts again after a recovery, as an initiation of both, gets the same draws. Rows without adjustments have no
@@ -21,7 +21,7 @@ def adjust(logits: Tensor, adjusted: Mapping[int, Adjusted], ends: np.ndarray) -
 
     adjusted: by row of the batch. ends [B]: how many input tokens each request has. First the repetition penalty over
     prompt and output (Keskar et al., "CTRL", section 4.1), then OpenAI's presence and frequency penalties over the
-    output, then the bias.
+    output, then the bias. At last the tokens are left out that the form of the answer does not allow.
     """
     changed = {n: one for n, one in adjusted.items() if one.changes_logits}
     if not changed:
@@ -43,7 +43,26 @@ def adjust(logits: Tensor, adjusted: Mapping[int, Adjusted], ends: np.ndarray) -
             values[to_device(torch.from_numpy(one.bias_ids), logits.device)] += to_device(
                 torch.from_numpy(one.biases), logits.device
             )
+        if one.answer is not None:
+            _keep_allowed(values, one)
     return logits
+
+
+def _keep_allowed(values: Tensor, one: Adjusted) -> None:
+    """Takes the tokens away that the form does not allow, of one row's logits [V]. Marks a row that has none left."""
+    allowed = one.answer.allowed() if one.answer is not None else None
+    if allowed is not None:
+        kept = to_device(torch.from_numpy(allowed), values.device)
+        largest = values.where(kept, -torch.inf).max()
+        if largest > -torch.inf or largest.isnan():  # NaN: of the model, which has a report of its own
+            values.masked_fill_(~kept, -torch.inf)
+            return
+    one.stuck = True  # its token means nothing
+
+
+def stuck(adjusted: Mapping[int, Adjusted]) -> list[int]:
+    """The rows for which `adjust` has found no token."""
+    return [n for n, one in adjusted.items() if one.stuck]
 
 
 def min_ps(adjusted: Mapping[int, Adjusted], count: int) -> np.ndarray | None:

@@ -29,7 +29,7 @@ from ..iteration.device_tokens import DeviceTokens
 from ..iteration.kv import KVManager, KVShape
 from ..iteration.model import Output
 from ..iteration.rows import Adjusted
-from .adjusting import adjust, min_ps
+from .adjusting import adjust, min_ps, stuck
 from .host_draw import draw_rows
 from .scoring import PromptScores, log_totals, tops
 
@@ -67,8 +67,8 @@ def sample(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Ma
     """
     ids, logprobs, maxima = choose(logits, requests, draws, adjusted).tolist()  # one copy
     asked = [value if want else math.nan for value, want in zip(logprobs, requests["logprobs"].tolist(), strict=True)]
-    of_places = tops(logits, adjusted) if adjusted else {}
-    return Output([int(token) for token in ids], asked, not_finite=not_finite(maxima), tops=of_places)
+    made = Output([int(token) for token in ids], asked, not_finite=not_finite(maxima))
+    return made._replace(tops=tops(logits, adjusted), stuck=stuck(adjusted)) if adjusted else made
 
 
 def choose(logits: Tensor, requests: np.ndarray, draws: np.ndarray, adjusted: Mapping[int, Adjusted] = PLAIN) -> Tensor:

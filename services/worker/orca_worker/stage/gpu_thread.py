@@ -135,7 +135,10 @@ class GpuThread:
         try:
             output = read()
             made = worker_pb2.IterationReport(
-                token_ids=output.token_ids, logprobs=output.logprobs, not_finite=output.not_finite
+                token_ids=output.token_ids,
+                logprobs=output.logprobs,
+                not_finite=output.not_finite,
+                stuck=output.stuck,
             )
             for index, scores in output.tops.items():
                 made.tops.add(index=index, scores=scores)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from ..sampling.forms import Masks
+
 log = logging.getLogger(__name__)
 
 
@@ -89,7 +91,7 @@ class WeightsChanged(Exception):
 
 
 class Stage:
-    """Forms and runs iterations. Only the GPU thread calls it, except for `rows.held`, `samples` and `loading`.
+    """Forms and runs iterations. Only the GPU thread calls it, but for `rows.held`, `samples`, `loaded` and `loading`.
 
     `weights` is the fingerprint of those that it reads. `max_slots` bounds the slots that are offered. `load` makes the
     model's slice of a place, of weights without a fingerprint; without it the checkpoint is read.
@@ -117,6 +119,12 @@ class Stage:
         self._owed: deque[Owed] = deque()
         self._unread: deque[Unread] = deque()
         self.rows = Rows()
+        self._masks: Masks | None = None  # from the first request on that asks for a form
+
+    @property
+    def loaded(self) -> bool:
+        """Whether this rank has its weights. Any thread may ask."""
+        return self._model is not None
 
     @property
     def samples(self) -> bool:
@@ -239,6 +247,8 @@ class Stage:
             checkpoint.max_positions,
             tokens_on_device=model.tokens is not None and not needed,
         )
+        if batch.adjusted and self._place.samples:
+            self._begin_masks(batch)
         incoming = model.incoming(len(batch.token_ids))
         x = plane.receive(*incoming) if incoming is not None else None
         times.started = time.time_ns()
@@ -258,6 +268,15 @@ class Stage:
             self._unread.append(Unread(batch.rows[batch.sampled], batch.requests["claim"], output.later))
         times.sent = time.time_ns()
         return output
+
+    def _begin_masks(self, batch: Batch) -> None:
+        """Starts on the masks of requests that ask for a form, so that they are there when the layers have run."""
+        if any(one.asked.grammar for one in batch.adjusted.values()):
+            if self._masks is None:
+                from ..sampling.forms import Masks
+
+                self._masks = Masks(self._checkpoint)
+            self._masks.begin(batch)
 
     def _return_tokens(self, batch: Batch, output: Output) -> None:
         """Sends the sampled tokens to the first stage, whose next iteration may come without them."""

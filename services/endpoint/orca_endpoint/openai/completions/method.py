@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -32,7 +33,8 @@ class Completions(Exchange):
         body = body_in(request.scope)
         name = f"cmpl-{secrets.token_hex(12)}"
         with endpoint.arrivals.coming():
-            asked = await parsed(body, lambda raw: parse(raw, endpoint.settings.max_prompts), endpoint.large)
+            parse_body = partial(parse, max_samples=endpoint.settings.max_prompts, defaults=endpoint.defaults)
+            asked = await parsed(body, parse_body, endpoint.large)
             calls = await calls_of(asked, name, endpoint, request, deadline)
         choices = [Choice(self._text_of(sample.request) if asked.echo else None) for sample in asked.samples]
         asked.samples.clear()  # long prompts need memory, and the calls have them until the pool does

@@ -8,9 +8,11 @@ from orca.v1.orca_pb2 import GenerateRequest, TokenIds
 from orca_common.errors import InvalidArgument
 from orca_common.scores import MAX_TOP
 
+from ...requests.defaults import MODEL_SAYS_NOTHING, Defaults
 from ..body import get, text
 from ..fields import BOOLEAN, IDS, METADATA, MODEL, OURS, SAMPLED, STOP, STORE, STREAM, STRING, USER, Field
 from ..request import FIXED, UINT32, Asked, Sample, generation, include_usage_of, labels_of, read, request_of, token_ids
+from ..response_format import RESPONSE_FORMAT, SCHEMA
 
 FIELDS = (
     MODEL,
@@ -47,6 +49,7 @@ FIELDS = (
     Field("suffix", "refused", "No model here inserts text. An empty string is accepted.", {"const": ""}),
     USER,
     *SAMPLED,
+    RESPONSE_FORMAT._replace(support="ours"),
     METADATA,
     STORE,
     *OURS,
@@ -54,7 +57,7 @@ FIELDS = (
 NAMES = frozenset(field.name for field in FIELDS)
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default
-OF_CHATS = {"messages": "is a field of chats; Orca serves completions: give a prompt"}
+OF_CHATS = {"messages": "is a field of chats, at /v1/chat/completions; a completion has a prompt"}
 FIXED_HERE = {"suffix": ("", "no model here inserts text"), **FIXED}
 # Our fields that have other names here. Those of `sampling` have the same without the prefix.
 OUR_NAMES: Mapping[str, str] = {
@@ -62,6 +65,8 @@ OUR_NAMES: Mapping[str, str] = {
     "token_ids.ids": "prompt",
     "max_new_tokens": "max_tokens",
     "top_logprobs": "logprobs",
+    "json_schema": SCHEMA,
+    "prompt_logprobs": "echo",  # with logprobs
 }
 
 
@@ -75,8 +80,11 @@ class Completion(Asked):
     only_prompt: bool  # max_tokens is 0: the one token that every request makes is not shown
 
 
-def parse(raw: bytes, max_samples: int) -> Completion:
-    """Raises InvalidArgument that names the field. max_samples: generations that one body may ask for."""
+def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING) -> Completion:
+    """Raises InvalidArgument with the field's name.
+
+    max_samples: generations of one body. defaults: of the model's sampling.
+    """
     body = read(raw, NAMES, OF_CHATS, FIXED_HERE)
     stream = get(body, "stream", bool, "true or false", False)
     n, best_of = choices_of(body, stream)
@@ -87,7 +95,7 @@ def parse(raw: bytes, max_samples: int) -> Completion:
     max_tokens = get(body, "max_tokens", int, "an integer", DEFAULT_MAX_TOKENS)
     if max_tokens < (0 if echo else 1):
         raise InvalidArgument("max_tokens", f"must be at least 1, or 0 with echo; it is {max_tokens}")
-    common = request_of(body, max(max_tokens, 1))
+    common = request_of(body, max(max_tokens, 1), defaults.sampling)
     if logprobs is not None or best_of > n:
         common.logprobs = True
     if logprobs is not None:

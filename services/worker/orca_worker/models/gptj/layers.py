@@ -46,5 +46,6 @@ def record(config: GPTJConfig, place: Place) -> Recording:
         )
     if place.is_last:
         r.normalize(normed, r.norm("ln_f", hidden, config.epsilon), of_head=True)
-        r.head(normed, "wte.weight" if config.tied else "lm_head.weight", bias="lm_head.bias")
+        bias = r.slice("lm_head.bias", (config.vocab_size,), ranges=[r.tokens])
+        r.head(normed, "wte.weight" if config.tied else "lm_head.weight", bias)
     return r

@@ -1,0 +1,85 @@
+"""Carries out `orca chat`: reads a line, shows the answer as it comes, and remembers both."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from orca_client import Finished, Message, OrcaClient, OrcaError, Token, Unauthenticated, Unreachable
+
+from .generating import HELLO_TIMEOUT
+
+PROMPT = "> "
+
+
+def talk(
+    addresses: Sequence[str], system: str, arguments: dict[str, Any], secrets: dict[str, Any] | None = None
+) -> str | None:
+    """Talks until the user ends it. Returns a sentence when the server cannot be called.
+
+    arguments: of `generate`; what is missing is what the model says of sampling. secrets: the client's `credentials`
+    and `api_key`, if it needs them.
+    """
+    with suppress(ImportError):
+        import readline  # noqa: F401  # `input` then edits lines, and remembers them
+    try:
+        client = OrcaClient(addresses, fail_fast=True, **secrets or {})
+    except OrcaError as error:  # not an address
+        return str(error).replace("addresses:", "--address:", 1)
+    with client:
+        try:
+            model = client.get_model(timeout=HELLO_TIMEOUT, model=arguments["model"])
+        except Unauthenticated as error:
+            return f"{error} (--api-key-file FILE)"
+        except Unreachable as error:
+            return f"{error}; `orca serve` starts a server"
+        except OrcaError as error:
+            return str(error)
+        if not model.has_chat_template:
+            return f"{model.name} has no chat template; `orca generate` completes prompts"
+        arguments = {**model.sampling_defaults, **arguments}
+        messages: list[Message] = [{"role": "system", "content": system}] if system else []
+        while (line := read_line()) is not None:
+            if not line.strip():
+                continue
+            asked: list[Message] = [*messages, {"role": "user", "content": line}]
+            try:
+                text = answer(client, asked, arguments)
+            except Unreachable as error:
+                return str(error)
+            except OrcaError as error:  # the message is forgotten: another one may be possible
+                print(error, file=sys.stderr)
+            except KeyboardInterrupt:  # while the answer was being cancelled
+                print()
+                return None
+            else:
+                messages = [*asked, {"role": "assistant", "content": text}]
+    return None
+
+
+def read_line() -> str | None:
+    """The user's next line; None at the end. A line that is no UTF-8 ends the conversation, too."""
+    try:
+        return input(PROMPT if sys.stdin.isatty() else "")
+    except (EOFError, KeyboardInterrupt):
+        if sys.stdin.isatty():
+            print()
+        return None
+
+
+def answer(client: OrcaClient, messages: Sequence[Message], arguments: dict[str, Any]) -> str:
+    """Shows the answer as it comes, and returns its text: a part of it where Ctrl-C has cancelled the rest."""
+    pieces: list[str] = []
+    with client.generate(messages, **arguments) as stream:
+        try:
+            for event in stream:
+                if isinstance(event, Token | Finished) and event.text:
+                    pieces.append(event.text)
+                    print(event.text, end="", flush=True)
+        except KeyboardInterrupt:
+            stream.cancel()
+            print(" (cancelled)", end="")
+    text = "".join(pieces)
+    if not text.endswith("\n") or not pieces:
+        print()
+    return text

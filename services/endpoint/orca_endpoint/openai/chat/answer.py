@@ -1,0 +1,97 @@
+"""OpenAI's answers of `POST /v1/chat/completions`: from events to JSON, whole or in chunks."""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ...calls.events import Event, Finished, PromptToken, Token
+from ..answer import Choice, finish_reason, finite
+from ..stream import Chunks
+
+ROLE = "assistant"
+
+
+class Logprobs:
+    """Makes OpenAI's `logprobs` of tokens. `bytes_of` gives the bytes of one token alone, `spell` its text."""
+
+    def __init__(self, spell: Callable[[int], str], bytes_of: Callable[[int], bytes]) -> None:
+        self._spell, self._bytes_of = spell, bytes_of
+
+    def of(self, places: Sequence[PromptToken | Token]) -> dict[str, Any]:
+        content = [
+            self._one(place.token_id, place.logprob)
+            | {"top_logprobs": [self._one(top.token_id, top.logprob) for top in place.top]}
+            for place in places
+            if place.logprob is not None
+        ]
+        return {"content": content, "refusal": None}
+
+    def _one(self, token_id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": self._spell(token_id),
+            "logprob": finite(logprob),
+            "bytes": list(self._bytes_of(token_id)),
+        }
+
+
+class ChatChunks(Chunks):
+    """The chunks of a chat: the role first, then the text as it comes, then the end."""
+
+    def __init__(self, name: str, model: str, include_usage: bool, numbered: bool, logprobs: Logprobs | None) -> None:
+        """As `Chunks`. logprobs: None when no chunk has any."""
+        super().__init__(name, "chat.completion.chunk", model, include_usage, numbered)
+        self._logprobs = logprobs
+
+    def begun(self, n: int, choice: Choice) -> bytes:
+        """The role, unless the client has seen a part of the answer before."""
+        return b"" if choice.shown_tokens else self._delta(n, choice, {"role": ROLE, "content": ""})
+
+    def shown(self, n: int, choice: Choice, piece: Sequence[Event]) -> bytes:
+        tokens = [event for event in piece if type(event) is Token]
+        if not tokens:
+            return b""
+        choice.shown_tokens = tokens[-1].at + 1
+        text = "".join([token.text for token in tokens])
+        shows = self._logprobs is not None and tokens[0].logprob is not None
+        if not text and not shows:
+            return b""
+        logprobs = self._logprobs.of(tokens) if shows and self._logprobs is not None else None
+        return self._delta(n, choice, {"content": text}, logprobs)
+
+    def finished(self, n: int, choice: Choice, event: Finished) -> bytes:
+        held = self._delta(n, choice, {"content": event.text}) if event.text else b""
+        return held + self._delta(n, choice, {}, reason=finish_reason(event.reason))
+
+    def _delta(
+        self,
+        n: int,
+        choice: Choice,
+        delta: dict[str, str],
+        logprobs: dict[str, Any] | None = None,
+        reason: str | None = None,
+    ) -> bytes:
+        body = {"index": n, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return self.chunk(choice, json.dumps(body))
+
+
+def chat_completion(
+    name: str, model: str, choices: Iterable[Choice], counts: dict[str, int], logprobs: Logprobs | None
+) -> dict[str, Any]:
+    """The whole answer of a request that does not stream. counts: its usage. logprobs: None when not asked for."""
+    return {
+        "id": name,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [
+            {
+                "index": n,
+                "message": {"role": ROLE, "content": "".join(choice.texts), "refusal": None},
+                "logprobs": logprobs.of(choice.tokens) if logprobs is not None else None,
+                "finish_reason": choice.finish,
+            }
+            for n, choice in enumerate(choices)
+        ],
+        "usage": counts,
+    }

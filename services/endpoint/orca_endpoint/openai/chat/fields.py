@@ -1,0 +1,111 @@
+"""The fields of OpenAI's `POST /v1/chat/completions`, and which of them Orca honours: the one list of them."""
+
+import json
+from typing import Any, NamedTuple
+
+from orca_common.scores import MAX_TOP
+
+from ..fields import BOOLEAN, METADATA, MODEL, OURS, SAMPLED, STOP, STREAM, STRING, USER, Field
+from ..request import Fixed
+from ..response_format import RESPONSE_FORMAT
+
+
+class Refused(NamedTuple):
+    """A field of OpenAI's that is accepted at one value only, which changes nothing; None: at none."""
+
+    name: str
+    value: Any
+    why: str
+
+    def field(self) -> Field:
+        sentence = f"{self.why[0].upper()}{self.why[1:]}."
+        accepted = "" if self.value is None else f" `{json.dumps(self.value)}` is accepted."
+        return Field(self.name, "refused", sentence + accepted, {"const": self.value})
+
+
+TOOLS = "tools are not built yet"
+REFUSED = (
+    Refused("audio", None, "no model here speaks"),
+    Refused("function_call", "none", TOOLS),
+    Refused("functions", [], TOOLS),
+    Refused("modalities", ["text"], "answers are text alone"),
+    Refused("moderation", None, "nothing is moderated here"),
+    Refused("parallel_tool_calls", True, TOOLS),
+    Refused("prediction", None, "no predicted output is used"),
+    Refused("prompt_cache_key", None, "no prompts are cached"),
+    Refused("prompt_cache_options", None, "no prompts are cached"),
+    Refused("prompt_cache_retention", None, "no prompts are cached"),
+    Refused("reasoning_effort", None, "where a chat template knows one, give it in `chat_template_kwargs`"),
+    Refused("service_tier", "auto", "all requests are served alike"),
+    Refused("store", False, "nothing is stored"),
+    Refused("tool_choice", "none", TOOLS),
+    Refused("tools", [], TOOLS),
+    Refused("verbosity", None, "no model here has it"),
+    Refused("web_search_options", None, "nothing is searched"),
+)
+FIXED: Fixed = {one.name: (one.value, one.why) for one in REFUSED}
+
+PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": STRING},
+    "additionalProperties": False,
+}
+MESSAGE = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+        "content": {"oneOf": [STRING, {"type": "array", "items": PART}]},
+        "name": STRING,
+        "tool_call_id": STRING,
+    },
+    "additionalProperties": False,
+}
+COUNT = {"type": "integer", "minimum": 1}
+
+FIELDS = (
+    MODEL,
+    Field(
+        "messages",
+        "supported",
+        "The model's chat template makes the prompt of them. Roles: system, developer (as system where the template "
+        "does not name it), user, assistant, tool. `content` is a text or a list of parts of type text, which are "
+        "joined by line breaks. `name`, and `tool_call_id` of a tool, reach the template. Images, audio, files and "
+        "`tool_calls` are refused.",
+        {"type": "array", "items": MESSAGE, "minItems": 1},
+    ),
+    Field(
+        "max_completion_tokens",
+        "supported",
+        "Absent: `max_new_tokens` of the model's `generation_config.json`, or the setting `chat_tokens` (1024); less "
+        "where the model or the engines have no room for it.",
+        COUNT,
+    ),
+    Field("max_tokens", "supported", "The older name of `max_completion_tokens`.", COUNT),
+    Field("logprobs", "supported", "The logprob of each token.", BOOLEAN),
+    Field(
+        "top_logprobs",
+        "supported",
+        f"Only with `logprobs`. 0 to {MAX_TOP}: as many of the most probable tokens at each place.",
+        {"type": "integer", "minimum": 0, "maximum": MAX_TOP},
+    ),
+    Field("n", "supported", "Choices.", COUNT | {"default": 1}),
+    RESPONSE_FORMAT,
+    STOP,
+    *STREAM,
+    USER,
+    Field("safety_identifier", "supported", "Goes to the request's span as `orca.safety_identifier`.", STRING),
+    METADATA._replace(support="supported"),
+    *SAMPLED,
+    *(one.field() for one in REFUSED),
+    Field(
+        "chat_template_kwargs",
+        "ours",
+        "Variables for the chat template, as `enable_thinking`. The template itself is the model's: `chat_template` is "
+        "refused, here and in the body.",
+        {"type": "object"},
+    ),
+    *OURS,
+)
+NAMES = frozenset(field.name for field in FIELDS)

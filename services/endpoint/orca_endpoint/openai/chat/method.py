@@ -1,0 +1,51 @@
+"""`POST /v1/chat/completions`: from the body to the last byte of the answer."""
+
+import secrets
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from ...calls.endpoint import Endpoint
+from ...http.bodies import body_in, parsed
+from ...http.exchange import Answer, Exchange, deadline_of, until
+from ..answer import Choice, gather, usage
+from ..generations import calls_of, together
+from ..stream import Stream
+from .answer import ChatChunks, Logprobs, chat_completion
+from .request import parse
+
+
+class Chats(Exchange):
+    """The method as an ASGI application."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    async def _serve(self, request: Request, answer: Answer) -> None:
+        endpoint = self._endpoint
+        deadline = deadline_of(request)
+        body = body_in(request.scope)
+        name = f"chatcmpl-{secrets.token_hex(12)}"
+        with endpoint.arrivals.coming():
+            parse_body = partial(parse, max_samples=endpoint.settings.max_prompts, defaults=endpoint.defaults)
+            asked = await parsed(body, parse_body, endpoint.large)
+            calls = await calls_of(asked, name, endpoint, request, deadline)
+        choices = [Choice() for _ in asked.samples]
+        asked.samples.clear()  # long prompts need memory, and the calls have them until the pool does
+        logprobs = Logprobs(endpoint.spell, endpoint.token_bytes) if asked.logprobs else None
+        async with together(calls, body.held) as events, until(deadline):
+            if asked.stream:
+                chunks = ChatChunks(name, endpoint.name, asked.include_usage, len(calls) == 1, logprobs)
+                stream = Stream(answer, chunks)
+                await stream.write(events, choices, name)
+                await stream.end(counted(choices) if asked.include_usage else None)
+            else:
+                headers = await gather(events, choices, name, asked.logprobs)
+                whole = chat_completion(name, endpoint.name, choices, usage(*counted(choices)), logprobs)
+                await answer.whole(JSONResponse(whole, headers=headers))
+
+
+def counted(choices: list[Choice]) -> tuple[int, int]:
+    """Tokens of the prompt, counted once, and of all that was generated for it."""
+    return choices[0].input_tokens, sum(choice.output_tokens for choice in choices)

@@ -1,0 +1,154 @@
+"""The body of OpenAI's `POST /v1/chat/completions`: from JSON to requests."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orca.v1.orca_pb2 import Chat, ChatMessage
+from orca_common.errors import InvalidArgument, echo
+
+from ...requests.chats import RESERVED, ROLES, reserved
+from ...requests.defaults import MODEL_SAYS_NOTHING, Defaults
+from ..body import check_names, get, text
+from ..request import UINT32, Asked, Sample, generation, include_usage_of, labels_of, read, request_of
+from ..response_format import SCHEMA
+from .fields import FIXED, NAMES
+
+OF_OTHERS = {
+    "prompt": "is a field of completions, at /v1/completions; a chat has messages",
+    "chat_template": "is refused: the template is the model's own; chat_template_kwargs reach it",
+}
+# Our fields that have other names here. Those of `sampling` have the same without the prefix.
+OUR_NAMES: Mapping[str, str] = {
+    "chat.messages": "messages",
+    "chat.template_kwargs": "chat_template_kwargs",
+    "max_new_tokens": "max_completion_tokens",
+    "json_schema": SCHEMA,
+}
+MEMBERS = {"role", "content", "name"}  # of a message; a tool's has one more
+CALL = "tool_call_id"
+NO_MEMBERS = {  # of OpenAI's messages
+    "audio": "is refused: messages are text alone",
+    "function_call": "is refused: tools are not built yet",
+    "refusal": "is refused: give its text as content",
+    "tool_calls": "is refused: tools are not built yet",
+}
+
+
+@dataclass(frozen=True)
+class Conversation(Asked):
+    """A parsed body. `each` is its n."""
+
+    logprobs: bool
+
+
+def parse(raw: bytes, max_samples: int, defaults: Defaults = MODEL_SAYS_NOTHING) -> Conversation:
+    """Raises InvalidArgument that names the field. max_samples: generations of one body. defaults: the model's."""
+    body = read(raw, NAMES, OF_OTHERS, FIXED)
+    stream = get(body, "stream", bool, "true or false", False)
+    n = get(body, "n", int, "an integer", 1)
+    if not 1 <= n <= max_samples:
+        raise InvalidArgument("n", f"must be between 1 and {max_samples} (the server's max_prompts); it is {n}")
+    logprobs = get(body, "logprobs", bool, "true or false", False)
+    top = get(body, "top_logprobs", int, "an integer", 0)
+    if top < 0:
+        raise InvalidArgument("top_logprobs", f"must be at least 0; it is {top}")
+    if top and not logprobs:
+        raise InvalidArgument("top_logprobs", "is allowed only with logprobs")
+    max_tokens, name = tokens_of(body)
+    common = request_of(body, max_tokens, defaults.sampling)
+    common.chat.CopyFrom(chat_of(body))
+    common.logprobs, common.top_logprobs = logprobs, min(top, UINT32)
+    names = {**OUR_NAMES, "max_new_tokens": name}
+    return Conversation(
+        samples=[Sample(generation(common, k), names) for k in range(n)],
+        each=n,
+        stream=stream,
+        include_usage=include_usage_of(body, stream),
+        labels=labels_of(body),
+        logprobs=logprobs,
+    )
+
+
+def tokens_of(body: Mapping[str, Any]) -> tuple[int, str]:
+    """The tokens of an answer that the body allows, 0 where it does not say, and the name of that field."""
+    name = "max_tokens" if "max_tokens" in body else "max_completion_tokens"
+    given = {one: get(body, one, int, "an integer", None) for one in ("max_completion_tokens", "max_tokens")}
+    found = {value for value in given.values() if value is not None}
+    if len(found) > 1:
+        other = given["max_completion_tokens"]
+        raise InvalidArgument("max_tokens", f"is {given['max_tokens']}, but max_completion_tokens is {other}")
+    asked = given[name]
+    if asked is not None and asked < 1:
+        raise InvalidArgument(name, f"must be at least 1; it is {asked}")
+    return asked or 0, name
+
+
+def chat_of(body: Mapping[str, Any]) -> Chat:
+    """The messages and the variables for the template."""
+    messages = body.get("messages")
+    if messages is None:
+        raise InvalidArgument("messages", "is missing")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidArgument("messages", "must be a list of at least one message")
+    variables = get(body, "chat_template_kwargs", dict, "an object", {})
+    for name in RESERVED:
+        if name in variables:
+            raise InvalidArgument(f"chat_template_kwargs.{name}", f"is refused: {reserved(name)}")
+    return Chat(
+        messages=[message_of(one, f"messages[{n}]") for n, one in enumerate(messages)],
+        template_kwargs=json.dumps(variables) if variables else "",
+    )
+
+
+def message_of(given: Any, field: str) -> ChatMessage:
+    """One message. field: its name."""
+    if not isinstance(given, dict):
+        raise InvalidArgument(field, "must be an object with role and content")
+    message = {name: value for name, value in given.items() if value is not None}
+    role = get(message, "role", str, "a string", None, f"{field}.role")
+    if role not in ROLES:
+        problem = "is missing" if role is None else f"is {echo(role, 20)!r}; the roles are {', '.join(ROLES)}"
+        raise InvalidArgument(f"{field}.role", problem)
+    for name, sentence in NO_MEMBERS.items():
+        if message.get(name):  # clients give empty ones back with an answer
+            raise InvalidArgument(f"{field}.{name}", sentence)
+    known = MEMBERS | ({CALL} if role == "tool" else set())
+    check_names([name for name in message if name not in NO_MEMBERS], known, f"{field}.")
+    return ChatMessage(
+        role=role,
+        content=content_of(message.get("content"), f"{field}.content"),
+        name=member(message, "name", field),
+        tool_call_id=member(message, CALL, field),
+    )
+
+
+def member(message: Mapping[str, Any], name: str, field: str) -> str:
+    return text(get(message, name, str, "a string", "", f"{field}.{name}"), f"{field}.{name}")
+
+
+def content_of(given: Any, field: str) -> str:
+    """A text, or the texts of parts, joined by line breaks."""
+    if given is None:
+        raise InvalidArgument(field, "is missing")
+    if isinstance(given, str):
+        return text(given, field)
+    if not isinstance(given, list):
+        raise InvalidArgument(field, "must be a string or a list of parts")
+    return "\n".join(part_of(one, f"{field}[{n}]") for n, one in enumerate(given))
+
+
+def part_of(given: Any, field: str) -> str:
+    """The text of one part."""
+    if not isinstance(given, dict):
+        raise InvalidArgument(field, "must be an object of type text")
+    kind = get(given, "type", str, "a string", None, f"{field}.type")
+    if kind != "text":
+        problem = "is missing" if kind is None else f"is {echo(kind, 20)!r}; only 'text' is supported"
+        raise InvalidArgument(f"{field}.type", problem)
+    check_names(given, {"type", "text"}, f"{field}.")
+    part = get(given, "text", str, "a string", None, f"{field}.text")
+    if part is None:
+        raise InvalidArgument(f"{field}.text", "is missing")
+    return text(part, f"{field}.text")

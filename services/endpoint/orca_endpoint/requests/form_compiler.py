@@ -1,0 +1,99 @@
+"""Compiles forms of answers in a process of its own: `python -m orca_endpoint.requests.form_compiler FOLDER`.
+
+A stranger's grammar may make the library run for minutes, take gigabytes or overflow the stack, which no thread could
+survive. So this process has little time for each form, and bounded memory, and may die: `Forms` starts another one.
+
+Reads {"kind": "regex", "text": ".."} from each line of standard input, and writes a line for each:
+{"grammar": ".."}; {"problem": "..", "place": ".."} where the form is wrong; {"lacking": ".."} where the model is.
+"""
+
+import json
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from orca_common.checkpoint import read_checkpoint
+from orca_common.forms import FormError, Forms, as_grammar
+
+SECONDS = 0.5  # of CPU time for one form; 60 fields of a schema take 7 ms. The rank that samples needs it once more
+BYTES = 1 << 30  # of memory
+STACK = 4 << 20  # less than a rank's thread has
+PLACES = 64  # parts of a schema that are compiled alone, to find the one that is wrong
+
+
+def main(folder: str) -> None:
+    """Answers until standard input ends."""
+    resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    forms = Forms(read_checkpoint(folder))
+    try:
+        forms.open()
+        lacking = None
+    except FormError as error:
+        lacking = str(error)
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # SIGPROF ends the process
+        asked = json.loads(line)
+        answer = {"lacking": lacking} if lacking is not None else compiled(forms, asked["kind"], asked["text"])
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps(answer), flush=True)
+
+
+def compiled(forms: Forms, kind: str, text: str) -> dict[str, str]:
+    """The answer to one form."""
+    try:
+        if kind == "json_schema":
+            schema = json.loads(text)
+            if not isinstance(schema, dict | bool):
+                return {"problem": "must be a JSON schema, which is an object", "place": ""}
+    except (ValueError, RecursionError) as error:
+        return {"problem": f"not valid JSON ({error})", "place": ""}
+    try:
+        grammar = as_grammar(kind, text)
+        forms.check(grammar)
+    except (FormError, ValueError) as error:
+        place = place_of(forms, schema, str(error)) if kind == "json_schema" and isinstance(schema, dict) else ""
+        return {"problem": str(error), "place": place}
+    return {"grammar": grammar}
+
+
+def place_of(forms: Forms, schema: dict[str, Any], problem: str) -> str:
+    """The smallest part of a schema that alone has the same problem, as ".properties.name"."""
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    place, left, found = "", PLACES, True
+    while found:
+        found = False
+        for name, part in parts(schema):
+            left -= 1
+            if left < 0:
+                return place
+            try:
+                forms.check(as_grammar("json_schema", json.dumps({**shared, **part})))
+            except (FormError, ValueError) as error:
+                if str(error) == problem:
+                    place, schema, found = place + name, part, True
+                    break
+    return place
+
+
+def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas right inside a schema, by their places."""
+    for name, value in schema.items():
+        match value:
+            case dict() if name in ("properties", "$defs", "definitions", "patternProperties"):
+                inner = [(f".{name}.{key}", part) for key, part in value.items()]
+            case list():
+                inner = [(f".{name}[{n}]", part) for n, part in enumerate(value)]
+            case _:
+                inner = [(f".{name}", value)]
+        yield from ((place, part) for place, part in inner if isinstance(part, dict))
+
+
+if __name__ == "__main__":
+    threading.stack_size(STACK)
+    thread = threading.Thread(target=main, args=(sys.argv[1],))
+    thread.start()
+    thread.join()

@@ -1,0 +1,121 @@
+"""Small random models with an encoder, as Hugging Face folders, and what transformers makes of them."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from reference import Reference
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import MarianConfig, MarianMTModel, T5Config, T5ForConditionalGeneration
+
+
+def make_t5(folder: Path, *, seed: int, tied: bool = True, **config: Any) -> Path:
+    """A T5 with random weights whose continuations differ. `config` overrides T5Config.
+
+    An untied one has the form of published files: transformers 5.23 saves no head beside the embedding.
+    """
+    torch.manual_seed(seed)
+    fields: dict[str, Any] = {
+        "vocab_size": 97,
+        "d_model": 24,
+        "d_kv": 8,
+        "d_ff": 40,
+        "num_layers": 2,
+        "num_decoder_layers": 2,
+        "num_heads": 3,
+        "decoder_start_token_id": 0,
+        "eos_token_id": None,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 20,
+    }
+    model = T5ForConditionalGeneration(T5Config(**(fields | config), tie_word_embeddings=tied))
+    randomize(model)
+    torch.nn.init.normal_(model.shared.weight)
+    model.save_pretrained(folder)
+    if not tied:
+        weights = load_file(folder / "model.safetensors")
+        weights["lm_head.weight"] = torch.randn_like(weights["shared.weight"]) * 3
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        change(folder, tie_word_embeddings=False)
+    return folder
+
+
+def make_marian(folder: Path, *, seed: int, never: list[list[int]] | None = None, **config: Any) -> Path:
+    """A Marian with random weights. `config` overrides MarianConfig; never: its bad_words_ids."""
+    torch.manual_seed(seed)
+    fields: dict[str, Any] = {
+        "vocab_size": 97,
+        "d_model": 24,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 3,
+        "decoder_attention_heads": 3,
+        "encoder_ffn_dim": 40,
+        "decoder_ffn_dim": 50,
+        "max_position_embeddings": 64,
+        "pad_token_id": 96,
+        "decoder_start_token_id": 96,
+        "eos_token_id": None,
+    }
+    model = MarianMTModel(MarianConfig(**(fields | config)))
+    randomize(model)
+    torch.nn.init.normal_(model.final_logits_bias)
+    model.generation_config.bad_words_ids = never
+    model.save_pretrained(folder)
+    return folder
+
+
+def randomize(model: torch.nn.Module) -> None:
+    """Biases and norms are 0 and 1 by default, and a test would not notice them. Sinusoids stay."""
+    for name, weight in model.named_parameters():
+        if "embed_positions" in name:
+            continue
+        if weight.dim() == 1:
+            torch.nn.init.normal_(weight, mean=float("norm" in name and name.endswith("weight")), std=0.1)
+        else:
+            torch.nn.init.normal_(weight, std=2.0 if "relative" in name else 3.0 / weight.shape[1] ** 0.5)
+
+
+def change(folder: Path, **fields: Any) -> None:
+    """Changes fields of a checkpoint's config.json; None takes one away."""
+    path = folder / "config.json"
+    says = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({name: value for name, value in says.items() if value is not None}))
+
+
+class Seq2Seq(Reference):
+    """A T5 or a Marian in transformers' own code, float32."""
+
+    def __init__(self, folder: Path) -> None:
+        torch.set_num_threads(1)
+        kind = json.loads((folder / "config.json").read_text())["model_type"]
+        of: Any = {"t5": T5ForConditionalGeneration, "marian": MarianMTModel}[kind]
+        self._model = of.from_pretrained(folder, dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def logits(self, prompt: Sequence[int], made: Sequence[int]) -> Tensor:
+        """[len(made) + 1, V] behind the start token and behind each token that was made.
+
+        Without a cache, with which transformers 5.23 fails for a decoder that is deeper than the encoder.
+        """
+        model: Any = self._model
+        ids = torch.tensor([list(prompt)])
+        of_decoder = torch.tensor([[model.config.decoder_start_token_id, *made]])
+        logits = model(ids, torch.ones_like(ids), decoder_input_ids=of_decoder, use_cache=False).logits[0]
+        for (never,) in model.generation_config.bad_words_ids or ():
+            logits[:, never] = -math.inf
+        return logits
+
+    def continued(self, prompt: Sequence[int], max_new_tokens: int) -> tuple[list[int], float]:
+        made: list[int] = []
+        margin = math.inf
+        while len(made) < max_new_tokens:
+            last = self.logits(prompt, made)[-1]
+            first, second = last.topk(2).values.tolist()
+            margin = min(margin, first - second)
+            made.append(int(last.argmax()))
+        return made, margin

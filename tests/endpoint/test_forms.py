@@ -1,0 +1,96 @@
+"""Forms of answers at the endpoint: refused with their place, in bounded time and memory, off the event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from checkpoints import make_gpt2
+
+from orca_common.checkpoint import read_checkpoint
+from orca_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from orca_endpoint.requests import forms
+from orca_endpoint.requests.forms import FormCompiler
+from orca_endpoint.requests.validation import Fields
+
+FIELDS = Fields({})
+SMALL = {"heads": 1, "layers": 1, "hidden": 4, "vocab": 258, "positions": 16, "seed": 1}
+
+
+@pytest.fixture
+async def compiler(tmp_path: Path) -> AsyncIterator[FormCompiler]:
+    folder = make_gpt2(tmp_path, **SMALL, tokenizer=True, special=["</s>"], eos_token_id=256)
+    compiler = FormCompiler(read_checkpoint(folder))
+    yield compiler
+    await compiler.close()
+
+
+CHAIN = "".join(f"r{n}: r{n + 1}\n" for n in range(3000)) + 'r3000: "a"\nstart: r0'  # overflows the library's stack
+MANY = '{"anyOf": [' + ",".join(f'{{"properties": {{"a{n}": {{"type": "string"}}}}}}' for n in range(1200)) + "]}"
+BAD = {
+    "type": ("json_schema", '{"type": "nonsense"}', r"^json_schema: Invalid type: nonsense"),
+    "place": (
+        "json_schema",
+        '{"properties": {"a": {"items": {"anyOf": [true, {"uniqueItems": true}]}}}}',
+        r"^json_schema\.properties\.a\.items\.anyOf\[1\]: Unimplemented keys: \[.uniqueItems.\]$",
+    ),
+    "not json": ("json_schema", "{", "^json_schema: not valid JSON"),
+    "no schema": ("json_schema", "[]", "^json_schema: must be a JSON schema, which is an object$"),
+    "deep": ("json_schema", '{"items":' * 6000 + "{}" + "}" * 6000, "^json_schema: "),
+    "regex": ("regex", "(a", "^regex: .*unclosed group$"),
+    "grammar": ("grammar", "start: x", '^grammar: .*unknown name: "x"$'),
+    "chain": ("grammar", CHAIN, "^grammar: is too large or too complex to be followed$"),
+    "nested": ("regex", "(" * 20000 + "a" + ")" * 20000, "^regex: "),
+    "many": ("json_schema", MANY, "^json_schema: "),
+    "empty": ("regex", "", "^regex: is empty$"),
+    "long": ("regex", "a" * 65537, "^regex: has 65537 bytes; at most 65536 are allowed$"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_bad_forms_are_refused_with_their_place(compiler: FormCompiler, name: str) -> None:
+    kind, text, problem = BAD[name]
+    with pytest.raises(InvalidArgument, match=problem):
+        await compiler.grammar(kind, text, FIELDS)
+    assert await compiler.grammar("regex", "a|b", FIELDS), "the next one is compiled"
+
+
+async def test_the_callers_name_of_the_field(compiler: FormCompiler) -> None:
+    names = Fields({"json_schema": "response_format.json_schema.schema"})
+    with pytest.raises(InvalidArgument, match=r"^response_format\.json_schema\.schema\.properties\.a: "):
+        await compiler.grammar("json_schema", '{"properties": {"a": {"type": "b"}}}', names)
+
+
+async def test_a_bounded_number_waits(compiler: FormCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "WAITING", 3)
+    asked = [asyncio.create_task(compiler.grammar("regex", f"a{{{n}}}", FIELDS)) for n in range(1, 4)]
+    await asyncio.sleep(0)  # they have asked
+    with pytest.raises(ResourceExhausted, match="3 forms"):
+        await compiler.grammar("regex", "b", FIELDS)
+    same = await compiler.grammar("regex", "a{1}", FIELDS)
+    assert same in await asyncio.gather(*asked)
+    assert await compiler.grammar("regex", "b", FIELDS)
+
+
+async def test_a_caller_that_leaves(compiler: FormCompiler) -> None:
+    """Its form is compiled all the same, and the compiler goes on."""
+    leaving = asyncio.create_task(compiler.grammar("regex", "c", FIELDS))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    assert await compiler.grammar("regex", "d", FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        ({"tokenizer": False}, "has no tokenizer.json"),
+        ({"tokenizer": True}, "has no end-of-sequence token"),
+        ({"tokenizer": True, "eos_token_id": 257}, "has no end-of-sequence token"),  # which has no text
+    ],
+)
+async def test_models_that_cannot(tmp_path: Path, made: dict, problem: str) -> None:
+    compiler = FormCompiler(read_checkpoint(make_gpt2(tmp_path, **SMALL, **made)))
+    with pytest.raises(FailedPrecondition, match=f"^regex: this model.*{problem}"):
+        await compiler.grammar("regex", "a", FIELDS)
+    await compiler.close()

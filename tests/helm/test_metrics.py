@@ -1,0 +1,81 @@
+"""The chart's objects for Prometheus, Grafana and endpoint pickers."""
+
+import json
+from typing import Any
+
+import yaml
+from helm.chart import DEMO, FOLDER, SERVICES, Object, component, main, merged, render, rendered
+
+from orca_common.metrics import TABLE
+
+PROMETHEUS = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+
+
+def test_nothing_of_it_is_made_unless_it_is_asked_for() -> None:
+    release = rendered("nothing but a model")
+    assert not release.of_kind("PodMonitor", "PrometheusRule")
+    assert not [thing for thing in release.objects if component(thing) == "metrics"]
+    ports = [port for policy in release.of_kind("NetworkPolicy") for port in allowed(policy)]
+    assert 9090 not in ports
+
+
+def allowed(policy: Object) -> list[Any]:
+    """The ports that a policy lets in."""
+    return [port["port"] for rule in policy["spec"]["ingress"] for port in rule.get("ports", [])]
+
+
+def test_a_pod_monitor_finds_the_services_at_their_status_ports() -> None:
+    release = rendered("metrics")
+    (monitor,) = release.of_kind("PodMonitor")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    spec = monitor["spec"]
+    assert spec["podMetricsEndpoints"] == [{"port": "status", "interval": "1s"}]
+    (expression,) = spec["selector"]["matchExpressions"]
+    found = {
+        name
+        for name, pod in release.pods.items()
+        if spec["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        and pod["metadata"]["labels"][expression["key"]] in expression["values"]
+    }
+    assert found == set(SERVICES)
+    for name in found:
+        assert {"name": "status", "containerPort": 9090} in main(release.pods[name])["ports"]
+        (policy,) = [p for p in release.of_kind("NetworkPolicy") if component(p) == name]
+        assert [rule["from"] for rule in policy["spec"]["ingress"] if {"port": 9090} in rule.get("ports", [])] == [
+            [PROMETHEUS]
+        ]
+
+
+def test_rules_and_dashboard_are_those_of_the_files() -> None:
+    release = rendered("metrics")
+    (rule,) = release.of_kind("PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((FOLDER / "files/alerts.yaml").read_text())
+    data = release.one("ConfigMap", "orca-dashboard")
+    assert data["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(data["data"]["orca.json"]) == json.loads((FOLDER / "files/dashboard.json").read_text())
+
+
+def test_an_endpoint_picker_can_read_an_endpoint() -> None:
+    release = rendered("metrics")
+    plugin = yaml.safe_load(release.one("ConfigMap", "orca-router")["data"]["plugin.yaml"])
+    (engine,) = plugin["parameters"]["engineConfigs"]
+    labelled = {
+        name: pod["metadata"]["labels"].get("inference.networking.k8s.io/engine-type")
+        for name, pod in release.pods.items()
+    }
+    assert {name: label for name, label in labelled.items() if label is not None} == {"endpoint": engine["name"]}
+    assert release.pods["endpoint"]["metadata"]["labels"]["llm-d.ai/engine-type"] == engine["name"]
+    (calls,) = [row for row in TABLE if row.name == "orca_calls"]
+    assert "endpoint" in calls.services
+    specs = {engine["queuedRequestsSpec"], engine["runningRequestsSpec"]}
+    assert specs == {f"orca_calls{{state={state}}}" for state in calls.labels["state"]}
+
+
+def test_labels_of_a_pod_win_over_the_picker_s() -> None:
+    values = {
+        "metrics": {"router": {"enabled": True}},
+        "endpoint": {"pod": {"labels": {"llm-d.ai/engine-type": "ours"}}},
+    }
+    labels = render(merged(DEMO, values)).pods["endpoint"]["metadata"]["labels"]
+    assert labels["llm-d.ai/engine-type"] == "ours"
+    assert labels["inference.networking.k8s.io/engine-type"] == "orca"

@@ -1,0 +1,302 @@
+"""Models with an encoder: the tokens of transformers in any batch, from a request's input + max_new_tokens slots."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from encoder_decoders import Seq2Seq, change, make_marian, make_t5
+from torch import Tensor
+from worker.borders import tokens_near
+from worker.driver import Sampled, TinyEngine, make_stage
+from worker.engines import Master, fork_server, processes
+
+from orca_common.checkpoint import read_checkpoint
+from orca_common.errors import FailedPrecondition
+from orca_kernels.cpu.library import instruction_sets
+from orca_worker.iteration.batch import Batch
+from orca_worker.models import cpu, parts, plain
+from orca_worker.models.families import topology
+
+VOCABULARY, SLOTS = 97, 900
+ALL_KERNELS = ["torch", *instruction_sets()]
+
+T5_SHAPES: list[dict[str, Any]] = [
+    {"num_heads": 3, "num_layers": 2, "num_decoder_layers": 3},
+    {"num_heads": 5, "num_layers": 3, "num_decoder_layers": 1, "feed_forward_proj": "gated-gelu", "tied": False},
+    {"num_heads": 1, "d_kv": 20, "feed_forward_proj": "gated-silu"},
+    {"num_heads": 4, "d_kv": 64, "d_model": 40, "num_layers": 1, "d_ff": 33, "tied": False},
+]
+MARIAN_SHAPES: list[dict[str, Any]] = [
+    {"decoder_layers": 3},
+    {
+        "d_model": 40,
+        "encoder_layers": 3,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 5,
+        "decoder_attention_heads": 5,
+        "scale_embedding": True,
+        "activation_function": "swish",
+        "never": [[96], [5]],
+    },
+]
+
+
+def prompts_of(seed: int, count: int) -> list[list[int]]:
+    chance = random.Random(seed)
+    lengths = [1, 2, 15, 16, 33, 40, *(chance.randint(1, 40) for _ in range(count))]
+    return [[chance.randrange(VOCABULARY) for _ in range(length)] for length in lengths[:count]]
+
+
+def check_against_transformers(folder: Path, temperature: float) -> None:
+    """Greedy tokens and drawn ones: the greedy streams of random weights may repeat one token."""
+    reference, prompts = Seq2Seq(folder), prompts_of(2, 10)
+    known = list(reference.known((prompt, 3 + n) for n, prompt in enumerate(prompts)))
+    assert len(known) > 7
+    for kernels, block_size in zip(ALL_KERNELS, (4, 1, 16, 5, 3, 2), strict=False):
+        engine = TinyEngine(make_stage(folder, SLOTS, block_size, kernels=kernels), SLOTS, block_size, seed=3)
+        likeliest = [Sampled(prompt, len(tokens)) for prompt, tokens in known]
+        drawn = [Sampled(prompt, 9, {"temperature": temperature, "seed": n}) for n, prompt in enumerate(prompts)]
+        engine.run(likeliest + drawn)
+        assert engine.mixed
+        assert [request.made for request in likeliest] == [tokens for _, tokens in known], kernels
+        assert len({token for request in drawn for token in request.made}) > 30, (
+            "a model that says one thing tests none"
+        )
+        for n, request in enumerate(drawn):
+            logits = reference.logits(request.prompt, request.made[:-1]).double().numpy()
+            for i, token in enumerate(request.made):
+                assert token in tokens_near(logits[i], seed=n, index=i, temperature=temperature), (kernels, n, i)
+
+
+@pytest.mark.parametrize("shape", T5_SHAPES, ids=str)
+def test_t5_makes_the_tokens_of_transformers(tmp_path: Path, shape: dict[str, Any]) -> None:
+    check_against_transformers(make_t5(tmp_path, seed=1, **shape), 0.5 if shape.get("tied", True) else 5.0)
+
+
+@pytest.mark.parametrize("shape", MARIAN_SHAPES, ids=str)
+def test_marian_makes_the_tokens_of_transformers(tmp_path: Path, shape: dict[str, Any]) -> None:
+    check_against_transformers(make_marian(tmp_path, seed=1, **shape), 3.0)
+
+
+def test_a_token_that_is_never_made(tmp_path: Path) -> None:
+    """Published Marians forbid their padding so. Here it is the likeliest token."""
+    free = make_marian(tmp_path / "free", seed=1)
+    (prompt,) = prompts_of(2, 1)
+    (wanted,) = Seq2Seq(free).greedy(prompt, 1)
+    folder = make_marian(tmp_path / "never", seed=1, never=[[wanted], [96]])
+    for kernels in ALL_KERNELS:
+        request = Sampled(prompt, 5)
+        TinyEngine(make_stage(folder, SLOTS, 4, kernels=kernels), SLOTS, 4).run([request])
+        assert wanted not in request.made
+        assert request.made == Seq2Seq(folder).greedy(prompt, 5)
+
+
+def test_longer_than_the_reach_of_the_bias(tmp_path: Path) -> None:
+    """Distances within, at and beyond the last bucket, from tiles of keys on both sides."""
+    folder = make_t5(tmp_path, seed=5, relative_attention_max_distance=9)
+    prompt = prompts_of(6, 1)[0] * 150
+    reference = Seq2Seq(folder).known([(prompt, 80), (prompt[:77], 80)])
+    for prompt, tokens in reference:
+        for kernels in ALL_KERNELS:
+            engine = TinyEngine(make_stage(folder, SLOTS, 16, kernels=kernels), SLOTS, 16)
+            request = Sampled(prompt, len(tokens))
+            engine.run([request])
+            assert request.made == tokens
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_the_papers_three_unbatchable_cases_in_one_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str
+) -> None:
+    """Section 3.2: initiations of different lengths, an initiation with an increment, increments at different indexes.
+
+    The encoder's rows are one flat batch, and the decoder's another.
+    """
+    folder = make_t5(tmp_path, seed=1)
+    engine = TinyEngine(make_stage(folder, SLOTS, 4, kernels=kernels), SLOTS, 4)
+    x1, x2, x3, x4 = (Sampled(prompt, 9) for prompt in prompts_of(7, 4)[::-1])
+    seen: list[tuple[Batch, Batch]] = []
+
+    def look(*given: Any) -> tuple[Batch, Batch]:
+        seen.append(parts.parts(*given))
+        return seen[-1]
+
+    monkeypatch.setattr(cpu if kernels == "auto" else plain, "parts", look)
+    engine.step([x1], [])
+    engine.step([x2], [x1])
+    engine.step([x3, x4], [x1, x2])
+    lengths = [len(x.prompt) for x in (x3, x4)]
+    encoder, decoder = seen[-1]
+    assert encoder.token_ids.tolist() == [*x3.prompt, *x4.prompt]
+    assert encoder.positions.tolist() == [*range(lengths[0]), *range(lengths[1])]
+    assert decoder.token_ids.tolist() == [0, 0, x1.made[1], x2.made[0]], "start tokens, and what was made"
+    assert decoder.positions.tolist() == [0, 0, 2, 1]
+    assert len({*encoder.slots.tolist(), *decoder.slots.tolist()}) == sum(lengths) + 4
+    reference = Seq2Seq(folder)
+    for x in (x1, x2, x3, x4):
+        assert x.made == reference.greedy(x.prompt, len(x.made))
+
+
+@pytest.fixture
+def logits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The logits that each iteration samples from: [B, V] in the batch's order."""
+    seen: list[Tensor] = []
+    sample = cpu.sample
+
+    def look(of_batch: Tensor, *rest: Any) -> Any:
+        seen.append(of_batch.clone())
+        return sample(of_batch, *rest)
+
+    monkeypatch.setattr(cpu, "sample", look)
+    return seen
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kernels", instruction_sets())
+@pytest.mark.parametrize("family", ["t5", "marian"])
+def test_the_same_bits_in_any_company(
+    tmp_path: Path, logits: list[Tensor], family: str, kernels: str, dtype: str
+) -> None:
+    """Also where a request begins again with what it has made, and where pieces cut the batch."""
+    if family == "t5":
+        folder = make_t5(tmp_path, seed=1, num_decoder_layers=3, d_kv=32, relative_attention_max_distance=9)
+    else:
+        folder = make_marian(tmp_path, seed=1)
+    chance = random.Random(2)
+    asked = [Sampled(prompt, 4, {"logprobs": True}) for prompt in prompts_of(3, 24)]
+    alone = TinyEngine(make_stage(folder, SLOTS, 16, dtype, kernels), SLOTS, 16)
+    expected = []
+    for request in asked:
+        logits.clear()
+        alone.run([request])
+        expected.append([row[0] for row in logits])
+    for block_size, threads, piece in ((16, 2, 512), (5, 1, 7)):
+        engine = TinyEngine(make_stage(folder, SLOTS, block_size, dtype, kernels, threads), SLOTS, block_size, seed=4)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cpu, "PIECE", piece)
+            waiting = [(i, Sampled(one.prompt, 4, one.sampling)) for i, one in enumerate(asked)]
+            running: list[tuple[int, Sampled]] = []
+            recovered = 0
+            while waiting or running:
+                new = [waiting.pop() for _ in range(min(len(waiting), chance.randint(0 if running else 1, 5)))]
+                lost = [member for member in running if chance.random() < 0.3]
+                kept = [member for member in running if member not in lost]
+                recovered += len(lost)
+                for _, request in lost:
+                    engine.free(request)
+                logits.clear()
+                engine.step([request for _, request in new + lost], [request for _, request in kept])
+                for row, (i, request) in zip(logits[0], new + lost + kept, strict=True):
+                    assert torch.equal(row, expected[i][len(request.made) - 1])
+                    assert request.made == asked[i].made[: len(request.made)]
+                for _, request in [member for member in new + lost + kept if len(member[1].made) == 4]:
+                    engine.free(request)
+                running = [member for member in new + lost + kept if len(member[1].made) < 4]
+            assert recovered > 5
+
+
+def test_a_recovery_in_plain_torch(tmp_path: Path) -> None:
+    folder = make_t5(tmp_path, seed=1)
+    engine = TinyEngine(make_stage(folder, SLOTS, 4, kernels="torch"), SLOTS, 4)
+    prompt, reference = prompts_of(3, 5)[4], Seq2Seq(folder)
+    request = Sampled(prompt, 12)
+    engine.step([request], [])
+    while len(request.made) < 12:
+        if len(request.made) in (1, 6):
+            engine.free(request)
+            engine.step([request], [])
+        else:
+            engine.step([], [request])
+    assert request.made == reference.greedy(prompt, 12)
+
+
+@pytest.mark.parametrize("family", ["t5", "marian"])
+async def test_two_tensor_ranks_in_processes(tmp_path: Path, family: str) -> None:
+    if family == "t5":
+        folder = make_t5(tmp_path, seed=1, num_heads=6, vocab_size=97, feed_forward_proj="gated-gelu", tied=False)
+    else:
+        heads = {"encoder_attention_heads": 6, "decoder_attention_heads": 6}
+        folder = make_marian(tmp_path, seed=1, never=[[96], [5]], **heads)
+    known = list(Seq2Seq(folder).known((prompt, 3 + n) for n, prompt in enumerate(prompts_of(4, 8))))
+    assert len(known) > 5
+    async with fork_server(folder) as forks, processes(forks, [folder] * 2) as ranks:
+        master = Master([rank.address for rank in ranks], 2, 1, 600)
+        try:
+            await master.form()
+            requests = [Sampled(prompt, len(tokens)) for prompt, tokens in known]
+            await master.run(requests)
+            assert [request.made for request in requests] == [tokens for _, tokens in known]
+        finally:
+            await master.close()
+
+
+def test_a_part_of_a_prompt_is_refused() -> None:
+    """No request can ask for it: only a policy that cuts prompts would."""
+    requests = np.zeros(1, [("prompt", "i8")])
+    requests["prompt"] = 5
+    for start, count, sampled in ((0, 3, [0]), (3, 2, [0]), (0, 5, [])):
+        batch = Batch(
+            rows=np.array([0]),
+            query_lengths=[count],
+            contexts=[start],
+            token_ids=np.arange(count),
+            positions=np.arange(start, start + count),
+            slots=np.arange(count),
+            starts=np.array([0, count]),
+            ends=np.array([start + count]),
+            sampled=np.array(sampled),
+            requests=requests[sampled],
+        )
+        with pytest.raises(FailedPrecondition, match="a part of a prompt"):
+            parts.parts(batch, None, 0)  # type: ignore[arg-type]
+
+
+def test_a_slot_has_the_bytes_of_the_decoders_layers(tmp_path: Path) -> None:
+    """Both the keys and values of the input and the decoder's own take the same in each of its layers."""
+    t5 = make_t5(tmp_path / "t5", seed=1, num_heads=6, num_layers=4, num_decoder_layers=3)
+    heads = {"encoder_attention_heads": 6, "decoder_attention_heads": 6}
+    marian = make_marian(tmp_path / "marian", seed=1, decoder_layers=5, **heads)
+    for folder, layers, size in ((t5, 3, 8), (marian, 5, 4)):
+        checkpoint = read_checkpoint(folder)
+        (whole,) = topology(checkpoint, 1, 1, "float32")
+        halves = topology(checkpoint, 2, 1, "float32")
+        assert whole.slot_bytes == 2 * layers * 6 * size * 4
+        assert [rank.slot_bytes for rank in halves] == [whole.slot_bytes // 2] * 2
+
+
+REFUSED: list[tuple[str, dict[str, Any], int, int, str]] = [
+    ("t5", {}, 1, 2, "pp 2: a model with an encoder runs in one stage"),
+    ("t5", {}, 2, 1, "tp 2: 3 heads cannot be shared evenly"),
+    ("t5", {"feed_forward_proj": "gated-step"}, 1, 1, "asks for feed_forward_proj 'gated-step'"),
+    ("t5", {"relative_attention_num_buckets": 7}, 1, 1, "has 7 buckets"),
+    ("t5", {"decoder_start_token_id": 97}, 1, 1, "gives decoder_start_token_id 97"),
+    ("marian", {"encoder_attention_heads": 1}, 1, 1, "has decoder_attention_heads 3 and encoder_attention_heads 1"),
+    ("marian", {"d_model": 25}, 1, 1, "cuts a hidden size of 25 in 3 heads"),
+    ("marian", {"decoder_vocab_size": 98}, 1, 1, "has vocabularies of 97 and 98 tokens"),
+    ("marian", {"share_encoder_decoder_embeddings": False}, 1, 1, r"\(share_encoder_decoder_embeddings is false\)"),
+    ("marian", {"tie_word_embeddings": False}, 1, 1, r"\(tie_word_embeddings is false\)"),
+    ("marian", {"normalize_before": True}, 1, 1, "asks for norms before each part"),
+    ("marian", {"bad_words_ids": [[3, 4]]}, 1, 1, "gives bad_words_ids"),
+]
+
+
+@pytest.mark.parametrize(("family", "fields", "tp", "pp", "sentence"), REFUSED, ids=str)
+def test_refused_with_a_sentence(
+    tmp_path: Path, family: str, fields: dict[str, Any], tp: int, pp: int, sentence: str
+) -> None:
+    folder = (make_t5 if family == "t5" else make_marian)(tmp_path, seed=1)
+    change(folder, **fields)
+    with pytest.raises(FailedPrecondition, match=sentence):
+        topology(read_checkpoint(folder), tp, pp, "float32")
+
+
+def test_positions(tmp_path: Path) -> None:
+    """T5's are those of its input and of its output together; it has distances alone, so more would run too."""
+    folder = make_t5(tmp_path, seed=1)
+    assert read_checkpoint(folder).max_positions == 1024
+    change(folder, n_positions=100)
+    assert read_checkpoint(folder).max_positions == 200
+    assert read_checkpoint(make_marian(tmp_path / "marian", seed=1)).max_positions == 64

@@ -1,0 +1,220 @@
+"""Answers that follow a form, on the rank that samples, against all strings of small languages and transformers."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+
+import jsonschema
+import pytest
+from checkpoints import make_gpt2
+from reference import TIE, Reference
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from worker.driver import Sampled, TinyEngine, make_stage
+
+from orca_common.forms import as_grammar
+
+SLOTS, BLOCK = 2048, 4
+KERNELS = pytest.mark.parametrize("kernels", ["auto", "torch"])
+LETTERS = "abc "
+
+
+def byte_level() -> Tokenizer:
+    """Letters, pairs and a triple, in GPT-2's spelling: Ġ is the space."""
+    vocabulary = {piece: i for i, piece in enumerate(["a", "b", "c", "Ġ", "ab", "bc", "abc", "Ġa", "cĠ"])}
+    merges = [("a", "b"), ("b", "c"), ("ab", "c"), ("Ġ", "a"), ("c", "Ġ")]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def sentence_pieces() -> Tokenizer:
+    """The same in Llama 2's form: ▁ is the space, and a byte that no piece has is a token of its own."""
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "c", "▁", "ab", "bc", "abc", "▁a", "c▁"]
+    merges = [("a", "b"), ("b", "c"), ("ab", "c"), ("▁", "a"), ("c", "▁")]
+    vocabulary = {piece: i for i, piece in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
+TOKENIZERS = {"bytes": byte_level, "pieces": sentence_pieces}
+
+
+def texts_of(tokenizer: Tokenizer) -> Mapping[int, bytes]:
+    """The bytes of each token that is no special one."""
+    found = {}
+    for name, i in tokenizer.get_vocab(with_added_tokens=False).items():
+        if byte := re.fullmatch("<0x(..)>", name):
+            found[i] = bytes([int(byte[1], 16)])
+        elif name != "<unk>":
+            found[i] = name.replace("Ġ", " ").replace("▁", " ").encode()
+    return found
+
+
+def make_model(folder: Path, tokenizer: Tokenizer) -> tuple[Path, int]:
+    """A model with this tokenizer and the id of its end-of-sequence token; two ids behind it have no text."""
+    tokenizer.add_special_tokens(["</s>"])
+    end = tokenizer.token_to_id("</s>")
+    make_gpt2(
+        folder,
+        heads=2,
+        layers=2,
+        hidden=16,
+        vocab=end + 3,
+        positions=64,
+        seed=7,
+        eos_token_id=end,
+        initializer_range=0.5,
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder, end
+
+
+def language(regex: str, longest: int) -> set[bytes]:
+    """All strings of a language up to a length, by Python's own matcher."""
+    strings = ("".join(letters) for n in range(longest + 1) for letters in product(LETTERS, repeat=n))
+    return {one.encode() for one in strings if re.fullmatch(regex, one)}
+
+
+SMALL = {"a{2,5}": 5, "(ab|c){1,3}": 6, "(a|bc)?( a){1,2}": 6, "[abc]{0,3}": 3, "abc( abc)?c": 8}
+
+
+@KERNELS
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_greedy_answers_are_the_likeliest_of_all_allowed_tokens(tmp_path: Path, kernels: str, kind: str) -> None:
+    """transformers' logits, and for each token: does any string of the language go on with it?"""
+    tokenizer = TOKENIZERS[kind]()
+    folder, end = make_model(tmp_path, tokenizer)
+    reference, texts = Reference(folder), texts_of(tokenizer)
+    engine = TinyEngine(make_stage(folder, SLOTS, BLOCK, kernels=kernels), SLOTS, BLOCK, seed=1)
+    chance, checked, endings = random.Random(2), 0, set()
+    for regex, longest in SMALL.items():
+        strings = language(regex, longest)
+        starts = {one[:n] for one in strings for n in range(len(one) + 1)}
+        prompts = [[chance.randrange(end) for _ in range(chance.randint(1, 9))] for _ in range(8)]
+        asked = [Sampled(prompt, 10, {"grammar": as_grammar("regex", regex)}) for prompt in prompts]
+        engine.run([*asked, Sampled([1, 2], 10)])
+        for request in asked:
+            said, tokens = b"", []
+            while not tokens or tokens[-1] != end:
+                made = request.made[len(tokens)]
+                allowed = [i for i, text in texts.items() if said + text in starts] + [end] * (said in strings)
+                assert made in allowed, (regex, said)
+                following = {one[len(said)] for one in starts if one.startswith(said) and len(one) > len(said)}
+                if len(following) + (said in strings) > 1:  # otherwise llguidance spells it as the tokenizer would
+                    logits = reference.logprobs(request.prompt + tokens)[-1]
+                    best, *rest = sorted(allowed, key=lambda i: -float(logits[i]))
+                    if rest and float(logits[best] - logits[rest[0]]) < TIE:
+                        break
+                    assert made == best, (regex, request.prompt, said)
+                    checked += 1
+                tokens.append(made)
+                said += texts.get(made, b"")
+            endings.add(said)
+    assert checked > 40
+    assert len(endings) > 5, "answers of several kinds"
+
+
+def json_model(folder: Path) -> Path:
+    return make_gpt2(
+        folder,
+        heads=2,
+        layers=2,
+        hidden=16,
+        vocab=259,
+        positions=128,
+        seed=3,
+        tokenizer=True,
+        special=["</s>"],
+        eos_token_id=256,
+    )
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "maxLength": 4}, "b": {"enum": [1, 22, 333]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+FORMS = [("json_schema", json.dumps(SCHEMA)), ("regex", "(ab|cd){2,5}[0-9]{3}"), ("grammar", 'start: "x" | "y" start')]
+
+
+def some() -> list[Sampled]:
+    """Requests with and without a form, drawn and greedy."""
+    grammars = [*(as_grammar(kind, text) for kind, text in FORMS), ""]
+    return [
+        Sampled(
+            [n, 7, n * n % 200],
+            50,
+            {"grammar": grammars[n % 4], "repetition_penalty": 1.1 if n % 5 == 0 else 0}
+            | ({"temperature": 1.5, "seed": n, "top_p": 0.9} if n % 3 else {}),
+        )
+        for n in range(12)
+    ]
+
+
+@KERNELS
+def test_the_same_tokens_alone_in_any_batch_and_after_a_recovery(tmp_path: Path, kernels: str) -> None:
+    folder = json_model(tmp_path)
+
+    def engine(seed: int) -> TinyEngine:
+        return TinyEngine(make_stage(folder, SLOTS, BLOCK, kernels=kernels), SLOTS, BLOCK, seed=seed)
+
+    together = some()
+    engine(1).run(together)
+    alone = engine(2)
+    for request, other in zip(together, some(), strict=True):
+        alone.run([other], max_batch=1)
+        assert other.made == request.made
+    for cut in (1, 13, 31):
+        again = [Sampled(one.prompt, 50 - cut, one.sampling) for one in together]
+        for one, request in zip(again, together, strict=True):
+            one.made = request.made[:cut]
+            one.new_tokens = 50
+        engine(cut).run(again)
+        assert [one.made for one in again] == [one.made for one in together]
+    answers = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for request, form in zip(together, [*FORMS, None] * 3, strict=True):
+        if form is not None and 256 in request.made:
+            said = answers.decode(request.made[: request.made.index(256)])
+            if form[0] == "json_schema":
+                jsonschema.validate(json.loads(said), SCHEMA)
+            else:
+                assert re.fullmatch("y*x" if form[0] == "grammar" else form[1], said)
+    assert all(256 in request.made for n, request in enumerate(together) if n % 4 in (0, 1))
+
+
+def test_an_answer_that_cannot_go_on_ends_alone(tmp_path: Path) -> None:
+    """The vocabulary has no é: after "ab" no token can follow. The others of its batch notice nothing."""
+    folder, _ = make_model(tmp_path, byte_level())
+    engine = TinyEngine(make_stage(folder, SLOTS, BLOCK), SLOTS, BLOCK)
+    without = [Sampled([1, 2, 3], 8), Sampled([2], 8, {"grammar": as_grammar("regex", "[abc]{3,20}")})]
+    engine.run(without)
+    stuck = Sampled([3], 8, {"grammar": as_grammar("regex", "abé")})
+    others = [Sampled([1, 2, 3], 8), Sampled([2], 8, {"grammar": as_grammar("regex", "[abc]{3,20}")})]
+    engine.run([stuck, *others])
+    assert stuck.stuck
+    assert [one.made for one in others] == [one.made for one in without]
+    assert not any(one.stuck for one in others)
+
+
+def test_a_form_that_does_not_compile_ends_its_request_alone(tmp_path: Path) -> None:
+    """As of an endpoint with another llguidance."""
+    engine = TinyEngine(make_stage(json_model(tmp_path), SLOTS, BLOCK), SLOTS, BLOCK)
+    wrong, fine = Sampled([1], 3, {"grammar": "no grammar"}), Sampled([1], 3, {"grammar": as_grammar("regex", "abc")})
+    engine.run([wrong, fine])
+    assert wrong.stuck
+    assert not fine.stuck
+
+
+def test_requests_without_a_form_cost_nothing() -> None:
+    modules = "orca_worker.stage.stage, orca_worker.models.gpt2.cpu, orca_worker.rank.app, orca_endpoint.app"
+    found = f"import sys, {modules}; sys.exit('llguidance' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", found], check=False).returncode == 0
