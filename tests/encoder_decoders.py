@@ -32,7 +32,8 @@ def make_t5(folder: Path, *, seed: int, tied: bool = True, **config: Any) -> Pat
         "relative_attention_num_buckets": 8,
         "relative_attention_max_distance": 20,
     }
-    model = T5ForConditionalGeneration(T5Config(**(fields | config), tie_word_embeddings=tied))
+    tie: dict[str, Any] = {"tie_word_embeddings": tied}
+    model = T5ForConditionalGeneration(T5Config(**(fields | config | tie)))
     randomize(model)
     torch.nn.init.normal_(model.shared.weight)
     model.save_pretrained(folder)

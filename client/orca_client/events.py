@@ -122,7 +122,7 @@ class Model:
     engines: tuple[Engine, ...]
     has_chat_template: bool = False  # False: a prompt cannot be messages
     # What its generation_config.json says of sampling: values of `generate`'s arguments, by their names.
-    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 _PREFIX = "FINISH_REASON_"

@@ -6,7 +6,7 @@ Only values that the message cannot hold are refused here; the server checks lim
 import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
@@ -61,7 +61,7 @@ def generate_request(
     else:
         with _field("token_ids.ids", "token ids", prompt):
             request.token_ids.SetInParent()  # so that no ids at all are still a prompt of token ids
-            request.token_ids.ids.extend(prompt)
+            request.token_ids.ids.extend(cast(Sequence[int], prompt))
     if template_kwargs is not None and not request.HasField("chat"):
         raise InvalidArgument("template_kwargs: are for a chat; the prompt is no list of messages", "template_kwargs")
     with _field("max_new_tokens", COUNT, max_new_tokens):
@@ -90,14 +90,14 @@ def generate_request(
 
 
 def _is_chat(prompt: Prompt) -> TypeGuard[Sequence[Message]]:
-    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
+    return bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def _chat(messages: Sequence[Message], variables: Mapping[str, object] | None) -> Chat:
     """The messages, and the variables for the model's template."""
     chat = Chat()
     for n, given in enumerate(messages):
-        if not isinstance(given, Mapping):
+        if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # whoever calls us
             raise InvalidArgument(f"messages[{n}]: must be a mapping with role and content", f"messages[{n}]")
         message = chat.messages.add()
         for name, value in given.items():

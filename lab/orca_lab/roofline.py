@@ -91,8 +91,8 @@ def work(recording: Recording, item: int, requests: Iterable[tuple[int, int]]) -
                 matrices = (gate, up)
             case Residual(terms):
                 matrices = tuple(matrix for _, matrix in terms)
-            case Head(_, matrix):
-                matrices, rows = (matrix,), len(requests)
+            case Head(_, table):
+                matrices, rows = (Matrix((table,)),), len(requests)
             case Attend(_, a):
                 for norm in (a.query_norm, a.key_norm):
                     read |= elements_of(norm.weight) if norm is not None else {}

@@ -171,7 +171,7 @@ async def main(rounds: int, seed: int, tp: int, pp: int, run_ahead: int, dtype: 
             of = Seq2Seq
         else:
             make_model(model)
-        numbers = {"tp": tp, "pp": pp, "max_batch_size": MAX_BS, "run_ahead": run_ahead}
+        numbers: dict[str, Any] = {"tp": tp, "pp": pp, "max_batch_size": MAX_BS, "run_ahead": run_ahead}
         async with running(run, model, **numbers, dtype=dtype, kernels=kernels) as stack:
             lab = Rounds(stack, model, draw, dtype, of)
             for n in range(rounds):

@@ -112,7 +112,7 @@ async def test_a_streamed_chat(orca: World, client: AsyncOpenAI) -> None:
     assert {text.delta.role for text in texts} == {None}
     assert {one.finish_reason for one in (first, *texts)} == {None}
     assert (end.finish_reason, end.delta.content) == ("stop", None)
-    assert {chunk.usage for chunk in parts} == {None}
+    assert all(chunk.usage is None for chunk in parts)
     assert last.choices == []
     assert last.usage is not None
     assert last.usage.completion_tokens == len(ids) + 1

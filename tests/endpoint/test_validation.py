@@ -229,7 +229,8 @@ async def test_a_model_with_an_encoder_has_no_logprobs_of_prompts(validator: Val
     folder = make_model(tmp_path / "t5", tokenizer=False)
     (folder / "config.json").write_text('{"model_type": "t5", "vocab_size": 97, "n_positions": 100}')
     limits, threads = EndpointSettings(model=str(folder)), Threads("tokenizing", 1, 8)
-    of_t5 = Validator(limits, read_checkpoint(folder), None, threads)
+    checkpoint = read_checkpoint(folder)
+    of_t5 = Validator(limits, checkpoint, None, threads, Chats(None, threads, 1 << 20, 1024), FormCompiler(checkpoint))
     asked = generation([1, 2], prompt_logprobs=True)
     await validator.generate(asked)
     with pytest.raises(FailedPrecondition, match=r"^prompt_logprobs: this model has an encoder"):

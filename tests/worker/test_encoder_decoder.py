@@ -218,7 +218,7 @@ async def test_two_tensor_ranks_in_processes(tmp_path: Path, family: str) -> Non
     if family == "t5":
         folder = make_t5(tmp_path, seed=1, num_heads=6, vocab_size=97, feed_forward_proj="gated-gelu", tied=False)
     else:
-        heads = {"encoder_attention_heads": 6, "decoder_attention_heads": 6}
+        heads: dict[str, Any] = {"encoder_attention_heads": 6, "decoder_attention_heads": 6}
         folder = make_marian(tmp_path, seed=1, never=[[96], [5]], **heads)
     known = list(Seq2Seq(folder).known((prompt, 3 + n) for n, prompt in enumerate(prompts_of(4, 8))))
     assert len(known) > 5
@@ -257,7 +257,7 @@ def test_a_part_of_a_prompt_is_refused() -> None:
 def test_a_slot_has_the_bytes_of_the_decoders_layers(tmp_path: Path) -> None:
     """Both the keys and values of the input and the decoder's own take the same in each of its layers."""
     t5 = make_t5(tmp_path / "t5", seed=1, num_heads=6, num_layers=4, num_decoder_layers=3)
-    heads = {"encoder_attention_heads": 6, "decoder_attention_heads": 6}
+    heads: dict[str, Any] = {"encoder_attention_heads": 6, "decoder_attention_heads": 6}
     marian = make_marian(tmp_path / "marian", seed=1, decoder_layers=5, **heads)
     for folder, layers, size in ((t5, 3, 8), (marian, 5, 4)):
         checkpoint = read_checkpoint(folder)

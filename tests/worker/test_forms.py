@@ -62,6 +62,7 @@ def make_model(folder: Path, tokenizer: Tokenizer) -> tuple[Path, int]:
     """A model with this tokenizer and the id of its end-of-sequence token; two ids behind it have no text."""
     tokenizer.add_special_tokens(["</s>"])
     end = tokenizer.token_to_id("</s>")
+    assert end is not None
     make_gpt2(
         folder,
         heads=2,

@@ -44,6 +44,7 @@ def main(folder: str) -> None:
 
 def compiled(forms: Forms, kind: str, text: str) -> dict[str, str]:
     """The answer to one form."""
+    schema: object = None
     try:
         if kind == "json_schema":
             schema = json.loads(text)

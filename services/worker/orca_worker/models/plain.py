@@ -240,9 +240,9 @@ class TorchStage:
         if a.rotary is not None and a.rotary not in self._rotary:
             cosines, sines = (table.contiguous().to(self.device) for table in a.rotary.tables())
             self._rotary[a.rotary] = cosines, sines
-        norms = (None if norm is None else self._norm(norm) for norm in (a.query_norm, a.key_norm))
+        query, key = (None if norm is None else self._norm(norm) for norm in (a.query_norm, a.key_norm))
         bias = None if a.bias is None else a.bias.by_distance(self._weights.get(a.bias.table.name).float())
-        return LoadedAttention(a, None if a.rotary is None else self._rotary[a.rotary], *norms, bias)
+        return LoadedAttention(a, None if a.rotary is None else self._rotary[a.rotary], query, key, bias)
 
 
 # The steps of a pass, each with its weights first.

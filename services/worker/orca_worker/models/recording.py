@@ -283,11 +283,11 @@ class Recording:
     def embed(self, name: str, positions: tuple[str, int] | Sinusoids | None = None, scale: float = 1.0) -> None:
         """The table of tokens, and of learned positions, by name and number, or sinusoids; rank 0 alone has those."""
         table = self.slice(name, (self.vocabulary, self.hidden), 0, [self.tokens])
-        if self.place.tensor_rank:
-            positions = None
-        elif isinstance(positions, tuple):
-            positions = self.slice(positions[0], (positions[1], self.hidden))
-        self.operations.append(Embed(table, self.tokens.start, scale, positions))
+        added: Slice | Sinusoids | None = None
+        if self.place.tensor_rank == 0:
+            is_learned = isinstance(positions, tuple)
+            added = self.slice(positions[0], (positions[1], self.hidden)) if is_learned else positions
+        self.operations.append(Embed(table, self.tokens.start, scale, added))
 
     def encoder_ends(self, start_token: int) -> None:
         """Ends the encoder's operations: those that follow are the decoder's, which begins with `start_token`."""

@@ -65,6 +65,7 @@ class Masks:
         ends = batch.draws + batch.requests["prompt"]  # as `adjust` has them
         for n, one in batch.adjusted.items():
             if one.asked.grammar:
-                if one.answer is None:
-                    one.answer = Answer(self._forms, one.asked.grammar, self._vocab_size)
-                one.answer.begin(self._thread, one.tokens[one.prompt : int(ends[n])])
+                answer = one.answer
+                if not isinstance(answer, Answer):
+                    one.answer = answer = Answer(self._forms, one.asked.grammar, self._vocab_size)
+                answer.begin(self._thread, one.tokens[one.prompt : int(ends[n])])
