@@ -1,11 +1,13 @@
 """Carries out `orca chat`: reads a line, shows the answer as it comes, and remembers both."""
 
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
 from typing import Any
 
-from orca_client import Finished, Message, OrcaClient, OrcaError, Token, Unauthenticated, Unreachable
+from orca_client import Cancelled, Finished, Message, OrcaClient, OrcaError, Stream, Token, Unauthenticated, Unreachable
 
 from .generating import HELLO_TIMEOUT
 
@@ -70,16 +72,44 @@ def read_line() -> str | None:
 def answer(client: OrcaClient, messages: Sequence[Message], arguments: dict[str, Any]) -> str:
     """Shows the answer as it comes, and returns its text: a part of it where Ctrl-C has cancelled the rest."""
     pieces: list[str] = []
-    with client.generate(messages, **arguments) as stream:
+    with client.generate(messages, **arguments) as stream, cancelled_by_ctrl_c(stream) as cancelled:
         try:
             for event in stream:
                 if isinstance(event, Token | Finished) and event.text:
                     pieces.append(event.text)
                     print(event.text, end="", flush=True)
-        except KeyboardInterrupt:
-            stream.cancel()
-            print(" (cancelled)", end="")
+        except Cancelled:
+            if not cancelled.is_set():
+                raise
+    if cancelled.is_set():
+        print(" (cancelled)", end="")
     text = "".join(pieces)
     if not text.endswith("\n") or not pieces:
         print()
     return text
+
+
+@contextmanager
+def cancelled_by_ctrl_c(stream: Stream) -> Iterator[Event]:
+    """Lets Ctrl-C cancel an answer, and a second one raise KeyboardInterrupt. The event is set when it was cancelled.
+
+    A KeyboardInterrupt that is raised in a library's callback is lost, so the first one is none.
+    """
+    cancelled = Event()
+
+    def cancel() -> None:
+        with suppress(OrcaError):
+            stream.cancel()
+        stream.detach()
+
+    def interrupted(*_: object) -> None:
+        if cancelled.is_set():
+            raise KeyboardInterrupt
+        cancelled.set()
+        Thread(target=cancel, daemon=True).start()
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield cancelled
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -59,10 +59,11 @@ def test_impossible_settings(command: str, settings: list[str], sentence: str) -
 
 def test_a_family_that_orca_has_not(tmp_path: Path) -> None:
     """It was a table of zeros, and status 0."""
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 2}')
+    (tmp_path / "config.json").write_text('{"model_type": "bloom", "num_hidden_layers": 2}')
     shown = orca("topology", "--model", str(tmp_path))
     assert (shown.returncode, shown.stdout) == (1, "")
-    assert shown.stderr == f"--model: {tmp_path.name} is of type llama; Orca has gpt2\n"
+    served = "gpt2, gpt_neox, gptj, llama, mistral, qwen2, qwen3, t5, marian"
+    assert shown.stderr == f"--model: {tmp_path.name} is of type bloom; Orca has {served}\n"
 
 
 def journal(folder: Path) -> Path:

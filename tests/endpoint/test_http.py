@@ -299,7 +299,12 @@ CASES: dict[str, tuple[Any, int, str | None, str]] = {
     ),
     "stop a number": ({"prompt": "a", "stop": 5}, 400, "stop", "a list of strings"),
     "stop kind": ({"prompt": "a", "stop": ["x", 3]}, 400, "stop[1]", "must be a string"),
-    "messages": ({"messages": []}, 400, "messages", "is a field of chats; Orca serves completions: give a prompt"),
+    "messages": (
+        {"messages": []},
+        400,
+        "messages",
+        "is a field of chats, at /v1/chat/completions",
+    ),
     "prompt kind": ({"prompt": 5}, 400, "prompt", "a string, a list of token ids, or a list of either"),
     "stop empty": ({"prompt": "a", "stop": ["x", ""]}, 400, "stop[1]", "empty"),
     "stop_token_ids": ({"prompt": "a", "stop_token_ids": [9999]}, 400, "stop_token_ids[0]", "9999"),

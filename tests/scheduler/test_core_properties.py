@@ -146,6 +146,7 @@ AHEAD = {
     "STOP_TOKEN found late",
     "DEADLINE found late",
     "NOT_FINITE found late",
+    "STUCK found late",
     "cancelled in two batches",
     "lost in two batches",
 }

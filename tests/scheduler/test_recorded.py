@@ -70,7 +70,7 @@ def named(encoded: list[Any]) -> list[Any]:
             now, requests = values
             return [name, {"now": now, "requests": [dict(zip(ARRIVAL, one, strict=True)) for one in requests]}]
         case _:
-            names = [field.name for field in fields(KINDS[name])]
+            names = [field.name for field in fields(KINDS[name])][: len(values)]  # later ones have defaults
             return [name, dict(zip(names, values, strict=True))]
 
 

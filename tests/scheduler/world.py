@@ -134,10 +134,12 @@ class World:
         self.step(Arrived(self.now, (known[index % len(known)].arrived,)))
 
     def back(self, *tokens: int | None) -> None:
-        """The oldest batch returns, with the first of these tokens; None: the logits were not finite."""
+        """The oldest batch returns, with the first of these tokens; None: the logits were not finite or, in every
+        second iteration, the request is stuck."""
         iteration, claims = self.in_flight[0]
         assert len(tokens) >= len(claims), "the test gave too few tokens"
-        self.step(BatchReturned(self.now, iteration, tokens[: len(claims)]))
+        without = tuple(n for n, token in enumerate(tokens[: len(claims)]) if token is None)
+        self.step(BatchReturned(self.now, iteration, tokens[: len(claims)], without if iteration % 2 else ()))
 
     def cancel(self, *claims: int) -> None:
         self.step(Cancelled(self.now, claims))
@@ -266,7 +268,7 @@ class World:
     def _batch_returned(self, event: BatchReturned) -> None:
         iteration, claims = self.in_flight.popleft()
         assert iteration == event.iteration
-        for claim, token in zip(claims, event.token_ids, strict=True):
+        for n, (claim, token) in enumerate(zip(claims, event.token_ids, strict=True)):
             life = self.lives[claim]
             life.in_flight -= 1
             if life.over:
@@ -276,7 +278,7 @@ class World:
             if late:
                 finish = Reason.DEADLINE
             elif token is None:
-                finish = Reason.NOT_FINITE
+                finish = Reason.STUCK if n in event.stuck else Reason.NOT_FINITE
             elif token == STOP and life.arrived.stop_token_ids:
                 finish = Reason.STOP_TOKEN
             elif token == EOS and life.arrived.eos_token_ids:
@@ -488,7 +490,7 @@ class World:
                         assert next_index[claim] <= arrived[claim].max_new_tokens
                         if finish is Reason.DEADLINE:
                             ends(claim, 0 if action.iteration is None else 1 + self.run_ahead)
-                        elif finish is Reason.NOT_FINITE:
+                        elif finish in (Reason.NOT_FINITE, Reason.STUCK):
                             ends(claim, 1 + self.run_ahead)
                         elif finish is not None:
                             ends(claim, 0 if finish is Reason.LENGTH else self.run_ahead)

@@ -236,7 +236,7 @@ def test_on_a_device_adjusted_rows_take_the_plain_way(monkeypatch: pytest.Monkey
     def kernel(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.tensor(plain.token_ids), torch.tensor(plain.logprobs)
 
-    monkeypatch.setattr("orca_worker.device.model.sample", kernel)
+    monkeypatch.setattr("kernels.device_sampled.sample", kernel)
     output = sampled_on_device(logits, table, draws, {1: one})
     expected = sample(logits, table, draws, {1: one})
     assert output.token_ids == expected.token_ids

@@ -128,6 +128,129 @@ func (x *TokenIds) GetIds() []uint32 {
 	return nil
 }
 
+// A prompt as a conversation: the model's own chat template makes one text of it, which ends where the answer begins. The
+// text is tokenized as it is, without the tokens that a tokenizer puts around a plain prompt.
+type Chat struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Messages       []*ChatMessage         `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`                                   // at least one
+	TemplateKwargs string                 `protobuf:"bytes,2,opt,name=template_kwargs,json=templateKwargs,proto3" json:"template_kwargs,omitempty"` // variables for the template as a JSON object, as {"enable_thinking": false}
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Chat) Reset() {
+	*x = Chat{}
+	mi := &file_orca_v1_orca_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Chat) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Chat) ProtoMessage() {}
+
+func (x *Chat) ProtoReflect() protoreflect.Message {
+	mi := &file_orca_v1_orca_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Chat.ProtoReflect.Descriptor instead.
+func (*Chat) Descriptor() ([]byte, []int) {
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Chat) GetMessages() []*ChatMessage {
+	if x != nil {
+		return x.Messages
+	}
+	return nil
+}
+
+func (x *Chat) GetTemplateKwargs() string {
+	if x != nil {
+		return x.TemplateKwargs
+	}
+	return ""
+}
+
+// One message of a conversation.
+type ChatMessage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Role          string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"` // system, developer, user, assistant or tool, as far as the model's template knows it
+	Content       string                 `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`                                 // of who speaks; empty: without one
+	ToolCallId    string                 `protobuf:"bytes,4,opt,name=tool_call_id,json=toolCallId,proto3" json:"tool_call_id,omitempty"` // of a tool's message: the call that it answers
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChatMessage) Reset() {
+	*x = ChatMessage{}
+	mi := &file_orca_v1_orca_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChatMessage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChatMessage) ProtoMessage() {}
+
+func (x *ChatMessage) ProtoReflect() protoreflect.Message {
+	mi := &file_orca_v1_orca_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChatMessage.ProtoReflect.Descriptor instead.
+func (*ChatMessage) Descriptor() ([]byte, []int) {
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ChatMessage) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *ChatMessage) GetContent() string {
+	if x != nil {
+		return x.Content
+	}
+	return ""
+}
+
+func (x *ChatMessage) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ChatMessage) GetToolCallId() string {
+	if x != nil {
+		return x.ToolCallId
+	}
+	return ""
+}
+
 // How a token is chosen from the model's probabilities.
 type Sampling struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -149,7 +272,7 @@ type Sampling struct {
 
 func (x *Sampling) Reset() {
 	*x = Sampling{}
-	mi := &file_orca_v1_orca_proto_msgTypes[1]
+	mi := &file_orca_v1_orca_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -161,7 +284,7 @@ func (x *Sampling) String() string {
 func (*Sampling) ProtoMessage() {}
 
 func (x *Sampling) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[1]
+	mi := &file_orca_v1_orca_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -174,7 +297,7 @@ func (x *Sampling) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sampling.ProtoReflect.Descriptor instead.
 func (*Sampling) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{1}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Sampling) GetTemperature() float64 {
@@ -248,28 +371,41 @@ type GenerateRequest struct {
 	//
 	//	*GenerateRequest_Text
 	//	*GenerateRequest_TokenIds
-	Prompt         isGenerateRequest_Prompt `protobuf_oneof:"prompt"`
-	MaxNewTokens   uint32                   `protobuf:"varint,4,opt,name=max_new_tokens,json=maxNewTokens,proto3" json:"max_new_tokens,omitempty"` // at least 1; input tokens + max_new_tokens must fit the model
-	Sampling       *Sampling                `protobuf:"bytes,5,opt,name=sampling,proto3" json:"sampling,omitempty"`
-	Stop           []string                 `protobuf:"bytes,6,rep,name=stop,proto3" json:"stop,omitempty"`                                               // generation ends with the token that completes one of these strings
-	StopTokenIds   []uint32                 `protobuf:"varint,7,rep,packed,name=stop_token_ids,json=stopTokenIds,proto3" json:"stop_token_ids,omitempty"` // generation ends with the first of these tokens
-	IgnoreEos      bool                     `protobuf:"varint,8,opt,name=ignore_eos,json=ignoreEos,proto3" json:"ignore_eos,omitempty"`                   // go on after the model's end-of-sequence token
-	Logprobs       bool                     `protobuf:"varint,9,opt,name=logprobs,proto3" json:"logprobs,omitempty"`                                      // fill in Token.logprob
-	DetachGrace    *durationpb.Duration     `protobuf:"bytes,10,opt,name=detach_grace,json=detachGrace,proto3" json:"detach_grace,omitempty"`             // the request lives on so long after its call ended without Cancel
-	Attempt        uint64                   `protobuf:"varint,11,opt,name=attempt,proto3" json:"attempt,omitempty"`                                       // grows from call to call of a request; 0: the endpoint takes its clock
-	Model          string                   `protobuf:"bytes,12,opt,name=model,proto3" json:"model,omitempty"`                                            // must be GetModel's name; empty: whichever is served, where it is one alone
-	TopLogprobs    uint32                   `protobuf:"varint,13,opt,name=top_logprobs,json=topLogprobs,proto3" json:"top_logprobs,omitempty"`            // fill in Token.top with so many tokens, at most 20, and Token.logprob
-	PromptLogprobs bool                     `protobuf:"varint,14,opt,name=prompt_logprobs,json=promptLogprobs,proto3" json:"prompt_logprobs,omitempty"`   // send the prompt's tokens with their logprobs, with the first token
+	//	*GenerateRequest_Chat
+	Prompt isGenerateRequest_Prompt `protobuf_oneof:"prompt"`
+	// At least 1; input tokens + max_new_tokens must fit the model. 0 with `chat` alone: as many as the model's
+	// generation_config.json or the server says, less where the model or the engines have no room for it.
+	MaxNewTokens   uint32               `protobuf:"varint,4,opt,name=max_new_tokens,json=maxNewTokens,proto3" json:"max_new_tokens,omitempty"`
+	Sampling       *Sampling            `protobuf:"bytes,5,opt,name=sampling,proto3" json:"sampling,omitempty"`
+	Stop           []string             `protobuf:"bytes,6,rep,name=stop,proto3" json:"stop,omitempty"`                                               // generation ends with the token that completes one of these strings
+	StopTokenIds   []uint32             `protobuf:"varint,7,rep,packed,name=stop_token_ids,json=stopTokenIds,proto3" json:"stop_token_ids,omitempty"` // generation ends with the first of these tokens
+	IgnoreEos      bool                 `protobuf:"varint,8,opt,name=ignore_eos,json=ignoreEos,proto3" json:"ignore_eos,omitempty"`                   // go on after the model's end-of-sequence token
+	Logprobs       bool                 `protobuf:"varint,9,opt,name=logprobs,proto3" json:"logprobs,omitempty"`                                      // fill in Token.logprob
+	DetachGrace    *durationpb.Duration `protobuf:"bytes,10,opt,name=detach_grace,json=detachGrace,proto3" json:"detach_grace,omitempty"`             // the request lives on so long after its call ended without Cancel
+	Attempt        uint64               `protobuf:"varint,11,opt,name=attempt,proto3" json:"attempt,omitempty"`                                       // grows from call to call of a request; 0: the endpoint takes its clock
+	Model          string               `protobuf:"bytes,12,opt,name=model,proto3" json:"model,omitempty"`                                            // must be GetModel's name; empty: whichever is served, where it is one alone
+	TopLogprobs    uint32               `protobuf:"varint,13,opt,name=top_logprobs,json=topLogprobs,proto3" json:"top_logprobs,omitempty"`            // fill in Token.top with so many tokens, at most 20, and Token.logprob
+	PromptLogprobs bool                 `protobuf:"varint,14,opt,name=prompt_logprobs,json=promptLogprobs,proto3" json:"prompt_logprobs,omitempty"`   // send the prompt's tokens with their logprobs, with the first token
 	// After the first token, wait until so many tokens can share a message, at most 256; the last message may hold fewer.
 	// Cheaper for both sides where nobody reads along, as in a batch job. 0 or 1, and with `stop`: each goes at once.
 	StreamInterval uint32 `protobuf:"varint,15,opt,name=stream_interval,json=streamInterval,proto3" json:"stream_interval,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The form of the answer, at most 65536 bytes. Tokens that it does not allow are never chosen, and when the answer is
+	// complete only an end-of-sequence token is. max_new_tokens, `stop` and stop_token_ids may end it before. Not with
+	// ignore_eos.
+	//
+	// Types that are valid to be assigned to Form:
+	//
+	//	*GenerateRequest_JsonSchema
+	//	*GenerateRequest_Regex
+	//	*GenerateRequest_Grammar
+	Form          isGenerateRequest_Form `protobuf_oneof:"form"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GenerateRequest) Reset() {
 	*x = GenerateRequest{}
-	mi := &file_orca_v1_orca_proto_msgTypes[2]
+	mi := &file_orca_v1_orca_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -281,7 +417,7 @@ func (x *GenerateRequest) String() string {
 func (*GenerateRequest) ProtoMessage() {}
 
 func (x *GenerateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[2]
+	mi := &file_orca_v1_orca_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -294,7 +430,7 @@ func (x *GenerateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateRequest.ProtoReflect.Descriptor instead.
 func (*GenerateRequest) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{2}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *GenerateRequest) GetRequestId() string {
@@ -324,6 +460,15 @@ func (x *GenerateRequest) GetTokenIds() *TokenIds {
 	if x != nil {
 		if x, ok := x.Prompt.(*GenerateRequest_TokenIds); ok {
 			return x.TokenIds
+		}
+	}
+	return nil
+}
+
+func (x *GenerateRequest) GetChat() *Chat {
+	if x != nil {
+		if x, ok := x.Prompt.(*GenerateRequest_Chat); ok {
+			return x.Chat
 		}
 	}
 	return nil
@@ -413,6 +558,40 @@ func (x *GenerateRequest) GetStreamInterval() uint32 {
 	return 0
 }
 
+func (x *GenerateRequest) GetForm() isGenerateRequest_Form {
+	if x != nil {
+		return x.Form
+	}
+	return nil
+}
+
+func (x *GenerateRequest) GetJsonSchema() string {
+	if x != nil {
+		if x, ok := x.Form.(*GenerateRequest_JsonSchema); ok {
+			return x.JsonSchema
+		}
+	}
+	return ""
+}
+
+func (x *GenerateRequest) GetRegex() string {
+	if x != nil {
+		if x, ok := x.Form.(*GenerateRequest_Regex); ok {
+			return x.Regex
+		}
+	}
+	return ""
+}
+
+func (x *GenerateRequest) GetGrammar() string {
+	if x != nil {
+		if x, ok := x.Form.(*GenerateRequest_Grammar); ok {
+			return x.Grammar
+		}
+	}
+	return ""
+}
+
 type isGenerateRequest_Prompt interface {
 	isGenerateRequest_Prompt()
 }
@@ -425,9 +604,37 @@ type GenerateRequest_TokenIds struct {
 	TokenIds *TokenIds `protobuf:"bytes,3,opt,name=token_ids,json=tokenIds,proto3,oneof"`
 }
 
+type GenerateRequest_Chat struct {
+	Chat *Chat `protobuf:"bytes,16,opt,name=chat,proto3,oneof"`
+}
+
 func (*GenerateRequest_Text) isGenerateRequest_Prompt() {}
 
 func (*GenerateRequest_TokenIds) isGenerateRequest_Prompt() {}
+
+func (*GenerateRequest_Chat) isGenerateRequest_Prompt() {}
+
+type isGenerateRequest_Form interface {
+	isGenerateRequest_Form()
+}
+
+type GenerateRequest_JsonSchema struct {
+	JsonSchema string `protobuf:"bytes,17,opt,name=json_schema,json=jsonSchema,proto3,oneof"` // the answer is JSON that this schema, in JSON, describes
+}
+
+type GenerateRequest_Regex struct {
+	Regex string `protobuf:"bytes,18,opt,name=regex,proto3,oneof"` // the whole answer matches this regular expression, in the syntax of Rust's crate regex
+}
+
+type GenerateRequest_Grammar struct {
+	Grammar string `protobuf:"bytes,19,opt,name=grammar,proto3,oneof"` // the answer follows this grammar, in llguidance's variant of Lark
+}
+
+func (*GenerateRequest_JsonSchema) isGenerateRequest_Form() {}
+
+func (*GenerateRequest_Regex) isGenerateRequest_Form() {}
+
+func (*GenerateRequest_Grammar) isGenerateRequest_Form() {}
 
 // Which request to continue, and from where.
 type ResumeRequest struct {
@@ -443,7 +650,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_orca_v1_orca_proto_msgTypes[3]
+	mi := &file_orca_v1_orca_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -455,7 +662,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[3]
+	mi := &file_orca_v1_orca_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -468,7 +675,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{3}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ResumeRequest) GetRequestId() string {
@@ -523,7 +730,7 @@ type GenerateResponse struct {
 
 func (x *GenerateResponse) Reset() {
 	*x = GenerateResponse{}
-	mi := &file_orca_v1_orca_proto_msgTypes[4]
+	mi := &file_orca_v1_orca_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -535,7 +742,7 @@ func (x *GenerateResponse) String() string {
 func (*GenerateResponse) ProtoMessage() {}
 
 func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[4]
+	mi := &file_orca_v1_orca_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -548,7 +755,7 @@ func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateResponse.ProtoReflect.Descriptor instead.
 func (*GenerateResponse) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{4}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GenerateResponse) GetAccepted() *Accepted {
@@ -597,7 +804,7 @@ type Accepted struct {
 
 func (x *Accepted) Reset() {
 	*x = Accepted{}
-	mi := &file_orca_v1_orca_proto_msgTypes[5]
+	mi := &file_orca_v1_orca_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -609,7 +816,7 @@ func (x *Accepted) String() string {
 func (*Accepted) ProtoMessage() {}
 
 func (x *Accepted) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[5]
+	mi := &file_orca_v1_orca_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -622,7 +829,7 @@ func (x *Accepted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accepted.ProtoReflect.Descriptor instead.
 func (*Accepted) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{5}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Accepted) GetRequestId() string {
@@ -676,7 +883,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_orca_v1_orca_proto_msgTypes[6]
+	mi := &file_orca_v1_orca_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -688,7 +895,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[6]
+	mi := &file_orca_v1_orca_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -701,7 +908,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{6}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Token) GetIndex() uint32 {
@@ -765,7 +972,7 @@ type TopToken struct {
 
 func (x *TopToken) Reset() {
 	*x = TopToken{}
-	mi := &file_orca_v1_orca_proto_msgTypes[7]
+	mi := &file_orca_v1_orca_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -777,7 +984,7 @@ func (x *TopToken) String() string {
 func (*TopToken) ProtoMessage() {}
 
 func (x *TopToken) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[7]
+	mi := &file_orca_v1_orca_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -790,7 +997,7 @@ func (x *TopToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopToken.ProtoReflect.Descriptor instead.
 func (*TopToken) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{7}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TopToken) GetTokenId() uint32 {
@@ -827,7 +1034,7 @@ type PromptToken struct {
 
 func (x *PromptToken) Reset() {
 	*x = PromptToken{}
-	mi := &file_orca_v1_orca_proto_msgTypes[8]
+	mi := &file_orca_v1_orca_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -839,7 +1046,7 @@ func (x *PromptToken) String() string {
 func (*PromptToken) ProtoMessage() {}
 
 func (x *PromptToken) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[8]
+	mi := &file_orca_v1_orca_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -852,7 +1059,7 @@ func (x *PromptToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptToken.ProtoReflect.Descriptor instead.
 func (*PromptToken) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{8}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PromptToken) GetTokenId() uint32 {
@@ -896,7 +1103,7 @@ type Finished struct {
 
 func (x *Finished) Reset() {
 	*x = Finished{}
-	mi := &file_orca_v1_orca_proto_msgTypes[9]
+	mi := &file_orca_v1_orca_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -908,7 +1115,7 @@ func (x *Finished) String() string {
 func (*Finished) ProtoMessage() {}
 
 func (x *Finished) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[9]
+	mi := &file_orca_v1_orca_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -921,7 +1128,7 @@ func (x *Finished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finished.ProtoReflect.Descriptor instead.
 func (*Finished) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{9}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Finished) GetReason() FinishReason {
@@ -964,7 +1171,7 @@ type Timings struct {
 
 func (x *Timings) Reset() {
 	*x = Timings{}
-	mi := &file_orca_v1_orca_proto_msgTypes[10]
+	mi := &file_orca_v1_orca_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -976,7 +1183,7 @@ func (x *Timings) String() string {
 func (*Timings) ProtoMessage() {}
 
 func (x *Timings) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[10]
+	mi := &file_orca_v1_orca_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -989,7 +1196,7 @@ func (x *Timings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timings.ProtoReflect.Descriptor instead.
 func (*Timings) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{10}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Timings) GetClaimed() *durationpb.Duration {
@@ -1031,7 +1238,7 @@ type GenerateTextResponse struct {
 
 func (x *GenerateTextResponse) Reset() {
 	*x = GenerateTextResponse{}
-	mi := &file_orca_v1_orca_proto_msgTypes[11]
+	mi := &file_orca_v1_orca_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1043,7 +1250,7 @@ func (x *GenerateTextResponse) String() string {
 func (*GenerateTextResponse) ProtoMessage() {}
 
 func (x *GenerateTextResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[11]
+	mi := &file_orca_v1_orca_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1056,7 +1263,7 @@ func (x *GenerateTextResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateTextResponse.ProtoReflect.Descriptor instead.
 func (*GenerateTextResponse) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{11}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GenerateTextResponse) GetRequestId() string {
@@ -1132,7 +1339,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_orca_v1_orca_proto_msgTypes[12]
+	mi := &file_orca_v1_orca_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1144,7 +1351,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[12]
+	mi := &file_orca_v1_orca_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1157,7 +1364,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{12}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CancelRequest) GetRequestId() string {
@@ -1177,7 +1384,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_orca_v1_orca_proto_msgTypes[13]
+	mi := &file_orca_v1_orca_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1189,7 +1396,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[13]
+	mi := &file_orca_v1_orca_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1202,7 +1409,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{13}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CancelResponse) GetAlive() bool {
@@ -1221,7 +1428,7 @@ type GetModelRequest struct {
 
 func (x *GetModelRequest) Reset() {
 	*x = GetModelRequest{}
-	mi := &file_orca_v1_orca_proto_msgTypes[14]
+	mi := &file_orca_v1_orca_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1233,7 +1440,7 @@ func (x *GetModelRequest) String() string {
 func (*GetModelRequest) ProtoMessage() {}
 
 func (x *GetModelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[14]
+	mi := &file_orca_v1_orca_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1246,29 +1453,33 @@ func (x *GetModelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetModelRequest.ProtoReflect.Descriptor instead.
 func (*GetModelRequest) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{14}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{16}
 }
 
 // The model of the release, and its limits.
 type GetModelResponse struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Digest         string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"` // of the tokenizer and the sizes; all services of a release have the same
-	VocabSize      uint32                 `protobuf:"varint,3,opt,name=vocab_size,json=vocabSize,proto3" json:"vocab_size,omitempty"`
-	MaxPositions   uint32                 `protobuf:"varint,4,opt,name=max_positions,json=maxPositions,proto3" json:"max_positions,omitempty"`         // the limit of input tokens + max_new_tokens
-	MaxPromptBytes uint32                 `protobuf:"varint,5,opt,name=max_prompt_bytes,json=maxPromptBytes,proto3" json:"max_prompt_bytes,omitempty"` // the longest prompt given as text
-	MaxStopStrings uint32                 `protobuf:"varint,6,opt,name=max_stop_strings,json=maxStopStrings,proto3" json:"max_stop_strings,omitempty"`
-	MaxStopBytes   uint32                 `protobuf:"varint,7,opt,name=max_stop_bytes,json=maxStopBytes,proto3" json:"max_stop_bytes,omitempty"`     // of one stop string
-	EosTokenIds    []uint32               `protobuf:"varint,8,rep,packed,name=eos_token_ids,json=eosTokenIds,proto3" json:"eos_token_ids,omitempty"` // the end-of-sequence tokens
-	HasTokenizer   bool                   `protobuf:"varint,9,opt,name=has_tokenizer,json=hasTokenizer,proto3" json:"has_tokenizer,omitempty"`       // false: prompts are token ids, and Token.text is empty
-	Engines        []*Engine              `protobuf:"bytes,10,rep,name=engines,proto3" json:"engines,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Name            string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Digest          string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"` // of the tokenizer and the sizes; all services of a release have the same
+	VocabSize       uint32                 `protobuf:"varint,3,opt,name=vocab_size,json=vocabSize,proto3" json:"vocab_size,omitempty"`
+	MaxPositions    uint32                 `protobuf:"varint,4,opt,name=max_positions,json=maxPositions,proto3" json:"max_positions,omitempty"`         // the limit of input tokens + max_new_tokens
+	MaxPromptBytes  uint32                 `protobuf:"varint,5,opt,name=max_prompt_bytes,json=maxPromptBytes,proto3" json:"max_prompt_bytes,omitempty"` // the longest prompt given as text
+	MaxStopStrings  uint32                 `protobuf:"varint,6,opt,name=max_stop_strings,json=maxStopStrings,proto3" json:"max_stop_strings,omitempty"`
+	MaxStopBytes    uint32                 `protobuf:"varint,7,opt,name=max_stop_bytes,json=maxStopBytes,proto3" json:"max_stop_bytes,omitempty"`     // of one stop string
+	EosTokenIds     []uint32               `protobuf:"varint,8,rep,packed,name=eos_token_ids,json=eosTokenIds,proto3" json:"eos_token_ids,omitempty"` // the end-of-sequence tokens
+	HasTokenizer    bool                   `protobuf:"varint,9,opt,name=has_tokenizer,json=hasTokenizer,proto3" json:"has_tokenizer,omitempty"`       // false: prompts are token ids, and Token.text is empty
+	Engines         []*Engine              `protobuf:"bytes,10,rep,name=engines,proto3" json:"engines,omitempty"`
+	HasChatTemplate bool                   `protobuf:"varint,11,opt,name=has_chat_template,json=hasChatTemplate,proto3" json:"has_chat_template,omitempty"` // false: a prompt cannot be a Chat
+	// What the model's generation_config.json says of sampling. The OpenAI methods use it where a request says nothing;
+	// Generate does not: an absent field means there what its comment says.
+	SamplingDefaults *Sampling `protobuf:"bytes,12,opt,name=sampling_defaults,json=samplingDefaults,proto3" json:"sampling_defaults,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *GetModelResponse) Reset() {
 	*x = GetModelResponse{}
-	mi := &file_orca_v1_orca_proto_msgTypes[15]
+	mi := &file_orca_v1_orca_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1280,7 +1491,7 @@ func (x *GetModelResponse) String() string {
 func (*GetModelResponse) ProtoMessage() {}
 
 func (x *GetModelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[15]
+	mi := &file_orca_v1_orca_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1293,7 +1504,7 @@ func (x *GetModelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetModelResponse.ProtoReflect.Descriptor instead.
 func (*GetModelResponse) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{15}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetModelResponse) GetName() string {
@@ -1366,6 +1577,20 @@ func (x *GetModelResponse) GetEngines() []*Engine {
 	return nil
 }
 
+func (x *GetModelResponse) GetHasChatTemplate() bool {
+	if x != nil {
+		return x.HasChatTemplate
+	}
+	return false
+}
+
+func (x *GetModelResponse) GetSamplingDefaults() *Sampling {
+	if x != nil {
+		return x.SamplingDefaults
+	}
+	return nil
+}
+
 // One copy of the model, on pipeline_parallel x tensor_parallel ranks.
 type Engine struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
@@ -1385,7 +1610,7 @@ type Engine struct {
 
 func (x *Engine) Reset() {
 	*x = Engine{}
-	mi := &file_orca_v1_orca_proto_msgTypes[16]
+	mi := &file_orca_v1_orca_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1397,7 +1622,7 @@ func (x *Engine) String() string {
 func (*Engine) ProtoMessage() {}
 
 func (x *Engine) ProtoReflect() protoreflect.Message {
-	mi := &file_orca_v1_orca_proto_msgTypes[16]
+	mi := &file_orca_v1_orca_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1410,7 +1635,7 @@ func (x *Engine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Engine.ProtoReflect.Descriptor instead.
 func (*Engine) Descriptor() ([]byte, []int) {
-	return file_orca_v1_orca_proto_rawDescGZIP(), []int{16}
+	return file_orca_v1_orca_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Engine) GetId() string {
@@ -1468,7 +1693,16 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\n" +
 	"\x12orca/v1/orca.proto\x12\aorca.v1\x1a\x1egoogle/protobuf/duration.proto\"\x1c\n" +
 	"\bTokenIds\x12\x10\n" +
-	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xcd\x03\n" +
+	"\x03ids\x18\x01 \x03(\rR\x03ids\"a\n" +
+	"\x04Chat\x120\n" +
+	"\bmessages\x18\x01 \x03(\v2\x14.orca.v1.ChatMessageR\bmessages\x12'\n" +
+	"\x0ftemplate_kwargs\x18\x02 \x01(\tR\x0etemplateKwargs\"q\n" +
+	"\vChatMessage\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x18\n" +
+	"\acontent\x18\x02 \x01(\tR\acontent\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12 \n" +
+	"\ftool_call_id\x18\x04 \x01(\tR\n" +
+	"toolCallId\"\xcd\x03\n" +
 	"\bSampling\x12 \n" +
 	"\vtemperature\x18\x01 \x01(\x01R\vtemperature\x12\x18\n" +
 	"\x05top_k\x18\x02 \x01(\rH\x00R\x04topK\x88\x01\x01\x12\x18\n" +
@@ -1486,12 +1720,13 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\x06_top_kB\b\n" +
 	"\x06_top_pB\a\n" +
 	"\x05_seedB\x15\n" +
-	"\x13_repetition_penalty\"\xaf\x04\n" +
+	"\x13_repetition_penalty\"\xb3\x05\n" +
 	"\x0fGenerateRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
 	"\x04text\x18\x02 \x01(\tH\x00R\x04text\x120\n" +
-	"\ttoken_ids\x18\x03 \x01(\v2\x11.orca.v1.TokenIdsH\x00R\btokenIds\x12$\n" +
+	"\ttoken_ids\x18\x03 \x01(\v2\x11.orca.v1.TokenIdsH\x00R\btokenIds\x12#\n" +
+	"\x04chat\x18\x10 \x01(\v2\r.orca.v1.ChatH\x00R\x04chat\x12$\n" +
 	"\x0emax_new_tokens\x18\x04 \x01(\rR\fmaxNewTokens\x12-\n" +
 	"\bsampling\x18\x05 \x01(\v2\x11.orca.v1.SamplingR\bsampling\x12\x12\n" +
 	"\x04stop\x18\x06 \x03(\tR\x04stop\x12$\n" +
@@ -1505,8 +1740,13 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\x05model\x18\f \x01(\tR\x05model\x12!\n" +
 	"\ftop_logprobs\x18\r \x01(\rR\vtopLogprobs\x12'\n" +
 	"\x0fprompt_logprobs\x18\x0e \x01(\bR\x0epromptLogprobs\x12'\n" +
-	"\x0fstream_interval\x18\x0f \x01(\rR\x0estreamIntervalB\b\n" +
-	"\x06prompt\"\xa8\x01\n" +
+	"\x0fstream_interval\x18\x0f \x01(\rR\x0estreamInterval\x12!\n" +
+	"\vjson_schema\x18\x11 \x01(\tH\x01R\n" +
+	"jsonSchema\x12\x16\n" +
+	"\x05regex\x18\x12 \x01(\tH\x01R\x05regex\x12\x1a\n" +
+	"\agrammar\x18\x13 \x01(\tH\x01R\agrammarB\b\n" +
+	"\x06promptB\x06\n" +
+	"\x04form\"\xa8\x01\n" +
 	"\rResumeRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1d\n" +
@@ -1574,7 +1814,7 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"request_id\x18\x01 \x01(\tR\trequestId\"&\n" +
 	"\x0eCancelResponse\x12\x14\n" +
 	"\x05alive\x18\x01 \x01(\bR\x05alive\"\x11\n" +
-	"\x0fGetModelRequest\"\xf0\x02\n" +
+	"\x0fGetModelRequest\"\xdc\x03\n" +
 	"\x10GetModelResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x1d\n" +
@@ -1587,7 +1827,9 @@ const file_orca_v1_orca_proto_rawDesc = "" +
 	"\reos_token_ids\x18\b \x03(\rR\veosTokenIds\x12#\n" +
 	"\rhas_tokenizer\x18\t \x01(\bR\fhasTokenizer\x12)\n" +
 	"\aengines\x18\n" +
-	" \x03(\v2\x0f.orca.v1.EngineR\aengines\"\xcc\x01\n" +
+	" \x03(\v2\x0f.orca.v1.EngineR\aengines\x12*\n" +
+	"\x11has_chat_template\x18\v \x01(\bR\x0fhasChatTemplate\x12>\n" +
+	"\x11sampling_defaults\x18\f \x01(\v2\x11.orca.v1.SamplingR\x10samplingDefaults\"\xcc\x01\n" +
 	"\x06Engine\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12'\n" +
 	"\x0ftensor_parallel\x18\x02 \x01(\rR\x0etensorParallel\x12+\n" +
@@ -1624,66 +1866,71 @@ func file_orca_v1_orca_proto_rawDescGZIP() []byte {
 }
 
 var file_orca_v1_orca_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_orca_v1_orca_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_orca_v1_orca_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_orca_v1_orca_proto_goTypes = []any{
 	(FinishReason)(0),            // 0: orca.v1.FinishReason
 	(*TokenIds)(nil),             // 1: orca.v1.TokenIds
-	(*Sampling)(nil),             // 2: orca.v1.Sampling
-	(*GenerateRequest)(nil),      // 3: orca.v1.GenerateRequest
-	(*ResumeRequest)(nil),        // 4: orca.v1.ResumeRequest
-	(*GenerateResponse)(nil),     // 5: orca.v1.GenerateResponse
-	(*Accepted)(nil),             // 6: orca.v1.Accepted
-	(*Token)(nil),                // 7: orca.v1.Token
-	(*TopToken)(nil),             // 8: orca.v1.TopToken
-	(*PromptToken)(nil),          // 9: orca.v1.PromptToken
-	(*Finished)(nil),             // 10: orca.v1.Finished
-	(*Timings)(nil),              // 11: orca.v1.Timings
-	(*GenerateTextResponse)(nil), // 12: orca.v1.GenerateTextResponse
-	(*CancelRequest)(nil),        // 13: orca.v1.CancelRequest
-	(*CancelResponse)(nil),       // 14: orca.v1.CancelResponse
-	(*GetModelRequest)(nil),      // 15: orca.v1.GetModelRequest
-	(*GetModelResponse)(nil),     // 16: orca.v1.GetModelResponse
-	(*Engine)(nil),               // 17: orca.v1.Engine
-	nil,                          // 18: orca.v1.Sampling.LogitBiasEntry
-	(*durationpb.Duration)(nil),  // 19: google.protobuf.Duration
+	(*Chat)(nil),                 // 2: orca.v1.Chat
+	(*ChatMessage)(nil),          // 3: orca.v1.ChatMessage
+	(*Sampling)(nil),             // 4: orca.v1.Sampling
+	(*GenerateRequest)(nil),      // 5: orca.v1.GenerateRequest
+	(*ResumeRequest)(nil),        // 6: orca.v1.ResumeRequest
+	(*GenerateResponse)(nil),     // 7: orca.v1.GenerateResponse
+	(*Accepted)(nil),             // 8: orca.v1.Accepted
+	(*Token)(nil),                // 9: orca.v1.Token
+	(*TopToken)(nil),             // 10: orca.v1.TopToken
+	(*PromptToken)(nil),          // 11: orca.v1.PromptToken
+	(*Finished)(nil),             // 12: orca.v1.Finished
+	(*Timings)(nil),              // 13: orca.v1.Timings
+	(*GenerateTextResponse)(nil), // 14: orca.v1.GenerateTextResponse
+	(*CancelRequest)(nil),        // 15: orca.v1.CancelRequest
+	(*CancelResponse)(nil),       // 16: orca.v1.CancelResponse
+	(*GetModelRequest)(nil),      // 17: orca.v1.GetModelRequest
+	(*GetModelResponse)(nil),     // 18: orca.v1.GetModelResponse
+	(*Engine)(nil),               // 19: orca.v1.Engine
+	nil,                          // 20: orca.v1.Sampling.LogitBiasEntry
+	(*durationpb.Duration)(nil),  // 21: google.protobuf.Duration
 }
 var file_orca_v1_orca_proto_depIdxs = []int32{
-	18, // 0: orca.v1.Sampling.logit_bias:type_name -> orca.v1.Sampling.LogitBiasEntry
-	1,  // 1: orca.v1.GenerateRequest.token_ids:type_name -> orca.v1.TokenIds
-	2,  // 2: orca.v1.GenerateRequest.sampling:type_name -> orca.v1.Sampling
-	19, // 3: orca.v1.GenerateRequest.detach_grace:type_name -> google.protobuf.Duration
-	6,  // 4: orca.v1.GenerateResponse.accepted:type_name -> orca.v1.Accepted
-	7,  // 5: orca.v1.GenerateResponse.tokens:type_name -> orca.v1.Token
-	10, // 6: orca.v1.GenerateResponse.finished:type_name -> orca.v1.Finished
-	9,  // 7: orca.v1.GenerateResponse.prompt:type_name -> orca.v1.PromptToken
-	19, // 8: orca.v1.Accepted.starts_in:type_name -> google.protobuf.Duration
-	8,  // 9: orca.v1.Token.top:type_name -> orca.v1.TopToken
-	8,  // 10: orca.v1.PromptToken.top:type_name -> orca.v1.TopToken
-	0,  // 11: orca.v1.Finished.reason:type_name -> orca.v1.FinishReason
-	11, // 12: orca.v1.Finished.timings:type_name -> orca.v1.Timings
-	19, // 13: orca.v1.Timings.claimed:type_name -> google.protobuf.Duration
-	19, // 14: orca.v1.Timings.first_token:type_name -> google.protobuf.Duration
-	19, // 15: orca.v1.Timings.finished:type_name -> google.protobuf.Duration
-	0,  // 16: orca.v1.GenerateTextResponse.reason:type_name -> orca.v1.FinishReason
-	11, // 17: orca.v1.GenerateTextResponse.timings:type_name -> orca.v1.Timings
-	7,  // 18: orca.v1.GenerateTextResponse.tokens:type_name -> orca.v1.Token
-	9,  // 19: orca.v1.GenerateTextResponse.prompt:type_name -> orca.v1.PromptToken
-	17, // 20: orca.v1.GetModelResponse.engines:type_name -> orca.v1.Engine
-	3,  // 21: orca.v1.Orca.Generate:input_type -> orca.v1.GenerateRequest
-	3,  // 22: orca.v1.Orca.GenerateText:input_type -> orca.v1.GenerateRequest
-	4,  // 23: orca.v1.Orca.Resume:input_type -> orca.v1.ResumeRequest
-	13, // 24: orca.v1.Orca.Cancel:input_type -> orca.v1.CancelRequest
-	15, // 25: orca.v1.Orca.GetModel:input_type -> orca.v1.GetModelRequest
-	5,  // 26: orca.v1.Orca.Generate:output_type -> orca.v1.GenerateResponse
-	12, // 27: orca.v1.Orca.GenerateText:output_type -> orca.v1.GenerateTextResponse
-	5,  // 28: orca.v1.Orca.Resume:output_type -> orca.v1.GenerateResponse
-	14, // 29: orca.v1.Orca.Cancel:output_type -> orca.v1.CancelResponse
-	16, // 30: orca.v1.Orca.GetModel:output_type -> orca.v1.GetModelResponse
-	26, // [26:31] is the sub-list for method output_type
-	21, // [21:26] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	3,  // 0: orca.v1.Chat.messages:type_name -> orca.v1.ChatMessage
+	20, // 1: orca.v1.Sampling.logit_bias:type_name -> orca.v1.Sampling.LogitBiasEntry
+	1,  // 2: orca.v1.GenerateRequest.token_ids:type_name -> orca.v1.TokenIds
+	2,  // 3: orca.v1.GenerateRequest.chat:type_name -> orca.v1.Chat
+	4,  // 4: orca.v1.GenerateRequest.sampling:type_name -> orca.v1.Sampling
+	21, // 5: orca.v1.GenerateRequest.detach_grace:type_name -> google.protobuf.Duration
+	8,  // 6: orca.v1.GenerateResponse.accepted:type_name -> orca.v1.Accepted
+	9,  // 7: orca.v1.GenerateResponse.tokens:type_name -> orca.v1.Token
+	12, // 8: orca.v1.GenerateResponse.finished:type_name -> orca.v1.Finished
+	11, // 9: orca.v1.GenerateResponse.prompt:type_name -> orca.v1.PromptToken
+	21, // 10: orca.v1.Accepted.starts_in:type_name -> google.protobuf.Duration
+	10, // 11: orca.v1.Token.top:type_name -> orca.v1.TopToken
+	10, // 12: orca.v1.PromptToken.top:type_name -> orca.v1.TopToken
+	0,  // 13: orca.v1.Finished.reason:type_name -> orca.v1.FinishReason
+	13, // 14: orca.v1.Finished.timings:type_name -> orca.v1.Timings
+	21, // 15: orca.v1.Timings.claimed:type_name -> google.protobuf.Duration
+	21, // 16: orca.v1.Timings.first_token:type_name -> google.protobuf.Duration
+	21, // 17: orca.v1.Timings.finished:type_name -> google.protobuf.Duration
+	0,  // 18: orca.v1.GenerateTextResponse.reason:type_name -> orca.v1.FinishReason
+	13, // 19: orca.v1.GenerateTextResponse.timings:type_name -> orca.v1.Timings
+	9,  // 20: orca.v1.GenerateTextResponse.tokens:type_name -> orca.v1.Token
+	11, // 21: orca.v1.GenerateTextResponse.prompt:type_name -> orca.v1.PromptToken
+	19, // 22: orca.v1.GetModelResponse.engines:type_name -> orca.v1.Engine
+	4,  // 23: orca.v1.GetModelResponse.sampling_defaults:type_name -> orca.v1.Sampling
+	5,  // 24: orca.v1.Orca.Generate:input_type -> orca.v1.GenerateRequest
+	5,  // 25: orca.v1.Orca.GenerateText:input_type -> orca.v1.GenerateRequest
+	6,  // 26: orca.v1.Orca.Resume:input_type -> orca.v1.ResumeRequest
+	15, // 27: orca.v1.Orca.Cancel:input_type -> orca.v1.CancelRequest
+	17, // 28: orca.v1.Orca.GetModel:input_type -> orca.v1.GetModelRequest
+	7,  // 29: orca.v1.Orca.Generate:output_type -> orca.v1.GenerateResponse
+	14, // 30: orca.v1.Orca.GenerateText:output_type -> orca.v1.GenerateTextResponse
+	7,  // 31: orca.v1.Orca.Resume:output_type -> orca.v1.GenerateResponse
+	16, // 32: orca.v1.Orca.Cancel:output_type -> orca.v1.CancelResponse
+	18, // 33: orca.v1.Orca.GetModel:output_type -> orca.v1.GetModelResponse
+	29, // [29:34] is the sub-list for method output_type
+	24, // [24:29] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_orca_v1_orca_proto_init() }
@@ -1691,20 +1938,24 @@ func file_orca_v1_orca_proto_init() {
 	if File_orca_v1_orca_proto != nil {
 		return
 	}
-	file_orca_v1_orca_proto_msgTypes[1].OneofWrappers = []any{}
-	file_orca_v1_orca_proto_msgTypes[2].OneofWrappers = []any{
+	file_orca_v1_orca_proto_msgTypes[3].OneofWrappers = []any{}
+	file_orca_v1_orca_proto_msgTypes[4].OneofWrappers = []any{
 		(*GenerateRequest_Text)(nil),
 		(*GenerateRequest_TokenIds)(nil),
+		(*GenerateRequest_Chat)(nil),
+		(*GenerateRequest_JsonSchema)(nil),
+		(*GenerateRequest_Regex)(nil),
+		(*GenerateRequest_Grammar)(nil),
 	}
-	file_orca_v1_orca_proto_msgTypes[6].OneofWrappers = []any{}
 	file_orca_v1_orca_proto_msgTypes[8].OneofWrappers = []any{}
+	file_orca_v1_orca_proto_msgTypes[10].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_orca_v1_orca_proto_rawDesc), len(file_orca_v1_orca_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   18,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

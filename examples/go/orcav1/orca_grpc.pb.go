@@ -47,7 +47,9 @@ type OrcaClient interface {
 	// can continue a stream that breaks. A known request_id with the same body is the same as Resume from index 0. The
 	// call's gRPC deadline is the deadline of the request. Also
 	//
-	//	FAILED_PRECONDITION  can never be done here [TOO_LARGE: for every engine; NO_TOKENIZER: give token ids]
+	//	FAILED_PRECONDITION  can never be done here [TOO_LARGE: for every engine; NO_TOKENIZER: give token ids;
+	//	                     NO_CHAT_TEMPLATE: give text; NO_FORMS: this model's answers cannot be held to a form;
+	//	                     FORM_STUCK: after some tokens none can follow by the form]
 	//	NOT_FOUND            `model` is not served here [UNKNOWN_MODEL]
 	//	ALREADY_EXISTS       request_id is known with another body [REQUEST_ID_IN_USE]
 	//	RESOURCE_EXHAUSTED   try again after google.rpc.RetryInfo [QUEUE_FULL; QUEUE_LONG: the deadline would pass;
@@ -176,7 +178,9 @@ type OrcaServer interface {
 	// can continue a stream that breaks. A known request_id with the same body is the same as Resume from index 0. The
 	// call's gRPC deadline is the deadline of the request. Also
 	//
-	//	FAILED_PRECONDITION  can never be done here [TOO_LARGE: for every engine; NO_TOKENIZER: give token ids]
+	//	FAILED_PRECONDITION  can never be done here [TOO_LARGE: for every engine; NO_TOKENIZER: give token ids;
+	//	                     NO_CHAT_TEMPLATE: give text; NO_FORMS: this model's answers cannot be held to a form;
+	//	                     FORM_STUCK: after some tokens none can follow by the form]
 	//	NOT_FOUND            `model` is not served here [UNKNOWN_MODEL]
 	//	ALREADY_EXISTS       request_id is known with another body [REQUEST_ID_IN_USE]
 	//	RESOURCE_EXHAUSTED   try again after google.rpc.RetryInfo [QUEUE_FULL; QUEUE_LONG: the deadline would pass;
