@@ -258,6 +258,11 @@ NAMES = {"grpc": "gRPC", "address": "gRPC", "http": "HTTP"}
 
 
 def listening(pid: int | None) -> set[tuple[str, int]]:
-    """The addresses that a process listens on."""
-    connections = psutil.Process(pid).net_connections("inet")
-    return {(c.laddr.ip.removeprefix("::ffff:"), c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
+    """The addresses that a process listens on, without those of this process: gloo's sockets, which tests of engines in
+    this process may have left, are inherited by what it starts."""
+    return addresses_of(psutil.Process(pid)) - addresses_of(psutil.Process())
+
+
+def addresses_of(process: psutil.Process) -> set[tuple[str, int]]:
+    listens = (c for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN)
+    return {(c.laddr.ip.removeprefix("::ffff:"), c.laddr.port) for c in listens}

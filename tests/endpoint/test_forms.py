@@ -1,6 +1,7 @@
 """Forms of answers at the endpoint: refused with their place, in bounded time and memory, off the event loop."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -26,7 +27,9 @@ async def compiler(tmp_path: Path) -> AsyncIterator[FormCompiler]:
 
 
 CHAIN = "".join(f"r{n}: r{n + 1}\n" for n in range(3000)) + 'r3000: "a"\nstart: r0'  # overflows the library's stack
-MANY = '{"anyOf": [' + ",".join(f'{{"properties": {{"a{n}": {{"type": "string"}}}}}}' for n in range(1200)) + "]}"
+# A chain of references, each of which the library resolves anew: more than 20 s of CPU without a bound.
+REFERENCES = {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(1500)} | {"a1500": {"type": "string"}}
+MANY = json.dumps({"$ref": "#/$defs/a0", "$defs": REFERENCES})
 BAD = {
     "type": ("json_schema", '{"type": "nonsense"}', r"^json_schema: Invalid type: nonsense"),
     "place": (

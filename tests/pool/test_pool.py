@@ -201,6 +201,19 @@ async def test_detach_with_no_grace_ends_at_once(lab: Lab) -> None:
     assert await lab.commit("r", claim, 1, 1) == -2
 
 
+async def test_an_end_hints_of_the_next_request_by_its_upfront_slots(lab: Lab) -> None:
+    """An engine with less room than a request reserves would claim in vain, whatever the request's longest length is."""
+    await lab.endpoint()
+    await lab.engine()
+    assert not await lab.claim(slots=16)  # it asks, and has room for 16
+    await lab.submit("a", max_tokens=8, upfront=24)
+    await lab.submit("b", max_tokens=8, upfront=24)
+    await lab.pool.detach("a", attempt=1, grace=0.0)
+    assert (await lab.pool.hints("g", None, wait=0))[1] == []
+    await lab.submit("c", max_tokens=8, upfront=12)
+    assert (await lab.pool.hints("g", None, wait=0))[1] == [""]
+
+
 async def test_an_expired_request_is_not_claimed(lab: Lab) -> None:
     await lab.endpoint()
     await lab.engine()

@@ -415,7 +415,7 @@ local function end_early(id, reason, final)
   end
   local head = call('ZRANGE', WAITING, 0, 0)[1] -- perhaps another one now
   if head then
-    local slots, weights = fields(REQUEST .. head, 'max_tokens', 'weights')
+    local slots, weights = fields(REQUEST .. head, 'upfront', 'weights')
     hint_waiting(slots or 0, tied_to(head, weights))
   end
 end
