@@ -93,7 +93,7 @@ def answer(client: OrcaClient, messages: Sequence[Message], arguments: dict[str,
 def cancelled_by_ctrl_c(stream: Stream) -> Iterator[Event]:
     """Lets Ctrl-C cancel an answer, and a second one raise KeyboardInterrupt. The event is set when it was cancelled.
 
-    A KeyboardInterrupt that is raised in a library's callback is lost, so the first one is none.
+    The first one raises nothing: a KeyboardInterrupt in a library's callback would be lost.
     """
     cancelled = Event()
 

@@ -202,7 +202,7 @@ async def test_detach_with_no_grace_ends_at_once(lab: Lab) -> None:
 
 
 async def test_an_end_hints_of_the_next_request_by_its_upfront_slots(lab: Lab) -> None:
-    """An engine with less room than a request reserves would claim in vain, whatever the request's longest length is."""
+    """An engine with less room than a request reserves would claim in vain, however long the request may become."""
     await lab.endpoint()
     await lab.engine()
     assert not await lab.claim(slots=16)  # it asks, and has room for 16
