@@ -56,7 +56,12 @@ async def test_values(tmp_path: Path) -> None:
             await stack.stub.GenerateText(generation([], 4))
         with pytest.raises(grpc.aio.AioRpcError):
             await stack.stub.GenerateText(generation([1], 4, model="another"))
-        after = await settled(stack, counted(REQUESTS, REQUESTS * TOKENS), "endpoint", "scheduler")
+        complete = counted(REQUESTS, REQUESTS * TOKENS)
+        after = await settled(
+            stack,
+            lambda s: complete(s) and s.value("orca_num_requests_waiting") == 0,  # as the last renewal told, 0.4 s ago
+            *("endpoint", "scheduler"),
+        )
 
         assert after.nonzero("orca_request_success_total", "finished_reason") == {"length": REQUESTS}
         assert after.nonzero("orca_refusals_total", "reason") == {"INVALID_FIELD": 1, "UNKNOWN_MODEL": 1}
