@@ -67,9 +67,9 @@ def plans_of_pieces(batch: Batch, kv: KVManager, group: int) -> Iterator[tuple[s
     for start in range(0, len(batch.token_ids), PIECE):
         part = batch.between(start, min(start + PIECE, len(batch.token_ids)))
         lengths = np.diff(part.starts).tolist()
-        longest = max(map(int.__add__, part.contexts, lengths))
-        table = kv.block_table(part.rows, longest)
-        yield part.tokens, HostPlan(table, lengths, part.contexts, batch.slots[part.tokens], group=group)
+        contexts = batch.positions[part.tokens][part.starts[:-1]].tolist()  # the position of each member's first token
+        table = kv.block_table(part.rows, max(map(int.__add__, contexts, lengths)))
+        yield part.tokens, HostPlan(table, lengths, contexts, batch.slots[part.tokens], group=group)
 
 
 class Inputs:

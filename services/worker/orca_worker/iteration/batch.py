@@ -25,7 +25,6 @@ class Part(NamedTuple):
     tokens: slice  # flat indexes in the batch
     rows: np.ndarray  # [b]
     starts: np.ndarray  # [b + 1] index in the part of each member's first token, and the number of tokens
-    contexts: list[int]  # [b] earlier tokens of each member, those before the part among them
     inputs: np.ndarray | None  # [b] as the batch's
 
 
@@ -54,10 +53,8 @@ class Batch:
         """The members of which flat tokens [start, end) are a part, and that part."""
         first, after = self.starts.searchsorted(start, "right") - 1, self.starts.searchsorted(end)
         starts = self.starts[first : after + 1].clip(start, end) - start
-        earlier = start - self.starts[first]  # tokens of the first member before the part
-        contexts = [self.contexts[first] + int(earlier), *self.contexts[first + 1 : after]]
         inputs = self.inputs[first:after] if self.inputs is not None else None
-        return Part(slice(start, end), self.rows[first:after], starts, contexts, inputs)
+        return Part(slice(start, end), self.rows[first:after], starts, inputs)
 
     @property
     def last(self) -> np.ndarray:

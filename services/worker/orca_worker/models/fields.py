@@ -76,6 +76,12 @@ class Fields:
             raise self.refuse(f"gives {name} {shown(value)}, not a number from {least:g} to {most:g}")
         return float(value)
 
+    def head_size(self, hidden: int, heads: int) -> int:
+        """The elements of each of the heads that share a hidden size. Raises FailedPrecondition for uneven shares."""
+        if hidden % heads:
+            raise self.refuse(f"cuts a hidden size of {hidden} in {heads} heads")
+        return hidden // heads
+
     def token(self, name: str, default: Any) -> int:
         """A token of the vocabulary."""
         value = self.get(name, default)

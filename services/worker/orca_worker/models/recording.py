@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any, NamedTuple
 
 from orca_common.errors import FailedPrecondition
@@ -323,7 +322,7 @@ class Recording:
     @property
     def elements(self) -> int:
         """Of all slices."""
-        return sum(prod(part.size) for part in self.slices.values())
+        return sum(part.elements for part in self.slices.values())
 
     @property
     def slot_elements(self) -> int:

@@ -10,7 +10,7 @@ from ..fields import ACTIVATIONS, MAX_LAYERS, MAX_WIDTH, Fields
 
 @dataclass(frozen=True)
 class GPT2Config:
-    """config.json. What it leaves out has Hugging Face's defaults."""
+    """config.json. Fields that the file leaves out have Hugging Face's defaults."""
 
     vocab_size: int
     positions: int
@@ -33,8 +33,7 @@ class GPT2Config:
         """Raises FailedPrecondition with a sentence when the file asks for something that is not supported."""
         fields = Fields(checkpoint, "GPT-2")
         hidden, heads = fields.whole("n_embd", 768), fields.whole("n_head", 12)
-        if hidden % heads:
-            raise fields.refuse(f"cuts a hidden size of {hidden} in {heads} heads")
+        fields.head_size(hidden, heads)
         fields.refuse_given("add_cross_attention", "cross attention")
         fields.refuse_given("pruned_heads", "pruned heads")
         return cls(

@@ -10,7 +10,7 @@ from ..rotary import Rotary
 
 @dataclass(frozen=True)
 class GPTJConfig:
-    """config.json. What it leaves out has Hugging Face's defaults."""
+    """config.json. Fields that the file leaves out have Hugging Face's defaults."""
 
     vocab_size: int
     positions: int
@@ -32,11 +32,10 @@ class GPTJConfig:
         """Raises FailedPrecondition with a sentence when the file asks for something that is not supported."""
         fields = Fields(checkpoint, "GPT-J")
         hidden, heads = fields.whole("n_embd", 4096), fields.whole("n_head", 16)
-        if hidden % heads:
-            raise fields.refuse(f"cuts a hidden size of {hidden} in {heads} heads")
+        head_size = fields.head_size(hidden, heads)
         turned = fields.whole("rotary_dim", 64)
-        if turned > hidden // heads or turned % 2:
-            raise fields.refuse(f"turns {turned} of {hidden // heads} elements of a head, not an even part of them")
+        if turned > head_size or turned % 2:
+            raise fields.refuse(f"turns {turned} of {head_size} elements of a head, not an even part of them")
         return cls(
             vocab_size=checkpoint.vocab_size,
             positions=checkpoint.max_positions,

@@ -18,7 +18,7 @@ WINDOWS = {"mistral": "everywhere", "qwen2": "upper layers", "qwen3": "upper lay
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """config.json. What it leaves out has Hugging Face's defaults."""
+    """config.json. Fields that the file leaves out have Hugging Face's defaults."""
 
     vocab_size: int
     positions: int
@@ -47,9 +47,10 @@ class LlamaConfig:
         kv_heads = fields.whole("num_key_value_heads", 8 if kind == "mistral" else heads)
         if heads % kv_heads:
             raise fields.refuse(f"shares {kv_heads} key/value heads among {heads} heads")
-        if fields.get("head_dim") is None and kind != "qwen3" and hidden % heads:
-            raise fields.refuse(f"cuts a hidden size of {hidden} in {heads} heads")
-        head_size = fields.whole("head_dim", 128 if kind == "qwen3" else hidden // heads)
+        if fields.get("head_dim") is None and kind != "qwen3":
+            head_size = fields.head_size(hidden, heads)
+        else:
+            head_size = fields.whole("head_dim", 128)
         layers = fields.whole("num_hidden_layers", 32, MAX_LAYERS)
         bias = fields.flag("attention_bias", False)
         return cls(

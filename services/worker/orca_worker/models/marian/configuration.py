@@ -18,7 +18,7 @@ OTHERS = {
 
 @dataclass(frozen=True)
 class MarianConfig:
-    """config.json. What it leaves out has Hugging Face's defaults."""
+    """config.json. Fields that the file leaves out have Hugging Face's defaults."""
 
     vocab_size: int
     positions: int
@@ -48,8 +48,7 @@ class MarianConfig:
         if heads != of_encoder:
             problem = f"has decoder_attention_heads {heads} and encoder_attention_heads {of_encoder}"
             raise fields.refuse(f"{problem}; both must be one number, because they share memory")
-        if hidden % heads:
-            raise fields.refuse(f"cuts a hidden size of {hidden} in {heads} heads")
+        fields.head_size(hidden, heads)
         if (vocabulary := fields.whole("decoder_vocab_size", checkpoint.vocab_size, 1 << 24)) != checkpoint.vocab_size:
             raise fields.refuse(
                 f"has vocabularies of {checkpoint.vocab_size} and {vocabulary} tokens; one is supported"

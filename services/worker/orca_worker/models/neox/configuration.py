@@ -10,7 +10,7 @@ from ..rotary import LARGEST, LEAST_THETA, Rotary
 
 @dataclass(frozen=True)
 class NeoXConfig:
-    """config.json. What it leaves out has Hugging Face's defaults."""
+    """config.json. Fields that the file leaves out have Hugging Face's defaults."""
 
     vocab_size: int
     positions: int
@@ -34,8 +34,7 @@ class NeoXConfig:
         """Raises FailedPrecondition with a sentence when the file asks for something that is not supported."""
         fields = Fields(checkpoint, "GPT-NeoX")
         hidden, heads = fields.whole("hidden_size", 6144), fields.whole("num_attention_heads", 64)
-        if hidden % heads:
-            raise fields.refuse(f"cuts a hidden size of {hidden} in {heads} heads")
+        head_size = fields.head_size(hidden, heads)
         positions, part = checkpoint.max_positions, fields.number("rotary_pct", 0.25)
         theta = fields.number("rotary_emb_base", 10_000.0, LEAST_THETA, LARGEST)
         return cls(
@@ -48,7 +47,7 @@ class NeoXConfig:
             epsilon=fields.number("layer_norm_eps", 1e-5),
             activation=fields.activation("hidden_act", "gelu"),
             tied=fields.flag("tie_word_embeddings", False),
-            rotary=Rotary.read(fields, hidden // heads, positions, theta, part),
+            rotary=Rotary.read(fields, head_size, positions, theta, part),
             attention_bias=fields.flag("attention_bias", True),
             parallel=fields.flag("use_parallel_residual", True),
         )

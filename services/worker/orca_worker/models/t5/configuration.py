@@ -12,7 +12,7 @@ MAX_REACH = 1 << 16
 
 @dataclass(frozen=True)
 class T5Config:
-    """config.json. What it leaves out has Hugging Face's defaults."""
+    """config.json. Fields that the file leaves out have Hugging Face's defaults."""
 
     vocab_size: int
     positions: int
