@@ -193,6 +193,17 @@ RULES = [
         ),
         modules=PURE,
     ),
+    Rule(
+        "the scheduler's explain imports its pure modules, its journal, orca_pool.records, orca_common.reservation and "
+        "msgspec: no clock, no I/O",
+        "orca_scheduler",
+        lambda i: (
+            i.within("orca_scheduler.master.journal", "orca_pool.records", "orca_common.reservation", "msgspec")
+            or i.within("orca_scheduler.explain", *(f"orca_scheduler.{name}" for name in PURE))
+            or (i.top in sys.stdlib_module_names and i.top not in IMPURE)
+        ),
+        modules=("explain",),
+    ),
     *[
         Rule(
             f"the worker's {room} imports only rooms below it: {', '.join(WORKER[:floor])}",
