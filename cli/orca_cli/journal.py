@@ -27,7 +27,7 @@ class Read(NamedTuple):
 
 
 def journals(source: Path, engine: str | None) -> list[Path]:
-    """Returns the files of a run folder, or the one file. Raises FailedPrecondition where there is none."""
+    """Returns the files of a run folder, or the one file. Raises FailedPrecondition without any."""
     if source.is_file():
         return [source]
     found = [file for file in files_in(source) if engine in (None, file.engine)] if source.is_dir() else []

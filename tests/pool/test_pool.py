@@ -56,7 +56,7 @@ async def test_how_a_request_stands(lab: Lab) -> None:
     await lab.commit("r", claims["r"], 1, 2, Reason.EOS)
     ended = await lab.pool.look_up("r")
     assert ended is not None
-    assert (ended.state, ended.engine, ended.tokens, ended.reason) == ("ended", "", 2, Reason.EOS)
+    assert (ended.state, ended.engine, ended.tokens, ended.reason) == ("ended", "", 3, Reason.EOS)
     assert ended.times.submitted < ended.times.claimed <= ended.times.first_token <= ended.times.finished
 
 

@@ -62,7 +62,7 @@ def ends(record: Sequence[tuple[Event, Sequence[Action]]]) -> Iterator[tuple[int
 
 
 def whole(story: Explanation) -> None:
-    """The parts follow each other from the submission to the end, and each can be told."""
+    """The parts follow each other from the submission to the end, and each has a sentence."""
     moments = [story.submitted, *(part.end for part in story.parts)]
     assert [part.begin for part in story.parts] == moments[:-1]
     assert moments[-1] == story.end

@@ -18,7 +18,7 @@ from .history import ELSEWHERE, GIVEN_BACK, HANDED_OVER, SECOND, History, State,
 
 
 class Kind(StrEnum):
-    """What the time of a part went by with."""
+    """The ways for a request's time to go by."""
 
     UNSEEN = "unseen"  # no journal tells
     FORMING = "forming"  # queued: the engine was not formed
@@ -79,7 +79,7 @@ class Explanation:
 
     @property
     def unseen(self) -> float:
-        """Seconds that no journal tells of."""
+        """Seconds about which no journal says anything."""
         return sum(part.seconds for part in self.parts if part.kind is Kind.UNSEEN)
 
 
@@ -212,7 +212,7 @@ class _Story:
     def _wait(
         self, history: History, state: State, begin: int, end: int, need: int, holders: list[Stay], ahead: int
     ) -> Part:
-        """What the head of the queue waited for while the engine stood like this."""
+        """Says why the head of the queue waited while the engine stood like this."""
         part = Part(Kind.CLAIM, begin, end, engine=history.engine, queued=True, ahead=ahead)
         if not state.formed:
             return replace(part, kind=Kind.FORMING, why=state.why)
@@ -268,7 +268,7 @@ class _Story:
         self._add(part)
 
     def _rest(self, end: int) -> None:
-        """From the last thing that a journal tells of until the request's end, or now."""
+        """From the last event in a journal until the request's end, or now."""
         last = self._last
         if last is not None and last.left is not None and last.why not in (GIVEN_BACK, HANDED_OVER, ELSEWHERE):
             self._add(Part(Kind.COMMIT, self._cursor, end, engine=self._stays[-1][0].engine))

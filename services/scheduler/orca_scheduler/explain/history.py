@@ -85,7 +85,7 @@ class State(NamedTuple):
 
 
 class History:
-    """What journals tell of one engine. `end`: the moment of their last event."""
+    """One engine's past. `end`: the moment of the last event."""
 
     def __init__(self, engine: str) -> None:
         self.engine = engine
@@ -116,7 +116,7 @@ class History:
         return self.max_bs * self.n_workers
 
     def states_between(self, begin: int, end: int) -> Iterable[tuple[State, int, int]]:
-        """Yields the states of a time, each with its part of it. Before the first state there is none."""
+        """Yields the states of a time, each with its part of it. Nothing is known before the first one."""
         first = bisect_right(self.states, begin, key=lambda state: state.at) - 1
         for n in range(max(first, 0), len(self.states)):
             state = self.states[n]
@@ -277,7 +277,7 @@ class History:
         self._stand(taken)
 
     def _lose(self, at: int) -> None:
-        """What is in flight will not return to this scheduler."""
+        """Marks the batches in flight, which will not return to this scheduler."""
         for batch in self._flying.values():
             batch.lost = at
         self._flying.clear()

@@ -1,0 +1,129 @@
+"""`orca explain` of a running stack: each way for a request to go, and its time against the pool's and the client's."""
+
+import asyncio
+import os
+import signal
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import make_timed
+from stacks import Running, running
+from typer.testing import CliRunner
+
+from orca_cli.explaining import explanation, from_journals
+from orca_cli.main import app
+from orca_client import DeadlineExceeded, Token
+from orca_common.errors import NotFound
+from orca_scheduler.explain.telling import standing_of
+
+TOKENS = 40
+LONG = 2000  # tokens of a request that is still there when it is looked at
+
+
+async def explained(stack: Running, request: str) -> dict[str, Any]:
+    """The account of a request, which holds together: its parts are its whole time."""
+    told = await asyncio.to_thread(explanation, request, stack.run_dir, [])
+    parts = told["parts"]
+    assert parts[0]["begin"] == 0
+    assert all(abs(a["begin"] + a["seconds"] - b["begin"]) < 1e-6 for a, b in pairwise(parts))
+    assert sum(part["seconds"] for part in parts) == pytest.approx(told["seconds"], rel=0.01)
+    assert told["unseen"] == 0
+    return told
+
+
+async def stream(stack: Running, request: str, tokens: int, **options: Any) -> float:
+    """Generates a request, and returns the client's seconds for it."""
+    began = time.monotonic()
+    async for _ in stack.client.generate(
+        [1, 2, 3], max_new_tokens=tokens, request_id=request, ignore_eos=True, **options
+    ):
+        pass
+    return time.monotonic() - began
+
+
+async def first_token(stream: Any) -> None:
+    async for event in stream:
+        if isinstance(event, Token):
+            return
+
+
+async def test_explanations(tmp_path: Path) -> None:
+    """One engine for one request at a time: the others queue behind it."""
+    model = make_timed(tmp_path / "model", seconds=0.005)
+    async with running(tmp_path / "run", model, max_batch_size=1) as stack:
+        seconds = await stream(stack, "finished", TOKENS)
+        told = await explained(stack, "finished")
+        assert (told["state"], told["tokens"], told["engines"], told["position"]) == (
+            "finished",
+            TOKENS,
+            ["engine-0"],
+            1,
+        )
+        assert told["seconds"] <= seconds * 1.01, "the client has waited for longer than the pool has had it"
+        [run] = [part for part in told["parts"] if part["kind"] == "run"]
+        assert (run["iterations"], run["last"] - run["first"] + 1) == (TOKENS, TOKENS)
+        standing = standing_of(told)
+        assert standing is not None
+        assert told["seconds"] == pytest.approx((standing.times.finished - standing.times.submitted) / 1e6)
+
+        long = stack.client.generate([1, 2, 3], max_new_tokens=LONG, request_id="long", ignore_eos=True)
+        await first_token(long)
+        told = await explained(stack, "long")
+        assert told["state"] == "running"
+        assert told["parts"][-1]["kind"] == "run"
+
+        waits = asyncio.ensure_future(stream(stack, "waits", TOKENS))
+        with pytest.raises(DeadlineExceeded):
+            await stream(stack, "expired", TOKENS, timeout=0.3)
+        told = await explained(stack, "waits")
+        print(told, await explained(stack, "long"))
+        assert (told["state"], told["position_now"]) == ("queued", 1)
+        assert told["parts"][-1]["kind"] == "places"
+        assert told["parts"][-1]["iterations"] > 0
+        told = await explained(stack, "expired")
+        assert told["state"] in ("expired", "cancelled"), "the pool's deadline, or the client's call, came first"
+        assert {part["kind"] for part in told["parts"]} <= {"places", "claim"}
+
+        (rank,) = [row for row in stack.processes() if row["role"] == "rank"]
+        os.kill(rank["pid"], signal.SIGKILL)
+        await first_token(long)
+        told = await explained(stack, "long")
+        assert told["state"] == "running"
+        assert [part["kind"] for part in told["parts"] if part["kind"] != "claim"][:3] == ["run", "lost", "forming"]
+        assert "has ended" in next(part["sentence"] for part in told["parts"] if part["kind"] == "forming")
+
+        await stack.client.cancel("long")
+        await waits
+        told = await explained(stack, "long")
+        assert told["state"] == "cancelled"
+        told = await explained(stack, "waits")
+        assert told["state"] == "finished"
+        assert {"places", "run"} <= {part["kind"] for part in told["parts"]}
+
+        printed = await asyncio.to_thread(
+            CliRunner().invoke, app, ["explain", "waits", "--run-dir", str(stack.run_dir)]
+        )
+        assert printed.exit_code == 0
+        assert printed.output.startswith("waits finished after ")
+        with pytest.raises(NotFound, match="stranger: there is no such request: no journal in "):
+            await asyncio.to_thread(explanation, "stranger", stack.run_dir, [])
+        live = {request: await explained(stack, request) for request in ("finished", "waits")}
+
+    # The run has ended: its journals say the same, but for the end's way to the pool.
+    for request, told in live.items():
+        [alone] = from_journals(request, stack.run_dir, [])
+        assert (alone["state"], alone["tokens"]) == (told["state"], told["tokens"])
+        assert [part["sentence"] for part in alone["parts"]] == [
+            part["sentence"] for part in told["parts"] if part["kind"] != "commit"
+        ]
+    result = CliRunner().invoke(app, ["explain", "stranger", "--run-dir", str(stack.run_dir)])
+    assert result.exit_code == 1
+    assert "no journal in" in result.output
+
+
+async def test_a_scheduler_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"127\.0\.0\.1:1: its status port does not answer"):
+        await asyncio.to_thread(explanation, "r", None, ["127.0.0.1:1"])
