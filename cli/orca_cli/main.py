@@ -274,6 +274,32 @@ def explain_request(
 
 
 @app.command(cls=Command)
+def top(
+    run_dir: RunDir = None,
+    status: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Status port of an endpoint or scheduler, host:port, instead of a run here; may be repeated."
+        ),
+    ] = None,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Shows engines, stages, slots, the queue, rates and the oldest requests, live; enter explains a request."""
+    from orca_cli import top as view
+    from orca_cli.explaining import run_folder
+    from orca_common.errors import OrcaError
+
+    try:
+        given = status or []
+        view.run(run_folder(run_dir, given), given, interval)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+    except OrcaError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+
+
+@app.command(cls=Command)
 def journal(
     source: Annotated[
         Path | None, typer.Argument(help="Run folder, or one journal; the last run of `orca serve` if not given.")

@@ -64,7 +64,7 @@ def test_one_line_an_event(tmp_path: Path) -> None:
 
 
 def test_json_passes_the_lines(tmp_path: Path) -> None:
-    """Of all kinds of events, and each of them can be told."""
+    """Of all kinds of events, and each of them has words."""
     path = write(tmp_path, storm(random.Random(4), 200))
     raw = path.read_text().splitlines()
     assert shown(str(path), "--json") == raw

@@ -53,7 +53,7 @@ class SchedulerApp:
             self._pulse.alive,
             self._told,
             metrics,
-            {"/explain": self._explain},
+            {"/explain": self._explain, "/requests": lambda _: Answer(200, {"requests": self._scheduler.requests()})},
         )
 
     def _told(self) -> dict[str, Any]:

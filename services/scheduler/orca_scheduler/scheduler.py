@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from orca_common.errors import Unavailable
 from orca_common.metrics import Metrics
@@ -30,6 +31,7 @@ from .share import holds_too_much, may_take
 
 log = logging.getLogger(__name__)
 RECENT = 32 << 20  # bytes of memory for the latest events of all engines
+LISTED = 100  # requests
 STALE = 2.0  # seconds after which what was seen of the queue says nothing of the queue now
 
 
@@ -120,6 +122,11 @@ class Scheduler:
         if self._last_look is None or since > STALE:
             return None
         return self._waiting, self._oldest + since if self._waiting else 0.0
+
+    def requests(self) -> list[dict[str, Any]]:
+        """Returns the oldest requests that its engines have, LISTED of them. May be called in any thread."""
+        found = [request for master, _ in list(self._masters.values()) for request in master.requests()]
+        return sorted(found, key=lambda request: request["submitted"])[:LISTED]
 
     async def explain(self, request: str) -> tuple[Explanation | None, Standing | None]:
         """Explains a request, as far as the pool knows it, or it was on an engine of this scheduler.

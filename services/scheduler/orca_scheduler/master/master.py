@@ -199,6 +199,23 @@ class EngineMaster:
         memory = self.core.memory
         return memory.reserved, memory.n_slots
 
+    def requests(self) -> list[dict[str, Any]]:
+        """Returns the requests that the engine has, for people. May be asked in any thread."""
+        held = self._ledger.outputs.held.copy()
+        return [
+            {
+                "request": held[request.claim].claimed.request_id,
+                "engine": self.engine,
+                "submitted": held[request.claim].claimed.submitted / 1e6,
+                "tokens": request.generated,
+                "max_new_tokens": request.arrived.max_new_tokens,
+                "iterations": request.iterations,
+                "state": "waits" if request.row is None else "runs" if request.running else "between iterations",
+            }
+            for request in self.core.requests
+            if request.claim in held
+        ]
+
     def load(self) -> EngineLoad:
         """How loaded the engine is, for the pool's predictions."""
         if self.unready is not None:
