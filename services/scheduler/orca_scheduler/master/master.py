@@ -609,7 +609,7 @@ class EngineMaster:
             )
         put_members(message, action.members)
         if self._tracing is not None:
-            message.trace.update(self._tracing.scheduled(action, self.core.memory.n_slots))
+            message.trace.update(self._tracing.scheduled(action, self.core.memory.n_slots, self._epoch))
         return message
 
     def _commit(self, action: Commit, report: pb.IterationReport | None) -> None:
