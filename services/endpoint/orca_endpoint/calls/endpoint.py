@@ -230,6 +230,7 @@ class Endpoint:
             eos_token_ids=checkpoint.eos_token_ids,
             has_tokenizer=self.vocabulary is not None,
             has_chat_template=self._chats.possible,
+            tool_syntax=self._chats.syntax,
             sampling_defaults=self.defaults.message(),
             engines=[
                 Engine(
