@@ -216,7 +216,7 @@ def nested(levels: int) -> dict[str, Any]:
 BAD: dict[str, tuple[Any, str]] = {
     "no list": ({}, "tools: must be a list of at least one tool"),
     "many": ([function()] * 129, "tools: has 129 tools; at most 128 are allowed"),
-    "large": ([function(description="x" * 65536)], "tools: has 65603 bytes; at most 65536 are allowed"),
+    "large": ([function(description="x" * 65536)], "tools: has 65604 bytes; at most 65536 are allowed"),
     "deep": ([function(parameters=nested(40))], "tools: is too deep: at most 64"),
     "no object": ([[]], r"tools\[0\]: must be an object"),
     "no type": ([{"function": {"name": "f"}}], r"tools\[0\]\.type: is missing; only 'function' is supported"),
