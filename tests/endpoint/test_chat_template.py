@@ -285,7 +285,7 @@ CALLED: list[dict[str, Any]] = [
     {"role": "user", "content": "4"},
     {
         "role": "assistant",
-        "content": None,
+        "content": "",
         "tool_calls": [
             {"id": "abcdefgh1", "type": "function", "function": {"name": "weather", "arguments": {"b": ["é<", 1.5]}}}
         ],

@@ -20,6 +20,7 @@ from orca_endpoint.openai.resumed import EVENT_ID
 from orca_endpoint.text.chat_template import ChatTemplate
 from orca_pool.records import Reason
 
+PATIENCE = 60  # seconds: the first form starts its compiler
 USER: Any = {"role": "user", "content": "Bern?"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"type": "function", "function": {"name": "weather", "description": "é <b>", "parameters": SCHEMA}}
@@ -112,7 +113,7 @@ async def test_calls_alone_have_no_content(orca: World, client: AsyncOpenAI) -> 
     told = [{**call.model_dump(), "function": {"name": call.function.name}} for call in calls]
     for call, arguments in zip(told, ({"city": 'Zü"}'}, {}), strict=True):
         call["function"]["arguments"] = arguments
-    before = {"role": "assistant", "content": None, "tool_calls": told}
+    before = {"role": "assistant", "content": "", "tool_calls": told}
     assert list(script.records[1].prompt_ids) == encode(orca, rendered("hermes", [USER, before, *results], tools=TOOLS))
 
 
@@ -156,13 +157,14 @@ async def test_which_calls_a_request_allows(orca: World, client: AsyncOpenAI) ->
     assert len({tuple(record.prompt_ids) for record in script.records}) == 1, "the model always sees all tools"
 
 
-async def test_a_stream_with_calls_goes_on_at_another_endpoint(orca: World, http: httpx.AsyncClient) -> None:
+async def test_a_stream_with_calls_goes_on_at_another_endpoint(orca: World) -> None:
     """From every token on, also amid a name, a mark or arguments: the same chunks as without a break."""
     ids = [*encode(orca, CALLS), 0]
     body = {"messages": [USER], "tools": TOOLS, "stream": True}
     async with (
         serving(orca.redis_url, orca.name, orca.model) as second,
-        httpx.AsyncClient(base_url=second.http) as other,
+        httpx.AsyncClient(base_url=orca.serving.http, timeout=PATIENCE) as http,
+        httpx.AsyncClient(base_url=second.http, timeout=PATIENCE) as other,
         http.stream("POST", "/v1/chat/completions", json=body) as answer,
     ):
         await until(lambda: second.app.endpoint.not_ready() is None)
@@ -250,7 +252,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("case", BAD)
 async def test_what_is_refused(client: AsyncOpenAI, case: str) -> None:
     changes, param, part = BAD[case]
-    async with httpx.AsyncClient(base_url=str(client.base_url)) as http:
+    async with httpx.AsyncClient(base_url=str(client.base_url), timeout=PATIENCE) as http:
         raw = json.dumps({"model": "tiny", "messages": [USER], **changes})
         answer = await http.post("/chat/completions", content=raw.encode())
     error = answer.json()["error"]

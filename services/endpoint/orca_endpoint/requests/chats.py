@@ -102,7 +102,6 @@ def message_of(chat: Chat, n: int, template: ChatTemplate, names: Names) -> dict
         if not template.knows_calls:  # it would leave them out without a word
             raise names.error("chat.messages", "is refused: this model's chat template knows no calls", place=place)
         message["tool_calls"] = calls_of(one.tool_calls, n, names.error)
-        message["content"] = one.content or None  # as OpenAI's clients give it back
     return message
 
 
