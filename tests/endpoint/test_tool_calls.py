@@ -9,7 +9,7 @@ import jsonschema
 import numpy as np
 import pytest
 from checkpoints import make_gpt2
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 from tool_templates import TEMPLATES, XML, some_tools
@@ -54,6 +54,7 @@ def answers(draw: st.DrawFn) -> tuple[Syntax, str, list[tuple[str, str]]]:
     return syntax, "".join(draw(st.lists(st.sampled_from(["", "a", "東京\n", *beginnings]), max_size=4))), calls
 
 
+@settings(deadline=None)
 @given(answers(), st.data())
 def test_an_answer_says_the_same_wherever_its_pieces_end(
     answer: tuple[Syntax, str, list[tuple[str, str]]], data: st.DataObject
@@ -192,7 +193,8 @@ def test_a_free_answer_is_bound_from_the_trigger_on(model: Path, name: str) -> N
         call + "x",
     ):
         assert not follows(free, wrong), wrong
-    assert follows(formed, '{"q": true}')
+    if not syntax.leads:  # there both are JSON, and the validation refuses it
+        assert follows(formed, '{"q": true}')
     assert follows(formed, call)
     assert not follows(formed, "hm")
     assert follows(silent, "hm")
