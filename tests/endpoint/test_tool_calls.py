@@ -37,7 +37,7 @@ def spelled(syntax: Syntax, text: str, calls: list[tuple[str, str]]) -> str:
 
 
 def read(reader: CallReader, pieces: list[str]) -> Said:
-    """What all pieces say together."""
+    """Reads all pieces, and joins them."""
     said = [*(reader.push(piece) for piece in pieces), reader.flush()]
     return Said("".join(one.content for one in said), tuple(merged([part for one in said for part in one.calls])))
 

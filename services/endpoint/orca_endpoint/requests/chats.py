@@ -69,12 +69,15 @@ class Chats:
             template = template.tool_use
         if not chat.messages:
             raise names.error("chat.messages", "is missing: a chat has at least one message")
+        return await self._threads.run(partial(self._rendered, chat, tools, template, names))
+
+    def _rendered(self, chat: Chat, tools: Tools | None, template: ChatTemplate, names: Names) -> str:
         variables = variables_of(chat.template_kwargs, names)
         if tools is not None:
             variables["tools"] = tools.given
         messages = [message_of(chat, n, template, names) for n in range(len(chat.messages))]
         try:
-            return await self._threads.run(partial(template.render, messages, variables, self._max_bytes))
+            return template.render(messages, variables, self._max_bytes)
         except CannotRender as refusal:
             raise names.error("chat.messages", str(refusal)) from None
 

@@ -25,7 +25,7 @@ class Function(TypedDict):
 
 
 class ToolForm(TypedDict):
-    """What an answer may be: the message for the compiler's process."""
+    """The form of an answer that may call functions: the message for the compiler's process."""
 
     syntax: str  # a name of SYNTAXES
     functions: list[Function]

@@ -43,7 +43,7 @@ class Tools:
         return not self.functions
 
     def form(self, schema: dict[str, Any] | bool | None) -> ToolForm:
-        """What the answer may be. schema: of its text, where that is JSON."""
+        """Makes the form of the answer. schema: of its text, where that is JSON."""
         return {
             "syntax": self.syntax.name,
             "functions": self.functions,

@@ -102,7 +102,7 @@ class CallPart(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What some text of an answer says: text for the reader, and parts of calls."""
+    """A piece of an answer, read: text for people, and parts of calls."""
 
     content: str
     calls: tuple[CallPart, ...] = ()
@@ -132,7 +132,7 @@ class CallReader:
         return self._state == "between"
 
     def push(self, piece: str) -> Said:
-        """What this piece adds."""
+        """Reads the next piece."""
         if not piece:
             return NOTHING
         content, calls = list[str](), list[CallPart]()

@@ -78,7 +78,7 @@ class ChatChunks(Chunks):
 
 
 def delta_of(events: Sequence[Token | Finished]) -> dict[str, Any]:
-    """What events add to a message: text and parts of calls. Empty where they add nothing."""
+    """The text and the parts of calls that events add to a message. Empty where they add nothing."""
     delta: dict[str, Any] = {}
     if text := "".join([event.text if event.said is None else event.said.content for event in events]):
         delta["content"] = text
