@@ -23,7 +23,7 @@ PYTEST = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test examples hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
+.PHONY: help setup demo check test again examples hostile test-kubernetes distributed fuzz matrix takeovers links sentinel restart overload soak lint audit docs
 .PHONY: simulate mutations bench bench-pool gpu protos locks images push release package publish
 
 help: ## Show this help.
@@ -56,6 +56,9 @@ check: lint ## Lint, and run the tests of about a minute: all but those marked s
 
 test: $(STAMP) ## Run all tests but those that need a cluster, and the long ones of the other targets.
 	$(PYTEST) -m 'not long and not kubernetes'
+
+again: $(STAMP) ## Run the tests that have just failed once more, alone, where they are three at most.
+	$(BIN)/python tests/again.py
 
 examples: $(STAMP) ## Compile and run the examples and gRPC's interop cases in Node, Go and Java, where their tools are.
 	$(BIN)/pytest tests/docs/test_examples.py
