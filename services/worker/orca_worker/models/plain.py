@@ -181,7 +181,9 @@ class TorchStage:
         indexes [n]; None: of all."""
         for step in self._steps:
             step(batch)
-        return partial(self._logits, batch) if self._of_head else batch.states
+        if not self._of_head:
+            return batch.states
+        return partial(self._logits, replace(batch, at={}))  # without the buffers, which a piece would keep otherwise
 
     def _logits(self, batch: Pass, at: Tensor | None) -> Tensor:
         rows = batch.rows(at)
