@@ -23,6 +23,7 @@ from ..iteration.kv import KVManager, KVShape
 from ..partition import Slice
 from ..sampling.sampling import EndOfModel
 from .parts import parts
+from .passes import Passes
 from .positions import Sinusoids
 from .recording import (
     Attend,
@@ -133,7 +134,9 @@ class TorchStage:
         self._rotary = dict[Rotary, tuple[Tensor, Tensor]]()
         self._steps: list[Step] = []
         self._of_head: list[Step] = []
-        self._encoder = [self._load(operation) for operation in recording.encoder]
+        self._encoder, self._crossing = (
+            [self._load(operation) for operation in part] for part in (recording.encoder, recording.crossing)
+        )
         for operation in recording.operations:
             is_head = self._of_head or (isinstance(operation, Normalize) and operation.of_head)
             (self._of_head if is_head else self._steps).append(self._load(operation))
@@ -143,27 +146,46 @@ class TorchStage:
         of = self.recording
         return KVShape(of.layers, of.kv_heads, of.head_size, self.dtype, self.device)
 
-    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
+        return None if self.recording.has_encoder else ((tokens, self.recording.hidden), self._dtype_between_stages)
+
+    @property
+    def _dtype_between_stages(self) -> torch.dtype:
         """On a CPU float32, as that of the compiled kernels: the stages of an engine need not run the same."""
-        return (tokens, self.recording.hidden), torch.float32 if self.device.type == "cpu" else self.dtype
+        return torch.float32 if self.device.type == "cpu" else self.dtype
 
     def forward(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | EndOfModel:
         """x: hidden states [T, H] of the stage before -> those of this stage.
 
         At the last stage: what makes logits of them, at the flat indexes that are wanted.
         """
-        if self._encoder:
-            encoder, batch = parts(batch, kv, self.recording.start_token)
-            if len(encoder):
-                of_encoder = self._pass(encoder, kv, plane, None)
-                for step in self._encoder:
-                    step(of_encoder)
+        if self.recording.has_encoder:
+            return self._forward_parts(batch, kv, plane)
         end = self.run(self._pass(batch, kv, plane, x))
         if isinstance(end, Tensor):
-            return end.float() if end.device.type == "cpu" else end
-        if self._encoder:  # only its own last tokens have logits, and the decoder's batch has them elsewhere
-            return lambda _: end(to_device(torch.from_numpy(batch.last), self.device))
+            return end.to(self._dtype_between_stages)
         return lambda at: end(to_device(torch.from_numpy(at), self.device))
+
+    def _forward_parts(self, batch: Batch, kv: KVManager, plane: DataPlane) -> Tensor | EndOfModel:
+        encoder, decoder = parts(batch, kv, self.recording.start_token)
+        passes = Passes(self.recording.place, self.recording.hidden, self._dtype_between_stages)
+        tokens, states = len(encoder.token_ids), None
+        if tokens:
+            of_encoder = self._pass(encoder, kv, plane, passes.first(plane, tokens))
+            for step in self._encoder:
+                step(of_encoder)
+            states = of_encoder.states.to(passes.dtype)
+        encoded, x = passes.second(plane, states, tokens, len(decoder.token_ids))
+        if encoded is not None:
+            crossing = self._pass(encoder, kv, plane, encoded)
+            for step in self._crossing:
+                step(crossing)
+        end = self.run(self._pass(decoder, kv, plane, x))
+        if isinstance(end, Tensor):
+            end = end.to(passes.dtype)
+            return end if encoded is None else torch.cat([encoded, end])
+        # Only a member's last token has logits, and the decoder's batch has it elsewhere.
+        return lambda _: end(to_device(torch.from_numpy(decoder.last), self.device))
 
     def _pass(self, batch: Batch, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Pass:
         ids, positions = (to_device(torch.from_numpy(each), self.device) for each in (batch.token_ids, batch.positions))

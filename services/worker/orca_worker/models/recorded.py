@@ -88,7 +88,7 @@ class RecordedFamily(Generic[C]):
             from .cuda import on_cuda
 
             return on_cuda(stage, compute), weights.bytes_read
-        if device.type == "cpu" and compute.kernels == "device-loop" and not recording.encoder:
+        if device.type == "cpu" and compute.kernels == "device-loop" and not recording.has_encoder:
             from .device_loop import on_cpu
 
             return on_cpu(stage), weights.bytes_read

@@ -166,7 +166,7 @@ class Layers(Protocol):
     @property
     def kv_shape(self) -> KVShape | None: ...
 
-    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]: ...
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None: ...
 
 
 class StageModel(Layers, Protocol):
@@ -194,7 +194,7 @@ class OfStage(Generic[L]):
     def kv_shape(self) -> KVShape | None:
         return self.model.kv_shape
 
-    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
+    def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
         return self.model.incoming(tokens)
 
     def prepare(self, kv: KVManager) -> None:
