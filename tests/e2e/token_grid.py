@@ -1,4 +1,4 @@
-"""Greedy float32 tokens of whole stacks equal transformers'.
+"""Float32 tokens of whole stacks equal transformers': greedy ones, and Marian's as they are drawn from its logits.
 
 GPT-2 for tp x pp in {1, 2, 3} x {1, 2, 4}, run-ahead 0 and 1; the other families for {1, 2} x {1, 2}, max_bs 1, 3, 8,
 and those with an encoder for three stages and a run-ahead too.
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from checkpoints import make_gpt2, make_shape  # noqa: E402
-from encoder_decoders import Seq2Seq, make_marian, make_t5  # noqa: E402
+from encoder_decoders import Drawn, Seq2Seq, make_marian, make_t5  # noqa: E402
 from reference import Known, Reference  # noqa: E402
 from stacks import Running, running  # noqa: E402
 
@@ -62,10 +62,11 @@ class Case(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A request, and the second at which it is sent."""
+    """A request, the second at which it is sent, and how its tokens are drawn."""
 
     known: Known
     at: float
+    sampling: dict[str, Any]
 
 
 GRID = [
@@ -88,14 +89,15 @@ def make_odd(folder: Path) -> Path:
 def requests_for(reference: Reference, draw: random.Random, count: int) -> list[Asked]:
     """Random requests at random moments."""
     moments = accumulate(draw.expovariate(1 / 0.02) for _ in range(count))
-    return [Asked(known, at) for known, at in zip(reference.random(draw, (1, 40), (1, 24)), moments, strict=False)]
+    known = reference.random(draw, (1, 40), (1, 24))
+    return [Asked(one, at, reference.sampling(one.prompt)) for at, one in zip(moments, known, strict=False)]
 
 
 async def check(case: Case, folder: Path, seed: int) -> None:
     """Runs one case on a stack of its own. Raises AssertionError when a token differs."""
     draw, of = random.Random(f"{seed} {case}"), Reference
     if case.model in WITH_ENCODER:
-        model, of = WITH_ENCODER[case.model](folder / "model"), Seq2Seq
+        model, of = WITH_ENCODER[case.model](folder / "model"), Drawn if case.model == "marian" else Seq2Seq
     elif case.model in SHAPES:
         model = make_shape(folder / "model", SHAPES[case.model])
     else:
@@ -112,7 +114,7 @@ async def check(case: Case, folder: Path, seed: int) -> None:
 async def answer(stack: Running, request: Asked) -> list[int]:
     """Sends a request at its moment. Returns its tokens."""
     await asyncio.sleep(request.at)
-    return await stack.tokens(request.known.prompt, len(request.known.tokens))
+    return await stack.tokens(request.known.prompt, len(request.known.tokens), **request.sampling)
 
 
 async def main(sample: int | None, seed: int, model: str | None) -> None:
