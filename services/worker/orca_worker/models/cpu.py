@@ -31,7 +31,7 @@ from ..sampling.scoring import PIECE as SCORED_PIECE
 from ..sampling.scoring import PromptScores
 from .parts import parts
 from .passes import Passes
-from .positions import Sinusoids
+from .positions import Sinusoids, Table
 from .recording import (
     Attend,
     Attention,
@@ -104,7 +104,8 @@ class StageOnCPU:
         return (tokens, self.recording.hidden), torch.float32
 
     def prepare(self, kv: KVManager) -> None:
-        pass
+        for table in self._by_position:
+            table.reach(kv.slots_in_all)
 
     def release(self) -> None:
         pass
@@ -124,6 +125,7 @@ class StageOnCPU:
             self._encoder = self._record(self.recording.encoder, load, of_buffer)
             self._crossing = self._record(self.recording.crossing, load, of_buffer)
         self._record(self.recording.operations, load, of_buffer)
+        self._by_position = load.by_position
 
     def _record(self, operations: Sequence[Operation], load: Load, of_buffer: Mapping[Buffer, Any]) -> list[Section]:
         program = self.program
@@ -364,6 +366,7 @@ class Load:
         self._program, self._weights, self._dtype = program, weights, dtype
         self._tables: dict[Slice, Packed] = {}
         self._rotary: dict[Rotary, kernels.Rotary] = {}
+        self.by_position: list[Table] = []  # not made yet
 
     def table(self, part: Slice) -> Packed:
         if part not in self._tables:
@@ -387,11 +390,16 @@ class Load:
         return self._program.norm(weight.float() * norm.scale if norm.scale != 1 else weight, bias, norm.epsilon)
 
     def positions(self, of: Slice | Sinusoids | None) -> Tensor | None:
-        return of.table() if isinstance(of, Sinusoids) else self._weights.get(of.name) if of is not None else None
+        if isinstance(of, Sinusoids):
+            self.by_position.append(of.table(torch.float32, torch.device("cpu")))
+            return self.by_position[-1].rows
+        return self._weights.get(of.name) if of is not None else None
 
     def attention(self, a: Attention) -> kernels.Attention:
         if a.rotary is not None and a.rotary not in self._rotary:
-            self._rotary[a.rotary] = kernels.Rotary(*(table.contiguous() for table in a.rotary.tables()))
+            tables = a.rotary.tables(torch.device("cpu"))
+            self.by_position += tables
+            self._rotary[a.rotary] = kernels.Rotary(*(table.rows for table in tables))
         return kernels.Attention(
             a.layer,
             a.kv_heads,

@@ -87,6 +87,9 @@ class FusedStage:
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
         return self._stage.incoming(tokens)
 
+    def prepare(self, kv: KVManager) -> None:
+        self._stage.prepare(kv)
+
     def forward(self, plan: Plan, ids: Tensor, kv: KVManager, plane: DataPlane, x: Tensor | None) -> Tensor | Head:
         return self._stage.run(Pass(self._kernels(plan, kv), plane.all_reduce, ids, plan.positions.clamp(min=0), x))
 

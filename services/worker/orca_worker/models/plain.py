@@ -24,7 +24,7 @@ from ..partition import Slice
 from ..sampling.sampling import EndOfModel
 from .parts import parts
 from .passes import Passes
-from .positions import Sinusoids
+from .positions import Sinusoids, Table
 from .recording import (
     Attend,
     Attention,
@@ -63,13 +63,18 @@ class LoadedNorm(NamedTuple):
 
 
 class LoadedAttention(NamedTuple):
-    """An attention, and its tables [positions, half] float32 and norms on the device."""
+    """An attention, and its tables and norms on the device."""
 
     of: Attention
-    rotary: tuple[Tensor, Tensor] | None
+    turns: tuple[Table, Table] | None
     query_norm: LoadedNorm | None
     key_norm: LoadedNorm | None
     bias: Tensor | None  # [heads, 2 * reach + 1] by key - query, from -reach on
+
+    @property
+    def rotary(self) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines [positions, half] float32, as far as they are made."""
+        return None if self.turns is None else (self.turns[0].rows, self.turns[1].rows)
 
 
 class Kernels(Protocol):
@@ -131,7 +136,8 @@ class TorchStage:
         self.recording, self.dtype, self.device = recording, dtype, device
         self.vocabulary_shares = recording.vocabulary_shares
         self._weights, self._tables = weights, dict[str, Tensor]()
-        self._rotary = dict[Rotary, tuple[Tensor, Tensor]]()
+        self._rotary = dict[Rotary, tuple[Table, Table]]()
+        self._by_position: list[Table] = []
         self._steps: list[Step] = []
         self._of_head: list[Step] = []
         self._encoder, self._crossing = (
@@ -145,6 +151,11 @@ class TorchStage:
     def kv_shape(self) -> KVShape:
         of = self.recording
         return KVShape(of.layers, of.kv_heads, of.head_size, self.dtype, self.device)
+
+    def prepare(self, kv: KVManager) -> None:
+        """Makes the tables by position, for requests that this memory may hold."""
+        for table in self._by_position:
+            table.reach(kv.slots_in_all)
 
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None:
         return None if self.recording.has_encoder else ((tokens, self.recording.hidden), self._dtype_between_stages)
@@ -245,9 +256,11 @@ class TorchStage:
             self._tables[name] = self._weights.get(name)
         return self._tables[name]
 
-    def _positions(self, of: Slice | Sinusoids | None) -> Tensor | None:
+    def _positions(self, of: Slice | Sinusoids | None) -> Tensor | Table | None:
         if isinstance(of, Sinusoids):
-            return of.table().to(self.device, self.dtype)
+            table = of.table(self.dtype, self.device)
+            self._by_position.append(table)
+            return table
         return self._weights.get(of.name) if of is not None else None
 
     def _matrix(self, matrix: Matrix) -> tuple[Tensor, Tensor | None]:
@@ -260,8 +273,8 @@ class TorchStage:
 
     def _attention(self, a: Attention) -> LoadedAttention:
         if a.rotary is not None and a.rotary not in self._rotary:
-            cosines, sines = (table.contiguous().to(self.device) for table in a.rotary.tables())
-            self._rotary[a.rotary] = cosines, sines
+            self._rotary[a.rotary] = a.rotary.tables(self.device)
+            self._by_position += self._rotary[a.rotary]
         query, key = (None if norm is None else self._norm(norm) for norm in (a.query_norm, a.key_norm))
         bias = None if a.bias is None else a.bias.by_distance(self._weights.get(a.bias.table.name).float())
         return LoadedAttention(a, None if a.rotary is None else self._rotary[a.rotary], query, key, bias)
@@ -270,7 +283,9 @@ class TorchStage:
 # The steps of a pass, each with its weights first.
 
 
-def _embed(table: Tensor, first_token: int, scale: float, learned: Tensor | None, vocabulary: int, batch: Pass) -> None:
+def _embed(
+    table: Tensor, first_token: int, scale: float, positions: Tensor | Table | None, vocabulary: int, batch: Pass
+) -> None:
     if len(table) == vocabulary:
         x = functional.embedding(batch.ids, table)
     else:
@@ -280,8 +295,9 @@ def _embed(table: Tensor, first_token: int, scale: float, learned: Tensor | None
         x.masked_fill_(elsewhere[:, None], 0)
     if scale != 1.0:
         x = x * scale
-    if learned is not None:
-        x = x + functional.embedding(batch.positions, learned)
+    if positions is not None:
+        rows = positions.rows if isinstance(positions, Table) else positions
+        x = x + functional.embedding(batch.positions, rows)
     batch.x = batch.all_reduce(x)
 
 

@@ -166,6 +166,8 @@ class Layers(Protocol):
     @property
     def kv_shape(self) -> KVShape | None: ...
 
+    def prepare(self, kv: KVManager) -> None: ...
+
     def incoming(self, tokens: int) -> tuple[tuple[int, ...], torch.dtype] | None: ...
 
 
@@ -198,7 +200,7 @@ class OfStage(Generic[L]):
         return self.model.incoming(tokens)
 
     def prepare(self, kv: KVManager) -> None:
-        pass
+        self.model.prepare(kv)
 
     def release(self) -> None:
         pass
