@@ -11,6 +11,7 @@ from reference import Reference
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import MarianConfig, MarianMTModel, T5Config, T5ForConditionalGeneration
+from worker.borders import tokens_near
 
 
 def make_t5(folder: Path, *, seed: int, tied: bool = True, **config: Any) -> Path:
@@ -120,3 +121,21 @@ class Seq2Seq(Reference):
             margin = min(margin, first - second)
             made.append(int(last.argmax()))
         return made, margin
+
+
+class Drawn(Seq2Seq):
+    """Its tokens are drawn: the likeliest ones of a Marian with random weights are all the same."""
+
+    def sampling(self, prompt: Sequence[int]) -> dict[str, Any]:
+        return {"temperature": 3.0, "seed": sum(prompt)}
+
+    def continued(self, prompt: Sequence[int], max_new_tokens: int) -> tuple[list[int], float]:
+        """The tokens that Orca draws from these logits. The distance is 0 where rounding decides a draw."""
+        made: list[int] = []
+        while len(made) < max_new_tokens:
+            logits = self.logits(prompt, made)[-1].double().numpy()
+            near = tokens_near(logits, index=len(made), **self.sampling(prompt))
+            if len(near) > 1:
+                return made, 0.0
+            made += near
+        return made, math.inf

@@ -247,6 +247,7 @@ class DeviceModel(OfStage[DeviceLayers]):
         If a recording fails there are no graphs in this epoch; the log says so.
         """
         self.release()
+        self.model.prepare(kv)
         self._warm_up(kv)
         recorder, started = self._recorder, time.monotonic()
         if recorder is None:
@@ -266,7 +267,7 @@ class DeviceModel(OfStage[DeviceLayers]):
         """Runs padding alone, of increments and of an initiation. Otherwise the first request would compile the
         kernels, for seconds, on all ranks at once."""
         model = self.model
-        few = Bounds.of_increments(2, model.max_positions, group=model.group, block_size=kv.block_size)
+        few = Bounds.of_increments(2, self._longest(kv), group=model.group, block_size=kv.block_size)
         tiles = -(-34 * model.group // INITIATION_ROWS) + 1
         mixed = Bounds(2, 35, tiles, few.blocks, few.keys, increments_only=False)
         for bounds in (few, mixed):
@@ -280,13 +281,17 @@ class DeviceModel(OfStage[DeviceLayers]):
         shape, dtype = self.model.incoming(tokens)
         return torch.zeros(shape, dtype=dtype, device=self.model.device)
 
+    def _longest(self, kv: KVManager) -> int:
+        """Tokens of a request, at most."""
+        return min(self.model.max_positions, kv.slots_in_all)
+
     def release(self) -> None:
         """Drops the recordings, and with the last of them the memory that they share."""
         self._recorded.clear()
 
     def _record(self, recorder: Recorder, bucket: int, kv: KVManager) -> Recorded:
         model = self.model
-        bounds = Bounds.of_increments(bucket, model.max_positions, group=model.group, block_size=kv.block_size)
+        bounds = Bounds.of_increments(bucket, self._longest(kv), group=model.group, block_size=kv.block_size)
         inputs, x = Inputs(bounds, model.device).clear(), self._room_for_states(bucket)
         return Recorded(inputs, x, recorder.record(partial(self._iterate, inputs, kv, Loopback(), x)))
 
