@@ -6,7 +6,7 @@ copies from it, and the memory that is left free holds all intermediate tensors.
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from worker.fake_cuda import CUDA, Watch, fake_cuda
 from orca_common.checkpoint import Checkpoint
 from orca_kernels.triton import activation, attention, norm, sampling, write_kv
 from orca_lab.shapes import SHAPES
-from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, FakeGroups, RandomWeights
+from orca_lab.shards import BLOCK_SIZE, INCREMENT, INITIATION, Case, FakeGroups
 from orca_worker.data_plane.plane import Loopback
 from orca_worker.device.graphs import BUCKETS
 from orca_worker.device.model import PIECE, DeviceModel
@@ -30,7 +30,8 @@ from orca_worker.machine import GPU_SHARE
 from orca_worker.models.cuda import FusedStage, TritonKernels
 from orca_worker.models.families import family_of
 from orca_worker.models.plain import TorchStage
-from orca_worker.partition import Place
+from orca_worker.models.weights import WeightSource
+from orca_worker.partition import Place, Slice
 from orca_worker.stage.stage import Stage
 
 T = TypeVar("T")
@@ -72,6 +73,20 @@ def in_tests() -> list[Any]:
     sample = [(name, place) for name, of in SAMPLE.items() for place in corners(*of) if place.tensor_rank == 0]
     rest = [pytest.param(*each, marks=pytest.mark.long) for each in dict.fromkeys(every) if each not in sample]
     return [*sample, *rest]
+
+
+class EmptyWeights(WeightSource):
+    """`WeightSource` of a device that computes nothing."""
+
+    def __init__(self, slices: Mapping[str, Slice]) -> None:
+        self._slices, self.bytes_made = slices, 0
+
+    def find(self, name: str) -> Tensor | None:
+        if name not in self._slices:
+            return None
+        tensor = torch.empty(self._slices[name].size, dtype=torch.bfloat16, device=CUDA)
+        self.bytes_made += tensor.nbytes
+        return tensor
 
 
 class Strict:
@@ -147,7 +162,7 @@ class Device:
     def _load(self, place: Place) -> tuple[Model, int]:
         family = family_of(self.checkpoint)
         recording = family.record(family.read(self.checkpoint), place)
-        weights = RandomWeights(recording.slices, torch.bfloat16, CUDA)
+        weights = EmptyWeights(recording.slices)
         stage = TorchStage(recording, weights, torch.bfloat16, CUDA)
         self.weight_bytes = weights.bytes_made
         model = DeviceModel(FusedStage(stage, TritonKernels), place, Strict(self._watch), sampling.sample)
