@@ -90,13 +90,16 @@ def change(folder: Path, **fields: Any) -> None:
 
 
 class Seq2Seq(Reference):
-    """A T5 or a Marian in transformers' own code, float32."""
+    """A T5 or a Marian in transformers' own code. Its weights may be rounded to another type."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, weights: torch.dtype = torch.float32) -> None:
         torch.set_num_threads(1)
         kind = json.loads((folder / "config.json").read_text())["model_type"]
         of: Any = {"t5": T5ForConditionalGeneration, "marian": MarianMTModel}[kind]
-        self._model = of.from_pretrained(folder, dtype=torch.float32).eval()
+        self._model = of.from_pretrained(folder, dtype=dtype).eval()
+        with torch.no_grad():
+            for parameter in self._model.parameters():
+                parameter.copy_(parameter.to(weights))
 
     @torch.inference_mode()
     def logits(self, prompt: Sequence[int], made: Sequence[int]) -> Tensor:
