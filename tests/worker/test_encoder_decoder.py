@@ -12,6 +12,7 @@ from torch import Tensor
 from worker.borders import tokens_near
 from worker.driver import Sampled, TinyEngine, make_stage
 from worker.engines import Master, fork_server, processes
+from worker.logits import seen_by
 
 from orca_common.checkpoint import read_checkpoint
 from orca_common.errors import FailedPrecondition
@@ -138,6 +139,24 @@ def test_the_papers_three_unbatchable_cases_in_one_batch(
     reference = Seq2Seq(folder)
     for x in (x1, x2, x3, x4):
         assert x.made == reference.greedy(x.prompt, len(x.made))
+
+
+@pytest.mark.parametrize("kernels", instruction_sets())
+@pytest.mark.parametrize("family", ["t5", "marian"])
+def test_bfloat16_is_as_near_as_that_of_transformers(tmp_path: Path, family: str, kernels: str) -> None:
+    """Against float64 with the same rounded weights, over some shapes."""
+    ours, theirs = 0.0, 0.0  # squares of all errors
+    make, shapes = (make_t5, T5_SHAPES) if family == "t5" else (make_marian, MARIAN_SHAPES)
+    for n, shape in enumerate(shapes):
+        folder = make(tmp_path / str(n), seed=1, **shape)
+        right, other = (Seq2Seq(folder, dtype, torch.bfloat16) for dtype in (torch.float64, torch.bfloat16))
+        requests = [Sampled(prompt, 1, {"logprobs": True}) for prompt in prompts_of(8, 8)]
+        for tokens, seen in seen_by(make_stage(folder, 400, 16, "bfloat16", kernels), requests):
+            wanted = right.logits(tokens, [])[0]
+            keep = wanted.isfinite()  # the others are never made
+            ours += float((seen - wanted)[keep].square().sum())
+            theirs += float((other.logits(tokens, [])[0].double() - wanted)[keep].square().sum())
+    assert 0 < ours <= theirs, (ours, theirs)
 
 
 @pytest.fixture
