@@ -142,11 +142,13 @@ RULES = [
         ),
     ),
     Rule(
-        "orca_lab -> the scheduler's pure core, journal and members, orca_worker, orca_kernels, orca_client, orca.v1",
+        "orca_lab -> the scheduler's pure core, journal and members, orca_worker, orca_kernels, orca_client, "
+        "orca_common, orca.v1",
         "orca_lab",
         lambda i: ours(
             i,
-            *("orca_lab", "orca_worker", "orca_kernels", "orca_client", "orca_scheduler.master.journal", "orca.v1"),
+            *("orca_lab", "orca_worker", "orca_kernels", "orca_client", "orca_common", "orca.v1"),
+            "orca_scheduler.master.journal",
             *(f"orca_scheduler.{name}" for name in (*PURE, "ranks.members")),
         ),
     ),

@@ -164,7 +164,8 @@ def config(context: typer.Context) -> None:
 @app.command(cls=Command)
 def topology(
     model: Annotated[
-        str | None, typer.Option(help="Checkpoint folder or hub name; the demo model if not given.")
+        str | None,
+        typer.Option(help="Checkpoint folder, hub name, or gpt3-13b and the like; the demo model if not given."),
     ] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor ranks: how many share each layer of a stage.")] = None,
     pp: Annotated[int | None, typer.Option(help="Pipeline stages: how many share the layers of the model.")] = None,
