@@ -51,6 +51,11 @@ class SchedulerApp:
             self._pulse.alive,
             self._told,
             metrics,
+            streams={
+                "/live": lambda: self._scheduler.live.reader(lives_alone=False),
+                "/live/quiet": lambda: self._scheduler.live.reader(lives_alone=True),
+            },
+            shared=settings.ports_kept,
         )
 
     def _told(self) -> dict[str, Any]:

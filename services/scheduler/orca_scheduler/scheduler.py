@@ -21,6 +21,8 @@ from orca_pool.records import EngineState
 from . import timers
 from .discovery.candidates import Candidate, Discovery
 from .gauges import report
+from .live import Live
+from .master.feed import Feed
 from .master.master import EngineMaster
 from .settings import SchedulerSettings
 from .share import holds_too_much, may_take
@@ -53,8 +55,9 @@ class Scheduler:
     ) -> None:
         self._name, self._pool, self._discovery = name, pool, discovery
         self._settings, self._telemetry, self._pulse, self._transport = settings, telemetry, pulse, transport
-        self._metrics = metrics
-        report(metrics, lambda: [master for master, _ in list(self._masters.values())], self._queue)
+        self._metrics, self._feed = metrics, Feed(settings.show_prompts)
+        self.live = Live(name, self._feed, self._mastered, self._queue)
+        report(metrics, self._mastered, self._queue)
         self._candidates: dict[str, Candidate] | None = None  # None: not known yet
         self._masters: dict[str, tuple[EngineMaster, asyncio.Task[None]]] = {}
         self._sights: dict[str, Sight] = {}
@@ -104,6 +107,10 @@ class Scheduler:
     def not_finite(self) -> int:
         """Rows of logits with NaN or infinity since this process began. May be called in any thread."""
         return self._not_finite + sum(master.not_finite for master, _ in list(self._masters.values()))
+
+    def _mastered(self) -> list[EngineMaster]:
+        """May be called in any thread."""
+        return [master for master, _ in list(self._masters.values())]
 
     def _queue(self) -> tuple[int, float] | None:
         """How many requests wait, and the age of the first one in seconds; None while the pool does not answer.
@@ -250,5 +257,6 @@ class Scheduler:
             self._pulse,
             self._transport,
             self._metrics,
+            self._feed,
         )
         self._masters[engine] = master, asyncio.create_task(master.run(), name=f"master of {engine}")

@@ -86,6 +86,7 @@ from ..lifecycle.lifecycle import Draining, Lifecycle, Running
 from ..ranks.members import put_members
 from ..ranks.ranks import Ranks
 from ..settings import SchedulerSettings
+from .feed import EngineFeed, Feed
 from .journal import Journal
 from .ledger import CaughtUp, Deposed, EndedElsewhere, Ledger, News
 from .metrics import EngineMetrics
@@ -142,10 +143,11 @@ class EngineMaster:
         pulse: LoopPulse,
         transport: Transport,
         metrics: Metrics,
+        feed: Feed,
     ) -> None:
-        self.engine, self._term = engine, term
+        self.engine, self.term, self.shape = engine, term, settings.shape
         self._taken_over = taken_over  # from an owner who had not released it
-        self._pool, self._discovery, self._pulse, self._shape = pool, discovery, pulse, settings.shape
+        self._pool, self._discovery, self._pulse = pool, discovery, pulse
         self._transport = transport
         self.lifecycle = Lifecycle(
             engine, settings.shape, *_of_candidate(candidate), finish_seconds=settings.finish_seconds
@@ -173,6 +175,7 @@ class EngineMaster:
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()  # ends by the error of a task
         self._tracing = Tracing(telemetry.tracer, engine, settings.policy) if telemetry.enabled else None
+        self._feed = EngineFeed(feed, engine)
         self._journal: Journal | None = None
         if settings.run_dir is not None:
             path = Path(settings.run_dir) / f"journal-{engine}-{term}.jsonl"
@@ -198,6 +201,10 @@ class EngineMaster:
         """The engine's slots that are reserved, and all of them. May be asked in any thread."""
         memory = self.core.memory
         return memory.reserved, memory.n_slots
+
+    def held(self) -> list[Held]:
+        """The requests that it has claimed. May be asked in any thread."""
+        return list(self._ledger.outputs.held.values())
 
     def load(self) -> EngineLoad:
         """How loaded the engine is, for the pool's predictions."""
@@ -368,8 +375,10 @@ class EngineMaster:
 
     def _record_step(self, event: core.Event, actions: Sequence[core.Action]) -> None:
         """After the actions: the ranks wait for a batch, and where an action fails, this is the step to look for."""
-        if self._journal is not None and (actions or not isinstance(event, core.Tick)):
-            self._journal.core_step(event, actions)
+        if actions or not isinstance(event, core.Tick):
+            self._feed.step(event, actions)
+            if self._journal is not None:
+                self._journal.core_step(event, actions)
 
     def _stepped(self) -> None:
         self._ledger.claimable()
@@ -379,6 +388,7 @@ class EngineMaster:
     def _step_life(self, event: LifeEvent) -> None:
         """Steps the lifecycle and does what it says."""
         actions = self.lifecycle.step(event)
+        self._feed.life_step(event, actions)
         if self._journal is not None:
             self._journal.life_step(event, actions)
         for action in actions:
@@ -393,10 +403,10 @@ class EngineMaster:
             case Dial(life, pods):
                 self._ranks = Ranks(
                     self.engine,
-                    self._term,
+                    self.term,
                     life,
                     pods,
-                    self._shape,
+                    self.shape,
                     self._pulse,
                     self._transport,
                     self._spawn,
@@ -480,7 +490,7 @@ class EngineMaster:
         self._post(EpochGiven(self._now, life, await self._ledger.new_epoch(above)))
 
     async def _record(self, action: Record) -> None:
-        shape = self._shape
+        shape = self.shape
         policy, rule = self.core.policy, Reservation(shape.block_size, self.core.policy.reserves_output)
         info = EngineInfo(
             self.engine, shape.tp, shape.pp, action.slots, action.epoch, action.weights, policy.name, rule
@@ -515,7 +525,7 @@ class EngineMaster:
     def _tell_core(self, event: EngineReady | EngineLost | Drain) -> None:
         match event:
             case EngineReady(_, n_slots, _):
-                shape = self._shape
+                shape = self.shape
                 self._note(formed=self._epoch, slots=n_slots, tp=shape.tp, pp=shape.pp)
                 log.info("engine formed", extra={"engine": self.engine, "epoch": self._epoch, "slots": n_slots})
             case EngineLost():
@@ -573,7 +583,7 @@ class EngineMaster:
     def _control_message(self, action: ScheduleBatch) -> pb.Iteration:
         """The iteration for the ranks: new requests in full, once; all members by row, positions and, unless the ranks
         have it, token."""
-        message = pb.Iteration(term=self._term, epoch=self._epoch, number=action.iteration)
+        message = pb.Iteration(term=self.term, epoch=self._epoch, number=action.iteration)
         message.free_rows.extend(self._stale_rows)
         self._stale_rows = ()
         message.free_rows.extend(action.free_rows)
@@ -613,6 +623,7 @@ class EngineMaster:
     def _note_claims(self, claims: tuple[int, ...]) -> None:
         """The queue has given this engine requests."""
         held = self._ledger.outputs.of(claims)
+        self._feed.claimed(held)
         if self._journal is not None:
             self._journal.note(claims={request.claimed.claim: request.claimed.request_id for request in held})
         if self._tracing is not None:
@@ -641,6 +652,7 @@ class EngineMaster:
     def _times_came(self, iteration: int, times: list[pb.StageTimes]) -> None:
         """All ranks have told their times of an iteration."""
         self._metrics.timed(iteration, times)
+        self._feed.timed(iteration, times)
         if self._journal is not None:
             self._journal.note(iteration=iteration, times=[times_of(one) for one in times])
 
