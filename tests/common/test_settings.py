@@ -12,9 +12,10 @@ from orca_common.settings import KNOWN, Settings
 from orca_endpoint.settings import EndpointSettings
 from orca_local.settings import DECIDED, ServeSettings, StackSettings
 from orca_scheduler.settings import SchedulerSettings
+from orca_ui.settings import UiSettings
 from orca_worker.settings import RankSettings, SupervisorSettings
 
-KINDS = [EndpointSettings, SchedulerSettings, SupervisorSettings, RankSettings, ServeSettings]
+KINDS = [EndpointSettings, SchedulerSettings, SupervisorSettings, RankSettings, UiSettings, ServeSettings]
 
 
 @pytest.fixture(autouse=True)

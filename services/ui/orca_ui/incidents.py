@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 KEPT = 20
+SURE = ("has ended", "has been silent", "makes no progress")  # suspicions that say more than those before them
 
 
 @dataclass(slots=True)
@@ -49,9 +50,10 @@ class Incidents:
         at, watch = event["at"], self._watch(event["engine"])
         match event:
             case {"life": "Suspected", "rank": rank, "kind": kind}:
-                if watch.found is None:
+                if watch.found is None or kind in SURE:
                     name = rank_names[rank] if rank < len(rank_names) else f"rank {rank}"
-                    watch.found = at, f"{name} {kind}"
+                    since = watch.found[0] if watch.found is not None else at
+                    watch.found = since, f"{name} {kind}"
                 return self._said(event, watch)
             case {"life": _}:
                 return self._said(event, watch)

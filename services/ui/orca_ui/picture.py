@@ -16,6 +16,7 @@ ENDED = 150  # requests that are kept after their end
 EVENTS = 40  # of one request's story
 WINDOW = 5.0  # seconds over which rates and busy shares are counted
 LETTER_SECONDS = 10.0  # for which an ended request keeps its letter for itself
+GONE_SECONDS = 15.0  # after which an engine that no scheduler names any more is forgotten
 
 
 @dataclass(slots=True)
@@ -74,6 +75,7 @@ class Engine:
     """One engine as the page draws it."""
 
     state: dict[str, Any] = field(default_factory=dict[str, Any])
+    named: float = 0.0  # when a scheduler named it last
     rows: dict[int, tuple[Request, list[int]]] = field(default_factory=dict[int, tuple[Request, list[int]]])
     open: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])  # iterations without times
     done: deque[dict[str, Any]] = field(default_factory=lambda: deque[dict[str, Any]](maxlen=ITERATIONS))
@@ -104,21 +106,30 @@ class Picture:
     def line(self, address: str, line: Mapping[str, Any], now: float) -> None:
         """Takes a line of the feed of the scheduler at an address."""
         name = line["scheduler"]
+        before = self._sources.get(address)
+        if before is not None and before["name"] != name:
+            self._seen.pop(before["name"], None)
         self._sources[address] = {"name": name, "why": None, "engines": list(line["engines"])}
         if line["queue"] is not None:
             self._queue = line["queue"]
         for engine, state in line["engines"].items():
             known = self._engine(engine)
-            if state["term"] < known.state.get("term", 0):
+            term = known.state.get("term", 0)
+            if state["term"] < term:
                 continue  # an old master that has not noticed yet
-            known.state = state | {"scheduler": name}
+            if state["term"] > term:
+                self._taken_over(known, now)
+            known.state, known.named = state | {"scheduler": name}, now
             self._note(self._incidents.driven(engine, name, state["why"] is None, now))
         for engine, held in line.get("held", {}).items():
+            claims = self._engine(engine).claims
+            for claim in claims.keys() - {request["claim"] for request in held}:
+                del claims[claim]  # it ended while nobody looked
             for request in held:
                 self._claimed(engine, request, None)
         last = self._seen.get(name, 0)
         for event in line["events"]:
-            if event["number"] > last:
+            if event["number"] > last and event["term"] >= self._engine(event["engine"]).state.get("term", 0):
                 self._event(event)
         if line["events"]:
             self._seen[name] = max(last, line["events"][-1]["number"])
@@ -127,10 +138,13 @@ class Picture:
 
     def away(self, address: str, why: str, now: float) -> None:
         """A scheduler cannot be heard."""
-        source = self._sources.setdefault(address, {"name": "", "why": None, "engines": []})
+        source = self._sources.setdefault(address, {"name": "", "why": None, "engines": list[str]()})
         first = source["why"] is None
         source["why"] = why
-        for engine in source["engines"] if first else ():
+        for engine in source["engines"]:
+            self._engine(engine).named = now  # until another scheduler names it
+            if not first:
+                continue
             if self._engine(engine).state.get("scheduler") == source["name"]:
                 live = sum(r.ended is None for r in self._engine(engine).claims.values())
                 self._note(self._incidents.driver_gone(engine, source["name"], now, live))
@@ -163,7 +177,7 @@ class Picture:
         for engine in self._engines.values():
             engine.dirty.clear()
             engine.new.clear()
-        self._forget_old()
+        self._forget_old(now)
         requests = [request.plain() for request in self._changed_requests.values()]
         incidents = [plain(incident) for incident in self._changed_incidents.values()]
         self._changed_requests.clear()
@@ -320,6 +334,16 @@ class Picture:
         request.tell(at, "ended", reason)
         self._changed(request)
 
+    def _taken_over(self, engine: Engine, now: float) -> None:
+        """Another master begins: it admits what it has claimed."""
+        for request in engine.claims.values():
+            if request.ended is None:
+                request.state = "claimed"
+                request.tell(now, "given back", "another scheduler has the engine")
+                self._changed(request)
+        engine.claims.clear()
+        self._lost(engine)
+
     def _lost(self, engine: Engine) -> None:
         engine.dirty |= engine.rows.keys()
         engine.rows.clear()
@@ -351,10 +375,13 @@ class Picture:
             name for a in range(26 * 26) if (name := f"{chr(65 + a // 26)}{chr(65 + a % 26)}") not in taken or a == 675
         )
 
-    def _forget_old(self) -> None:
-        ended = [key for key, request in self._requests.items() if request.ended is not None]
-        for key in ended[: max(0, len(ended) - ENDED)]:
+    def _forget_old(self, now: float) -> None:
+        held = {request.number for engine in self._engines.values() for request in engine.claims.values()}
+        rest = [key for key, request in self._requests.items() if request.number not in held]
+        for key in rest[: max(0, len(rest) - ENDED)]:
             del self._requests[key]
+        for name in [name for name, engine in self._engines.items() if engine.named < now - GONE_SECONDS]:
+            del self._engines[name]
 
 
 def _row(request: Request, blocks: list[int]) -> list[Any]:

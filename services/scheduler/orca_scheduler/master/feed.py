@@ -24,11 +24,12 @@ class Entry(NamedTuple):
     number: int
     at: float  # seconds of the wall's clock
     engine: str
+    term: int
     what: Any
 
 
-class Claims(NamedTuple):
-    """Requests that the queue has given to an engine."""
+class Admitted(NamedTuple):
+    """Requests that an engine has claimed, and that its core knows from now on."""
 
     requests: list[dict[str, Any]]
 
@@ -58,10 +59,10 @@ class Feed:
         self._steps: deque[Entry] = deque(maxlen=STEPS)
         self._lives: deque[Entry] = deque(maxlen=LIVES)
 
-    def add(self, engine: str, what: Claims | Step | LifeStep | Timed) -> None:
+    def add(self, engine: str, term: int, what: Admitted | Step | LifeStep | Timed) -> None:
         self._number += 1
         ring = self._lives if isinstance(what, LifeStep) else self._steps
-        ring.append(Entry(self._number, time.time(), engine, what))
+        ring.append(Entry(self._number, time.time(), engine, term, what))
 
     def after(self, number: int, lives_alone: bool) -> list[Entry]:
         """The entries above a number that are still kept, in their order."""
@@ -73,25 +74,28 @@ class Feed:
 
 
 class EngineFeed:
-    """Adds what one engine does."""
+    """Adds what one engine does in one term."""
 
-    def __init__(self, feed: Feed, engine: str) -> None:
-        self._feed, self._engine = feed, engine
+    def __init__(self, feed: Feed, engine: str, term: int) -> None:
+        self._feed, self._engine, self._term = feed, engine, term
 
-    def claimed(self, held: Iterable[Held]) -> None:
-        self._feed.add(self._engine, Claims([shown(request, self._feed.show_prompts) for request in held]))
+    def admitted(self, held: Iterable[Held]) -> None:
+        self._add(Admitted([shown(request, self._feed.show_prompts) for request in held]))
 
     def step(self, event: Event, actions: Sequence[Action]) -> None:
-        self._feed.add(self._engine, Step(event, actions))
+        self._add(Step(event, actions))
 
     def life_step(self, event: LifeEvent, actions: Sequence[LifeAction]) -> None:
         if isinstance(event, Suspected | RankLeaving | Recorded | CandidateChanged) or any(
             isinstance(action, Say) for action in actions
         ):
-            self._feed.add(self._engine, LifeStep(event, actions))
+            self._add(LifeStep(event, actions))
 
     def timed(self, iteration: int, times: Sequence[pb.StageTimes]) -> None:
-        self._feed.add(self._engine, Timed(iteration, times))
+        self._add(Timed(iteration, times))
+
+    def _add(self, what: Admitted | Step | LifeStep | Timed) -> None:
+        self._feed.add(self._engine, self._term, what)
 
 
 def shown(held: Held, show_prompts: bool) -> dict[str, Any]:
@@ -111,9 +115,9 @@ def shown(held: Held, show_prompts: bool) -> dict[str, Any]:
 
 def encoded(entry: Entry, show_prompts: bool) -> dict[str, Any]:
     """An entry as plain values."""
-    line: dict[str, Any] = {"number": entry.number, "at": entry.at, "engine": entry.engine}
+    line: dict[str, Any] = {"number": entry.number, "at": entry.at, "engine": entry.engine, "term": entry.term}
     match entry.what:
-        case Claims(requests):
+        case Admitted(requests):
             return line | {"claimed": requests}
         case Timed(iteration, times):
             return line | {"timed": iteration, "times": [_times(one) for one in times]}

@@ -175,7 +175,7 @@ class EngineMaster:
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()  # ends by the error of a task
         self._tracing = Tracing(telemetry.tracer, engine, settings.policy) if telemetry.enabled else None
-        self._feed = EngineFeed(feed, engine)
+        self._feed = EngineFeed(feed, engine, term)
         self._journal: Journal | None = None
         if settings.run_dir is not None:
             path = Path(settings.run_dir) / f"journal-{engine}-{term}.jsonl"
@@ -550,6 +550,7 @@ class EngineMaster:
         if self._tracing is not None:
             for request in held:
                 self._tracing.admitted(request)
+        self._feed.admitted(held)
         if held:
             self._step_core(Arrived(self._now, tuple(arrival(request) for request in held)))
 
@@ -623,7 +624,6 @@ class EngineMaster:
     def _note_claims(self, claims: tuple[int, ...]) -> None:
         """The queue has given this engine requests."""
         held = self._ledger.outputs.of(claims)
-        self._feed.claimed(held)
         if self._journal is not None:
             self._journal.note(claims={request.claimed.claim: request.claimed.request_id for request in held})
         if self._tracing is not None:

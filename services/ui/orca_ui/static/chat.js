@@ -115,7 +115,7 @@ class Chat extends HTMLElement {
 function setting(letter, temperature) {
   const warm = h("input", { type: "number", name: `temperature-${letter}`, min: 0, max: 2, step: 0.1, value: temperature, inputmode: "decimal" });
   const most = h("input", { type: "number", name: `tokens-${letter}`, min: 1, max: 4096, step: 1, value: 48, inputmode: "numeric" });
-  const legend = h("legend", {}, `Settings ${letter}`);
+  const legend = h("legend", {}, letter);
   return {
     letter,
     element: h("fieldset", {}, legend, h("label", {}, "Temperature ", warm), h("label", {}, "Tokens ", most)),

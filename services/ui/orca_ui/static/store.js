@@ -50,7 +50,7 @@ export class Store {
     if (this.requests.size > REQUESTS) {
       for (const [n, request] of this.requests) {
         if (this.requests.size <= REQUESTS) break;
-        if (request.ended !== null) this.requests.delete(n);
+        if (request.state !== "running") this.requests.delete(n);
       }
     }
   }
