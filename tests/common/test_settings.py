@@ -222,7 +222,16 @@ def test_help_has_the_settings_of_each_part_together(capsys: pytest.CaptureFixtu
         ServeSettings.load(["--help"])
     shown = capsys.readouterr().out
     headings = re.findall(r"^(\w.*):$", shown, re.MULTILINE)
-    assert headings == ["options", "stack", "request pool", "every service", "endpoints", "workers", "schedulers", "live page"]
+    assert headings == [
+        "options",
+        "stack",
+        "request pool",
+        "every service",
+        "endpoints",
+        "workers",
+        "schedulers",
+        "live page",
+    ]
     _, *parts = re.split(r"^\w.*:$", shown, flags=re.MULTILINE)
     for flag, heading in {
         "--config": "options",
@@ -238,7 +247,7 @@ def test_a_stack_has_the_settings_of_its_services() -> None:
     services = {name for kind in (*KINDS[:3], UiSettings) for name in kind.model_fields}
     assert services - DECIDED <= set(ServeSettings.model_fields)
     assert not DECIDED & set(ServeSettings.model_fields)
-    assert set(ServeSettings.model_fields) - services == {"endpoints", "engines", "schedulers", "start_timeout"}
+    assert set(ServeSettings.model_fields) - services == {"endpoints", "engines", "schedulers", "start_timeout", "ui"}
     own = {"api_keys", "api_keys_file", "device", "drain_seconds", "dtype", "host", "kernels", "pp", "tp"}
     for name in own:
         for kind in KINDS[:3]:

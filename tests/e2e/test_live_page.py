@@ -29,6 +29,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
 ]
 SCREENS = {"large": (1440, 1000), "phone": (390, 844)}
+LONG = 480  # tokens; the model has 512 positions
 SEEN = 3.0  # seconds until a browser shows a killed rank
 
 
@@ -85,16 +86,23 @@ async def until(page: Any, condition: str, arg: Any = None, seconds: float = 60.
             await asyncio.sleep(0.02)
 
 
-async def stream(site: Site, count: int = 400) -> asyncio.Task[list[int]]:
-    """A request that has its first token."""
+async def busy(site: Site) -> asyncio.Task[None]:
+    """One request after the other; the first has its first token."""
     begun = asyncio.Event()
-    task = asyncio.create_task(site.stack.tokens([5, 6, 7], count, lambda _: begun.set()))
+
+    async def one_by_one() -> None:
+        while True:
+            await site.stack.tokens([5, 6, 7], LONG, lambda _: begun.set())
+
+    task = asyncio.create_task(one_by_one())
+    first = asyncio.create_task(begun.wait())
     async with asyncio.timeout(60):
-        await begun.wait()
+        await asyncio.wait([task, first], return_when=asyncio.FIRST_COMPLETED)
+    assert begun.is_set(), task
     return task
 
 
-async def ended(*tasks: asyncio.Task[list[int]]) -> None:
+async def ended(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -104,7 +112,7 @@ async def test_it_moves_with_the_engine(site: Site) -> None:
     """Iterations, slots, the queue and the table, without a reload."""
     seen = await site.open()
     page = seen.page
-    tasks = [asyncio.create_task(site.stack.tokens([5, 6, 7 + n], 400)) for n in range(7)]
+    tasks = [asyncio.create_task(site.stack.tokens([5, 6, 7 + n], LONG)) for n in range(7)]
     try:
         await until(page, "() => document.querySelectorAll('.figure .block').length > 4")
         await until(page, "() => document.querySelectorAll('.queue i').length > 0")
@@ -148,7 +156,7 @@ async def test_a_story_by_keyboard(site: Site) -> None:
 async def test_a_killed_rank_is_seen_and_told(site: Site) -> None:
     seen = await site.open()
     page = seen.page
-    task = await stream(site, 2000)
+    task = await busy(site)
     try:
         before = await page.locator(".failures li").count()
         pid = site.stack.stack.rank_pid(1, 0)
@@ -193,13 +201,14 @@ async def test_a_chat_is_streamed_and_two_settings_compared(site: Site) -> None:
 async def test_a_page_s_death_touches_no_stream_and_it_comes_back(site: Site) -> None:
     seen = await site.open()
     page = seen.page
-    task = await stream(site, 600)
+    task = asyncio.create_task(site.stack.tokens([5, 6, 7], LONG))
+    await until(page, "() => document.querySelector('tbody tr[data-state=running]') !== null")
     (child,) = [one for one in site.stack.stack.children if one.role == "ui"]
     assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)
     await page.wait_for_selector(".connection.bad")
     await page.wait_for_selector(".connection:not(.bad)", timeout=60_000)
-    assert len(await task) == 600
+    assert len(await task) == LONG
     await page.context.close()
 
 
@@ -211,7 +220,7 @@ async def test_everybody_can_use_it(site: Site, screen: str, scheme: str) -> Non
         pytest.skip("axe-core is not there: `make page` fetches it")
     seen = await site.open(screen, scheme, bypass_csp=True)
     page = seen.page
-    task = await stream(site, 800)
+    task = await busy(site)
     try:
         await page.wait_for_selector("tbody .request")
         await page.evaluate(AXE.read_text())

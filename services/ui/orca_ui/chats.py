@@ -67,7 +67,7 @@ class Chats:
         try:
             call = self._client.stream(method, path, content=body, headers=headers, extensions=self._extensions)
             answer = await opened.enter_async_context(call)
-        except httpx2.HTTPError as error:
+        except (httpx2.HTTPError, OSError) as error:  # ssl.SSLError is one
             await opened.aclose()
             log.info("the endpoint cannot be reached", extra={"why": repr(error)})
             return failed(503, "the endpoint cannot be reached now; try again in a moment")
@@ -88,7 +88,7 @@ class Chats:
                 "/detokenize", json={"tokens": ids}, headers=headers, extensions=self._extensions
             )
             return str(answer.json()["prompt"])
-        except (httpx2.HTTPError, ValueError, KeyError):
+        except (httpx2.HTTPError, OSError, ValueError, KeyError):
             return None
 
 
@@ -98,7 +98,7 @@ async def _parts(answer: httpx2.Response, opened: AsyncExitStack) -> AsyncIterat
         try:
             async for part in answer.aiter_raw():
                 yield part
-        except httpx2.HTTPError as error:
+        except (httpx2.HTTPError, OSError) as error:  # ssl.SSLError is one
             log.info("an answer was cut off", extra={"why": repr(error)})
 
 

@@ -86,7 +86,7 @@ class Feeds:
                 return "has ended"
         except httpx2.TimeoutException:
             return "is silent"
-        except httpx2.HTTPError as error:
+        except (httpx2.HTTPError, OSError) as error:
             return f"cannot be reached ({type(error).__name__})"
         except ValueError:
             return "sends no feed"

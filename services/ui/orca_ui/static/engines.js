@@ -106,7 +106,6 @@ class Timeline extends HTMLElement {
   toggle() {
     this.held = this.held ? null : this.last;
     this.hold.setAttribute("aria-pressed", String(this.held !== null));
-    this.drawn = "";
     if (this.store) this.draw(this.store, this.engine);
   }
 
@@ -119,7 +118,7 @@ class Timeline extends HTMLElement {
     const shown = drawable(all, width - LABEL);
     this.last = shown;
     this.tell(store, engine, shown);
-    const mark = `${width} ${shown.length} ${shown.at(-1)?.stages[0][0]} ${engine.pp} ${engine.busy.map((share) => Math.round(share * 20))} ${shown[0]?.n}`;
+    const mark = this.held ? `held ${width}` : `${width} ${shown.length} ${shown.at(-1)?.stages[0][0]} ${engine.pp} ${engine.busy.map((share) => Math.round(share * 20))} ${shown[0]?.n}`;
     if (mark === this.drawn || width < 100) return;
     this.drawn = mark;
     this.figure.replaceChildren(this.picture(store, engine, shown, width));
