@@ -44,7 +44,7 @@ from .waiting import Waiting
 LOOPBACK = "127.0.0.1"
 # The folder of a process's certificate, where it is not named as the process. The page calls as a client does.
 TLS_ROLES = {"supervisor": "worker", "ui": "client"}
-UI_PORT = 8001  # of the live page, where nobody has it
+UI_PORT = 8001  # of the live page, where that port is free
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 REDIS_SECONDS = 3.0  # for a Redis of the user's to answer
 LATE_SECONDS = 10.0  # beyond `drain_seconds`, until the last process is killed
@@ -87,7 +87,7 @@ class Stack:
     ) -> None:
         self._settings, self._run_dir, self._tell, self._show = settings, run_dir, say, show
         self._more, self._route, self._ui = environment or {}, route, ui
-        self.ui_address: str | None = None  # of the live page; None: there is none
+        self.ui_address: str | None = None  # of the live page; None: it is not served
         self._model = settings.model or str(DEMO_MODEL)
         self._kernels = False  # the compiled kernels compute, on the cores that all processes share
         self._redis: RedisChild | None = None  # None: it is the user's

@@ -2,7 +2,7 @@
 
 import json
 
-from orca_scheduler.core.core import BatchReturned, Commit, Outcome
+from orca_scheduler.core.core import BatchReturned, Commit, EngineLost, EngineReady, Outcome
 from orca_scheduler.core.request import Reason
 from orca_scheduler.lifecycle.events import Confirmed, Say, Suspected
 from orca_scheduler.lifecycle.suspicions import Kind, Suspicion
@@ -26,6 +26,15 @@ def test_tokens_are_told_only_where_prompts_may_be_shown() -> None:
         assert json.loads(told)["ended"] == [[4, "EOS"]]
 
 
+def ready() -> tuple[Feed, EngineFeed]:
+    """An engine that forms, makes tokens twice, and is lost."""
+    feed = Feed(False)
+    engine = EngineFeed(feed, "engine-0", 1)
+    for event in (EngineReady(1.0, 64, 1), returned(1)[0], returned(2)[0], EngineLost(2.0)):
+        engine.step(event, [])
+    return feed, engine
+
+
 def test_lives_outlast_steps_and_both_have_an_end() -> None:
     feed = Feed(False)
     engine = EngineFeed(feed, "engine-0", 1)
@@ -41,6 +50,10 @@ def test_lives_outlast_steps_and_both_have_an_end() -> None:
     line = encoded(life, False)
     assert (line["rank"], line["kind"], line["said"]) == (1, "has ended", [["rank lost", "it has ended"]])
     assert not feed.after(life.number, lives_alone=True)
+    feed, engine = ready()
+    assert [type(entry.what.event).__name__ for entry in feed.after(0, lives_alone=True)] == [
+        *("EngineReady", "BatchReturned", "EngineLost")
+    ], "readers of failures alone can say how long streams paused"
     for _ in range(2 * LIVES):
         engine.life_step(suspicion, [])
     assert len(feed.after(0, lives_alone=True)) == LIVES

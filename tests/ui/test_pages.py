@@ -18,7 +18,7 @@ from orca_ui.pages import STATIC
 from orca_ui.settings import UiSettings
 
 KEY = "orca-test-key"
-NOWHERE = "http://127.0.0.1:9"  # nobody listens there
+NOWHERE = "http://127.0.0.1:9"  # no server listens there
 
 
 @asynccontextmanager

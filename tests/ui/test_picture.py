@@ -14,7 +14,7 @@ ADDRESS = "127.0.0.1:1"
 
 
 class Browser:
-    """What store.js does, in Python."""
+    """Does what store.js does, in Python."""
 
     def __init__(self) -> None:
         self.parts: dict[str, Any] = {}
@@ -135,6 +135,17 @@ def test_events_that_come_twice_count_once() -> None:
     before = picture.whole(at)
     picture.line(ADDRESS, line, at)
     assert picture.whole(at) == before
+
+
+def test_a_page_that_begins_to_look_later_counts_no_token_twice() -> None:
+    """The first line has what is held now, and the events that are kept, which led there."""
+    picture, at = Picture(), START
+    made = [{"at": at + n, "core": "BatchReturned", "made": [1]} for n in range(3)]
+    held = {ENGINE: [request(1, "one", at, made=7)]}
+    picture.line(ADDRESS, Feed().line(*made, held=held, rows={ENGINE: [[1, 0, [3]]]}), at)
+    whole = picture.whole(at)
+    assert [(one["made"], one["state"]) for one in whole["requests"]] == [(7, "running")]
+    assert whole["rows"] == {ENGINE: {0: [1, [[3, 1]]]}}
 
 
 STEPS = st.lists(st.sampled_from(["arrive", "batch", "return", "end", "lose", "tick", "again"]), max_size=60)

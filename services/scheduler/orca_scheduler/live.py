@@ -1,5 +1,7 @@
-"""The lines that a scheduler streams to the live page: its engines as they are, and what has happened since the last
-line. They are made in the reader's thread; while nobody reads, they cost nothing."""
+"""Makes the lines that a scheduler streams to the live page: its engines as they are, and what has happened since.
+
+They are made in the reader's thread; without a reader, they cost nothing.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -28,7 +30,7 @@ class Live:
     def reader(self, lives_alone: bool) -> Callable[[], bytes]:
         """Returns what gives the next line each time it is called; empty: there is nothing new.
 
-        lives_alone: without steps of cores, for a page at which nobody looks now.
+        lives_alone: without steps of cores, for a page at which no browser looks now.
         """
         last, quiet = 0, IDLE_LINES
         first = True
@@ -56,7 +58,7 @@ class Live:
         }
 
     def _all(self) -> dict[str, Any]:
-        """What a reader who has not seen the events before must know: requests and their blocks."""
+        """Returns the requests and their blocks, for a reader that has not seen how they came."""
         held = {m.engine: [shown(h, self._feed.show_prompts) for h in m.held()] for m in self._masters()}
         rows = {master.engine: _rows(master) for master in self._masters()}
         return {"held": held, "rows": rows}

@@ -39,7 +39,7 @@ class Feeds:
             changed.set()
 
     async def run(self) -> None:
-        """Follows all that there are. Never returns."""
+        """Follows all schedulers. Never returns."""
         try:
             while True:
                 found = set[str]()
@@ -47,7 +47,7 @@ class Feeds:
                     found |= await resolved(address)
                 for address in found - self._following.keys():
                     self._following[address] = asyncio.create_task(self._follow(address))
-                if found:  # a name server that is away for a moment forgets nobody
+                if found:  # a name server that is away for a moment forgets no scheduler
                     for address in self._following.keys() - found:
                         self._following.pop(address).cancel()
                         self._picture.forget(address)

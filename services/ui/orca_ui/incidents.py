@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 KEPT = 20
+STILL = 5.0  # seconds before a failure in which tokens must have come, for the pause to begin with them
 SURE = ("has ended", "has been silent", "makes no progress")  # suspicions that say more than those before them
 
 
@@ -123,7 +124,8 @@ class Incidents:
         before, watch.returned = watch.returned, at
         if watch.open is None or watch.open.formed is None:
             return None
-        watch.open.pause = at - (before if before is not None else watch.open.at)
+        seen = before is not None and before > watch.open.at - STILL
+        watch.open.pause = at - (before if before is not None and seen else watch.open.at)
         watch.open.over = True
         return self._close_if_over(watch)
 

@@ -1,4 +1,4 @@
-"""What the page shows: the feeds of all schedulers, folded into one picture. Pure: no clock, no I/O.
+"""Folds the feeds of all schedulers into one picture, which the page shows. Pure: no clock, no I/O.
 
 A browser gets the whole picture once, and then what has changed. All parts are set by their names, so that a change
 that comes twice changes nothing.
@@ -11,7 +11,7 @@ from typing import Any
 
 from .incidents import Incident, Incidents, plain
 
-ITERATIONS = 64  # of each engine that are kept, and that one change brings at most
+ITERATIONS = 64  # of each engine that are kept, and that a change brings at most
 ENDED = 150  # requests that are kept after their end
 EVENTS = 40  # of one request's story
 WINDOW = 5.0  # seconds over which rates and busy shares are counted
@@ -124,7 +124,7 @@ class Picture:
         for engine, held in line.get("held", {}).items():
             claims = self._engine(engine).claims
             for claim in claims.keys() - {request["claim"] for request in held}:
-                del claims[claim]  # it ended while nobody looked
+                del claims[claim]  # it ended while no browser looked
             for request in held:
                 self._claimed(engine, request, None)
         last = self._seen.get(name, 0)
@@ -133,6 +133,13 @@ class Picture:
                 self._event(event)
         if line["events"]:
             self._seen[name] = max(last, line["events"][-1]["number"])
+        for engine, held in line.get("held", {}).items():
+            for request in held:
+                known = self._engine(engine).claims.get(request["claim"])
+                if known is not None:  # events that are kept may begin with any of its tokens
+                    known.made, known.tokens = request["made"], request.get("tokens")
+                    known.state = "running" if known.made and known.state == "claimed" else known.state
+                    self._changed(known)
         for engine, rows in line.get("rows", {}).items():
             self._rows(self._engine(engine), rows)
 
@@ -166,7 +173,7 @@ class Picture:
         }
 
     def changes(self, now: float) -> dict[str, Any]:
-        """What has changed since the last call, and what is small."""
+        """Returns the changes since the last call, and all that is small."""
         found = self._common(now)
         rows = {
             name: {row: _row(*engine.rows[row]) if row in engine.rows else None for row in engine.dirty}

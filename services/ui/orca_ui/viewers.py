@@ -96,7 +96,7 @@ class Viewers:
                 self.looking.clear()
 
     def _next(self, viewer: Viewer) -> bytes:
-        """What a browser gets now."""
+        """Returns the next message of a browser."""
         if viewer.waiting is None:
             viewer.waiting = deque()
             if self._encoded is None:

@@ -1,4 +1,4 @@
-"""What an engine does, kept for those who look on: the last steps of its core and its lifecycle, and times of ranks.
+"""Keeps an engine's last steps for the live page: those of its core and its lifecycle, and the times of its ranks.
 
 A master hands over what it has anyway, as it is. It is encoded when somebody reads, in the status port's thread.
 """
@@ -10,12 +10,23 @@ from typing import Any, NamedTuple
 
 from orca.v1 import worker_pb2 as pb
 
-from ..core.core import Action, Arrived, BatchReturned, Cancelled, Commit, Event, GiveBack, ScheduleBatch
+from ..core.core import (
+    Action,
+    Arrived,
+    BatchReturned,
+    Cancelled,
+    Commit,
+    EngineLost,
+    EngineReady,
+    Event,
+    GiveBack,
+    ScheduleBatch,
+)
 from ..lifecycle.events import CandidateChanged, LifeAction, LifeEvent, RankLeaving, Recorded, Say, Suspected
 from .output import Held
 
 STEPS = 2048  # entries of all engines that are kept; a reader that looks ten times a second loses none below 6,000/s
-LIVES = 256  # of the lifecycles, which come seldom and are worth more
+LIVES = 256  # of failures and recoveries, which come seldom and are worth more
 
 
 class Entry(NamedTuple):
@@ -59,9 +70,10 @@ class Feed:
         self._steps: deque[Entry] = deque(maxlen=STEPS)
         self._lives: deque[Entry] = deque(maxlen=LIVES)
 
-    def add(self, engine: str, term: int, what: Admitted | Step | LifeStep | Timed) -> None:
+    def add(self, engine: str, term: int, what: Admitted | Step | LifeStep | Timed, life: bool = False) -> None:
+        """life: it belongs to the story of a failure."""
         self._number += 1
-        ring = self._lives if isinstance(what, LifeStep) else self._steps
+        ring = self._lives if life else self._steps
         ring.append(Entry(self._number, time.time(), engine, term, what))
 
     def after(self, number: int, lives_alone: bool) -> list[Entry]:
@@ -78,24 +90,27 @@ class EngineFeed:
 
     def __init__(self, feed: Feed, engine: str, term: int) -> None:
         self._feed, self._engine, self._term = feed, engine, term
+        self._ready = False  # formed, and no tokens have come since
 
     def admitted(self, held: Iterable[Held]) -> None:
         self._add(Admitted([shown(request, self._feed.show_prompts) for request in held]))
 
     def step(self, event: Event, actions: Sequence[Action]) -> None:
-        self._add(Step(event, actions))
+        first = self._ready and isinstance(event, BatchReturned)
+        self._add(Step(event, actions), life=first or isinstance(event, EngineReady | EngineLost))
+        self._ready = isinstance(event, EngineReady) or (self._ready and not first)
 
     def life_step(self, event: LifeEvent, actions: Sequence[LifeAction]) -> None:
         if isinstance(event, Suspected | RankLeaving | Recorded | CandidateChanged) or any(
             isinstance(action, Say) for action in actions
         ):
-            self._add(LifeStep(event, actions))
+            self._add(LifeStep(event, actions), life=True)
 
     def timed(self, iteration: int, times: Sequence[pb.StageTimes]) -> None:
         self._add(Timed(iteration, times))
 
-    def _add(self, what: Admitted | Step | LifeStep | Timed) -> None:
-        self._feed.add(self._engine, self._term, what)
+    def _add(self, what: Admitted | Step | LifeStep | Timed, life: bool = False) -> None:
+        self._feed.add(self._engine, self._term, what, life)
 
 
 def shown(held: Held, show_prompts: bool) -> dict[str, Any]:

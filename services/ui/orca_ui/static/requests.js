@@ -68,7 +68,7 @@ class Requests extends HTMLElement {
     say(row.cells[0], stateOf(request));
     say(row.count, `${request.made} of ${request.max_new}`);
     row.bar.style.width = `${Math.min(100, (100 * request.made) / Math.max(1, request.max_new))}%`;
-    say(row.cells[2], seconds(Math.max(0, (began ?? request.ended ?? now) - request.submitted)));
+    say(row.cells[2], began === undefined && request.made ? "" : seconds(Math.max(0, (began ?? request.ended ?? now) - request.submitted)));
     say(row.cells[3], request.first ? seconds(Math.max(0, request.first - request.submitted)) : "");
     say(row.cells[4], request.gap ? seconds(request.gap) : "");
   }
@@ -136,7 +136,7 @@ function sentences(request, now) {
   const found = [];
   const waited = Math.max(0, (began ?? end) - request.submitted);
   found.push(`${plural(request.input, "input token")}, ${request.made} of at most ${plural(request.max_new, "new token")}.`);
-  found.push(began ? `It waited ${seconds(waited)} before its first iteration${request.first ? `, and had its first token after ${seconds(Math.max(0, request.first - request.submitted))}` : ""}.` : `It has waited ${seconds(waited)} so far.`);
+  found.push(began ? `It waited ${seconds(waited)} before its first iteration${request.first ? `, and had its first token after ${seconds(Math.max(0, request.first - request.submitted))}` : ""}.` : request.made ? "It had begun before this page looked." : `It has waited ${seconds(waited)} so far.`);
   if (request.iterations) {
     const mates = request.mates / request.iterations;
     found.push(`It took part in ${plural(request.iterations, "iteration")}, with ${number(mates)} other${mates === 1 ? "" : "s"} on average${request.gap ? `; the longest gap between two tokens was ${seconds(request.gap)}` : ""}.`);
