@@ -47,6 +47,7 @@ SERVICES = {  # command -> the module with its main, and what it does
         "orca_worker.pod.supervisor",
         "Runs one worker pod: a supervisor, and below it a process for each rank.",
     ),
+    "ui": ("orca_ui.app", "Serves the live page: engines, requests and failures as they are, and a chat."),
 }
 # timeout(1) and other programs that start one signal it and then its whole group: that is no second Ctrl-C.
 SAME_SECONDS = 0.5

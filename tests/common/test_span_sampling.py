@@ -1,4 +1,4 @@
-"""Which spans a collector gets: by request, with the iterations of the sampled ones, and all slow or failed requests."""
+"""Which spans a collector gets: by request, with the iterations of the sampled ones, and all of slow or failed ones."""
 
 import pytest
 from opentelemetry import trace
