@@ -1,6 +1,7 @@
 """What a service must know of a Hugging Face checkpoint folder, without torch."""
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ LARGEST = 1 << 24  # tokens of a vocabulary, positions
 MAX_END_TOKENS = 1024
 SHAPES = Path(__file__).with_name("shapes")  # folders of models that have a name, a config.json and no weights
 RANDOM_WEIGHTS = "orca_random_weights"
+# Heads of transformers that are no language model's, as in LlamaForSequenceClassification.
+OTHER_HEAD = re.compile(r"For(?!CausalLM$|ConditionalGeneration$|PreTraining$)\w+$|EncoderModel$")
 WITH_ENCODER = ("t5", "marian")  # types of models
 
 
@@ -112,6 +115,10 @@ def _type(config: Mapping[str, Any], path: Path) -> str:
     found = config.get("model_type")
     if not isinstance(found, str):
         raise FailedPrecondition(f"model: {path} has a missing or wrong field (model_type is {shown(found)})")
+    heads = config.get("architectures")
+    for head in heads if isinstance(heads, list) else []:
+        if isinstance(head, str) and OTHER_HEAD.search(head):
+            raise FailedPrecondition(f"model: {path} is of a {shown(head)}, which generates no text")
     return found
 
 

@@ -214,7 +214,9 @@ class TorchStage:
         indexes [n]; None: of all."""
         for step in self._steps:
             step(batch)
-        return partial(self._logits, batch) if self._of_head else batch.states
+        if not self._of_head:
+            return batch.states
+        return partial(self._logits, replace(batch, at={}))  # without the buffers, which a piece would keep otherwise
 
     def _logits(self, batch: Pass, at: Tensor | None) -> Tensor:
         rows = batch.rows(at)
@@ -353,12 +355,8 @@ def rms_norm(x: Tensor, norm: LoadedNorm) -> Tensor:
     return functional.rms_norm(x, norm.weight.shape, norm.weight, norm.epsilon)
 
 
-class PlainKernels:
-    """`Kernels` of plain torch."""
-
-    def __init__(self, split: SplitAttention, kv: KVManager, positions: Tensor) -> None:
-        """positions [T] of the tokens in their requests."""
-        self._split, self._kv, self._positions = split, kv, positions
+class TokenKernels:
+    """`Kernels` in plain torch, but for attention: each token's result is of that token alone."""
 
     def add_norm(self, x: Tensor, update: Tensor | None, norm: LoadedNorm) -> tuple[Tensor, Tensor]:
         if update is not None:
@@ -373,6 +371,14 @@ class PlainKernels:
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         gate, up = gate_up.chunk(2, 1)
         return ACTIVATIONS[activation](gate) * up
+
+
+class PlainKernels(TokenKernels):
+    """`Kernels` in plain torch."""
+
+    def __init__(self, split: SplitAttention, kv: KVManager, positions: Tensor) -> None:
+        """positions [T] of the tokens in their requests."""
+        self._split, self._kv, self._positions = split, kv, positions
 
     def attend(self, qkv: Tensor, a: LoadedAttention) -> Tensor:
         of = a.of

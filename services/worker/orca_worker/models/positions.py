@@ -35,10 +35,15 @@ class Table:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        import torch
+
         from ..iteration.kv import untouched
 
         self._make, self._positions, self._made = make, positions, 0
-        self.rows = untouched((positions if device.type == "cpu" else 0, width), dtype).to(device)
+        if device.type == "cpu":
+            self.rows = untouched((positions, width), dtype)
+        else:
+            self.rows = torch.empty((0, width), dtype=dtype, device=device)
 
     def reach(self, positions: int) -> None:
         """Makes the rows of the first `positions` positions, unless they are there."""
