@@ -1,4 +1,4 @@
-"""Which spans a collector gets: by request, with the iterations of the sampled ones, and all of slow or failed ones."""
+"""Which spans a collector gets: by request, with iterations of the sampled ones, and all slow or failed requests."""
 
 import pytest
 from opentelemetry import trace
