@@ -96,7 +96,8 @@ class Picture:
         self._numbers = 0
         self._letter = -1
         self._queue: tuple[int, float] | None = None
-        self._seen: dict[str, int] = {}  # scheduler -> the last event of it that was taken
+        self._judged: dict[str, int] = {}  # scheduler -> the last event of it that failures know
+        self._drawn: dict[str, int] = {}  # scheduler that is followed in full -> the last event of it that all know
         self._incidents = Incidents()
         self._changed_requests: dict[int, Request] = {}
         self._changed_incidents: dict[int, Incident] = {}
@@ -108,7 +109,8 @@ class Picture:
         name = line["scheduler"]
         before = self._sources.get(address)
         if before is not None and before["name"] != name:
-            self._seen.pop(before["name"], None)
+            self._judged.pop(before["name"], None)
+            self._drawn.pop(before["name"], None)
         self._sources[address] = {"name": name, "why": None, "engines": list(line["engines"])}
         if line["queue"] is not None:
             self._queue = line["queue"]
@@ -121,18 +123,28 @@ class Picture:
                 self._taken_over(known, now)
             known.state, known.named = state | {"scheduler": name}, now
             self._note(self._incidents.driven(engine, name, state["why"] is None, now))
+        if "held" in line:
+            self._drawn.setdefault(name, 0)
         for engine, held in line.get("held", {}).items():
             claims = self._engine(engine).claims
             for claim in claims.keys() - {request["claim"] for request in held}:
-                del claims[claim]  # it ended while no browser looked
+                self._end(claims.pop(claim), now, "UNSEEN")  # while the feed was away
             for request in held:
                 self._claimed(engine, request, None)
-        last = self._seen.get(name, 0)
+        judged, drawn = self._judged.get(name, 0), self._drawn.get(name)
         for event in line["events"]:
-            if event["number"] > last and event["term"] >= self._engine(event["engine"]).state.get("term", 0):
-                self._event(event)
+            engine = self._engine(event["engine"])
+            if event["term"] < engine.state.get("term", 0):
+                continue
+            if event["number"] > judged:
+                self._note(self._incidents.event(event, rank_names(event["engine"], engine.state)))
+            if drawn is not None and event["number"] > drawn:
+                self._event(engine, event)
         if line["events"]:
-            self._seen[name] = max(last, line["events"][-1]["number"])
+            newest = line["events"][-1]["number"]
+            self._judged[name] = max(judged, newest)
+            if drawn is not None:
+                self._drawn[name] = max(drawn, newest)
         for engine, held in line.get("held", {}).items():
             for request in held:
                 known = self._engine(engine).claims.get(request["claim"])
@@ -155,6 +167,15 @@ class Picture:
             if self._engine(engine).state.get("scheduler") == source["name"]:
                 live = sum(r.ended is None for r in self._engine(engine).claims.values())
                 self._note(self._incidents.driver_gone(engine, source["name"], now, live))
+
+    def rest(self) -> None:
+        """Keeps engines and failures alone: feeds are not followed in full from now on."""
+        self._drawn.clear()
+        self._requests.clear()
+        self._changed_requests.clear()
+        for engine in self._engines.values():
+            for part in (engine.rows, engine.open, engine.done, engine.claims, engine.new, engine.dirty):
+                part.clear()
 
     def forget(self, address: str) -> None:
         """There is no such scheduler any more."""
@@ -224,10 +245,8 @@ class Picture:
     def _engine(self, name: str) -> Engine:
         return self._engines.setdefault(name, Engine())
 
-    def _event(self, event: Mapping[str, Any]) -> None:
+    def _event(self, engine: Engine, event: Mapping[str, Any]) -> None:
         name, at = event["engine"], event["at"]
-        engine = self._engine(name)
-        self._note(self._incidents.event(event, rank_names(name, engine.state)))
         for request in event.get("claimed", ()):
             self._claimed(name, request, at)
         if "timed" in event:

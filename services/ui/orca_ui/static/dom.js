@@ -54,7 +54,7 @@ export function plural(count, word) {
 }
 
 /** Paul Tol's light scheme: told apart with every kind of colour vision, and dark text can be read on all of them. */
-const COLOURS = ["#77aadd", "#ee8866", "#eedd88", "#44bb99", "#ffaabb", "#99ddff", "#bbcc33", "#dddddd"];
+const COLOURS = ["#77aadd", "#ee8866", "#eedd88", "#44bb99", "#ffaabb", "#99ddff", "#bbcc33", "#aaaa00"];
 const OTHER = "#c9c9c4";
 
 /** The colour of a request, by its letter. */
